@@ -1,0 +1,1 @@
+"""Pointsman: a control plane for inference."""

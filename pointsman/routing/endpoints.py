@@ -1,0 +1,285 @@
+"""The data layer: instances as the dispatcher sees them, with what was observed of them and what was sent to them.
+
+Enters: instances, measurements (with their time), reservations. Leaves: a roster whose columns are always current.
+The one rule: only the fleet writes; plugins read. What was never measured is marked as such, never as zero load.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, nan
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from pointsman.errors import ConfigError, UnknownName
+from pointsman.selection import Column, Roster
+from pointsman.selection.columns import ARRAYS_FROM, column_of
+from pointsman.types import ExecutionInstance
+
+T = TypeVar("T")
+
+# The columns of a fleet's roster. The first five are what engines report; see Metrics.
+WAITING = "waiting_queue_size"
+RUNNING = "running_requests_size"
+KV_USAGE = "kv_cache_usage"
+MEASURED_AT = "measured_at"
+"""When the engine was last measured; -inf: never."""
+SENT_SINCE_MEASURED = "sent_since_measured"
+"""Requests released from the backlog to it since then: they are not in its numbers yet."""
+IN_FLIGHT_REQUESTS = "in_flight_requests"
+IN_FLIGHT_TOKENS = "in_flight_tokens"
+LOAD = "load"
+"""Requests it has: ours in flight, and what it reported beyond those."""
+LIMIT = "max_concurrency"
+"""inf: no limit known."""
+ACCEPTS = "can_accept_request"
+LATENCY_MS = "avg_latency_ms"
+"""nan: never measured. So are throughput and price."""
+THROUGHPUT = "throughput_tokens_per_sec"
+GPUS = "gpu_count"
+PRICE = "price_per_gpu_hour"
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """What an engine said of itself at one moment."""
+
+    waiting_queue_size: float = 0.0
+    running_requests_size: float = 0.0
+    kv_cache_usage: float = 0.0
+    """0..1"""
+    active_models: frozenset[str] = frozenset()
+    """Adapters loaded now."""
+    waiting_models: frozenset[str] = frozenset()
+    """Adapters asked for and not loaded yet."""
+    max_active_models: int = 0
+    block_size: int = 0
+    """Tokens per KV block; 0: not told."""
+    num_blocks: int = 0
+
+
+class Attribute(Generic[T]):
+    """Names something of type T that may be known of an endpoint."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Observed(msgspec.Struct, Generic[T], frozen=True):
+    """A value and when it was seen."""
+
+    value: T
+    at: float
+
+    def age(self, now: float) -> float:
+        """Seconds since it was seen."""
+        return now - self.at
+
+
+class Extractor(Protocol):
+    """Reads attributes out of what a data source delivered for one endpoint."""
+
+    def extract(self, source: Any, endpoint: "Endpoint") -> Iterable[tuple[Attribute[Any], Any]]:
+        """(attribute, value) pairs; the fleet stamps them with the time."""
+        ...
+
+
+METRICS: Attribute[Metrics] = Attribute("metrics")
+"""An extractor that yields this one fills the columns."""
+
+
+class Endpoint:
+    """One row of a fleet: an instance, its measurements, its attributes."""
+
+    __slots__ = ("_attributes", "id", "instance", "metrics", "row")
+
+    def __init__(self, instance: ExecutionInstance, row: int) -> None:
+        self.id = f"{instance.namespace}/{instance.instance_id}"
+        self.instance = instance
+        self.metrics: Metrics | None = None
+        """None: never measured."""
+        self.row = row
+        """Its place in the fleet's columns; -1 once it has left."""
+        self._attributes: dict[str, Observed[Any]] = {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.instance.labels
+
+    def observed(self, attribute: Attribute[T]) -> Observed[T] | None:
+        """The attribute with its time, or None if nobody has seen it."""
+        return self._attributes.get(attribute.name)
+
+    def serves(self, model: str) -> bool:
+        """Whether it answers to this model name; the empty name is any model."""
+        return not model or model == self.instance.model_name or model in self.instance.adapters
+
+    def __str__(self) -> str:
+        return self.instance.instance_id
+
+    __repr__ = __str__
+
+
+class Fleet:
+    """All endpoints, and one roster of them whose columns follow every change."""
+
+    def __init__(self, instances: Sequence[ExecutionInstance] = (), extractors: Sequence[Extractor] = ()) -> None:
+        self.extractors = tuple(extractors)
+        self._by_id: dict[str, Endpoint] = {}
+        self._reset([], {})
+        self._join(instances)
+
+    # Members
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._by_id
+
+    def __getitem__(self, instance_id: str) -> Endpoint:
+        try:
+            return self._by_id[instance_id]
+        except KeyError:
+            raise UnknownName("instance", instance_id, self._by_id) from None
+
+    @property
+    def roster(self) -> Roster[Endpoint]:
+        """Everybody, with live columns. A new object after every change of members, the same one between."""
+        return self._roster
+
+    def add(self, instance: ExecutionInstance) -> Endpoint:
+        """Take an instance in."""
+        self._join([instance])
+        return self._by_id[instance.instance_id]
+
+    def update(self, instance: ExecutionInstance) -> Endpoint:
+        """Take over what the owner now says of an instance; its measurements and our reservations stay."""
+        endpoint = self[instance.instance_id]
+        columns = dict(self._columns)
+        ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
+        endpoint.instance = instance
+        for name, value in _told(instance).items():
+            columns[name][endpoint.row] = value
+        columns[LOAD][endpoint.row] = max(float(ours), instance.current_load)
+        self._reset(list(self._endpoints), columns)  # plugins key what they know of the members by the list
+        return endpoint
+
+    def remove(self, instance_id: str) -> Endpoint:
+        """Let an instance go. Whoever still holds its endpoint may use it; it counts nowhere any more."""
+        gone = self[instance_id]
+        del self._by_id[instance_id]
+        left = [endpoint for endpoint in self._endpoints if endpoint is not gone]
+        rows = [endpoint.row for endpoint in left]
+        columns = {name: [float(column[row]) for row in rows] for name, column in self._columns.items()}
+        for row, endpoint in enumerate(left):
+            endpoint.row = row
+        gone.row = -1
+        self._reset(left, columns)
+        return gone
+
+    def _join(self, instances: Sequence[ExecutionInstance]) -> None:
+        twice = [i.instance_id for i in instances if i.instance_id in self._by_id]
+        if twice or len({instance.instance_id for instance in instances}) != len(instances):
+            raise ConfigError([f"instance ids must be unique; given twice: {', '.join(twice) or 'within one list'}"])
+        first = len(self._endpoints)
+        joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=first)]
+        self._by_id.update((endpoint.instance.instance_id, endpoint) for endpoint in joined)
+        fresh = [_told(instance) | _START | {LOAD: float(instance.current_load)} for instance in instances]
+        columns = {name: [*self._columns.get(name, ()), *(row[name] for row in fresh)] for name in _NAMES}
+        self._reset([*self._endpoints, *joined], columns)
+
+    def _reset(self, endpoints: list[Endpoint], columns: Mapping[str, Column | list[float]]) -> None:
+        arrays = len(endpoints) >= ARRAYS_FROM
+        self._endpoints = endpoints
+        self._columns = {name: column_of(column, arrays) for name, column in columns.items()}
+        self._roster: Roster[Endpoint] = Roster(endpoints, self._columns)
+
+    # Observations
+
+    def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
+        """Take in what an engine said of itself."""
+        endpoint = self[instance_id]
+        endpoint.metrics = metrics
+        row, columns = endpoint.row, self._columns
+        columns[WAITING][row] = metrics.waiting_queue_size
+        columns[RUNNING][row] = metrics.running_requests_size
+        columns[KV_USAGE][row] = metrics.kv_cache_usage
+        columns[MEASURED_AT][row] = now
+        columns[SENT_SINCE_MEASURED][row] = 0.0
+        reported = metrics.waiting_queue_size + metrics.running_requests_size
+        columns[LOAD][row] = max(float(columns[IN_FLIGHT_REQUESTS][row]), reported)
+
+    def observe(self, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
+        """Keep one attribute of an endpoint, with its time."""
+        if attribute is METRICS:
+            assert isinstance(value, Metrics)
+            self.measure(instance_id, value, now)
+        self[instance_id]._attributes[attribute.name] = Observed(value, now)
+
+    def ingest(self, instance_id: str, source: Any, now: float) -> None:
+        """Let every extractor read what a data source delivered for this endpoint."""
+        endpoint = self[instance_id]
+        for extractor in self.extractors:
+            for attribute, value in extractor.extract(source, endpoint):
+                self.observe(instance_id, attribute, value, now)
+
+    # Reservations
+
+    def reserve(self, endpoint: Endpoint, tokens: float) -> None:
+        """Count one more request of ours on it, at once: the next decision must see it."""
+        if endpoint.row < 0:
+            return
+        columns = self._columns
+        columns[IN_FLIGHT_REQUESTS][endpoint.row] += 1.0
+        columns[IN_FLIGHT_TOKENS][endpoint.row] += tokens
+        columns[LOAD][endpoint.row] += 1.0
+
+    def release(self, endpoint: Endpoint, tokens: float) -> None:
+        """Count one request less."""
+        if endpoint.row < 0:
+            return
+        columns = self._columns
+        columns[IN_FLIGHT_REQUESTS][endpoint.row] -= 1.0
+        columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
+        load = columns[LOAD][endpoint.row] - 1.0
+        columns[LOAD][endpoint.row] = load if load > 0.0 else 0.0
+
+    def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
+        """Its prompt has been worked off; the request itself goes on."""
+        if endpoint.row >= 0:
+            self._columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
+
+    def sent_from_backlog(self, endpoint: Endpoint) -> None:
+        """A waiting request was let through to it on the strength of numbers that do not show it yet."""
+        if endpoint.row >= 0:
+            self._columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
+
+
+def _told(instance: ExecutionInstance) -> dict[str, float]:
+    """The columns that come from the instance's own record."""
+    return {
+        LIMIT: inf if instance.max_concurrency is None else float(instance.max_concurrency),
+        ACCEPTS: float(instance.can_accept_request),
+        LATENCY_MS: known(instance.avg_latency_ms),
+        THROUGHPUT: known(instance.throughput_tokens_per_sec),
+        GPUS: float(instance.gpu_count),
+        PRICE: nan if instance.price_per_gpu_hour is None else float(instance.price_per_gpu_hour),
+    }
+
+
+def known(measurement: float | None) -> float:
+    """nan unless it is a real measurement: a latency or throughput of zero means that nobody has measured."""
+    return nan if measurement is None or not measurement > 0 else float(measurement)
+
+
+_START = {
+    WAITING: 0.0,
+    RUNNING: 0.0,
+    KV_USAGE: 0.0,
+    MEASURED_AT: -inf,
+    SENT_SINCE_MEASURED: 0.0,
+    IN_FLIGHT_REQUESTS: 0.0,
+    IN_FLIGHT_TOKENS: 0.0,
+}
+_NAMES = (*_START, LOAD, LIMIT, ACCEPTS, LATENCY_MS, THROUGHPUT, GPUS, PRICE)

@@ -1,0 +1,38 @@
+"""The kernel: Source -> Filter -> Score -> Pick, over candidates of any kind.
+
+Enters: a cycle (who asks, when, with which dice) and a roster of candidates. Leaves: a result, or a failure that
+says who was turned away and why. The one rule: nothing in here knows what a candidate is.
+"""
+
+from pointsman.selection.chance import Chance, mixed
+from pointsman.selection.columns import Column, Positions
+from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
+from pointsman.selection.plugins import (
+    Cycle,
+    Filter,
+    Key,
+    Picker,
+    Producer,
+    ProfileHandler,
+    Rejected,
+    Scorer,
+    plugin_name,
+)
+from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
+from pointsman.selection.roster import Roster
+from pointsman.selection.scheduler import (
+    Scheduler,
+    SchedulingFailure,
+    SchedulingResult,
+    SingleProfileHandler,
+)
+from pointsman.selection.trace import Trace
+
+__all__ = [
+    "Cycle", "Key", "Roster", "Column", "Positions",
+    "Producer", "Filter", "Scorer", "Picker", "ProfileHandler", "Rejected", "Scored", "Ranked", "Weighted",
+    "Profile", "ProfileResult", "ProfileFailure",
+    "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler",
+    "MaxScorePicker", "RandomPicker", "WeightedRandomPicker", "PowerOfTwoPicker",
+    "Trace", "Chance", "mixed", "plugin_name",
+]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Random choices that can be repeated: a generator small enough to seed one per decision."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_MASK = (1 << 64) - 1
+
+
+def mixed(seed: int, salt: int) -> int:
+    """A new 64-bit seed from two numbers, well spread even when they are 0, 1, 2..."""
+    z = (seed + (salt + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+class Chance:
+    """SplitMix64. Seeding the standard library's generator takes longer than a whole scheduling cycle."""
+
+    __slots__ = ("_drawn", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn = 0
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        self._drawn += 1
+        return (mixed(self._seed, self._drawn) >> 11) / (1 << 53)
+
+    def below(self, n: int) -> int:
+        """Uniform in 0..n-1."""
+        return int(self.random() * n)
+
+    def shuffled(self, items: Iterable[T]) -> list[T]:
+        """The items in random order."""
+        shuffled = list(items)
+        for last in range(len(shuffled) - 1, 0, -1):
+            other = self.below(last + 1)
+            shuffled[last], shuffled[other] = shuffled[other], shuffled[last]
+        return shuffled

@@ -1,0 +1,165 @@
+"""What a plugin may be, and what it is handed: the protocols of the kernel, the cycle, and typed keys.
+
+A cycle is one decision. Its state ends with it; what a plugin wants to remember longer it keeps in itself.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from pointsman.selection.chance import Chance
+from pointsman.selection.columns import Column, Positions, take
+from pointsman.selection.roster import Roster
+
+if TYPE_CHECKING:
+    from pointsman.selection.profile import ProfileFailure, ProfileResult, Ranked
+    from pointsman.selection.scheduler import SchedulingFailure, SchedulingResult
+    from pointsman.selection.trace import Trace
+
+C = TypeVar("C")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Key(Generic[T]):
+    """Names a value of type T in a cycle's state. Two keys are never the same, whatever their names."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Key({self.name!r})"
+
+
+class Cycle(Generic[R]):
+    """One decision under way: for whom, when, with which dice, and what plugins have told each other so far."""
+
+    __slots__ = ("_chance", "_state", "now", "request", "seed", "trace")
+
+    def __init__(self, request: R, *, now: float = 0.0, seed: int = 0, trace: "Trace | None" = None) -> None:
+        self.request = request
+        self.now = now
+        self.seed = seed
+        self.trace = trace
+        """Filled with everything that was considered, if there is one."""
+        self._chance: Chance | None = None
+        self._state: dict[Key[Any], Any] | None = None
+
+    @property
+    def chance(self) -> Chance:
+        """The dice of this cycle. Every random choice uses them, so that a cycle with the same seed repeats."""
+        if self._chance is None:
+            self._chance = Chance(self.seed)
+        return self._chance
+
+    def __setitem__(self, key: Key[T], value: T) -> None:
+        if self._state is None:
+            self._state = {}
+        self._state[key] = value
+
+    def __getitem__(self, key: Key[T]) -> T:
+        value: T = (self._state or {})[key]
+        return value
+
+    def get(self, key: Key[T]) -> T | None:
+        """The value under this key, or None if nobody has put one there."""
+        return None if self._state is None else self._state.get(key)
+
+
+class Rejected(Iterable[tuple[C, str]], Generic[C]):
+    """Candidates that a filter turned away, with a reason that is only written out when somebody reads it.
+
+    `reason` is a format string over the `facts` columns:
+    `Rejected(roster, positions, "full: {:g} of {:g}", load, limit)`. The facts are copied now, so that the reason
+    stays true when the columns move on.
+    """
+
+    __slots__ = ("_facts", "_reason", "candidates", "positions")
+
+    def __init__(self, candidates: Roster[C], positions: Positions, reason: str, *facts: Column) -> None:
+        self.candidates = candidates
+        self.positions = positions
+        self._reason = reason
+        self._facts = [take(fact, positions) for fact in facts]
+
+    def __iter__(self) -> Iterator[tuple[C, str]]:
+        if not self._facts:
+            return ((self.candidates[position], self._reason) for position in self.positions)
+        return (
+            (self.candidates[position], self._reason.format(*facts))
+            for position, *facts in zip(self.positions, *self._facts, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+# The protocols. A class fills every role whose method it has; it need not inherit from anything here.
+
+
+@runtime_checkable
+class Producer(Protocol[C]):
+    """Prepares facts about the candidates for one cycle, before any profile runs."""
+
+    def produce(self, cycle: Cycle[Any], candidates: Roster[C]) -> None:
+        """Put what was found into the cycle. An exception is noted in the trace; the cycle goes on without."""
+        ...
+
+
+@runtime_checkable
+class Filter(Protocol[C]):
+    """Names who leaves and why; the kernel removes them."""
+
+    def rejections(self, cycle: Cycle[Any], candidates: Roster[C]) -> Iterable[tuple[C, str]]:
+        """Who may not be chosen, each with a reason. Reasons that differ only after the first colon are one kind."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol[C]):
+    """Says how good each candidate is. Weights belong to the profile, not to the scorer."""
+
+    def scores(self, cycle: Cycle[Any], candidates: Roster[C]) -> Sequence[float] | Column:
+        """One value in [0, 1] per candidate, in their order."""
+        ...
+
+
+@runtime_checkable
+class Picker(Protocol[C]):
+    """Makes the choice among those who are left."""
+
+    def pick(self, cycle: Cycle[Any], ranked: "Ranked[C]") -> Sequence[C]:
+        """At least one of them, best first. `ranked` iterates over `Scored` candidates, best first."""
+        ...
+
+
+@runtime_checkable
+class ProfileHandler(Protocol[C]):
+    """Decides which profiles run, and what their results mean."""
+
+    def pick_profiles(
+        self,
+        cycle: Cycle[Any],
+        profiles: Sequence[str],
+        results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]",
+    ) -> Sequence[str]:
+        """Profiles to run next, given the results so far (also failed ones). Empty ends the cycle."""
+        ...
+
+    def process_results(
+        self, cycle: Cycle[Any], results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]"
+    ) -> "SchedulingResult[C] | SchedulingFailure[C]":
+        """What the whole cycle came to."""
+        ...
+
+
+def kebab_case(name: str) -> str:
+    """QueueScorer -> queue-scorer."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+
+
+def plugin_name(plugin: object) -> str:
+    """What a plugin is called in traces: its class in kebab case, which is also its type in configuration."""
+    return kebab_case(type(plugin).__name__)

@@ -1,0 +1,229 @@
+"""A profile: filters, weighted scorers and one picker, run over the candidates of a cycle.
+
+Enters: a cycle and a roster. Leaves: a result with the chosen, or a failure that says who was turned away and why.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+from pointsman.errors import ConfigError, PluginError
+from pointsman.selection.columns import Column, column_of, filled, linear
+from pointsman.selection.plugins import Cycle, Filter, Picker, Rejected, Scorer, plugin_name
+from pointsman.selection.roster import Roster
+from pointsman.selection.trace import ProfileTrace
+
+C = TypeVar("C")
+
+
+class Scored(NamedTuple, Generic[C]):
+    """A candidate and its weighted total."""
+
+    candidate: C
+    score: float
+
+
+class Ranked(Sequence[Scored[C]], Generic[C]):
+    """The surviving candidates with their totals. Reads as a sequence of `Scored`, best first.
+
+    Sorting happens when somebody reads it in that order; a picker that only wants the best looks at `totals`.
+    """
+
+    __slots__ = ("_sorted", "candidates", "totals")
+
+    def __init__(self, candidates: Roster[C], totals: Column) -> None:
+        self.candidates = candidates
+        self.totals = totals
+        """One per candidate, in the order of `candidates`."""
+        self._sorted: list[Scored[C]] | None = None
+
+    def _in_order(self) -> list[Scored[C]]:
+        if self._sorted is None:
+            pairs = map(Scored, self.candidates, map(float, self.totals))
+            self._sorted = sorted(pairs, key=lambda scored: -scored.score)
+        return self._sorted
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    def __iter__(self) -> Iterator[Scored[C]]:
+        return iter(self._in_order())
+
+    @overload
+    def __getitem__(self, position: int) -> Scored[C]: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Scored[C]]: ...
+    def __getitem__(self, position: int | slice) -> Scored[C] | list[Scored[C]]:
+        return self._in_order()[position]
+
+
+class ProfileResult(Generic[C]):
+    """A profile that chose: its targets, best first, and everybody it could have chosen."""
+
+    __slots__ = ("profile", "ranked", "targets")
+
+    def __init__(self, profile: str, targets: Sequence[C], ranked: Ranked[C]) -> None:
+        self.profile = profile
+        self.targets = targets
+        self.ranked = ranked
+
+
+class ProfileFailure(Generic[C]):
+    """A profile that chose nobody: how many each filter turned away, and why."""
+
+    __slots__ = ("considered", "profile", "stages")
+
+    def __init__(self, profile: str, considered: int, stages: Sequence[tuple[str, Rejected[C]]]) -> None:
+        self.profile = profile
+        self.considered = considered
+        self.stages = stages
+        """(filter, whom it turned away), in the order in which they ran."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many each filter turned away."""
+        return {name: len(rejected) for name, rejected in self.stages}
+
+    def reasons(self) -> list[tuple[C, str, str]]:
+        """(candidate, filter, reason) for every candidate."""
+        return [(who, name, why) for name, rejected in self.stages for who, why in rejected]
+
+    def __str__(self) -> str:
+        if not self.considered:
+            return "there are no candidates"
+        kinds = Counter(why.partition(":")[0] for _, _, why in self.reasons())
+        return f"{self.considered} candidates: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+
+
+class Weighted(NamedTuple):
+    """A plugin's place in a profile: its weight there, and its name if it has one of its own."""
+
+    plugin: object
+    weight: float = 1.0
+    name: str = ""
+
+
+class Profile(Generic[C]):
+    """Zero or more filters, zero or more scorers, exactly one picker.
+
+    `Profile("fast", HasRoom(), (QueueScorer(), 2.0), MaxScorePicker())`: a scorer comes with its weight or has 1.
+    A plugin fills every role whose method it has. Filters run in the order given.
+    """
+
+    def __init__(self, name: str, *plugins: object) -> None:
+        self.name = name
+        self.filters: list[tuple[str, Filter[C]]] = []
+        self.scorers: list[tuple[str, Scorer[C], float]] = []
+        pickers: list[tuple[str, Picker[C]]] = []
+        for given in plugins:
+            plugin, weight, called = given if isinstance(given, Weighted) else _weighted(given)
+            called = called or plugin_name(plugin)
+            if isinstance(plugin, Filter):
+                self.filters.append((called, plugin))
+            if isinstance(plugin, Scorer):
+                self.scorers.append((called, plugin, weight))
+            if isinstance(plugin, Picker):
+                pickers.append((called, plugin))
+            if not isinstance(plugin, Filter | Scorer | Picker):
+                raise ConfigError([f'profile "{name}": {called} is neither a filter, a scorer nor a picker'])
+        if len(pickers) != 1:
+            found = ", ".join(called for called, _ in pickers) or "none"
+            raise ConfigError([f'profile "{name}" needs exactly one picker, found: {found}'])
+        [(self.picker_name, self.picker)] = pickers
+
+    def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
+        """Filter, score, pick."""
+        trace = None if cycle.trace is None else cycle.trace.begin(self.name, candidates)
+        considered = len(candidates)
+        stages: list[tuple[str, Rejected[C]]] = []
+        for name, rejecting in self.filters:
+            if not len(candidates):
+                break
+            rejected = _checked_rejections(name, candidates, rejecting.rejections(cycle, candidates))
+            if rejected is not None:
+                stages.append((name, rejected))
+                candidates = candidates.without(rejected.positions)
+        if trace is not None:
+            trace.stages, trace.survivors = stages, candidates
+        if not len(candidates):
+            return ProfileFailure(self.name, considered, stages)
+        ranked = Ranked(candidates, self._totals(cycle, candidates, trace))
+        targets = self.picker.pick(cycle, ranked)
+        if not targets:
+            raise PluginError(self.picker_name, "picked nobody; a picker returns at least one candidate")
+        if trace is not None:
+            trace.picker, trace.targets = self.picker_name, list(targets)
+        return ProfileResult(self.name, targets, ranked)
+
+    def _totals(self, cycle: Cycle[Any], candidates: Roster[C], trace: ProfileTrace | None) -> Column:
+        totals: Column | None = None
+        for name, scorer, weight in self.scorers:
+            raw = scorer.scores(cycle, candidates)
+            if len(raw) != len(candidates):
+                raise PluginError(name, f"gave {len(raw)} scores for {len(candidates)} candidates")
+            scores = column_of(raw, candidates.arrays)
+            bounded = _within_bounds(scores)
+            totals = _add_weighted(totals, bounded, weight)
+            if trace is not None:
+                trace.scored(name, weight, scores, bounded)
+        if totals is None:
+            totals = column_of([0.0] * len(candidates), candidates.arrays)
+        if trace is not None:
+            trace.totals = totals
+        return totals
+
+
+def _weighted(given: object) -> Weighted:
+    if isinstance(given, tuple):
+        plugin, weight = given
+        return Weighted(plugin, float(weight))
+    return Weighted(given)
+
+
+def _checked_rejections(name: str, candidates: Roster[C], given: Iterable[tuple[C, str]]) -> Rejected[C] | None:
+    if isinstance(given, Rejected):
+        return given if len(given) else None
+    listed = list(given)
+    if not listed:
+        return None
+    position_of = {id(candidate): position for position, candidate in enumerate(candidates)}
+    reasons: dict[int, str] = {}
+    for who, why in listed:
+        if id(who) not in position_of:
+            raise PluginError(name, f"rejected {who}, who is not among the candidates it was given")
+        reasons.setdefault(position_of[id(who)], why)
+    return Listed(candidates, reasons)
+
+
+class Listed(Rejected[C]):
+    """Rejections that a filter wrote out one by one."""
+
+    __slots__ = ("_reasons",)
+
+    def __init__(self, candidates: Roster[C], reasons: dict[int, str]) -> None:
+        super().__init__(candidates, list(reasons), "")
+        self._reasons = reasons
+
+    def __iter__(self) -> Iterator[tuple[C, str]]:
+        return ((self.candidates[position], why) for position, why in self._reasons.items())
+
+
+def _within_bounds(scores: Column) -> Column:
+    """The scores, clamped to [0, 1]; what is not a number becomes 0. Mostly the very same column comes back."""
+    if isinstance(scores, list):
+        if min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0:
+            return scores
+        return [0.0 if not score >= 0.0 else 1.0 if score > 1.0 else score for score in scores]
+    if np.minimum.reduce(scores) >= 0.0 and np.maximum.reduce(scores) <= 1.0:
+        return scores
+    return np.clip(np.nan_to_num(scores, nan=0.0), 0.0, 1.0)
+
+
+def _add_weighted(totals: Column | None, scores: Column, weight: float) -> Column:
+    if totals is None:
+        return scores if weight == 1.0 else linear(scores, weight, 0.0) if len(scores) else filled(0.0, scores)
+    if isinstance(totals, list):
+        return [total + weight * score for total, score in zip(totals, scores, strict=True)]
+    return totals + weight * np.asarray(scores)

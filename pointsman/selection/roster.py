@@ -1,0 +1,75 @@
+"""The candidates of one choice, with their numbers in columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
+
+import numpy as np
+
+from pointsman.selection.columns import ARRAYS_FROM, Column, Positions, take
+
+C = TypeVar("C")
+
+
+class Roster(Sequence[C], Generic[C]):
+    """A sequence of candidates that may have columns: one number for each of them, under a name.
+
+    Filters make smaller rosters of the same members; those share the members and columns of the whole, and only
+    remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
+    """
+
+    __slots__ = ("_columns", "arrays", "rows", "whole")
+
+    def __init__(
+        self,
+        candidates: Sequence[C],
+        columns: Mapping[str, Column] | None = None,
+        *,
+        rows: Positions | None = None,
+        arrays: bool | None = None,
+    ) -> None:
+        self.whole = candidates
+        """Everybody of the roster that this one was cut from. The same object as long as the members are the same,
+        so that a plugin may key what it worked out about the members by its identity."""
+        self._columns: Mapping[str, Column] = columns if columns is not None else {}
+        self.rows = rows
+        """Which rows of the whole roster these are; None means all of them."""
+        self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
+        """Whether columns of this roster are arrays or lists."""
+
+    def __len__(self) -> int:
+        return len(self.whole) if self.rows is None else len(self.rows)
+
+    @overload
+    def __getitem__(self, position: int) -> C: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[C]: ...
+    def __getitem__(self, position: int | slice) -> C | list[C]:
+        if isinstance(position, slice):
+            return list(self)[position]
+        return self.whole[position if self.rows is None else self.rows[position]]
+
+    def __iter__(self) -> Iterator[C]:
+        if self.rows is None:
+            return iter(self.whole)
+        return map(self.whole.__getitem__, self.rows)
+
+    def column(self, name: str) -> Column:
+        """The numbers called `name`, one per candidate of this roster. Read only."""
+        return self.cut(self._columns[name])
+
+    def cut(self, whole: Column) -> Column:
+        """A column made for the whole roster, cut to the rows that are left."""
+        return whole if self.rows is None else take(whole, self.rows)
+
+    def without(self, positions: Positions) -> "Roster[C]":
+        """The roster that is left when the candidates at these positions are gone."""
+        rows: Positions
+        if self.arrays:
+            kept = np.ones(len(self), dtype=bool)
+            kept[np.asarray(positions, dtype=np.intp)] = False
+            rows = np.flatnonzero(kept) if self.rows is None else np.asarray(self.rows)[kept]
+        else:
+            gone = set(positions)
+            numbers = range(len(self.whole)) if self.rows is None else self.rows
+            rows = [row for position, row in enumerate(numbers) if position not in gone]
+        return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays)

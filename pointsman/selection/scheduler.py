@@ -1,0 +1,127 @@
+"""The cycle: producers prepare, the handler asks for profiles until it asks for none, then says what came of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pointsman.errors import ConfigError, PluginError, UnknownName
+from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
+from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult
+from pointsman.selection.roster import Roster
+
+C = TypeVar("C")
+
+MOST_ROUNDS = 64
+"""A handler that still asks for profiles after this many rounds will never stop."""
+
+
+class SchedulingResult(Generic[C]):
+    """What a cycle decided: the result of each profile that chose, and which of them the request goes to."""
+
+    __slots__ = ("primary", "results")
+
+    def __init__(self, results: Mapping[str, ProfileResult[C]], primary: str) -> None:
+        self.results = results
+        self.primary = primary
+
+    @property
+    def targets(self) -> Sequence[C]:
+        """Where the request goes, best first."""
+        return self.results[self.primary].targets
+
+    @property
+    def target(self) -> C:
+        """The first of them."""
+        return self.results[self.primary].targets[0]
+
+
+class SchedulingFailure(Generic[C]):
+    """A cycle that found nobody: a value, because that is an ordinary outcome."""
+
+    __slots__ = ("failures", "why")
+
+    def __init__(self, why: str, failures: Mapping[str, ProfileFailure[C]]) -> None:
+        self.why = why
+        self.failures = failures
+
+    def reasons(self) -> list[tuple[C, str, str]]:
+        """(candidate, filter, reason) for every candidate of every failed profile."""
+        return [reason for failure in self.failures.values() for reason in failure.reasons()]
+
+    def __str__(self) -> str:
+        return self.why or "; ".join(map(str, self.failures.values()))
+
+
+class SingleProfileHandler:
+    """Runs the one profile there is, once."""
+
+    def pick_profiles(
+        self,
+        cycle: Cycle[Any],
+        profiles: Sequence[str],
+        results: Mapping[str, ProfileResult[Any] | ProfileFailure[Any]],
+    ) -> Sequence[str]:
+        return () if len(results) == len(profiles) else profiles
+
+    def process_results(
+        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
+    ) -> SchedulingResult[C] | SchedulingFailure[C]:
+        if len(results) != 1:
+            return SchedulingFailure(f"one profile result was expected, found {len(results)}", failed(results))
+        [(name, result)] = results.items()
+        if isinstance(result, ProfileFailure):
+            return SchedulingFailure("", {name: result})
+        return SchedulingResult({name: result}, name)
+
+
+class Scheduler(Generic[C]):
+    """Profiles and the one handler that chooses among them."""
+
+    def __init__(
+        self,
+        profiles: Sequence[Profile[C]],
+        handler: ProfileHandler[C] | None = None,
+        producers: Sequence[Producer[C]] = (),
+    ) -> None:
+        self.profiles = {profile.name: profile for profile in profiles}
+        if len(self.profiles) != len(profiles):
+            raise ConfigError(["two profiles have the same name"])
+        if handler is None and len(profiles) != 1:
+            raise ConfigError([f"{len(profiles)} profiles need a profile handler that chooses among them"])
+        self.handler: ProfileHandler[C] = SingleProfileHandler() if handler is None else handler
+        self.producers = tuple(producers)
+        self._names = tuple(self.profiles)
+        self.producer_failures: dict[str, int] = {}
+
+    def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
+        """One decision. Every profile sees the original candidates."""
+        for producer in self.producers:
+            try:
+                producer.produce(cycle, candidates)
+            except Exception as error:  # what it would have told is missing; the decision is still possible
+                self._producer_failed(cycle, producer, error)
+        results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
+        for _ in range(MOST_ROUNDS):
+            wanted = self.handler.pick_profiles(cycle, self._names, results)
+            if not wanted:
+                break
+            for name in wanted:
+                profile = self.profiles.get(name)
+                if profile is None:
+                    raise UnknownName("profile", name, self.profiles)
+                results[name] = profile.run(cycle, candidates)
+        else:
+            raise PluginError(plugin_name(self.handler), f"still asks for profiles after {MOST_ROUNDS} rounds")
+        if not results:
+            return SchedulingFailure("no profile was run", {})
+        return self.handler.process_results(cycle, results)
+
+    def _producer_failed(self, cycle: Cycle[Any], producer: Producer[C], error: Exception) -> None:
+        name = plugin_name(producer)
+        self.producer_failures[name] = self.producer_failures.get(name, 0) + 1
+        if cycle.trace is not None:
+            cycle.trace.note(f"{name} failed: {type(error).__name__}: {error}")
+
+
+def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:
+    """Those of the results that chose nobody."""
+    return {name: result for name, result in results.items() if isinstance(result, ProfileFailure)}

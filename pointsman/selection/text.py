@@ -1,0 +1,28 @@
+"""Tables for a terminal."""
+
+from collections.abc import Sequence
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned, numbers to the right, a rule under the head."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    numeric = [
+        bool(rows) and all(_is_number(row[place]) or not row[place] for row in rows) for place in range(len(heads))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.rstrip("%x").replace(",", ""))
+    except ValueError:
+        return False
+    return True
