@@ -6,7 +6,16 @@ Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class h
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.selection import Cycle, Roster, SchedulingResult
+from pointsman.selection import (
+    Cycle,
+    Filter,
+    Picker,
+    Producer,
+    ProfileHandler,
+    Roster,
+    SchedulingResult,
+    Scorer,
+)
 from pointsman.types import RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
@@ -63,8 +72,6 @@ class DepartureListener(Protocol):
 
 def roles_of(plugin: Any) -> list[str]:
     """The roles that a plugin fills, in words."""
-    from pointsman.selection import Filter, Picker, Producer, ProfileHandler, Scorer
-
     roles: dict[str, Any] = {
         "filter": Filter,
         "scorer": Scorer,

@@ -1,0 +1,56 @@
+"""How a plugin's parameters are written in configuration, where its signature alone does not say.
+
+A plugin's parameters are the keyword arguments of its `__init__`, validated by their annotations. `queue_threshold`
+is written `queueThreshold`; nested parameters are `Parameters` structs. The marks below go into `Annotated`.
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+
+
+class Parameters(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Base of nested parameters: snake case in Python, camel case in YAML."""
+
+
+class Spelled(msgspec.Struct, frozen=True):
+    """This parameter has another name in YAML than camel case gives."""
+
+    name: str
+
+
+class PluginRef(msgspec.Struct, frozen=True):
+    """In YAML this is the name of another plugin; the plugin gets that plugin."""
+
+    role: str
+    """A word for error messages: decider, saturation detector..."""
+
+
+class DurationText(msgspec.Struct, frozen=True):
+    """In YAML this may be written 200ms, 1.5s or 1m30s; a bare number is seconds."""
+
+
+Duration = Annotated[float, DurationText()]
+"""Seconds."""
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+def seconds(text: str) -> float:
+    """Read 200ms, 60s, 1m30s. Raises ValueError, with an example, for anything else."""
+    unsigned = text.removeprefix("-")
+    parts = _PART.findall(unsigned)
+    if unsigned == "0":
+        return 0.0
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
+        raise ValueError(f'"{text}" is not a duration; write for example 200ms, 60s or 1m30s')
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return -total if text.startswith("-") else total
+
+
+def camel_case(name: str) -> str:
+    """queue_threshold -> queueThreshold"""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
