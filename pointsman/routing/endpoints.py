@@ -31,12 +31,20 @@ LOAD = "load"
 """Requests it has: ours in flight, and what it reported beyond those."""
 LIMIT = "max_concurrency"
 """inf: no limit known."""
+HAS_ROOM = "has_room"
+"""1 while the load is below the limit."""
+LIGHTNESS = "lightness"
+"""limit / (limit + load): 1 when idle, 0.5 at the limit. Without a limit, as if it were LIMIT_IF_UNKNOWN."""
 ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
 """nan: never measured. So are throughput and price."""
 THROUGHPUT = "throughput_tokens_per_sec"
-GPUS = "gpu_count"
+GPU_SECONDS_PER_TOKEN = "gpu_seconds_per_token"
+"""gpu_count / throughput"""
 PRICE = "price_per_gpu_hour"
+
+LIMIT_IF_UNKNOWN = 256
+"""What most engines run at once unless told otherwise."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -145,7 +153,11 @@ class Fleet:
 
     @property
     def roster(self) -> Roster[Endpoint]:
-        """Everybody, with live columns. A new object after every change of members, the same one between."""
+        """Everybody, with live columns.
+
+        Its members are a new list whenever who they are, what they serve or how they cache has changed, and the same
+        one between: plugins may key what they worked out about the members by the identity of that list.
+        """
         return self._roster
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
@@ -161,8 +173,8 @@ class Fleet:
         endpoint.instance = instance
         for name, value in _told(instance).items():
             columns[name][endpoint.row] = value
-        columns[LOAD][endpoint.row] = max(float(ours), instance.current_load)
-        self._reset(list(self._endpoints), columns)  # plugins key what they know of the members by the list
+        self._set_load(columns, endpoint, max(float(ours), instance.current_load))
+        self._reset(list(self._endpoints), columns)
         return endpoint
 
     def remove(self, instance_id: str) -> Endpoint:
@@ -185,7 +197,7 @@ class Fleet:
         first = len(self._endpoints)
         joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=first)]
         self._by_id.update((endpoint.instance.instance_id, endpoint) for endpoint in joined)
-        fresh = [_told(instance) | _START | {LOAD: float(instance.current_load)} for instance in instances]
+        fresh = [_told(instance) | _START | _loaded(instance) for instance in instances]
         columns = {name: [*self._columns.get(name, ()), *(row[name] for row in fresh)] for name in _NAMES}
         self._reset([*self._endpoints, *joined], columns)
 
@@ -200,7 +212,9 @@ class Fleet:
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
         """Take in what an engine said of itself."""
         endpoint = self[instance_id]
-        endpoint.metrics = metrics
+        before, endpoint.metrics = endpoint.metrics, metrics
+        if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
+            self._reset(list(self._endpoints), self._columns)
         row, columns = endpoint.row, self._columns
         columns[WAITING][row] = metrics.waiting_queue_size
         columns[RUNNING][row] = metrics.running_requests_size
@@ -208,7 +222,7 @@ class Fleet:
         columns[MEASURED_AT][row] = now
         columns[SENT_SINCE_MEASURED][row] = 0.0
         reported = metrics.waiting_queue_size + metrics.running_requests_size
-        columns[LOAD][row] = max(float(columns[IN_FLIGHT_REQUESTS][row]), reported)
+        self._set_load(columns, endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), reported))
 
     def observe(self, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
         """Keep one attribute of an endpoint, with its time."""
@@ -233,7 +247,7 @@ class Fleet:
         columns = self._columns
         columns[IN_FLIGHT_REQUESTS][endpoint.row] += 1.0
         columns[IN_FLIGHT_TOKENS][endpoint.row] += tokens
-        columns[LOAD][endpoint.row] += 1.0
+        self._set_load(columns, endpoint, columns[LOAD][endpoint.row] + 1.0)
 
     def release(self, endpoint: Endpoint, tokens: float) -> None:
         """Count one request less."""
@@ -243,12 +257,19 @@ class Fleet:
         columns[IN_FLIGHT_REQUESTS][endpoint.row] -= 1.0
         columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
         load = columns[LOAD][endpoint.row] - 1.0
-        columns[LOAD][endpoint.row] = load if load > 0.0 else 0.0
+        self._set_load(columns, endpoint, load if load > 0.0 else 0.0)
 
     def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
         """Its prompt has been worked off; the request itself goes on."""
         if endpoint.row >= 0:
             self._columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
+
+    @staticmethod
+    def _set_load(columns: Mapping[str, Column], endpoint: Endpoint, load: float) -> None:
+        row, limit = endpoint.row, endpoint.instance.max_concurrency
+        columns[LOAD][row] = load
+        columns[HAS_ROOM][row] = float(limit is None or load < limit)
+        columns[LIGHTNESS][row] = lightness(load, limit)
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
         """A waiting request was let through to it on the strength of numbers that do not show it yet."""
@@ -263,9 +284,20 @@ def _told(instance: ExecutionInstance) -> dict[str, float]:
         ACCEPTS: float(instance.can_accept_request),
         LATENCY_MS: known(instance.avg_latency_ms),
         THROUGHPUT: known(instance.throughput_tokens_per_sec),
-        GPUS: float(instance.gpu_count),
+        GPU_SECONDS_PER_TOKEN: instance.gpu_count / known(instance.throughput_tokens_per_sec),
         PRICE: nan if instance.price_per_gpu_hour is None else float(instance.price_per_gpu_hour),
     }
+
+
+def _loaded(instance: ExecutionInstance) -> dict[str, float]:
+    load, limit = float(instance.current_load), instance.max_concurrency
+    return {LOAD: load, HAS_ROOM: float(limit is None or load < limit), LIGHTNESS: lightness(load, limit)}
+
+
+def lightness(load: float, limit: int | None) -> float:
+    """limit / (limit + load)"""
+    most = LIMIT_IF_UNKNOWN if limit is None else max(limit, 1)
+    return most / (most + load)
 
 
 def known(measurement: float | None) -> float:
@@ -282,4 +314,4 @@ _START = {
     IN_FLIGHT_REQUESTS: 0.0,
     IN_FLIGHT_TOKENS: 0.0,
 }
-_NAMES = (*_START, LOAD, LIMIT, ACCEPTS, LATENCY_MS, THROUGHPUT, GPUS, PRICE)
+_NAMES = (*_START, LOAD, HAS_ROOM, LIGHTNESS, LIMIT, ACCEPTS, LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE)

@@ -3,6 +3,7 @@
 Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class has a role when it has its method.
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pointsman.routing.endpoints import Endpoint
@@ -20,6 +21,7 @@ from pointsman.types import RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
 Endpoints: TypeAlias = Roster[Endpoint]
+Rejections: TypeAlias = Iterable[tuple[Endpoint, str]]
 
 
 @runtime_checkable

@@ -6,6 +6,12 @@ says who was turned away and why. The one rule: nothing in here knows what a can
 
 from pointsman.selection.chance import Chance, mixed
 from pointsman.selection.columns import Column, Positions
+from pointsman.selection.handlers import (
+    FallbackProfileHandler,
+    SchedulingFailure,
+    SchedulingResult,
+    SingleProfileHandler,
+)
 from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
 from pointsman.selection.plugins import (
     Cycle,
@@ -20,19 +26,14 @@ from pointsman.selection.plugins import (
 )
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
 from pointsman.selection.roster import Roster
-from pointsman.selection.scheduler import (
-    Scheduler,
-    SchedulingFailure,
-    SchedulingResult,
-    SingleProfileHandler,
-)
+from pointsman.selection.scheduler import Scheduler
 from pointsman.selection.trace import Trace
 
 __all__ = [
     "Cycle", "Key", "Roster", "Column", "Positions",
     "Producer", "Filter", "Scorer", "Picker", "ProfileHandler", "Rejected", "Scored", "Ranked", "Weighted",
     "Profile", "ProfileResult", "ProfileFailure",
-    "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler",
+    "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler", "FallbackProfileHandler",
     "MaxScorePicker", "RandomPicker", "WeightedRandomPicker", "PowerOfTwoPicker",
     "Trace", "Chance", "mixed", "plugin_name",
 ]  # fmt: skip

@@ -6,11 +6,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_UNIT = 2.0**-53
 
 
 def mixed(seed: int, salt: int) -> int:
     """A new 64-bit seed from two numbers, well spread even when they are 0, 1, 2..."""
-    z = (seed + (salt + 1) * 0x9E3779B97F4A7C15) & _MASK
+    return _spread(seed + (salt + 1) * _STEP)
+
+
+def _spread(z: int) -> int:
+    z &= _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -19,16 +25,15 @@ def mixed(seed: int, salt: int) -> int:
 class Chance:
     """SplitMix64. Seeding the standard library's generator takes longer than a whole scheduling cycle."""
 
-    __slots__ = ("_drawn", "_seed")
+    __slots__ = ("_state",)
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._drawn = 0
+        self._state = seed
 
     def random(self) -> float:
         """Uniform in [0, 1)."""
-        self._drawn += 1
-        return (mixed(self._seed, self._drawn) >> 11) / (1 << 53)
+        self._state += _STEP
+        return (_spread(self._state) >> 11) * _UNIT
 
     def below(self, n: int) -> int:
         """Uniform in 0..n-1."""

@@ -5,7 +5,7 @@ know which of the two it has. Nothing here changes its argument.
 """
 
 from collections.abc import Sequence
-from itertools import compress
+from math import copysign, floor, inf, isfinite, nan
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ Array: TypeAlias = NDArray[np.float64]
 Column: TypeAlias = list[float] | Array
 Positions: TypeAlias = Sequence[int] | NDArray[np.intp]
 
-ARRAYS_FROM = 40
+ARRAYS_FROM = 64
 """Rosters this long keep their columns as arrays (measured: `make bench-scheduling`)."""
 
 
@@ -26,6 +26,11 @@ def column_of(values: Sequence[float] | Array, arrays: bool) -> Column:
     return values if isinstance(values, list) else [float(value) for value in values]
 
 
+def array(column: Column) -> Array:
+    """The column as an array."""
+    return np.asarray(column, dtype=np.float64)
+
+
 def filled(value: float, like: Column) -> Column:
     """A column of one value, as long as another."""
     if isinstance(like, list):
@@ -33,11 +38,11 @@ def filled(value: float, like: Column) -> Column:
     return np.full(len(like), value)
 
 
-def take(column: Column, positions: Positions) -> Column:
-    """The values at some positions, as a column of their own."""
+def take(column: Column, positions: Positions, arrays: bool | None = None) -> Column:
+    """The values at some positions, as a column of their own, of the same kind unless another is asked for."""
     if isinstance(column, list):
-        return [column[position] for position in positions]
-    return column[positions]
+        return list(map(column.__getitem__, positions))
+    return column[positions] if arrays is not False else [float(column[position]) for position in positions]
 
 
 def falling(column: Column) -> Column:
@@ -48,8 +53,8 @@ def falling(column: Column) -> Column:
         high, low = max(column), min(column)
         if high == low:
             return [1.0] * len(column)
-        scale = 1 / (high - low)
-        return [(high - value) * scale for value in column]
+        span = high - low
+        return [(high - value) / span for value in column]
     if not len(column):
         return column
     high, low = np.maximum.reduce(column), np.minimum.reduce(column)
@@ -72,6 +77,20 @@ def plus(one: Column, other: Column) -> Column:
     return one + other
 
 
+def times(one: Column, other: Column) -> Column:
+    """The product of two columns."""
+    if isinstance(one, list):
+        return [a * b for a, b in zip(one, other, strict=True)]
+    return one * other
+
+
+def larger(one: Column, other: Column) -> Column:
+    """The larger of each two values."""
+    if isinstance(one, list):
+        return [a if a > b else b for a, b in zip(one, other, strict=True)]
+    return np.maximum(one, other)
+
+
 def clipped(column: Column, low: float, high: float) -> Column:
     """Each value, but at least `low` and at most `high`."""
     if isinstance(column, list):
@@ -86,11 +105,66 @@ def ratio(one: Column, other: Column) -> Column:
     return np.divide(one, other, out=np.zeros(len(one)), where=np.asarray(other) != 0)
 
 
+def rounded(column: Column, digits: int) -> Column:
+    """To so many decimals, halves away from zero."""
+    scale = 10.0**digits
+    if isinstance(column, list):
+        return [copysign(floor(abs(value) * scale + 0.5) / scale, value) for value in column]
+    return np.copysign(np.floor(np.abs(column) * scale + 0.5) / scale, column)
+
+
+def placed(column: Column, positions: Positions, values: float | Column) -> Column:
+    """A copy of the column with other values at some positions: one for all of them, or one for each."""
+    copy = column.copy()
+    if isinstance(copy, list):
+        each = [values] * len(positions) if isinstance(values, float | int) else values
+        for position, value in zip(positions, each, strict=True):
+            copy[position] = value
+    elif len(positions):
+        copy[positions] = values
+    return copy
+
+
+def largest(column: Column) -> float:
+    """The largest value; 0 when there are none."""
+    if isinstance(column, list):
+        return max(column, default=0.0)
+    return float(np.maximum.reduce(column)) if len(column) else 0.0
+
+
+def smallest(column: Column) -> float:
+    """The smallest value; inf when there are none."""
+    if isinstance(column, list):
+        return min(column, default=inf)
+    return float(np.minimum.reduce(column)) if len(column) else inf
+
+
+def mean(column: Column) -> float:
+    """The mean of at least one value."""
+    return sum(column) / len(column) if isinstance(column, list) else float(column.mean())
+
+
+def where_below(column: Column, limit: float) -> Positions:
+    """Positions whose value is below the limit."""
+    if isinstance(column, list):
+        return [position for position, value in enumerate(column) if value < limit]
+    return np.flatnonzero(column < limit)
+
+
+def where_finite(column: Column) -> Positions:
+    """Positions whose value is a number: neither nan nor infinite."""
+    if isinstance(column, list):
+        return [i for i, value in enumerate(column) if isfinite(value)]
+    return np.flatnonzero(np.isfinite(column))
+
+
 def where_at_least(column: Column, limit: float | Column) -> Positions:
     """Positions whose value is not below the limit."""
     if isinstance(column, list):
         if isinstance(limit, float | int):
             return [] if max(column, default=0.0) < limit else [i for i, v in enumerate(column) if v >= limit]
+        if max(column, default=0.0) < min(limit, default=inf):
+            return []
         return [i for i, (value, bound) in enumerate(zip(column, limit, strict=True)) if value >= bound]
     return np.flatnonzero(column >= np.asarray(limit))
 
@@ -108,5 +182,36 @@ def where_largest(column: Column) -> Positions:
         best = max(column)
         if column.count(best) == 1:
             return [column.index(best)]
-        return list(compress(range(len(column)), [value == best for value in column]))
+        return [position for position, value in enumerate(column) if value == best]
     return np.flatnonzero(column == np.maximum.reduce(column))
+
+
+def where_above(column: Column, limit: float) -> Positions:
+    """Positions whose value is above the limit."""
+    if isinstance(column, list):
+        if max(column, default=limit) <= limit:
+            return []
+        return [position for position, value in enumerate(column) if value > limit]
+    return np.flatnonzero(column > limit)
+
+
+def or_else(column: Column, value: float) -> Column:
+    """The column with `value` where it is nan."""
+    if isinstance(column, list):
+        return [number if number == number else value for number in column]
+    return np.where(np.isnan(column), value, column)
+
+
+def best_over(column: Column) -> Column | None:
+    """The smallest value over each: 1 for the best, 0.5 for one twice as large, 0 for nan. None if all are nan."""
+    if isinstance(column, list):
+        best = min(column, default=nan)
+        if best != best:  # min() stops at a nan in the first place
+            best = min((value for value in column if value == value), default=nan)
+        if best != best:
+            return None
+        return [best / value if value == value else 0.0 for value in column]
+    best = np.fmin.reduce(column)
+    if best != best:
+        return None
+    return np.nan_to_num(best / column, copy=False, nan=0.0)

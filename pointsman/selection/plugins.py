@@ -12,8 +12,8 @@ from pointsman.selection.columns import Column, Positions, take
 from pointsman.selection.roster import Roster
 
 if TYPE_CHECKING:
+    from pointsman.selection.handlers import SchedulingFailure, SchedulingResult
     from pointsman.selection.profile import ProfileFailure, ProfileResult, Ranked
-    from pointsman.selection.scheduler import SchedulingFailure, SchedulingResult
     from pointsman.selection.trace import Trace
 
 C = TypeVar("C")
@@ -119,7 +119,11 @@ class Filter(Protocol[C]):
 
 @runtime_checkable
 class Scorer(Protocol[C]):
-    """Says how good each candidate is. Weights belong to the profile, not to the scorer."""
+    """Says how good each candidate is. Weights belong to the profile, not to the scorer.
+
+    A scorer with a class attribute `bounded = True` promises that its scores are within [0, 1] by construction; the
+    kernel does not look at each of them then.
+    """
 
     def scores(self, cycle: Cycle[Any], candidates: Roster[C]) -> Sequence[float] | Column:
         """One value in [0, 1] per candidate, in their order."""

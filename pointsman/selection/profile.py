@@ -115,7 +115,8 @@ class Profile(Generic[C]):
     def __init__(self, name: str, *plugins: object) -> None:
         self.name = name
         self.filters: list[tuple[str, Filter[C]]] = []
-        self.scorers: list[tuple[str, Scorer[C], float]] = []
+        self.scorers: list[tuple[str, Scorer[C], float, bool]] = []
+        """(name, scorer, weight, whether its scores are bounded by construction)"""
         pickers: list[tuple[str, Picker[C]]] = []
         for given in plugins:
             plugin, weight, called = given if isinstance(given, Weighted) else _weighted(given)
@@ -123,7 +124,7 @@ class Profile(Generic[C]):
             if isinstance(plugin, Filter):
                 self.filters.append((called, plugin))
             if isinstance(plugin, Scorer):
-                self.scorers.append((called, plugin, weight))
+                self.scorers.append((called, plugin, weight, getattr(plugin, "bounded", False)))
             if isinstance(plugin, Picker):
                 pickers.append((called, plugin))
             if not isinstance(plugin, Filter | Scorer | Picker):
@@ -141,7 +142,11 @@ class Profile(Generic[C]):
         for name, rejecting in self.filters:
             if not len(candidates):
                 break
-            rejected = _checked_rejections(name, candidates, rejecting.rejections(cycle, candidates))
+            try:
+                given = rejecting.rejections(cycle, candidates)
+                rejected = _checked_rejections(name, candidates, given) if given else None
+            except Exception as error:
+                raise broken(name, error) from error
             if rejected is not None:
                 stages.append((name, rejected))
                 candidates = candidates.without(rejected.positions)
@@ -150,7 +155,10 @@ class Profile(Generic[C]):
         if not len(candidates):
             return ProfileFailure(self.name, considered, stages)
         ranked = Ranked(candidates, self._totals(cycle, candidates, trace))
-        targets = self.picker.pick(cycle, ranked)
+        try:
+            targets = self.picker.pick(cycle, ranked)
+        except Exception as error:
+            raise broken(self.picker_name, error) from error
         if not targets:
             raise PluginError(self.picker_name, "picked nobody; a picker returns at least one candidate")
         if trace is not None:
@@ -159,20 +167,28 @@ class Profile(Generic[C]):
 
     def _totals(self, cycle: Cycle[Any], candidates: Roster[C], trace: ProfileTrace | None) -> Column:
         totals: Column | None = None
-        for name, scorer, weight in self.scorers:
-            raw = scorer.scores(cycle, candidates)
+        for name, scorer, weight, bounded in self.scorers:
+            try:
+                raw = scorer.scores(cycle, candidates)
+            except Exception as error:
+                raise broken(name, error) from error
             if len(raw) != len(candidates):
                 raise PluginError(name, f"gave {len(raw)} scores for {len(candidates)} candidates")
-            scores = column_of(raw, candidates.arrays)
-            bounded = _within_bounds(scores)
-            totals = _add_weighted(totals, bounded, weight)
+            told = column_of(raw, candidates.arrays)
+            scores = told if bounded else _within_bounds(told)
+            totals = _add_weighted(totals, scores, weight)
             if trace is not None:
-                trace.scored(name, weight, scores, bounded)
+                trace.scored(name, weight, told, scores)
         if totals is None:
             totals = column_of([0.0] * len(candidates), candidates.arrays)
         if trace is not None:
-            trace.totals = totals
+            trace.totals = totals.copy()
         return totals
+
+
+def broken(name: str, error: Exception) -> PluginError:
+    """What to raise when a plugin has raised."""
+    return error if isinstance(error, PluginError) else PluginError(name, f"raised {type(error).__name__}: {error}")
 
 
 def _weighted(given: object) -> Weighted:

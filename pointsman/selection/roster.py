@@ -55,11 +55,16 @@ class Roster(Sequence[C], Generic[C]):
 
     def column(self, name: str) -> Column:
         """The numbers called `name`, one per candidate of this roster. Read only."""
-        return self.cut(self._columns[name])
+        column = self._columns[name]
+        return column if self.rows is None else take(column, self.rows, self.arrays)
 
     def cut(self, whole: Column) -> Column:
         """A column made for the whole roster, cut to the rows that are left."""
-        return whole if self.rows is None else take(whole, self.rows)
+        return whole if self.rows is None else take(whole, self.rows, self.arrays)
+
+    def only(self, row: int) -> "Roster[C]":
+        """The one candidate in this row of the whole roster."""
+        return Roster(self.whole, self._columns, rows=(row,), arrays=False)
 
     def without(self, positions: Positions) -> "Roster[C]":
         """The roster that is left when the candidates at these positions are gone."""
@@ -69,7 +74,7 @@ class Roster(Sequence[C], Generic[C]):
             kept[np.asarray(positions, dtype=np.intp)] = False
             rows = np.flatnonzero(kept) if self.rows is None else np.asarray(self.rows)[kept]
         else:
-            gone = set(positions)
-            numbers = range(len(self.whole)) if self.rows is None else self.rows
-            rows = [row for position, row in enumerate(numbers) if position not in gone]
+            rows = list(range(len(self.whole)) if self.rows is None else self.rows)
+            for position in sorted(positions, reverse=True):
+                del rows[position]
         return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays)

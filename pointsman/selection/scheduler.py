@@ -1,9 +1,10 @@
 """The cycle: producers prepare, the handler asks for profiles until it asks for none, then says what came of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
+from pointsman.selection.handlers import SchedulingFailure, SchedulingResult, SingleProfileHandler
 from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult
 from pointsman.selection.roster import Roster
@@ -12,65 +13,6 @@ C = TypeVar("C")
 
 MOST_ROUNDS = 64
 """A handler that still asks for profiles after this many rounds will never stop."""
-
-
-class SchedulingResult(Generic[C]):
-    """What a cycle decided: the result of each profile that chose, and which of them the request goes to."""
-
-    __slots__ = ("primary", "results")
-
-    def __init__(self, results: Mapping[str, ProfileResult[C]], primary: str) -> None:
-        self.results = results
-        self.primary = primary
-
-    @property
-    def targets(self) -> Sequence[C]:
-        """Where the request goes, best first."""
-        return self.results[self.primary].targets
-
-    @property
-    def target(self) -> C:
-        """The first of them."""
-        return self.results[self.primary].targets[0]
-
-
-class SchedulingFailure(Generic[C]):
-    """A cycle that found nobody: a value, because that is an ordinary outcome."""
-
-    __slots__ = ("failures", "why")
-
-    def __init__(self, why: str, failures: Mapping[str, ProfileFailure[C]]) -> None:
-        self.why = why
-        self.failures = failures
-
-    def reasons(self) -> list[tuple[C, str, str]]:
-        """(candidate, filter, reason) for every candidate of every failed profile."""
-        return [reason for failure in self.failures.values() for reason in failure.reasons()]
-
-    def __str__(self) -> str:
-        return self.why or "; ".join(map(str, self.failures.values()))
-
-
-class SingleProfileHandler:
-    """Runs the one profile there is, once."""
-
-    def pick_profiles(
-        self,
-        cycle: Cycle[Any],
-        profiles: Sequence[str],
-        results: Mapping[str, ProfileResult[Any] | ProfileFailure[Any]],
-    ) -> Sequence[str]:
-        return () if len(results) == len(profiles) else profiles
-
-    def process_results(
-        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
-    ) -> SchedulingResult[C] | SchedulingFailure[C]:
-        if len(results) != 1:
-            return SchedulingFailure(f"one profile result was expected, found {len(results)}", failed(results))
-        [(name, result)] = results.items()
-        if isinstance(result, ProfileFailure):
-            return SchedulingFailure("", {name: result})
-        return SchedulingResult({name: result}, name)
 
 
 class Scheduler(Generic[C]):
@@ -120,8 +62,3 @@ class Scheduler(Generic[C]):
         self.producer_failures[name] = self.producer_failures.get(name, 0) + 1
         if cycle.trace is not None:
             cycle.trace.note(f"{name} failed: {type(error).__name__}: {error}")
-
-
-def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:
-    """Those of the results that chose nobody."""
-    return {name: result for name, result in results.items() if isinstance(result, ProfileFailure)}

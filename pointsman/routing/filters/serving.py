@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD, Endpoint
-from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.endpoints import ACCEPTS, HAS_ROOM, LIMIT, LOAD, Endpoint
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Positions, Rejected
-from pointsman.selection.columns import where_at_least, where_zero
+from pointsman.selection.columns import where_zero
 
 
 class ServesModel:
@@ -15,9 +15,9 @@ class ServesModel:
         self._members: Sequence[Endpoint] = ()
         self._others: dict[str, Positions] = {}
 
-    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejected[Endpoint]:
-        model = cycle.request.model_name
-        return Rejected(candidates, self._not_serving(model, candidates), "serving another model")
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        others = self._not_serving(cycle.request.model_name, candidates)
+        return Rejected(candidates, others, "serving another model") if len(others) else ()
 
     def _not_serving(self, model: str, candidates: Endpoints) -> Positions:
         if not model:
@@ -41,13 +41,17 @@ def _positions_of_others(model: str, candidates: Endpoints) -> Positions:
 class IsHealthy:
     """Demands that the endpoint accepts requests, as its health check or operator says."""
 
-    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejected[Endpoint]:
-        return Rejected(candidates, where_zero(candidates.column(ACCEPTS)), "not accepting requests")
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        closed = where_zero(candidates.column(ACCEPTS))
+        return Rejected(candidates, closed, "not accepting requests") if len(closed) else ()
 
 
 class HasRoom:
     """Demands that the endpoint runs fewer requests than its `max_concurrency`. No known limit: always room."""
 
-    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejected[Endpoint]:
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        full = where_zero(candidates.column(HAS_ROOM))
+        if not len(full):
+            return ()
         load, limit = candidates.column(LOAD), candidates.column(LIMIT)
-        return Rejected(candidates, where_at_least(load, limit), "full: {:g} of {:g} requests", load, limit)
+        return Rejected(candidates, full, "full: {:g} of {:g} requests", load, limit)

@@ -1,0 +1,9 @@
+"""Producers: enter a cycle and its candidates, leave facts about them in the cycle's state.
+
+The one rule: a producer never decides; when it fails, the cycle goes on without its facts.
+"""
+
+from pointsman.routing.producers.inflight import InflightLoadProducer
+from pointsman.routing.producers.prefix import ApproxPrefixCacheProducer
+
+__all__ = ["ApproxPrefixCacheProducer", "InflightLoadProducer"]

@@ -1,0 +1,112 @@
+"""A choice as a decision: what is expected of it, in numbers and in words."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pointsman.routing.endpoints import LOAD, Endpoint, Fleet
+from pointsman.routing.estimates import expected
+from pointsman.routing.filters.budget import WithinBudget
+from pointsman.routing.filters.serving import HasRoom, IsHealthy, ServesModel
+from pointsman.routing.plugins import RequestCycle
+from pointsman.selection import Cycle, Filter, SchedulingFailure
+from pointsman.types import RequestMetadata, SchedulingDecision
+
+
+class Unplaced(NamedTuple):
+    """A request that nobody can take now, and why."""
+
+    request: RequestMetadata
+    failure: SchedulingFailure[Endpoint]
+
+    @property
+    def why(self) -> str:
+        """In one sentence."""
+        return refusal_text(self.request, self.failure)
+
+    def reasons(self) -> dict[str, str]:
+        """The reason for every instance."""
+        return {str(endpoint): why for endpoint, _, why in self.failure.reasons()}
+
+
+def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) -> str:
+    """Why nobody can take this request."""
+    model = f'"{request.model_name}"' if request.model_name else "this request"
+    return f"no instance can take {model}: {failure}".replace(" candidates:", " instances:").replace(
+        "there are no candidates", "there are no instances"
+    )
+
+
+def decision(
+    request: RequestMetadata, endpoint: Endpoint, fleet: Fleet, price_per_gpu_hour: float | None, how: str
+) -> SchedulingDecision:
+    """The decision for this endpoint, before its load counts the request."""
+    instance, row = endpoint.instance, endpoint.row
+    latency, price = expected(request, row, fleet.roster, price_per_gpu_hour)
+    running = f"{fleet.roster.column(LOAD)[row]:.0f}"
+    if instance.max_concurrency is not None:
+        running += f" of {instance.max_concurrency}"
+    about = "" if latency is None else f", about {latency:.0f} ms"
+    return SchedulingDecision(
+        request.request_id,
+        instance.instance_id,
+        instance.parallelism,
+        instance.tensor_parallel_size,
+        instance.pipeline_parallel_size,
+        latency,
+        price,
+        f"{how} ({running} running{about})",
+    )
+
+
+def demands(price_per_gpu_hour: float | None = None) -> tuple[Filter[Endpoint], ...]:
+    """The filters that stand before every profile: whoever fails one of them is never picked."""
+    return ServesModel(), IsHealthy(), HasRoom(), WithinBudget(price_per_gpu_hour)
+
+
+class Vetted(NamedTuple):
+    """A policy's decisions, divided into those that keep the promises and those that do not."""
+
+    good: list[SchedulingDecision]
+    bad: list[tuple[SchedulingDecision, str]]
+
+
+def vet(
+    decisions: Iterable[SchedulingDecision],
+    requests: Iterable[RequestMetadata],
+    fleet: Fleet,
+    price_per_gpu_hour: float | None = None,
+) -> Vetted:
+    """Check a policy's decisions one by one, as if each were carried out before the next: load adds up.
+
+    The fleet counts what was good; take a fleet of your own to only look.
+    """
+    waiting = {request.request_id: request for request in requests}
+    checks = demands(price_per_gpu_hour)
+    vetted = Vetted([], [])
+    for made in decisions:
+        request = waiting.pop(made.request_id, None)
+        broken = _broken_promise(made, request, fleet, checks)
+        if request is None or broken is not None:
+            vetted.bad.append((made, broken or ""))
+        else:
+            vetted.good.append(made)
+            fleet.reserve(fleet[made.target_instance_id], request.input_tokens)
+    return vetted
+
+
+def _broken_promise(
+    made: SchedulingDecision,
+    request: RequestMetadata | None,
+    fleet: Fleet,
+    checks: tuple[Filter[Endpoint], ...],
+) -> str | None:
+    if request is None:
+        return f'request "{made.request_id}" was not waiting, or was decided before'
+    if made.target_instance_id not in fleet:
+        return f'there is no instance "{made.target_instance_id}"'
+    cycle: RequestCycle = Cycle(request)
+    itself = fleet.roster.only(fleet[made.target_instance_id].row)
+    for check in checks:
+        for endpoint, why in check.rejections(cycle, itself):
+            return f'instance "{endpoint}" may not be chosen: {why}'
+    return None

@@ -1,0 +1,75 @@
+"""What a request would take and cost on each endpoint. What cannot be known is nan, never zero.
+
+Latency: the instance's average, stretched by how full it is (at its limit: twice the average). Without an average, the
+time to make the tokens if the instance's throughput is shared by the requests on it. Without either: unknown.
+
+Cost: the tokens' share of what the instance's GPUs cost while it makes them at its throughput. Without a throughput or
+a price: unknown.
+"""
+
+from math import nan
+
+import numpy as np
+
+from pointsman.routing.endpoints import GPU_SECONDS_PER_TOKEN, LATENCY_MS, LIGHTNESS, LOAD, PRICE, THROUGHPUT
+from pointsman.routing.plugins import Endpoints
+from pointsman.selection import Column
+from pointsman.selection.columns import array
+from pointsman.types import RequestMetadata
+
+DEFAULT_OUTPUT_TOKENS = 256
+"""Stands in for `max_tokens` where a request gives none."""
+
+
+def output_tokens(request: RequestMetadata) -> int:
+    """How many tokens the answer may have."""
+    return DEFAULT_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
+    """Expected milliseconds to the whole answer, per candidate; nan where unknown."""
+    average, lightness = candidates.column(LATENCY_MS), candidates.column(LIGHTNESS)
+    if isinstance(average, list):
+        stretched = [mean / light for mean, light in zip(average, lightness, strict=True)]
+        unknown = sum(average) != sum(average)
+    else:
+        stretched = average / array(lightness)
+        unknown = bool(np.isnan(average).any())
+    if not unknown:
+        return stretched
+    load, throughput = candidates.column(LOAD), candidates.column(THROUGHPUT)
+    tokens_ms = output_tokens(request) * 1000
+    if isinstance(stretched, list):
+        return [
+            ms if ms == ms else tokens_ms * (busy + 1) / rate
+            for ms, busy, rate in zip(stretched, load, throughput, strict=True)
+        ]
+    return np.where(np.isnan(stretched), tokens_ms * (array(load) + 1) / array(throughput), stretched)
+
+
+def cost(request: RequestMetadata, candidates: Endpoints, price_per_gpu_hour: float | None) -> Column:
+    """Expected cost per candidate, at its own price or else the given one; nan where unknown."""
+    token_hours = (request.input_tokens + output_tokens(request)) / 3600
+    default = nan if price_per_gpu_hour is None else price_per_gpu_hour
+    price, gpu_seconds = candidates.column(PRICE), candidates.column(GPU_SECONDS_PER_TOKEN)
+    if isinstance(price, list):
+        return [
+            (own if own == own else default) * token_hours * seconds
+            for own, seconds in zip(price, gpu_seconds, strict=True)
+        ]
+    return np.where(np.isnan(price), default, price) * token_hours * array(gpu_seconds)
+
+
+def expected(
+    request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float | None
+) -> tuple[float | None, float | None]:
+    """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
+    latency = endpoints.column(LATENCY_MS)[row] / endpoints.column(LIGHTNESS)[row]
+    tokens = output_tokens(request)
+    if latency != latency:
+        latency = tokens * 1000 * (endpoints.column(LOAD)[row] + 1) / endpoints.column(THROUGHPUT)[row]
+    price = endpoints.column(PRICE)[row]
+    if price != price:
+        price = nan if price_per_gpu_hour is None else price_per_gpu_hour
+    money = price * ((request.input_tokens + tokens) / 3600) * endpoints.column(GPU_SECONDS_PER_TOKEN)[row]
+    return None if latency != latency else float(latency), None if money != money else float(money)

@@ -1,0 +1,31 @@
+"""Keeps requests with a budget away from endpoints that would exceed it."""
+
+from math import inf
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.estimates import cost
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
+from pointsman.selection import Rejected
+from pointsman.selection.columns import filled, or_else, where_above
+
+
+class WithinBudget:
+    """Demands that the request's expected cost does not exceed its `cost_budget`. Without a budget: anybody.
+
+    An endpoint whose cost is unknown might exceed the budget, so it is turned away too.
+    """
+
+    def __init__(self, price_per_gpu_hour: float | None = None) -> None:
+        self._price = price_per_gpu_hour
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        budget = cycle.request.cost_budget
+        if budget is None:
+            return ()
+        costs = or_else(cost(cycle.request, candidates, self._price), inf)
+        over = where_above(costs, budget)
+        if not len(over):
+            return ()
+        return Rejected[Endpoint](
+            candidates, over, "over budget: would cost {:.3g} of {:.3g} (inf: unknown)", costs, filled(budget, costs)
+        )

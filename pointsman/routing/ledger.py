@@ -1,0 +1,63 @@
+"""What this dispatcher has sent and not yet seen end. Every reservation is released exactly once."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pointsman.routing.endpoints import Endpoint, Fleet
+
+
+class Hold(NamedTuple):
+    """One endpoint's share of a request that is under way."""
+
+    endpoint: Endpoint
+    tokens: float
+    """Prompt tokens that it has to compute; released with the first token of the answer."""
+    prefill: bool = False
+    """It only prefills: with the first token its part is done."""
+
+
+class Ledger:
+    """Reservations by request, visible in the fleet's columns from the moment they are made."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._holds: dict[str, list[Hold]] = {}
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._holds
+
+    def reserve(self, request_id: str, holds: Sequence[Hold]) -> None:
+        """Count the request on its endpoints. A request that is under way already is a broken contract."""
+        if request_id in self._holds:
+            raise ValueError(f'request "{request_id}" is already in flight')
+        self._holds[request_id] = list(holds)
+        for hold in holds:
+            self._fleet.reserve(hold.endpoint, hold.tokens)
+
+    def first_token(self, request_id: str) -> None:
+        """The prompt is worked off: release its tokens, and those who only prefilled."""
+        left = []
+        for hold in self._holds.get(request_id, ()):
+            if hold.prefill:
+                self._fleet.release(hold.endpoint, hold.tokens)
+            else:
+                self._fleet.release_tokens(hold.endpoint, hold.tokens)
+                left.append(hold._replace(tokens=0.0))
+        if left:
+            self._holds[request_id] = left
+
+    def release(self, request_id: str) -> bool:
+        """The request has ended. False: it was not in flight, and nothing changed."""
+        holds = self._holds.pop(request_id, None)
+        for hold in holds or ():
+            self._fleet.release(hold.endpoint, hold.tokens)
+        return holds is not None
+
+    def on(self, endpoint: Endpoint) -> list[str]:
+        """The requests that an endpoint has a part in, oldest first."""
+        return [
+            request_id for request_id, holds in self._holds.items() if any(hold.endpoint is endpoint for hold in holds)
+        ]

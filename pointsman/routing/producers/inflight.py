@@ -1,0 +1,39 @@
+"""How many tokens of the request each endpoint would have to compute."""
+
+import numpy as np
+
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.signals import PREFIX_MATCH, UNCACHED_REQUEST_TOKENS
+from pointsman.selection import Column
+from pointsman.selection.columns import array, column_of
+
+
+class InflightLoadProducer:
+    """Publishes the uncached tokens of the request per endpoint; what is in flight, the ledger counts.
+
+    Without prefix information all tokens of the prompt count as uncached.
+    """
+
+    def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
+        cycle[UNCACHED_REQUEST_TOKENS] = uncached_tokens(cycle, candidates)
+
+
+def uncached_tokens(cycle: RequestCycle, candidates: Endpoints) -> Column:
+    """One number per row of the whole roster."""
+    prompt = float(cycle.request.input_tokens)
+    found = cycle.get(PREFIX_MATCH)
+    if found is None:
+        return column_of([prompt] * len(candidates.whole), candidates.arrays)
+    if not candidates.arrays:
+        return [
+            uncached(prompt, match, total, size)
+            for match, total, size in zip(found.match, found.total, found.block_size, strict=True)
+        ]
+    size = array(found.block_size)
+    hashed, cached = array(found.total) * size, array(found.match) * size
+    return np.maximum(hashed - cached, 0.0) + np.maximum(prompt - hashed, 0.0)
+
+
+def uncached(prompt: float, match: float, total: float, block_size: float) -> float:
+    """Tokens in blocks that did not match, and those beyond what was hashed at all."""
+    return max(0.0, (total - match) * block_size) + max(0.0, prompt - total * block_size)

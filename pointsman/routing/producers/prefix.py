@@ -1,0 +1,154 @@
+"""How much of a prompt each endpoint probably has in its cache, from what was sent to it before."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.prefix_index import PrefixIndex, bits, block_hashes, first_link, token_bytes
+from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
+from pointsman.selection import Column, Key, SchedulingResult
+from pointsman.selection.columns import column_of
+from pointsman.types import RequestMetadata
+
+_CHAINS: Key[Mapping[int, Sequence[list[int]]]] = Key("prefix-chains")
+"""By block size: the chain of each prompt of the request."""
+
+_MANY = 64
+"""From this many servers on, a set of bits is spread over a column in one go."""
+
+
+class Layout(msgspec.Struct):
+    """What depends on the members of the fleet alone."""
+
+    members: Sequence[Endpoint]
+    rows: list[int]
+    """slot -> row"""
+    pools: dict[int, int]
+    """block size -> the servers that have it"""
+    block_sizes: Column
+
+
+class ApproxPrefixCacheProducer:
+    """Hashes prompts block by block and remembers where each went.
+
+    An endpoint's block size and cache size are what its engine reported (`autoTune`), else the parameters; endpoints
+    with different block sizes are matched each in its own. Never measured: the parameters hold. A match counts only the
+    unbroken run of blocks, from the first, that this very endpoint was sent and has not evicted since.
+    """
+
+    def __init__(
+        self,
+        auto_tune: bool = True,
+        block_size_tokens: int = 16,
+        block_size: int | None = None,
+        max_prefix_tokens_to_match: int = 131072,
+        max_prefix_blocks_to_match: int = 2048,
+        lru_capacity_per_server: int = 31250,
+        *,
+        least_block_size: int = 64,
+    ) -> None:
+        if block_size is not None and block_size_tokens == 16:
+            block_size_tokens = block_size
+        if not auto_tune and block_size_tokens <= 0:
+            raise ValueError(f"blockSizeTokens must be positive when autoTune is off, found {block_size_tokens}")
+        if max_prefix_tokens_to_match < 0:
+            raise ValueError(f"maxPrefixTokensToMatch must not be negative, found {max_prefix_tokens_to_match}")
+        self.index = PrefixIndex()
+        self._auto_tune = auto_tune
+        self._block_size = block_size_tokens
+        self._most_tokens = max_prefix_tokens_to_match
+        self._most_blocks = max_prefix_blocks_to_match
+        self._capacity = lru_capacity_per_server
+        self._least = least_block_size
+        self._layout = Layout((), [], {}, [])
+
+    def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
+        layout = self._layout
+        if candidates.whole is not layout.members:
+            layout = self._layout = self._laid_out(candidates)
+        chains = self._chains(cycle.request, layout.pools)
+        cycle[_CHAINS] = chains
+        match, total = self._matched(layout, chains, candidates.arrays)
+        cycle[PREFIX_MATCH] = PrefixMatch(match, total, layout.block_sizes, match)
+
+    def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None:
+        chains = cycle.get(_CHAINS)
+        if chains is None:
+            return
+        for profile in dict.fromkeys((result.primary, "prefill")):
+            if profile in result.results:
+                endpoint = result.results[profile].targets[0]
+                for chain in chains.get(self.block_size_of(endpoint), ()):
+                    self.index.record(endpoint.id, chain, self.capacity_of(endpoint))
+
+    def departed(self, endpoint: Endpoint) -> None:
+        self.index.forget(endpoint.id)
+
+    def block_size_of(self, endpoint: Endpoint) -> int:
+        """Tokens per block, as this endpoint is matched."""
+        told = endpoint.metrics.block_size if self._auto_tune and endpoint.metrics is not None else 0
+        return max(told or self._block_size, self._least)
+
+    def capacity_of(self, endpoint: Endpoint) -> int:
+        """How many of our blocks fit into this endpoint's cache."""
+        metrics = endpoint.metrics
+        if not self._auto_tune or metrics is None or metrics.num_blocks <= 0:
+            return self._capacity
+        if metrics.block_size <= 0:
+            return metrics.num_blocks
+        return max(1, metrics.num_blocks * metrics.block_size // self.block_size_of(endpoint))
+
+    def _laid_out(self, candidates: Endpoints) -> Layout:
+        members: Sequence[Endpoint] = candidates.whole
+        for gone in self.index.servers - {endpoint.id for endpoint in members}:
+            self.index.forget(gone)
+        slots = [self.index.slot(endpoint.id) for endpoint in members]
+        sizes = [self.block_size_of(endpoint) for endpoint in members]
+        rows = [0] * (max(slots, default=-1) + 1)
+        pools: dict[int, int] = {}
+        for row, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
+            rows[slot] = row
+            pools[size] = pools.get(size, 0) | 1 << slot
+        return Layout(members, rows, pools, column_of([float(size) for size in sizes], candidates.arrays))
+
+    def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[list[int]]]:
+        first = first_link(request.model_name, request.cache_salt)
+        if request.token_ids is not None:
+            prompts = [token_bytes(request.token_ids)]
+        elif isinstance(request.prompt, tuple):
+            prompts = [token_bytes(prompt) for prompt in request.prompt]
+        else:
+            prompts = [token_bytes(request.prompt)]
+        return {size: [block_hashes(tokens, first, size, self._most_of(size)) for tokens in prompts] for size in pools}
+
+    def _most_of(self, block_size: int) -> int | None:
+        if self._most_tokens > 0:
+            return self._most_tokens // block_size
+        return self._most_blocks or None
+
+    def _matched(
+        self, layout: Layout, chains: Mapping[int, Sequence[list[int]]], arrays: bool
+    ) -> tuple[Column, Column]:
+        width = len(layout.members)
+        match: Column = np.zeros(width) if arrays else [0.0] * width
+        totals = {size: float(sum(map(len, prompts))) for size, prompts in chains.items()}
+        for size, prompts in chains.items():
+            for chain in prompts:
+                for servers, depth in self.index.runs(chain, layout.pools[size]):
+                    _add(match, servers, depth, layout.rows)
+        if len(totals) == 1:
+            [total] = totals.values()
+            return match, np.full(width, total) if arrays else [total] * width
+        return match, column_of([totals[int(size)] for size in layout.block_sizes], arrays)
+
+
+def _add(match: Column, servers: int, depth: int, rows: list[int]) -> None:
+    if isinstance(match, list) or servers.bit_count() < _MANY:
+        for slot in bits(servers):
+            match[rows[slot]] += depth
+    else:
+        raw = np.frombuffer(servers.to_bytes(-(-len(rows) // 8), "little"), dtype=np.uint8)
+        match[np.asarray(rows)[np.flatnonzero(np.unpackbits(raw, bitorder="little"))]] += depth

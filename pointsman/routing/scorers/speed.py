@@ -1,0 +1,49 @@
+"""Scorers for load, speed and cost by what is known of the instances themselves."""
+
+from pointsman.routing.endpoints import LIGHTNESS
+from pointsman.routing.estimates import cost, latency_ms
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.selection import Column
+from pointsman.selection.columns import best_over
+
+
+class LeastLoaded:
+    """Prefers the endpoint that is used least, by its load over its limit: 1 when idle, 0.5 at the limit.
+
+    The load is what we have in flight there and what the instance reported beyond that; it is always known. Without a
+    known limit, 256 stands in for it.
+    """
+
+    bounded = True
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        return candidates.column(LIGHTNESS)
+
+
+class Fastest:
+    """Prefers the endpoint that would answer soonest: 1 for the fastest, 0.5 for one that takes twice as long.
+
+    Never measured: 0, so that it is not the fastest. Nobody measured: as least-loaded.
+    """
+
+    bounded = True
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        scores = best_over(latency_ms(cycle.request, candidates))
+        return candidates.column(LIGHTNESS) if scores is None else scores
+
+
+class Cheapest:
+    """Prefers the endpoint where the request costs least: 1 for the cheapest, 0.5 for one that costs twice as much.
+
+    Cost unknown (no throughput, no price): 0, so that it is not the cheapest. Nobody's known: as least-loaded.
+    """
+
+    bounded = True
+
+    def __init__(self, price_per_gpu_hour: float | None = None) -> None:
+        self._price = price_per_gpu_hour
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        scores = best_over(cost(cycle.request, candidates, self._price))
+        return candidates.column(LIGHTNESS) if scores is None else scores

@@ -1,0 +1,53 @@
+"""Prefers endpoints near the one that holds what the request needs."""
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.topology import Nearness, nearness
+from pointsman.selection import Column, Key
+from pointsman.selection.columns import column_of
+from pointsman.types import ExecutionInstance
+
+NEAR: Key[Endpoint] = Key("near")
+"""A handler or producer may put an endpoint here, for example the one that will decode."""
+
+
+class TopologyAffinity:
+    """Scores how near each endpoint is to a given instance: the cycle's NEAR, else the one named by a header.
+
+    Nothing to be near to, or no endpoint of that name: all 0. An endpoint that does not say where it is counts as far.
+    """
+
+    def __init__(
+        self,
+        header_name: str = "x-pointsman-near",
+        same_nvlink: float = 1.0,
+        same_numa: float = 0.9,
+        same_host: float = 0.75,
+        same_rack: float = 0.5,
+    ) -> None:
+        self._header = header_name.lower()
+        self._worth = {
+            Nearness.SAME_INSTANCE: 1.0,
+            Nearness.SAME_NVLINK: same_nvlink,
+            Nearness.SAME_NUMA: same_numa,
+            Nearness.SAME_HOST: same_host,
+            Nearness.SAME_RACK: same_rack,
+            Nearness.FAR: 0.0,
+        }
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        anchor = self._anchor(cycle, candidates)
+        if anchor is None:
+            return column_of([0.0] * len(candidates), candidates.arrays)
+        worth = self._worth
+        return [worth[nearness(anchor, endpoint.instance)] for endpoint in candidates]
+
+    def _anchor(self, cycle: RequestCycle, candidates: Endpoints) -> ExecutionInstance | None:
+        near = cycle.get(NEAR)
+        if near is not None:
+            return near.instance
+        name = cycle.request.headers.get(self._header)
+        if not name:
+            return None
+        everybody = candidates.whole
+        return next((endpoint.instance for endpoint in everybody if endpoint.instance.instance_id == name), None)

@@ -1,0 +1,63 @@
+"""How near two instances are: same NVLink or NUMA domain, same host, same rack, or none of these.
+
+An instance says where it is with its `host` and with labels. A domain only counts within one host. What an
+instance does not say is unknown, and unknown is far.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+from pointsman.types import ExecutionInstance
+
+NVLINK_DOMAIN = "pointsman/nvlink-domain"
+NUMA_NODE = "pointsman/numa-node"
+RACK = "pointsman/rack"
+
+UNKNOWN = "(unknown)"
+
+
+class Nearness(Enum):
+    """From nearest to farthest."""
+
+    SAME_INSTANCE = "same instance"
+    SAME_NVLINK = "same NVLink domain"
+    SAME_NUMA = "same NUMA node"
+    SAME_HOST = "same host"
+    SAME_RACK = "same rack"
+    FAR = "far"
+
+
+def nearness(one: ExecutionInstance, other: ExecutionInstance) -> Nearness:
+    """The closest thing that two instances share."""
+    if one.instance_id == other.instance_id:
+        return Nearness.SAME_INSTANCE
+    if one.host and one.host == other.host:
+        if _share(NVLINK_DOMAIN, one, other):
+            return Nearness.SAME_NVLINK
+        if _share(NUMA_NODE, one, other):
+            return Nearness.SAME_NUMA
+        return Nearness.SAME_HOST
+    return Nearness.SAME_RACK if _share(RACK, one, other) else Nearness.FAR
+
+
+def _share(label: str, one: ExecutionInstance, other: ExecutionInstance) -> bool:
+    place = one.labels.get(label)
+    return place is not None and place == other.labels.get(label)
+
+
+def tree(instances: Iterable[ExecutionInstance]) -> dict[str, dict[str, dict[str, list[str]]]]:
+    """rack -> host -> domain -> instance ids, each sorted."""
+    racks: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for instance in sorted(instances, key=lambda instance: instance.instance_id):
+        rack = racks.setdefault(instance.labels.get(RACK, UNKNOWN), {})
+        host = rack.setdefault(instance.host or UNKNOWN, {})
+        host.setdefault(_domain(instance), []).append(instance.instance_id)
+    return {rack: dict(sorted(hosts.items())) for rack, hosts in sorted(racks.items())}
+
+
+def _domain(instance: ExecutionInstance) -> str:
+    if NVLINK_DOMAIN in instance.labels:
+        return f"nvlink {instance.labels[NVLINK_DOMAIN]}"
+    if NUMA_NODE in instance.labels:
+        return f"numa {instance.labels[NUMA_NODE]}"
+    return UNKNOWN

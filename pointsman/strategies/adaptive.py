@@ -1,0 +1,69 @@
+"""Looks at load, deadlines and priorities, and lets one of the other strategies decide."""
+
+from collections.abc import Sequence
+from math import inf
+
+from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD, Fleet
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.strategies.base import Rule, Strategy
+from pointsman.strategies.cost_optimized import CostOptimizedStrategy
+from pointsman.strategies.priority import PriorityStrategy
+from pointsman.strategies.slo_aware import SloAwareStrategy
+from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
+
+
+class AdaptiveStrategy(Strategy):
+    """High priority present: priority. High load and deadlines: SLO-aware. Low load: cost. Otherwise: SLO-aware.
+
+    A batch is looked at as a whole. In a live queue, which never ends, each request is looked at by itself, and the
+    order is kept: high priorities first, then nearest deadlines, then arrival.
+    """
+
+    def __init__(
+        self,
+        high_load: float = 0.8,
+        low_load: float = 0.3,
+        high_priority: int = Priority.HIGH,
+        price_per_gpu_hour: float = 2.0,
+        urgent_below_ms: float = 1000.0,
+    ) -> None:
+        if not 0 <= low_load <= high_load:
+            raise ValueError(f"lowLoad must be between 0 and highLoad, found {low_load} and {high_load}")
+        self._high_load, self._low_load, self._high_priority = high_load, low_load, high_priority
+        self.price_per_gpu_hour = price_per_gpu_hour
+        self._priority = PriorityStrategy(fast_from=high_priority)
+        self._slo_aware = SloAwareStrategy(urgent_below_ms)
+        self._cost = CostOptimizedStrategy(price_per_gpu_hour)
+
+    def strategy_for(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> Strategy:
+        """Who decides about these requests."""
+        if any(request.priority >= self._high_priority for request in requests):
+            return self._priority
+        load = load_share(endpoints)
+        if load >= self._high_load and any(request.slo_deadline_ms is not None for request in requests):
+            return self._slo_aware
+        return self._cost if load <= self._low_load else self._slo_aware
+
+    def order(self, request: RequestMetadata) -> tuple[float, float, float]:
+        high = request.priority if request.priority >= self._high_priority else self._high_priority - 1
+        return -high, *self._slo_aware.order(request)
+
+    def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
+        return self.strategy_for([cycle.request], endpoints).rule_for(cycle, endpoints)
+
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        chosen = self.strategy_for(requests, Fleet(instances).roster)
+        chosen.now, chosen.seed = self.time_of(requests), self.seed
+        decisions = chosen.schedule(requests, instances)
+        self.unplaced = chosen.unplaced
+        return decisions
+
+
+def load_share(endpoints: Endpoints) -> float:
+    """Running requests over the limits of all instances that accept any; 0 if a limit is unknown, 1 if none accepts."""
+    accepts, load, limit = (endpoints.column(name) for name in (ACCEPTS, LOAD, LIMIT))
+    room = sum(most for open_, most in zip(accepts, limit, strict=True) if open_)
+    busy = sum(running for open_, running in zip(accepts, load, strict=True) if open_)
+    if room == inf:
+        return 0.0
+    return float(busy / room) if room else 1.0

@@ -1,0 +1,139 @@
+"""The interface that users subclass, and the loop that the built-in strategies share.
+
+Enters: the requests that wait and the instances there are; neither is ever modified. Leaves: a decision for each
+request that can be placed. The one rule: a strategy is an ordering plus a rule for choosing; the loop does the rest.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pointsman.routing.decisions import Unplaced, decision, demands
+from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.selection import (
+    Cycle,
+    FallbackProfileHandler,
+    MaxScorePicker,
+    Profile,
+    Scheduler,
+    SchedulingFailure,
+    Scorer,
+)
+from pointsman.selection.plugins import kebab_case
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+
+class SchedulingPolicy(ABC):
+    """Decides which waiting requests go to which instances.
+
+    Subclass it and write `schedule`; `prioritize` is there for policies that order first and choose then. Promises:
+    the arguments are not modified, every decision names a request and an instance of the arguments, each request is
+    named at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call.
+    Whoever runs a policy checks its decisions; one that breaks a promise is dropped and its request waits on.
+    """
+
+    name: str
+    """What it is called in reasons and metrics; the class's name in kebab case unless it says otherwise."""
+    now: float | None = None
+    """The time of this call, set by whoever runs the policy. None: the latest arrival stands in for it."""
+    seed: int = 0
+    """The dice of this policy: with the same seed, the same calls give the same decisions."""
+    unplaced: Sequence[Unplaced] = ()
+    """After `schedule`: the requests that were left waiting, each with the reason. Filling it in is optional."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = kebab_case(cls.__name__).removesuffix("-strategy")
+
+    def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
+        """The same requests, in the order in which they should be placed. Here: as they arrived."""
+        return sorted(requests, key=arrival)
+
+    @abstractmethod
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        """A decision for each request that goes somewhere now. A request without one stays where it is."""
+
+    def time_of(self, requests: Sequence[RequestMetadata]) -> float:
+        """`now`, or the latest arrival."""
+        return self.now if self.now is not None else max(map(arrival, requests), default=0.0)
+
+
+def arrival(request: RequestMetadata) -> float:
+    """When it arrived; 0 if nobody said."""
+    return request.arrival_time if request.arrival_time is not None else 0.0
+
+
+class Rule(NamedTuple):
+    """A way to choose an instance, and the words for it."""
+
+    words: str
+    scheduler: Scheduler[Endpoint]
+
+
+def rule(
+    words: str,
+    *scorers: Scorer[Endpoint] | tuple[Scorer[Endpoint], float],
+    price: float | None = None,
+    first: Sequence[Any] = (),
+) -> Rule:
+    """A rule that picks the best by these scorers among those who can serve the request.
+
+    `first`: filters that it would rather see passed; when nobody passes them, it does without.
+    """
+    must = demands(price)
+    anybody: Profile[Endpoint] = Profile(words, *must, *scorers, MaxScorePicker())
+    if not first:
+        return Rule(words, Scheduler([anybody]))
+    preferred: Profile[Endpoint] = Profile(f"{words}, preferred", *must, *first, *scorers, MaxScorePicker())
+    return Rule(words, Scheduler([preferred, anybody], FallbackProfileHandler()))
+
+
+class Strategy(SchedulingPolicy):
+    """An ordering plus a rule per request: what the built-in strategies are. Write `order` and `rule_for`.
+
+    `order` depends on the request alone, so that a queue can keep it; overriding `prioritize` instead is possible
+    and costs a sort of everything that waits, each time.
+    """
+
+    price_per_gpu_hour: float | None = None
+
+    @abstractmethod
+    def order(self, request: RequestMetadata) -> Any:
+        """A value to sort by; the smallest goes first, equals in the order given."""
+
+    @abstractmethod
+    def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
+        """How to choose an instance for this request, as things stand."""
+
+    def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
+        return sorted(requests, key=self.order)
+
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        fleet = Fleet(instances)
+        now = self.time_of(requests)
+        placed: dict[str, SchedulingDecision] = {}
+        unplaced: list[Unplaced] = []
+        for turn, request in enumerate(self.prioritize(requests)):
+            if request.request_id in placed:
+                unplaced.append(Unplaced(request, SchedulingFailure("a request of the same id is placed", {})))
+                continue
+            made = self.decide(Cycle(request, now=now, seed=self.seed + turn), fleet)
+            if isinstance(made, SchedulingFailure):
+                unplaced.append(Unplaced(request, made))
+            else:
+                placed[request.request_id] = made
+                # Reserve now: later requests of this batch must see the load.
+                fleet.reserve(fleet[made.target_instance_id], request.input_tokens)
+        self.unplaced = unplaced
+        return list(placed.values())
+
+    def decide(self, cycle: RequestCycle, fleet: Fleet) -> SchedulingDecision | SchedulingFailure[Endpoint]:
+        """The decision for one request, as the fleet stands; nothing is reserved."""
+        how = self.rule_for(cycle, fleet.roster)
+        result = how.scheduler.run(cycle, fleet.roster)
+        if isinstance(result, SchedulingFailure):
+            return result
+        among = len(result.results[result.primary].ranked)
+        words = f"{self.name}: {how.words} of {among}"
+        return decision(cycle.request, result.target, fleet, self.price_per_gpu_hour, words)

@@ -1,0 +1,29 @@
+"""The cheapest instance that meets the requirements."""
+
+from pointsman.routing.filters.deadline import MeetsDeadline
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.scorers.speed import Cheapest
+from pointsman.strategies.base import Rule, Strategy, arrival, rule
+from pointsman.types import RequestMetadata
+
+
+class CostOptimizedStrategy(Strategy):
+    """Arrival order; the cheapest instance of those within budget and expected to make the deadline.
+
+    The cost of a request is what the instance's GPUs cost, at `price_per_gpu_hour` or the instance's own price, while
+    it makes the request's tokens. An instance of unknown cost is never the cheapest, and never within a budget.
+    If none is expected to make the deadline, the cheapest of all is taken: late is better than never.
+    """
+
+    def __init__(self, price_per_gpu_hour: float = 2.0) -> None:
+        if not price_per_gpu_hour > 0:
+            raise ValueError(f"pricePerGpuHour must be positive, found {price_per_gpu_hour}")
+        self.price_per_gpu_hour = price_per_gpu_hour
+        cheapest = Cheapest(price_per_gpu_hour)
+        self._cheapest = rule("cheapest", cheapest, price=price_per_gpu_hour, first=[MeetsDeadline()])
+
+    def order(self, request: RequestMetadata) -> float:
+        return arrival(request)
+
+    def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
+        return self._cheapest

@@ -1,0 +1,30 @@
+"""The important first, and on the fastest instances."""
+
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.scorers.speed import Fastest, LeastLoaded
+from pointsman.strategies.base import Rule, Strategy, arrival, rule
+from pointsman.types import Priority, RequestMetadata
+
+
+class PriorityStrategy(Strategy):
+    """Highest priority first, then arrival; the fastest instance for CRITICAL and HIGH, the least loaded for the rest.
+
+    `fast_from` is the lowest priority that gets the fastest. With `aging_s`, every so many seconds of waiting lift a
+    request by one priority, so that none is overtaken by later arrivals for ever; without, priority is strict.
+    """
+
+    def __init__(self, fast_from: int = Priority.HIGH, aging_s: float | None = None) -> None:
+        if aging_s is not None and aging_s <= 0:
+            raise ValueError(f"agingS must be positive, found {aging_s}")
+        self._fast_from = fast_from
+        self._aging_s = aging_s
+        self._fastest = rule("fastest", Fastest())
+        self._least_loaded = rule("least loaded", LeastLoaded())
+
+    def order(self, request: RequestMetadata) -> tuple[float, float]:
+        if self._aging_s is None:
+            return -request.priority, arrival(request)
+        return arrival(request) - request.priority * self._aging_s, 0.0
+
+    def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
+        return self._fastest if cycle.request.priority >= self._fast_from else self._least_loaded

@@ -1,0 +1,36 @@
+"""The nearest deadline first, and on time."""
+
+from math import inf
+
+from pointsman.routing.filters.deadline import MeetsDeadline
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.scorers.speed import Fastest, LeastLoaded
+from pointsman.strategies.base import Rule, Strategy, arrival, rule
+from pointsman.types import RequestMetadata
+
+
+class SloAwareStrategy(Strategy):
+    """Nearest deadline first, those without one last; the fastest instance for urgent requests.
+
+    A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. The others go
+    to the least loaded instance of those that are expected to make the deadline, or of all if none is.
+    """
+
+    def __init__(self, urgent_below_ms: float = 1000.0, urgent_share: float = 0.5) -> None:
+        self._urgent_below_ms = urgent_below_ms
+        self._urgent_share = urgent_share
+        self._fastest = rule("urgent, fastest", Fastest())
+        self._in_time = rule("in time, least loaded", LeastLoaded(), first=[MeetsDeadline()])
+        self._least_loaded = rule("no deadline, least loaded", LeastLoaded())
+
+    def order(self, request: RequestMetadata) -> tuple[float, float]:
+        deadline = request.deadline
+        return inf if deadline is None else deadline, arrival(request)
+
+    def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
+        deadline, allowed_ms = cycle.request.deadline, cycle.request.slo_deadline_ms
+        if deadline is None or allowed_ms is None:
+            return self._least_loaded
+        left_ms = (deadline - cycle.now) * 1000
+        urgent = left_ms < self._urgent_below_ms or left_ms < self._urgent_share * allowed_ms
+        return self._fastest if urgent else self._in_time
