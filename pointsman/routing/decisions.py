@@ -7,8 +7,8 @@ from pointsman.routing.endpoints import LOAD, Endpoint, Fleet
 from pointsman.routing.estimates import expected
 from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.filters.serving import HasRoom, IsHealthy, ServesModel
-from pointsman.routing.plugins import RequestCycle
-from pointsman.selection import Cycle, Filter, SchedulingFailure
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.selection import Cycle, Filter, SchedulingFailure, SchedulingResult
 from pointsman.types import RequestMetadata, SchedulingDecision
 
 
@@ -36,13 +36,21 @@ def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint])
     )
 
 
+class Choice(NamedTuple):
+    """What a cycle chose, and the decision it amounts to."""
+
+    result: SchedulingResult[Endpoint]
+    decision: SchedulingDecision
+
+
 def decision(
-    request: RequestMetadata, endpoint: Endpoint, fleet: Fleet, price_per_gpu_hour: float | None, how: str
+    request: RequestMetadata, endpoint: Endpoint, endpoints: Endpoints, price_per_gpu_hour: float | None, how: str
 ) -> SchedulingDecision:
     """The decision for this endpoint, before its load counts the request."""
     instance, row = endpoint.instance, endpoint.row
-    latency, price = expected(request, row, fleet.roster, price_per_gpu_hour)
-    running = f"{fleet.roster.column(LOAD)[row]:.0f}"
+    everybody = endpoints.uncut()
+    latency, price = expected(request, row, everybody, price_per_gpu_hour)
+    running = f"{everybody.column(LOAD)[row]:.0f}"
     if instance.max_concurrency is not None:
         running += f" of {instance.max_concurrency}"
     about = "" if latency is None else f", about {latency:.0f} ms"

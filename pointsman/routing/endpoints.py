@@ -5,7 +5,7 @@ The one rule: only the fleet writes; plugins read. What was never measured is ma
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -160,6 +160,30 @@ class Fleet:
         """
         return self._roster
 
+    def serving(self, model: str) -> Roster[Endpoint]:
+        """Those who serve this model."""
+        roster = self._serving.get(model)
+        if roster is None:
+            others = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
+            roster = self._roster.without(others) if others else self._roster
+            if len(roster):  # names that nobody serves come from clients, without end
+                self._serving[model] = roster
+        return roster
+
+    def instances(self) -> list[ExecutionInstance]:
+        """Copies of the instances, with their load and speed as they stand."""
+        columns = self._columns
+        return [
+            msgspec.structs.replace(
+                endpoint.instance,
+                current_load=int(columns[LOAD][endpoint.row]),
+                avg_latency_ms=None
+                if isnan(columns[LATENCY_MS][endpoint.row])
+                else float(columns[LATENCY_MS][endpoint.row]),
+            )
+            for endpoint in self._endpoints
+        ]
+
     def add(self, instance: ExecutionInstance) -> Endpoint:
         """Take an instance in."""
         self._join([instance])
@@ -171,7 +195,10 @@ class Fleet:
         columns = dict(self._columns)
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
         endpoint.instance = instance
-        for name, value in _told(instance).items():
+        told = _told(instance)
+        if instance.avg_latency_ms is None:
+            del told[LATENCY_MS]  # what was learned stays
+        for name, value in told.items():
             columns[name][endpoint.row] = value
         self._set_load(columns, endpoint, max(float(ours), instance.current_load))
         self._reset(list(self._endpoints), columns)
@@ -206,6 +233,7 @@ class Fleet:
         self._endpoints = endpoints
         self._columns = {name: column_of(column, arrays) for name, column in columns.items()}
         self._roster: Roster[Endpoint] = Roster(endpoints, self._columns)
+        self._serving: dict[str, Roster[Endpoint]] = {}
 
     # Observations
 
@@ -237,6 +265,20 @@ class Fleet:
         for extractor in self.extractors:
             for attribute, value in extractor.extract(source, endpoint):
                 self.observe(instance_id, attribute, value, now)
+
+    def lightness_of(self, endpoint: Endpoint) -> float:
+        """Its lightness as it stands."""
+        return float(self._columns[LIGHTNESS][endpoint.row])
+
+    def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
+        """A request took this long on it, when it was sent at this lightness. Old news fades by a fifth each time."""
+        if endpoint.row < 0:
+            return
+        unstretched = latency_ms * lightness_then
+        before = self._columns[LATENCY_MS][endpoint.row]
+        self._columns[LATENCY_MS][endpoint.row] = (
+            unstretched if isnan(before) else before + 0.2 * (unstretched - before)
+        )
 
     # Reservations
 

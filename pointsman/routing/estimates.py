@@ -7,7 +7,7 @@ Cost: the tokens' share of what the instance's GPUs cost while it makes them at 
 a price: unknown.
 """
 
-from math import nan
+from math import isnan, nan
 
 import numpy as np
 
@@ -31,20 +31,16 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
     average, lightness = candidates.column(LATENCY_MS), candidates.column(LIGHTNESS)
     if isinstance(average, list):
         stretched = [mean / light for mean, light in zip(average, lightness, strict=True)]
-        unknown = sum(average) != sum(average)
-    else:
-        stretched = average / array(lightness)
-        unknown = bool(np.isnan(average).any())
-    if not unknown:
-        return stretched
-    load, throughput = candidates.column(LOAD), candidates.column(THROUGHPUT)
-    tokens_ms = output_tokens(request) * 1000
-    if isinstance(stretched, list):
+        if not isnan(sum(average)):
+            return stretched
+        load, throughput = candidates.column(LOAD), candidates.column(THROUGHPUT)
+        tokens_ms = output_tokens(request) * 1000
         return [
             ms if ms == ms else tokens_ms * (busy + 1) / rate
             for ms, busy, rate in zip(stretched, load, throughput, strict=True)
         ]
-    return np.where(np.isnan(stretched), tokens_ms * (array(load) + 1) / array(throughput), stretched)
+    by_tokens = output_tokens(request) * 1000 * (array(candidates.column(LOAD)) + 1)
+    return np.where(np.isnan(average), by_tokens / array(candidates.column(THROUGHPUT)), average / array(lightness))
 
 
 def cost(request: RequestMetadata, candidates: Endpoints, price_per_gpu_hour: float | None) -> Column:

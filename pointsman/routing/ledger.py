@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.plugins import RequestCycle
+from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
+from pointsman.selection import SchedulingResult
 
 
 class Hold(NamedTuple):
@@ -14,6 +17,16 @@ class Hold(NamedTuple):
     """Prompt tokens that it has to compute; released with the first token of the answer."""
     prefill: bool = False
     """It only prefills: with the first token its part is done."""
+
+
+def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
+    """What a result takes up: the first target of each profile, for the tokens it has to compute."""
+    uncached = cycle.get(UNCACHED_REQUEST_TOKENS)
+    prompt = float(cycle.request.input_tokens)
+    return [
+        Hold(run.targets[0], prompt if uncached is None else float(uncached[run.targets[0].row]), name == "prefill")
+        for name, run in result.results.items()
+    ]
 
 
 class Ledger:

@@ -12,6 +12,7 @@ from pointsman.selection.handlers import (
     SchedulingResult,
     SingleProfileHandler,
 )
+from pointsman.selection.labels import LabelExpression, LabelSelector
 from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
 from pointsman.selection.plugins import (
     Cycle,
@@ -35,5 +36,6 @@ __all__ = [
     "Profile", "ProfileResult", "ProfileFailure",
     "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler", "FallbackProfileHandler",
     "MaxScorePicker", "RandomPicker", "WeightedRandomPicker", "PowerOfTwoPicker",
+    "LabelSelector", "LabelExpression",
     "Trace", "Chance", "mixed", "plugin_name",
 ]  # fmt: skip

@@ -211,7 +211,7 @@ def best_over(column: Column) -> Column | None:
         if best != best:
             return None
         return [best / value if value == value else 0.0 for value in column]
-    best = np.fmin.reduce(column)
+    best = float(np.fmin.reduce(column))
     if best != best:
         return None
     return np.nan_to_num(best / column, copy=False, nan=0.0)

@@ -62,6 +62,10 @@ class Roster(Sequence[C], Generic[C]):
         """A column made for the whole roster, cut to the rows that are left."""
         return whole if self.rows is None else take(whole, self.rows, self.arrays)
 
+    def uncut(self) -> "Roster[C]":
+        """The whole roster, whose positions are the rows."""
+        return self if self.rows is None else Roster(self.whole, self._columns, arrays=self.arrays)
+
     def only(self, row: int) -> "Roster[C]":
         """The one candidate in this row of the whole roster."""
         return Roster(self.whole, self._columns, rows=(row,), arrays=False)

@@ -1,12 +1,12 @@
 """The cycle: producers prepare, the handler asks for profiles until it asks for none, then says what came of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
 from pointsman.selection.handlers import SchedulingFailure, SchedulingResult, SingleProfileHandler
 from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
-from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult
+from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken
 from pointsman.selection.roster import Roster
 
 C = TypeVar("C")
@@ -43,7 +43,7 @@ class Scheduler(Generic[C]):
                 self._producer_failed(cycle, producer, error)
         results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
         for _ in range(MOST_ROUNDS):
-            wanted = self.handler.pick_profiles(cycle, self._names, results)
+            wanted = self._asked(cycle, results)
             if not wanted:
                 break
             for name in wanted:
@@ -55,7 +55,16 @@ class Scheduler(Generic[C]):
             raise PluginError(plugin_name(self.handler), f"still asks for profiles after {MOST_ROUNDS} rounds")
         if not results:
             return SchedulingFailure("no profile was run", {})
-        return self.handler.process_results(cycle, results)
+        try:
+            return self.handler.process_results(cycle, results)
+        except Exception as error:
+            raise broken(plugin_name(self.handler), error) from error
+
+    def _asked(self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> Sequence[str]:
+        try:
+            return self.handler.pick_profiles(cycle, self._names, results)
+        except Exception as error:
+            raise broken(plugin_name(self.handler), error) from error
 
     def _producer_failed(self, cycle: Cycle[Any], producer: Producer[C], error: Exception) -> None:
         name = plugin_name(producer)

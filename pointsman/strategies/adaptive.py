@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from math import inf
 
-from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD, Fleet
+from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.strategies.base import Rule, Strategy
 from pointsman.strategies.cost_optimized import CostOptimizedStrategy
 from pointsman.strategies.priority import PriorityStrategy
 from pointsman.strategies.slo_aware import SloAwareStrategy
-from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
+from pointsman.types import Priority, RequestMetadata
 
 
 class AdaptiveStrategy(Strategy):
@@ -34,9 +34,11 @@ class AdaptiveStrategy(Strategy):
         self._priority = PriorityStrategy(fast_from=high_priority)
         self._slo_aware = SloAwareStrategy(urgent_below_ms)
         self._cost = CostOptimizedStrategy(price_per_gpu_hour)
+        for part in (self._priority, self._slo_aware, self._cost):
+            part.name = f"{self.name}, {part.name}"
+            part.price_per_gpu_hour = price_per_gpu_hour
 
-    def strategy_for(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> Strategy:
-        """Who decides about these requests."""
+    def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> Strategy:
         if any(request.priority >= self._high_priority for request in requests):
             return self._priority
         load = load_share(endpoints)
@@ -49,14 +51,7 @@ class AdaptiveStrategy(Strategy):
         return -high, *self._slo_aware.order(request)
 
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
-        return self.strategy_for([cycle.request], endpoints).rule_for(cycle, endpoints)
-
-    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
-        chosen = self.strategy_for(requests, Fleet(instances).roster)
-        chosen.now, chosen.seed = self.time_of(requests), self.seed
-        decisions = chosen.schedule(requests, instances)
-        self.unplaced = chosen.unplaced
-        return decisions
+        return self.for_batch([cycle.request], endpoints).rule_for(cycle, endpoints)
 
 
 def load_share(endpoints: Endpoints) -> float:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pointsman.routing.decisions import Unplaced, decision, demands
+from pointsman.routing.decisions import Choice, Unplaced, decision, demands
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import (
@@ -106,34 +106,38 @@ class Strategy(SchedulingPolicy):
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
         """How to choose an instance for this request, as things stand."""
 
+    def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> "Strategy":
+        """Who decides about these requests: this strategy, unless it knows a better one."""
+        return self
+
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
         return sorted(requests, key=self.order)
 
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
         fleet = Fleet(instances)
         now = self.time_of(requests)
+        deciding = self.for_batch(requests, fleet.roster)
         placed: dict[str, SchedulingDecision] = {}
         unplaced: list[Unplaced] = []
-        for turn, request in enumerate(self.prioritize(requests)):
+        for turn, request in enumerate(deciding.prioritize(requests)):
             if request.request_id in placed:
                 unplaced.append(Unplaced(request, SchedulingFailure("a request of the same id is placed", {})))
                 continue
-            made = self.decide(Cycle(request, now=now, seed=self.seed + turn), fleet)
-            if isinstance(made, SchedulingFailure):
-                unplaced.append(Unplaced(request, made))
+            choice = deciding.choose(Cycle(request, now=now, seed=self.seed + turn), fleet.roster)
+            if isinstance(choice, SchedulingFailure):
+                unplaced.append(Unplaced(request, choice))
             else:
-                placed[request.request_id] = made
+                placed[request.request_id] = choice.decision
                 # Reserve now: later requests of this batch must see the load.
-                fleet.reserve(fleet[made.target_instance_id], request.input_tokens)
+                fleet.reserve(choice.result.target, request.input_tokens)
         self.unplaced = unplaced
         return list(placed.values())
 
-    def decide(self, cycle: RequestCycle, fleet: Fleet) -> SchedulingDecision | SchedulingFailure[Endpoint]:
-        """The decision for one request, as the fleet stands; nothing is reserved."""
-        how = self.rule_for(cycle, fleet.roster)
-        result = how.scheduler.run(cycle, fleet.roster)
+    def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
+        """An instance for one request, as things stand; nothing is reserved."""
+        how = self.rule_for(cycle, endpoints)
+        result = how.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):
             return result
-        among = len(result.results[result.primary].ranked)
-        words = f"{self.name}: {how.words} of {among}"
-        return decision(cycle.request, result.target, fleet, self.price_per_gpu_hour, words)
+        words = f"{self.name}: {how.words} of {len(result.results[result.primary].ranked)}"
+        return Choice(result, decision(cycle.request, result.target, endpoints, self.price_per_gpu_hour, words))

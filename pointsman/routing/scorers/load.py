@@ -1,9 +1,10 @@
 """Scorers that prefer endpoints with less to do, by what the engines report and by what was sent to them."""
 
-from pointsman.routing.endpoints import WAITING
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
 from pointsman.selection import Column
-from pointsman.selection.columns import falling
+from pointsman.selection.columns import clipped, falling, filled, largest, linear, placed, plus, take, where_above
 
 
 class QueueScorer:
@@ -12,5 +13,78 @@ class QueueScorer:
     An endpoint never measured counts as an empty queue.
     """
 
+    bounded = True
+
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         return falling(candidates.column(WAITING))
+
+
+class RunningRequestsSizeScorer:
+    """Prefers endpoints that run few requests: 1 for the fewest, 0 for the most, 1 for all when equal.
+
+    An endpoint never measured counts as running nothing.
+    """
+
+    bounded = True
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        return falling(candidates.column(RUNNING))
+
+
+class KvCacheUtilizationScorer:
+    """Prefers free KV cache: the share of it that is free. An endpoint never measured counts as all free."""
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        return linear(candidates.column(KV_USAGE), -1.0, 1.0)
+
+
+class TokenLoadScorer:
+    """Prefers endpoints with few prompt tokens to compute: falls from 1 at none to 0 at `queue_threshold_tokens`.
+
+    Counts what we have in flight there and what this request would add. Without a producer of the latter, only the
+    former; neither is a measurement, so neither can be stale.
+    """
+
+    def __init__(self, queue_threshold_tokens: int = 4194304) -> None:
+        self.threshold = queue_threshold_tokens if queue_threshold_tokens > 0 else 4194304
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        tokens = candidates.column(IN_FLIGHT_TOKENS)
+        added = cycle.get(UNCACHED_REQUEST_TOKENS)
+        if added is not None:
+            tokens = plus(tokens, candidates.cut(added))
+        return linear(clipped(tokens, 0.0, self.threshold), -1 / self.threshold, 1.0)
+
+
+class ActiveRequestScorer:
+    """Prefers endpoints with few of our requests in flight.
+
+    At most `idle_threshold`: 1. Above it: `max_busy_score` at the least, falling to 0 for the busiest candidate. Our
+    own count is always current; an endpoint that we have sent nothing is idle.
+    """
+
+    def __init__(self, idle_threshold: int = 0, max_busy_score: float = 1.0) -> None:
+        self.idle = max(0, idle_threshold)
+        self.busy = max_busy_score if 0.0 <= max_busy_score <= 1.0 else 1.0
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        requests = candidates.column(IN_FLIGHT_REQUESTS)
+        busy = where_above(requests, self.idle)
+        if not len(busy):
+            return filled(1.0, requests)
+        falls = linear(take(requests, busy), -self.busy / largest(requests), self.busy)
+        return placed(filled(1.0, requests), busy, falls)
+
+
+class LoadAwareScorer:
+    """Prefers short waiting queues: falls from 0.5 at an empty one to 0 at `threshold` and beyond.
+
+    An endpoint never measured counts as an empty queue.
+    """
+
+    def __init__(self, threshold: int = 128) -> None:
+        self.threshold = threshold if threshold > 0 else 128
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        queues = clipped(candidates.column(WAITING), 0.0, self.threshold)
+        return linear(queues, -0.5 / self.threshold, 0.5)

@@ -1,0 +1,90 @@
+"""Admitters: requests of negative priority may be turned away before anything is scheduled.
+
+Enters: a request and the fleet. Leaves: why it is denied, or nothing. The one rule: priority 0 and above is admitted.
+"""
+
+from pointsman.routing.endpoints import KV_USAGE, MEASURED_AT, RUNNING, WAITING
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.signals import LATENCY_PREDICTIONS
+from pointsman.selection.columns import filled, larger, linear, mean, placed, smallest, take, where_finite
+
+__all__ = ["LatencySloAdmitter", "ProbabilisticAdmitter"]
+
+COLD_KV_USAGE = 0.02
+
+
+class ProbabilisticAdmitter:
+    """Turns away the more, the fuller the fleet: with probability saturation^`power` * `k`.
+
+    Saturation is the mean, over endpoints, of queue or KV cache relative to its threshold, whichever is more. An
+    endpoint never measured counts as just saturated; without endpoints everybody is admitted, to be refused later.
+    """
+
+    def __init__(
+        self,
+        queue_depth_threshold: float = 5.0,
+        kv_cache_util_threshold: float = 0.8,
+        power: float = 5.0,
+        k: float = 300.0,
+    ) -> None:
+        given = {"queueDepthThreshold": queue_depth_threshold, "kvCacheUtilThreshold": kv_cache_util_threshold}
+        for parameter, value in {**given, "power": power, "k": k}.items():
+            if value <= 0:
+                raise ValueError(f"{parameter} is {value:g}; it must be above 0")
+        self.queue_limit = queue_depth_threshold
+        self.kv_limit = kv_cache_util_threshold
+        self.power = power
+        self.k = k
+
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+        if cycle.request.priority >= 0 or not len(endpoints):
+            return None
+        saturation = self.saturation(endpoints)
+        odds = self.odds(saturation)
+        if cycle.chance.random() >= odds:
+            return None
+        return (
+            f"shed by priority {cycle.request.priority}: saturation is {saturation:.2f}, so {odds:.0%} are turned away"
+        )
+
+    def saturation(self, endpoints: Endpoints) -> float:
+        """How full the endpoints are; 1 is at the thresholds."""
+        queue = linear(endpoints.column(WAITING), 1 / self.queue_limit, 0.0)
+        fullest = larger(queue, linear(endpoints.column(KV_USAGE), 1 / self.kv_limit, 0.0))
+        measured = where_finite(endpoints.column(MEASURED_AT))
+        return mean(placed(filled(1.0, queue), measured, take(fullest, measured)))
+
+    def odds(self, saturation: float) -> float:
+        """The probability that a request is turned away."""
+        try:
+            return min(float(saturation**self.power) * self.k, 1.0)
+        except OverflowError:
+            return 1.0
+
+
+class LatencySloAdmitter:
+    """Turns away what no endpoint is predicted to serve in time, unless one is idle or has a nearly empty KV cache.
+
+    Only for requests that say an objective in `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms`. Without predictions
+    everybody is admitted, and an endpoint never measured counts as idle.
+    """
+
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+        if cycle.request.priority >= 0 or not any(_objective_ms(cycle, kind) > 0 for kind in ("ttft", "tpot")):
+            return None
+        known = cycle.get(LATENCY_PREDICTIONS) or {}
+        predictions = [known[endpoint.id] for endpoint in endpoints if endpoint.id in known]
+        if not predictions or any(prediction.ttft_valid and prediction.tpot_valid for prediction in predictions):
+            return None
+        if smallest(endpoints.column(RUNNING)) <= 0 or smallest(endpoints.column(KV_USAGE)) < COLD_KV_USAGE:
+            return None
+        return f"would be late: none of {len(predictions)} endpoints is predicted to meet its latency objectives"
+
+
+def _objective_ms(cycle: RequestCycle, kind: str) -> float:
+    headers = cycle.request.headers
+    written = headers.get(f"x-llm-d-slo-{kind}-ms", headers.get(f"x-slo-{kind}-ms", ""))
+    try:
+        return float(written)
+    except ValueError:
+        return 0.0

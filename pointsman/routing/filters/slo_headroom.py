@@ -1,0 +1,43 @@
+"""The filter that keeps requests on endpoints predicted to meet their latency objectives."""
+
+from itertools import compress
+from math import nan
+from operator import not_
+
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
+from pointsman.routing.signals import LATENCY_PREDICTIONS, LatencyPrediction
+from pointsman.selection import Rejected
+
+UNPREDICTED = LatencyPrediction(ttft=nan, tpot=nan, ttft_headroom=nan, tpot_headroom=nan)
+
+
+class SloHeadroomTierFilter:
+    """Demands endpoints predicted to meet both latency objectives, if there are any.
+
+    With probability `epsilon_explore_neg` it demands the others instead, so that they are tried and predictions of
+    them stay true. An endpoint without prediction is one of the others; no predictions at all: anybody.
+    """
+
+    def __init__(self, epsilon_explore_neg: float = 0.01) -> None:
+        if not 0 <= epsilon_explore_neg <= 1:
+            raise ValueError(f"epsilonExploreNeg is {epsilon_explore_neg:g}; it must be from 0 to 1")
+        self.epsilon = epsilon_explore_neg
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        known = cycle.get(LATENCY_PREDICTIONS)
+        if not known or len(candidates) <= 1:
+            return ()
+        predictions = [known.get(endpoint.id, UNPREDICTED) for endpoint in candidates]
+        in_time = [prediction.ttft_headroom >= 0 and prediction.tpot_headroom >= 0 for prediction in predictions]
+        if all(in_time) or not any(in_time):
+            return ()
+        places = range(len(candidates))
+        if cycle.chance.random() < self.epsilon:
+            return Rejected(candidates, list(compress(places, in_time)), "exploring endpoints that may be late")
+        return Rejected(
+            candidates,
+            list(compress(places, map(not_, in_time))),
+            "may be late: headroom {:.0f} ms to the first token, {:.1f} ms per token (nan: not predicted)",
+            [prediction.ttft_headroom for prediction in predictions],
+            [prediction.tpot_headroom for prediction in predictions],
+        )

@@ -1,0 +1,59 @@
+"""The filter for endpoints that are too busy by any of several measures."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Literal
+
+from pointsman.errors import did_you_mean
+from pointsman.parameters import Parameters
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, KV_USAGE, RUNNING, WAITING
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
+from pointsman.selection import Rejected
+from pointsman.selection.columns import larger, linear, where_above
+
+COLUMNS = {
+    "active-requests": IN_FLIGHT_REQUESTS,
+    "running-requests": RUNNING,
+    "waiting-queue": WAITING,
+    "kv-cache-utilization": KV_USAGE,
+}
+
+
+class Condition(Parameters, frozen=True):
+    """The most that one measure may be."""
+
+    metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
+    max_value: float
+
+    def check(self) -> None:
+        """Raise ValueError if it cannot be meant."""
+        if self.metric not in COLUMNS:
+            raise ValueError(f'conditions: metric "{self.metric}" is unknown{did_you_mean(self.metric, COLUMNS)}')
+        if self.max_value < 0:
+            raise ValueError(f"conditions: maxValue of {self.metric} is {self.max_value:g}; it must be 0 or more")
+        if self.metric == "kv-cache-utilization" and self.max_value > 1:
+            raise ValueError(f"conditions: maxValue of {self.metric} is {self.max_value:g}; it must be at most 1")
+
+
+class UtilizationFilter:
+    """Demands that an endpoint is at or below `maxValue` for all `conditions`.
+
+    If nobody is, nobody is left; with `fallback_on_empty`, everybody. What was never measured counts as 0.
+    """
+
+    def __init__(self, conditions: Sequence[Condition], fallback_on_empty: bool = False) -> None:
+        if not conditions:
+            raise ValueError("conditions is empty; it needs at least one {metric, maxValue}")
+        for condition in conditions:
+            condition.check()
+        self.limits = [(COLUMNS[condition.metric], condition.max_value) for condition in conditions]
+        self.fallback = fallback_on_empty
+        self._why = "too busy: " + ", ".join(f"{c.metric} {{:.3g}} (at most {c.max_value:g})" for c in conditions)
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        columns = [candidates.column(name) for name, _ in self.limits]
+        excess = [linear(column, 1.0, -limit) for column, (_, limit) in zip(columns, self.limits, strict=True)]
+        over = where_above(reduce(larger, excess), 0.0)
+        if not len(over) or (self.fallback and len(over) == len(candidates)):
+            return ()
+        return Rejected(candidates, over, self._why, *columns)

@@ -1,0 +1,119 @@
+"""The handler that splits a request's work: encode, prefill and decode on endpoints of their own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeAlias
+
+from pointsman.parameters import Parameters, PluginRef
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import Decider, RequestCycle
+from pointsman.selection import Key, ProfileFailure, ProfileResult, Roster, SchedulingFailure, SchedulingResult
+from pointsman.selection.handlers import failed
+
+Results: TypeAlias = Mapping[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]]
+
+PREFILLER = "x-prefiller-host-port"
+ENCODERS = "x-encoder-hosts-ports"
+
+
+class StageProfiles(Parameters, frozen=True):
+    """The profile of each stage."""
+
+    decode: str = "decode"
+    prefill: str = "prefill"
+    encode: str = "encode"
+
+
+class StageDeciders(Parameters, frozen=True):
+    """Who says whether a stage is worth while for a request; nobody: it is skipped."""
+
+    prefill: Annotated[Decider | None, PluginRef("decider")] = None
+    encode: Annotated[Decider | None, PluginRef("decider")] = None
+
+
+class DisaggProfileHandler:
+    """Runs the stages of a request one after the other; it goes to the endpoint that decodes.
+
+    `decode-first`: decode, then encode and prefill where their deciders agree. `prefill-first`: prefill, encode if
+    its decider agrees, then decode. Only decode must succeed; the engines do without a stage that did not.
+    """
+
+    def __init__(
+        self,
+        stage_order: str = "decode-first",
+        profiles: StageProfiles | None = None,
+        deciders: StageDeciders | None = None,
+    ) -> None:
+        order = stage_order.lower().replace("-", "").replace("_", "")
+        if order not in ("decodefirst", "prefillfirst"):
+            raise ValueError(f'stageOrder is "{stage_order}"; it must be decode-first or prefill-first')
+        self.prefill_first = order == "prefillfirst"
+        self.profiles = profiles or StageProfiles()
+        self.deciders = deciders or StageDeciders()
+        for stage, decider in {"prefill": self.deciders.prefill, "encode": self.deciders.encode}.items():
+            if decider is not None and not isinstance(decider, Decider):
+                raise ValueError(f"deciders.{stage} is of type {type(decider).__name__}; it must be a decider")
+        if self.prefill_first and self.deciders.prefill is not None:
+            raise ValueError("deciders.prefill is set with stageOrder prefill-first, where prefill always runs")
+        self._skipped: Key[frozenset[str]] = Key("disagg: skipped stages")
+
+    def pick_profiles(self, cycle: RequestCycle, profiles: Sequence[str], results: Results) -> Sequence[str]:
+        encode, prefill, decode = self.profiles.encode, self.profiles.prefill, self.profiles.decode
+        skipped = cycle.get(self._skipped) or frozenset()
+        open_stages = set(profiles) - set(results) - skipped
+        if self.prefill_first:
+            if decode in results:
+                return ()
+            if prefill in open_stages:
+                return (prefill,)
+            return (encode,) if encode in open_stages and self._agreed(cycle, encode, results) else (decode,)
+        if decode not in results:
+            return (decode,)
+        if not chosen(results, decode):
+            return ()
+        for stage in (encode, prefill):
+            if stage in open_stages and self._agreed(cycle, stage, results):
+                return (stage,)
+        return ()
+
+    def _agreed(self, cycle: RequestCycle, stage: str, results: Results) -> bool:
+        """Ask the stage's decider, once per cycle."""
+        decider = self.deciders.encode if stage == self.profiles.encode else self.deciders.prefill
+        decode = results.get(self.profiles.decode)
+        targets = chosen(results, self.profiles.decode)
+        endpoints = decode.ranked.candidates if isinstance(decode, ProfileResult) else Roster[Endpoint](())
+        if decider is not None and decider.decides(cycle, endpoints, targets[0] if targets else None):
+            return True
+        cycle[self._skipped] = (cycle.get(self._skipped) or frozenset()) | {stage}
+        return False
+
+    def process_results(
+        self, cycle: RequestCycle, results: Results
+    ) -> SchedulingResult[Endpoint] | SchedulingFailure[Endpoint]:
+        decode = self.profiles.decode
+        if not chosen(results, decode):
+            failures = failed(results)
+            return SchedulingFailure("" if decode in failures else f'profile "{decode}" chose nobody', failures)
+        stages = (decode, self.profiles.prefill, self.profiles.encode)
+        return SchedulingResult(
+            {name: result for name in stages if isinstance(result := results.get(name), ProfileResult)}, decode
+        )
+
+    def request_headers(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
+        prefillers = chosen(result.results, self.profiles.prefill)
+        encoders = chosen(result.results, self.profiles.encode)
+        return {
+            PREFILLER: address(prefillers[0]) if prefillers else None,
+            ENCODERS: ",".join(map(address, encoders)) or None,
+        }
+
+
+def chosen(results: Results, profile: str) -> Sequence[Endpoint]:
+    """The targets of a profile; none if it failed or did not run."""
+    result = results.get(profile)
+    return result.targets if isinstance(result, ProfileResult) else ()
+
+
+def address(endpoint: Endpoint) -> str:
+    """host:port, with the host of an IPv6 address in brackets."""
+    host = endpoint.instance.host
+    return f"[{host}]:{endpoint.instance.port}" if ":" in host else f"{host}:{endpoint.instance.port}"

@@ -1,0 +1,47 @@
+"""The handler that lets a request name its profile."""
+
+from collections.abc import Mapping, Sequence
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import RequestCycle
+from pointsman.selection import (
+    ProfileFailure,
+    ProfileResult,
+    SchedulingFailure,
+    SchedulingResult,
+    SingleProfileHandler,
+)
+
+
+class HeaderProfileHandler:
+    """Runs the profile that the header `header_name` says, else `default_profile`. A single profile always runs.
+
+    A name that no profile has runs nothing, and so the request fails.
+    """
+
+    def __init__(self, header_name: str = "EPP-Profile", default_profile: str = "decode") -> None:
+        self.header = header_name.lower()
+        self.default = default_profile
+        self._single = SingleProfileHandler()
+
+    def pick_profiles(
+        self,
+        cycle: RequestCycle,
+        profiles: Sequence[str],
+        results: Mapping[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]],
+    ) -> Sequence[str]:
+        if results:
+            return ()
+        if len(profiles) == 1:
+            return profiles
+        wanted = cycle.request.headers.get(self.header, "").strip() or self.default
+        if wanted in profiles:
+            return (wanted,)
+        if cycle.trace is not None:
+            cycle.trace.note(f'no profile is named "{wanted}"; header {self.header} may say {", ".join(profiles)}')
+        return ()
+
+    def process_results(
+        self, cycle: RequestCycle, results: Mapping[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]]
+    ) -> SchedulingResult[Endpoint] | SchedulingFailure[Endpoint]:
+        return self._single.process_results(cycle, results)

@@ -1,0 +1,53 @@
+"""How requests find their instances, as the dispatcher sees it: one by one, or all that wait at once."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from pointsman.routing.decisions import Choice, decision
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.selection import Scheduler, SchedulingFailure
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+
+class Route(Protocol):
+    """Finds an instance for one request: a strategy, or a configured scheduler."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
+        """As things stand; nothing is reserved yet."""
+        ...
+
+
+class BatchPolicy(Protocol):
+    """Finds instances for all waiting requests at once: a user's own `schedule`."""
+
+    now: float | None
+    seed: int
+
+    @property
+    def name(self) -> str: ...
+
+    def schedule(
+        self, requests: list[RequestMetadata], instances: list[ExecutionInstance]
+    ) -> Iterable[SchedulingDecision]: ...
+
+
+class ConfiguredRoute:
+    """A scheduler put together from plugins."""
+
+    def __init__(
+        self, scheduler: Scheduler[Endpoint], name: str = "configured", price_per_gpu_hour: float | None = None
+    ) -> None:
+        self.name = name
+        self._scheduler = scheduler
+        self._price = price_per_gpu_hour
+
+    def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
+        result = self._scheduler.run(cycle, endpoints)
+        if isinstance(result, SchedulingFailure):
+            return result
+        words = f'{self.name}: best of {len(result.results[result.primary].ranked)} by profile "{result.primary}"'
+        return Choice(result, decision(cycle.request, result.target, endpoints, self._price, words))

@@ -1,0 +1,70 @@
+"""Keeps prompts on endpoints that are meant for their length: scorer and filter in one."""
+
+import re
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
+from pointsman.selection import Column
+from pointsman.selection.columns import where_zero
+from pointsman.selection.labels import LabelColumn, RejectedForLabels
+
+
+class ContextLengthAware:
+    """Prefers, and with `enable_filtering` demands, endpoints whose label says a range that the prompt falls in.
+
+    The label is `min-max`, in tokens, both included. Narrow ranges come before wide ones, and in a range short prompts
+    before long ones. Without the label an endpoint takes everything, at 0.5; one whose label cannot be read takes
+    nothing. Prompt tokens that nobody counted are estimated from its bytes.
+    """
+
+    def __init__(self, label: str = "llm-d.ai/context-length-range", enable_filtering: bool = False) -> None:
+        if not label:
+            raise ValueError("label is empty; it must be the key of a label")
+        self.filtering = enable_filtering
+        self._ranges: LabelColumn[Endpoint] = LabelColumn(label)
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        if not self.filtering:
+            return ()
+        tokens = cycle.request.input_tokens
+        outside = where_zero(self._ranges.judged(candidates, lambda text: float(_takes(text, tokens))))
+        if not len(outside):
+            return ()
+        key = self._ranges.key
+        return RejectedForLabels(
+            candidates, outside, lambda labels: f"prompt out of range: {tokens} tokens, {key} is {labels.get(key)}"
+        )
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        tokens = cycle.request.input_tokens
+        return self._ranges.judged(candidates, lambda text: _score(text, tokens))
+
+
+def _takes(text: str | None, tokens: int) -> bool:
+    if text is None:
+        return True
+    bounds = _bounds(text)
+    return bounds is not None and bounds[0] <= tokens <= bounds[1]
+
+
+def _score(text: str | None, tokens: int) -> float:
+    if text is None:
+        return 0.5
+    bounds = _bounds(text)
+    if bounds is None:
+        return 0.0
+    low, high = bounds
+    width = high - low
+    if not low <= tokens <= high:
+        return 0.3 / (1 + max(low - tokens, tokens - high) / 1000)
+    if not width:
+        return 1.0
+    return 0.3 + 0.7 * (0.7 / (1 + width / 10000) + 0.3 * (high - tokens) / width)
+
+
+def _bounds(text: str) -> tuple[int, int] | None:
+    parts = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
+    if parts is None:
+        return None
+    low, high = map(int, parts.groups())
+    return (low, high) if low <= high else None

@@ -1,0 +1,54 @@
+"""The scorer that keeps LoRA adapters where they are loaded."""
+
+from collections.abc import Sequence
+
+from pointsman.routing.endpoints import Endpoint, Metrics
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.selection import Column
+from pointsman.selection.columns import column_of, placed
+
+MOST_MODELS = 256
+"""Scores are remembered for this many models at once: names come from clients, without end."""
+
+
+class LoraAffinityScorer:
+    """Prefers endpoints that have the model's adapter loaded (1), then those with room for one more (0.8), then those
+    where it is waiting to be loaded (0.6).
+
+    An endpoint never measured has no adapter and no room: 0. Scores are kept per model and worked out again only
+    where an engine has reported since.
+    """
+
+    bounded = True
+
+    def __init__(self) -> None:
+        self._members: Sequence[Endpoint] = ()
+        self._known: dict[str, tuple[list[Metrics | None], Column]] = {}
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        model, members = cycle.request.model_name, candidates.whole
+        if members is not self._members or len(self._known) > MOST_MODELS:
+            self._members, self._known = members, {}
+        seen, scores = self._known.get(model) or _nothing_seen(candidates)
+        now = [endpoint.metrics for endpoint in members]
+        if now != seen:
+            changed = [row for row, (new, old) in enumerate(zip(now, seen, strict=True)) if new is not old]
+            scores = placed(scores, changed, [_affinity(model, now[row]) for row in changed])
+            self._known[model] = now, scores
+        return candidates.cut(scores)
+
+
+def _nothing_seen(candidates: Endpoints) -> tuple[list[Metrics | None], Column]:
+    size = len(candidates.whole)
+    return [None] * size, column_of([0.0] * size, candidates.arrays)
+
+
+def _affinity(model: str, metrics: Metrics | None) -> float:
+    if metrics is None:
+        return 0.0
+    active, waiting = metrics.active_models, metrics.waiting_models
+    if model in active:
+        return 1.0
+    if len(active | waiting) < metrics.max_active_models:
+        return 0.8
+    return 0.6 if model in waiting else 0.0

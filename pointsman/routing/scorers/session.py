@@ -1,0 +1,19 @@
+"""The scorer that would keep a session where it is."""
+
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.sessions import SessionAffinity
+from pointsman.selection import Column
+from pointsman.selection.columns import column_of
+
+
+class SessionAffinityScorer(SessionAffinity):
+    """Prefers the endpoint that the request's session is on: 1 for it, 0 for the others.
+
+    All 0 when the request has no session, its token cannot be read, or its endpoint is not a candidate.
+    """
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        bound = self.bound_to(cycle)
+        if bound is None:
+            return column_of([0.0] * len(candidates), candidates.arrays)
+        return column_of([1.0 if endpoint.id == bound else 0.0 for endpoint in candidates], candidates.arrays)

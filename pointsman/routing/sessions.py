@@ -1,0 +1,168 @@
+"""Sessions: which endpoint a conversation is kept on, as its token says or as we remember.
+
+Enters: a request, and later where it went. Leaves: the id of the endpoint that its session belongs to, if any. The one
+rule: a session is a wish. An endpoint that has gone or may not be chosen is nobody's session.
+"""
+
+from base64 import b64decode, b64encode
+from collections import OrderedDict
+from typing import Literal, NamedTuple
+
+from pointsman.parameters import Parameters
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import RequestCycle
+from pointsman.selection import SchedulingResult
+from pointsman.types import RequestMetadata
+
+MOST_SESSIONS = 100_000
+"""Session ids come from clients, without end: past this many, the one used longest ago is forgotten."""
+
+REQUEST_ATTRIBUTES = ("user_id", "model_name", "cache_salt")
+"""What a session source may read of a request besides its headers."""
+
+
+class EncodedEndpointHeaderConfig(Parameters, frozen=True):
+    """The header that carries the endpoint, in requests and answers."""
+
+    header: str = "x-session-token"
+
+
+class SessionSource(Parameters, frozen=True):
+    """Where a session id may be found: one of the two."""
+
+    header: str = ""
+    attribute: str = ""
+
+    def check(self) -> None:
+        """Raise ValueError unless it is exactly one, and known."""
+        if bool(self.header) == bool(self.attribute):
+            raise ValueError(
+                f'sessionIdConfig.sources has header "{self.header}" and attribute "{self.attribute}"; '
+                "each source must be exactly one of them"
+            )
+        if self.attribute and self.attribute not in REQUEST_ATTRIBUTES:
+            allowed = ", ".join(REQUEST_ATTRIBUTES)
+            raise ValueError(f'sessionIdConfig.sources has attribute "{self.attribute}"; it must be one of {allowed}')
+
+    def read(self, request: RequestMetadata) -> str:
+        """What this source says; empty if nothing."""
+        if self.header:
+            return request.headers.get(self.header.lower(), "").strip()
+        return str(getattr(request, self.attribute)).strip()
+
+
+class SessionIdConfig(Parameters, frozen=True):
+    """Where session ids are found, and how long an unused one is remembered. Times that are not above 0: default."""
+
+    sources: tuple[SessionSource, ...] = (SessionSource(header="x-session-id"),)
+    eviction_ttl_seconds: float = 300.0
+    eviction_sweep_seconds: float = 10.0
+
+
+class Binding(NamedTuple):
+    """The endpoint of a session, and until when it is remembered."""
+
+    endpoint_id: str
+    expires: float
+
+
+class Bindings:
+    """Session -> endpoint. Each use prolongs it, so the first is always the one to expire next."""
+
+    def __init__(self, ttl: float, sweep: float) -> None:
+        self._ttl = ttl if ttl > 0 else 300.0
+        self._sweep = sweep if sweep > 0 else 10.0
+        self._next_sweep = 0.0
+        self._bindings: OrderedDict[str, Binding] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def endpoint_of(self, session: str, now: float) -> str | None:
+        """Where the session is, if it is known and not too old."""
+        binding = self._bindings.get(session)
+        return binding.endpoint_id if binding is not None and now < binding.expires else None
+
+    def bind(self, session: str, endpoint_id: str, now: float) -> None:
+        """Remember, or remember for longer."""
+        self._bindings[session] = Binding(endpoint_id, now + self._ttl)
+        self._bindings.move_to_end(session)
+        if len(self._bindings) > MOST_SESSIONS:
+            self._bindings.popitem(last=False)
+        if now >= self._next_sweep:
+            self._next_sweep = now + self._sweep
+            while next(iter(self._bindings.values())).expires <= now:
+                self._bindings.popitem(last=False)
+
+    def forget(self, endpoint_id: str) -> None:
+        """Its sessions are free to go elsewhere."""
+        for session in [s for s, binding in self._bindings.items() if binding.endpoint_id == endpoint_id]:
+            del self._bindings[session]
+
+
+class SessionAffinity:
+    """What the session scorer and the session filter share.
+
+    `encoded_endpoint_header`: each answer says in a header which endpoint it came from, and requests say it back.
+    `session_id`: a request says its session, and we remember where that went first; it moves only if that endpoint
+    could not be chosen. `profile_name` is the profile whose target counts; empty: the primary one.
+    """
+
+    def __init__(
+        self,
+        strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header",
+        encoded_endpoint_header_config: EncodedEndpointHeaderConfig | None = None,
+        session_id_config: SessionIdConfig | None = None,
+        profile_name: str = "",
+    ) -> None:
+        if strategy not in ("encoded_endpoint_header", "session_id"):
+            raise ValueError(f'strategy is "{strategy}"; it must be encoded_endpoint_header or session_id')
+        encoded = encoded_endpoint_header_config or EncodedEndpointHeaderConfig()
+        by_id = session_id_config or SessionIdConfig()
+        self.by_header = strategy == "encoded_endpoint_header"
+        self.header = encoded.header.lower() or "x-session-token"
+        self.sources = by_id.sources or SessionIdConfig().sources
+        for source in self.sources:
+            source.check()
+        self.profile = profile_name
+        self._bindings = Bindings(by_id.eviction_ttl_seconds, by_id.eviction_sweep_seconds)
+
+    def bound_to(self, cycle: RequestCycle) -> str | None:
+        """The id of the endpoint that the request's session is on, if it has one."""
+        if self.by_header:
+            return decoded(cycle.request.headers.get(self.header, ""))
+        session = self._session(cycle.request)
+        return self._bindings.endpoint_of(session, cycle.now) if session else None
+
+    def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None:
+        chosen = result.results.get(self.profile or result.primary)
+        session = "" if self.by_header else self._session(cycle.request)
+        if not session or chosen is None or not chosen.targets:
+            return
+        bound = self._bindings.endpoint_of(session, cycle.now)
+        if bound is None or not any(endpoint.id == bound for endpoint in chosen.ranked.candidates):
+            bound = chosen.targets[0].id
+        self._bindings.bind(session, bound, cycle.now)
+
+    def response_headers(self, request: RequestMetadata, served_by: Endpoint) -> dict[str, str]:
+        return {self.header: encoded_id(served_by)} if self.by_header else {}
+
+    def departed(self, endpoint: Endpoint) -> None:
+        self._bindings.forget(endpoint.id)
+
+    def _session(self, request: RequestMetadata) -> str:
+        return next(filter(None, (source.read(request) for source in self.sources)), "")
+
+
+def encoded_id(endpoint: Endpoint) -> str:
+    """The endpoint's id as its clients see it."""
+    return b64encode(endpoint.id.encode()).decode()
+
+
+def decoded(token: str) -> str | None:
+    """The endpoint id in a token; None if it is not one that `encoded_id` could have written."""
+    try:
+        written = b64decode(token, validate=True)
+        return written.decode() if written and b64encode(written).decode() == token else None
+    except ValueError:
+        return None
