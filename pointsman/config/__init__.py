@@ -1,0 +1,16 @@
+"""Configuration: YAML enters; plans leave, with everything built and nothing running.
+
+The one rule: all or nothing. Every problem of a file is reported at once, with its line, and nothing of a bad file is
+applied. `load` takes a file (`Path`) or text (`str`); see `schema` for the documents, `registry` for the names.
+"""
+
+from pointsman.config.json_schema import json_schema
+from pointsman.config.loading import build_named, build_policy, load, load_deployments, load_picker
+from pointsman.config.plan import DeploymentPlan, PickerPlan, PointsmanPlan
+from pointsman.config.problems import Problem
+
+__all__ = [
+    "load", "load_picker", "load_deployments", "build_policy", "build_named",
+    "PickerPlan", "DeploymentPlan", "PointsmanPlan",
+    "Problem", "json_schema",
+]  # fmt: skip

@@ -39,7 +39,7 @@ class ProbabilisticAdmitter:
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
         if cycle.request.priority >= 0 or not len(endpoints):
             return None
-        saturation = self.saturation(endpoints)
+        saturation = self.pressure(endpoints)
         odds = self.odds(saturation)
         if cycle.chance.random() >= odds:
             return None
@@ -47,7 +47,7 @@ class ProbabilisticAdmitter:
             f"shed by priority {cycle.request.priority}: saturation is {saturation:.2f}, so {odds:.0%} are turned away"
         )
 
-    def saturation(self, endpoints: Endpoints) -> float:
+    def pressure(self, endpoints: Endpoints) -> float:
         """How full the endpoints are; 1 is at the thresholds."""
         queue = linear(endpoints.column(WAITING), 1 / self.queue_limit, 0.0)
         fullest = larger(queue, linear(endpoints.column(KV_USAGE), 1 / self.kv_limit, 0.0))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pointsman.routing.endpoints import LOAD, Endpoint, Fleet
-from pointsman.routing.estimates import expected
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, expected
 from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.filters.serving import HasRoom, IsHealthy, ServesModel
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
 
 def decision(
-    request: RequestMetadata, endpoint: Endpoint, endpoints: Endpoints, price_per_gpu_hour: float | None, how: str
+    request: RequestMetadata, endpoint: Endpoint, endpoints: Endpoints, price_per_gpu_hour: float, how: str
 ) -> SchedulingDecision:
     """The decision for this endpoint, before its load counts the request."""
     instance, row = endpoint.instance, endpoint.row
@@ -66,7 +66,7 @@ def decision(
     )
 
 
-def demands(price_per_gpu_hour: float | None = None) -> tuple[Filter[Endpoint], ...]:
+def demands(price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> tuple[Filter[Endpoint], ...]:
     """The filters that stand before every profile: whoever fails one of them is never picked."""
     return ServesModel(), IsHealthy(), HasRoom(), WithinBudget(price_per_gpu_hour)
 
@@ -82,7 +82,7 @@ def vet(
     decisions: Iterable[SchedulingDecision],
     requests: Iterable[RequestMetadata],
     fleet: Fleet,
-    price_per_gpu_hour: float | None = None,
+    price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
 ) -> Vetted:
     """Check a policy's decisions one by one, as if each were carried out before the next: load adds up.
 

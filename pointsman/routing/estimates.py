@@ -3,11 +3,11 @@
 Latency: the instance's average, stretched by how full it is (at its limit: twice the average). Without an average, the
 time to make the tokens if the instance's throughput is shared by the requests on it. Without either: unknown.
 
-Cost: the tokens' share of what the instance's GPUs cost while it makes them at its throughput. Without a throughput or
-a price: unknown.
+Cost: the tokens' share of what the instance's GPUs cost while it makes them at its throughput. Without a throughput:
+unknown.
 """
 
-from math import isnan, nan
+from math import isnan
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from pointsman.routing.plugins import Endpoints
 from pointsman.selection import Column
 from pointsman.selection.columns import array
 from pointsman.types import RequestMetadata
+
+DEFAULT_PRICE_PER_GPU_HOUR = 2.0
+"""What a data-centre GPU rents for, roughly. Give your own: budgets and estimated costs are only as true as it is."""
 
 DEFAULT_OUTPUT_TOKENS = 256
 """Stands in for `max_tokens` where a request gives none."""
@@ -43,21 +46,20 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
     return np.where(np.isnan(average), by_tokens / array(candidates.column(THROUGHPUT)), average / array(lightness))
 
 
-def cost(request: RequestMetadata, candidates: Endpoints, price_per_gpu_hour: float | None) -> Column:
+def cost(request: RequestMetadata, candidates: Endpoints, price_per_gpu_hour: float) -> Column:
     """Expected cost per candidate, at its own price or else the given one; nan where unknown."""
     token_hours = (request.input_tokens + output_tokens(request)) / 3600
-    default = nan if price_per_gpu_hour is None else price_per_gpu_hour
     price, gpu_seconds = candidates.column(PRICE), candidates.column(GPU_SECONDS_PER_TOKEN)
     if isinstance(price, list):
         return [
-            (own if own == own else default) * token_hours * seconds
+            (own if own == own else price_per_gpu_hour) * token_hours * seconds
             for own, seconds in zip(price, gpu_seconds, strict=True)
         ]
-    return np.where(np.isnan(price), default, price) * token_hours * array(gpu_seconds)
+    return np.where(np.isnan(price), price_per_gpu_hour, price) * token_hours * array(gpu_seconds)
 
 
 def expected(
-    request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float | None
+    request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
     """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
     latency = endpoints.column(LATENCY_MS)[row] / endpoints.column(LIGHTNESS)[row]
@@ -66,6 +68,6 @@ def expected(
         latency = tokens * 1000 * (endpoints.column(LOAD)[row] + 1) / endpoints.column(THROUGHPUT)[row]
     price = endpoints.column(PRICE)[row]
     if price != price:
-        price = nan if price_per_gpu_hour is None else price_per_gpu_hour
+        price = price_per_gpu_hour
     money = price * ((request.input_tokens + tokens) / 3600) * endpoints.column(GPU_SECONDS_PER_TOKEN)[row]
     return None if latency != latency else float(latency), None if money != money else float(money)

@@ -4,19 +4,10 @@ Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class h
 """
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.selection import (
-    Cycle,
-    Filter,
-    Picker,
-    Producer,
-    ProfileHandler,
-    Roster,
-    SchedulingResult,
-    Scorer,
-)
+from pointsman.selection import Cycle, Roster, SchedulingResult
 from pointsman.types import RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
@@ -70,17 +61,3 @@ class DepartureListener(Protocol):
     """Is told when an instance has left, so that it can forget it."""
 
     def departed(self, endpoint: Endpoint) -> None: ...
-
-
-def roles_of(plugin: Any) -> list[str]:
-    """The roles that a plugin fills, in words."""
-    roles: dict[str, Any] = {
-        "filter": Filter,
-        "scorer": Scorer,
-        "picker": Picker,
-        "profile handler": ProfileHandler,
-        "producer": Producer,
-        "decider": Decider,
-        "admitter": Admitter,
-    }
-    return [role for role, protocol in roles.items() if isinstance(plugin, protocol)]

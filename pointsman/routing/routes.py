@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pointsman.routing.decisions import Choice, decision
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Scheduler, SchedulingFailure
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -26,6 +27,7 @@ class BatchPolicy(Protocol):
 
     now: float | None
     seed: int
+    price_per_gpu_hour: float
 
     @property
     def name(self) -> str: ...
@@ -39,7 +41,10 @@ class ConfiguredRoute:
     """A scheduler put together from plugins."""
 
     def __init__(
-        self, scheduler: Scheduler[Endpoint], name: str = "configured", price_per_gpu_hour: float | None = None
+        self,
+        scheduler: Scheduler[Endpoint],
+        name: str = "configured",
+        price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> None:
         self.name = name
         self._scheduler = scheduler

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.strategies.base import Rule, Strategy
 from pointsman.strategies.cost_optimized import CostOptimizedStrategy
@@ -24,19 +25,18 @@ class AdaptiveStrategy(Strategy):
         high_load: float = 0.8,
         low_load: float = 0.3,
         high_priority: int = Priority.HIGH,
-        price_per_gpu_hour: float = 2.0,
+        price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
         urgent_below_ms: float = 1000.0,
     ) -> None:
         if not 0 <= low_load <= high_load:
             raise ValueError(f"lowLoad must be between 0 and highLoad, found {low_load} and {high_load}")
         self._high_load, self._low_load, self._high_priority = high_load, low_load, high_priority
         self.price_per_gpu_hour = price_per_gpu_hour
-        self._priority = PriorityStrategy(fast_from=high_priority)
-        self._slo_aware = SloAwareStrategy(urgent_below_ms)
+        self._priority = PriorityStrategy(fast_from=high_priority, price_per_gpu_hour=price_per_gpu_hour)
+        self._slo_aware = SloAwareStrategy(urgent_below_ms, price_per_gpu_hour=price_per_gpu_hour)
         self._cost = CostOptimizedStrategy(price_per_gpu_hour)
         for part in (self._priority, self._slo_aware, self._cost):
             part.name = f"{self.name}, {part.name}"
-            part.price_per_gpu_hour = price_per_gpu_hour
 
     def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> Strategy:
         if any(request.priority >= self._high_priority for request in requests):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pointsman.routing.decisions import Choice, Unplaced, decision, demands
 from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import (
     Cycle,
@@ -39,6 +40,8 @@ class SchedulingPolicy(ABC):
     """The time of this call, set by whoever runs the policy. None: the latest arrival stands in for it."""
     seed: int = 0
     """The dice of this policy: with the same seed, the same calls give the same decisions."""
+    price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR
+    """For instances without a price of their own: what budgets are checked against."""
     unplaced: Sequence[Unplaced] = ()
     """After `schedule`: the requests that were left waiting, each with the reason. Filling it in is optional."""
 
@@ -74,7 +77,7 @@ class Rule(NamedTuple):
 def rule(
     words: str,
     *scorers: Scorer[Endpoint] | tuple[Scorer[Endpoint], float],
-    price: float | None = None,
+    price: float = DEFAULT_PRICE_PER_GPU_HOUR,
     first: Sequence[Any] = (),
 ) -> Rule:
     """A rule that picks the best by these scorers among those who can serve the request.
@@ -95,8 +98,6 @@ class Strategy(SchedulingPolicy):
     `order` depends on the request alone, so that a queue can keep it; overriding `prioritize` instead is possible
     and costs a sort of everything that waits, each time.
     """
-
-    price_per_gpu_hour: float | None = None
 
     @abstractmethod
     def order(self, request: RequestMetadata) -> Any:

@@ -1,5 +1,6 @@
 """The cheapest instance that meets the requirements."""
 
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.deadline import MeetsDeadline
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import Cheapest
@@ -15,7 +16,7 @@ class CostOptimizedStrategy(Strategy):
     If none is expected to make the deadline, the cheapest of all is taken: late is better than never.
     """
 
-    def __init__(self, price_per_gpu_hour: float = 2.0) -> None:
+    def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
         if not price_per_gpu_hour > 0:
             raise ValueError(f"pricePerGpuHour must be positive, found {price_per_gpu_hour}")
         self.price_per_gpu_hour = price_per_gpu_hour

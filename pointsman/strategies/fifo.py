@@ -1,5 +1,6 @@
 """First come, first served, by whoever has most room."""
 
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import LeastLoaded
 from pointsman.strategies.base import Rule, Strategy, arrival, rule
@@ -9,8 +10,9 @@ from pointsman.types import RequestMetadata
 class FifoStrategy(Strategy):
     """Arrival order; the least loaded instance."""
 
-    def __init__(self) -> None:
-        self._least_loaded = rule("least loaded", LeastLoaded())
+    def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
+        self.price_per_gpu_hour = price_per_gpu_hour
+        self._least_loaded = rule("least loaded", LeastLoaded(), price=price_per_gpu_hour)
 
     def order(self, request: RequestMetadata) -> float:
         return arrival(request)

@@ -1,5 +1,6 @@
 """The important first, and on the fastest instances."""
 
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import Fastest, LeastLoaded
 from pointsman.strategies.base import Rule, Strategy, arrival, rule
@@ -13,13 +14,19 @@ class PriorityStrategy(Strategy):
     request by one priority, so that none is overtaken by later arrivals for ever; without, priority is strict.
     """
 
-    def __init__(self, fast_from: int = Priority.HIGH, aging_s: float | None = None) -> None:
+    def __init__(
+        self,
+        fast_from: int = Priority.HIGH,
+        aging_s: float | None = None,
+        price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
+    ) -> None:
         if aging_s is not None and aging_s <= 0:
             raise ValueError(f"agingS must be positive, found {aging_s}")
         self._fast_from = fast_from
         self._aging_s = aging_s
-        self._fastest = rule("fastest", Fastest())
-        self._least_loaded = rule("least loaded", LeastLoaded())
+        self.price_per_gpu_hour = price_per_gpu_hour
+        self._fastest = rule("fastest", Fastest(), price=price_per_gpu_hour)
+        self._least_loaded = rule("least loaded", LeastLoaded(), price=price_per_gpu_hour)
 
     def order(self, request: RequestMetadata) -> tuple[float, float]:
         if self._aging_s is None:

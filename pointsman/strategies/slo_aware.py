@@ -2,6 +2,7 @@
 
 from math import inf
 
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.deadline import MeetsDeadline
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import Fastest, LeastLoaded
@@ -16,12 +17,18 @@ class SloAwareStrategy(Strategy):
     to the least loaded instance of those that are expected to make the deadline, or of all if none is.
     """
 
-    def __init__(self, urgent_below_ms: float = 1000.0, urgent_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        urgent_below_ms: float = 1000.0,
+        urgent_share: float = 0.5,
+        price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
+    ) -> None:
         self._urgent_below_ms = urgent_below_ms
         self._urgent_share = urgent_share
-        self._fastest = rule("urgent, fastest", Fastest())
-        self._in_time = rule("in time, least loaded", LeastLoaded(), first=[MeetsDeadline()])
-        self._least_loaded = rule("no deadline, least loaded", LeastLoaded())
+        self.price_per_gpu_hour = price = price_per_gpu_hour
+        self._fastest = rule("urgent, fastest", Fastest(), price=price)
+        self._in_time = rule("in time, least loaded", LeastLoaded(), price=price, first=[MeetsDeadline()])
+        self._least_loaded = rule("no deadline, least loaded", LeastLoaded(), price=price)
 
     def order(self, request: RequestMetadata) -> tuple[float, float]:
         deadline = request.deadline

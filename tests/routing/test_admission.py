@@ -32,7 +32,7 @@ def test_saturation(
     admitter: ProbabilisticAdmitter, candidates: list[Candidate], saturation: float, long: bool
 ) -> None:
     _, roster = scene(candidates, long=long)
-    assert admitter.saturation(roster) == pytest.approx(saturation)
+    assert admitter.pressure(roster) == pytest.approx(saturation)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from math import inf
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.estimates import cost
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, cost
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Rejected
 from pointsman.selection.columns import filled, or_else, where_above
@@ -15,7 +15,7 @@ class WithinBudget:
     An endpoint whose cost is unknown might exceed the budget, so it is turned away too.
     """
 
-    def __init__(self, price_per_gpu_hour: float | None = None) -> None:
+    def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
         self._price = price_per_gpu_hour
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:

@@ -1,7 +1,7 @@
 """Scorers for load, speed and cost by what is known of the instances themselves."""
 
 from pointsman.routing.endpoints import LIGHTNESS
-from pointsman.routing.estimates import cost, latency_ms
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, cost, latency_ms
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import best_over
@@ -36,12 +36,12 @@ class Fastest:
 class Cheapest:
     """Prefers the endpoint where the request costs least: 1 for the cheapest, 0.5 for one that costs twice as much.
 
-    Cost unknown (no throughput, no price): 0, so that it is not the cheapest. Nobody's known: as least-loaded.
+    Cost unknown (no throughput): 0, so that it is not the cheapest. Nobody's known: as least-loaded.
     """
 
     bounded = True
 
-    def __init__(self, price_per_gpu_hour: float | None = None) -> None:
+    def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
         self._price = price_per_gpu_hour
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:

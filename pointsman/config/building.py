@@ -1,0 +1,176 @@
+"""The plugins of one document: declared, then built with what they depend on first, whatever the order of listing.
+
+Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem; whoever
+refers to it is not another.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pointsman.config.problems import Path, Problems
+from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE, STRICT_WITHOUT_PARAMETERS
+from pointsman.config.registry import PluginType, Registry
+from pointsman.config.roles import ROLES, roles_of
+from pointsman.config.schema import PluginSpec
+from pointsman.config.validation import INVALID, Validator
+from pointsman.config.wording import a, listed
+from pointsman.errors import ConfigError, did_you_mean
+from pointsman.parameters import PluginRef
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """One entry, before it is built."""
+
+    name: str
+    path: Path
+    type: PluginType | None = None
+    """None: there is no such type, which is noted already, or it configures nothing here."""
+    parameters: Mapping[str, Any] = {}
+    weight: float = 1.0
+    ignored: bool = False
+    injected: bool = False
+
+
+class Plugins:
+    """Objects by name, each made when the first one needs it."""
+
+    def __init__(self, registry: Registry, problems: Problems) -> None:
+        self.declared: dict[str, Declared] = {}
+        self.notes: list[str] = []
+        self._registry = registry
+        self._problems = problems
+        self._built: dict[str, Any] = {}
+        self._under_way: list[str] = []
+
+    def declare(self, spec: PluginSpec, path: Path) -> None:
+        """Take an entry in."""
+        name = spec.name or spec.type
+        if spec.type == "":
+            self._problems.add((*path, "type"), "must not be empty")
+        if not name:
+            return
+        if name in self.declared:
+            first = self._problems.line_of(self.declared[name].path)
+            message = f'there is already a plugin "{name}" on line {first}; give each its own name'
+            self._problems.add((*path, "name") if spec.name else path, message)
+        elif spec.type in ELSEWHERE and spec.type not in self._registry:
+            self.note(f"{name} is ignored: {ELSEWHERE[spec.type]}")
+            self.declared[name] = Declared(name, path, ignored=True)
+        else:
+            found = self._registry.find(spec.type, self._problems, (*path, "type")) if spec.type else None
+            usable = found if spec.parameters is not INVALID else None
+            self.declared[name] = Declared(name, path, usable, spec.parameters or {}, spec.weight)
+
+    def inject(self, type_name: str, role: str, path: Path) -> Any:
+        """The plugin of this name, made with default parameters if nobody declared one. `path` is who needs it."""
+        if type_name not in self.declared:
+            kind = self._registry.find(type_name, self._problems, ())
+            self.declared[type_name] = Declared(type_name, path, kind, injected=True)
+        return self.referred(type_name, role, path)
+
+    def get(self, name: str) -> Any:
+        """The plugin of a declared name; INVALID if there is none."""
+        if name not in self._built:
+            self._under_way.append(name)
+            self._built[name] = self._build(self.declared[name])
+            self._under_way.pop()
+        return self._built[name]
+
+    def built(self, *, injected: bool = True) -> dict[str, Any]:
+        """Every plugin that could be built, in the order of declaration."""
+        chosen = [one.name for one in self.declared.values() if injected or not one.injected]
+        objects = {name: self.get(name) for name in chosen}
+        return {name: plugin for name, plugin in objects.items() if plugin is not INVALID}
+
+    def of_kind(self, protocol: Any) -> list[Declared]:
+        """The declared plugins whose class fills a role, also those that could not be built."""
+        return [
+            one
+            for one in self.declared.values()
+            if one.type is not None and not one.injected and isinstance(one.type.build, protocol)
+        ]
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether some declared plugin could not be built."""
+        return any(not one.ignored and self.get(one.name) is INVALID for one in self.declared.values())
+
+    def note(self, text: str) -> None:
+        """Something that the author of the document should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def exists(self, name: str, path: Path) -> bool:
+        """Whether a field refers to a declared plugin; if not, that is noted."""
+        if name not in self.declared:
+            self._problems.add(path, f'no plugin is named "{name}"{did_you_mean(name, self.declared)}')
+        return name in self.declared
+
+    def referred(self, name: str, role: str, path: Path) -> Any:
+        """The plugin that a field refers to, if it has the role; else INVALID, after noting why."""
+        if not self.exists(name, path):
+            return INVALID
+        if name in self._under_way:
+            circle = " -> ".join([*self._under_way[self._under_way.index(name) :], name])
+            self._problems.add(path, f"these plugins need each other: {circle}")
+            return INVALID
+        plugin = self.get(name)
+        if self.declared[name].ignored:
+            self._problems.add(path, f'"{name}" is not {a(role)}; it does nothing here')
+        elif plugin is not INVALID and role in ROLES and not isinstance(plugin, ROLES[role]):
+            self._problems.add(path, f'"{name}" is not {a(role)} but {a(listed(roles_of(plugin)))}')
+            return INVALID
+        return plugin
+
+    def _build(self, one: Declared) -> Any:
+        if one.type is None:
+            return INVALID
+        unresolved: list[str] = []
+
+        def resolve(name: str, ref: PluginRef, path: Path) -> Any:
+            plugin = self.referred(name, ref.role, path)
+            if plugin is INVALID:
+                unresolved.append(name)
+            return plugin
+
+        validator = Validator(self._problems, resolve)
+        return built(one.type, self._relevant(one, one.type), one.path, validator, unresolved)
+
+    def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
+        """The parameters, without those that published documents give and that mean nothing here."""
+        if not kind.builtin:
+            return dict(one.parameters)
+        if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
+            if one.parameters:
+                self.note(f"{one.name}: its parameters are ignored; {kind.name} has none")
+            return {}
+        elsewhere = [name for name in one.parameters if name in PARAMETERS_ELSEWHERE and name not in kind.parameters]
+        for name in elsewhere:
+            self.note(f"{one.name}: {name} is ignored; each fact has one producer")
+        return {name: value for name, value in one.parameters.items() if name not in elsewhere}
+
+
+def built(
+    kind: PluginType, parameters: Mapping[str, Any], path: Path, validator: Validator, unresolved: Sequence[str] = ()
+) -> Any:
+    """An object of this type; INVALID if its parameters are wrong, or one that it refers to could not be made."""
+    problems = validator.problems
+    before = len(problems)
+    given = dict(parameters)
+    spellings = {spelling for field in kind.parameters.values() for spelling in field.spellings}
+    extra = {name: given.pop(name) for name in list(given) if name not in spellings} if kind.takes_anything else {}
+    values = validator.fields(given, kind.parameters, (*path, "parameters"), kind="parameter")
+    if len(problems) > before or unresolved:
+        return INVALID
+    try:
+        return kind.build(**values, **extra)
+    except ConfigError as error:
+        for problem in error.problems:
+            problems.add(path, str(problem))
+    except ValueError as error:
+        problems.add(path, str(error))
+    except Exception as error:  # somebody's own class: it must not take the whole check down
+        problems.add(path, f"{kind.name} cannot be made: {type(error).__name__}: {error}")
+    return INVALID

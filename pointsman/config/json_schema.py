@@ -1,0 +1,118 @@
+"""The documents as JSON schema, so that editors complete and check them.
+
+The schema is made from the same types and signatures that loading uses. It cannot know whether names refer to
+anything; `pointsman check config` does.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE
+from pointsman.config.quantities import QuantityText
+from pointsman.config.registry import PluginType, plugins, policies
+from pointsman.config.schema import KINDS, PluginSpec, SchedulingSpec
+from pointsman.config.validation import Field, fields_of, unmarked
+from pointsman.config.wording import is_list, is_mapping
+from pointsman.parameters import DurationText, PluginRef
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+_LEAVES: dict[Any, dict[str, Any]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+}
+
+
+def json_schema(kind: str | None = None) -> dict[str, Any]:
+    """The schema of one kind of document, or of all of them."""
+    schemas = _Schemas()
+    if kind is not None:
+        body = schemas.of(KINDS[kind])
+    else:
+        ours = {"properties": {"kind": {"const": "Pointsman"}}, "required": ["kind"]}
+        body = {"if": ours, "then": schemas.of(KINDS["Pointsman"]), "else": schemas.of(KINDS["EndpointPickerConfig"])}
+    return {"$schema": DIALECT, "title": kind or "Pointsman configuration", **body, "$defs": schemas.definitions}
+
+
+class _Schemas:
+    """Translates types; each struct becomes a definition of its own."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Any] = {}
+
+    def of(self, annotation: Any) -> dict[str, Any]:
+        kind, marks = unmarked(annotation)
+        for mark in marks:
+            if isinstance(mark, PluginRef):
+                return {"type": "string", "description": f"the name of a {mark.role}"}
+            if isinstance(mark, DurationText):
+                return {"type": ["string", "number"], "description": "a duration: 200ms, 60s, 1m30s, or seconds"}
+            if isinstance(mark, QuantityText):
+                return {"type": ["string", "number"], "description": "an amount: 500, 2k, 1Gi"}
+        return self._unmarked(kind)
+
+    def _unmarked(self, kind: Any) -> dict[str, Any]:
+        origin = get_origin(kind)
+        if origin in (Union, UnionType):
+            members = [self.of(member) for member in get_args(kind) if member is not NoneType]
+            return members[0] if len(members) == 1 else {"anyOf": members}
+        if origin is Literal:
+            return {"enum": list(get_args(kind))}
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return {"enum": [choice.value for choice in kind]}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._defined(kind)
+        if is_mapping(kind):
+            return {"type": "object", "additionalProperties": self.of((get_args(kind) or (str, Any))[1])}
+        if is_list(kind):
+            return {"type": "array", "items": self.of((get_args(kind) or (Any,))[0])}
+        return dict(_LEAVES.get(kind, {}))
+
+    def _defined(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
+        if kind.__name__ not in self.definitions:
+            self.definitions[kind.__name__] = {}  # first, in case it contains itself
+            schema = self.fields(fields_of(kind), kind.__doc__ or "")
+            if kind is PluginSpec:
+                schema |= self._typed(schema, "type", plugins(), ELSEWHERE)
+            if kind is SchedulingSpec:
+                schema |= self._typed(schema, "policy", policies(), {})
+            self.definitions[kind.__name__] = schema
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+
+    def fields(self, fields: Mapping[str, Field], description: str) -> dict[str, Any]:
+        properties = {}
+        for name, field in fields.items():
+            properties[name] = self.of(field.annotation)
+            if isinstance(field.default, bool | int | float | str) and field.default != "":
+                properties[name]["default"] = field.default.value if isinstance(field.default, Enum) else field.default
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+        required = [name for name, field in fields.items() if not field.optional]
+        return schema | ({"required": required} if required else {}) | {"description": description.partition("\n")[0]}
+
+    def _typed(
+        self, schema: dict[str, Any], field: str, types: Iterable[PluginType], others: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """`parameters` depend on `field`: known names complete, and anybody's own class is accepted."""
+        known = [{"const": kind.name, "description": kind.summary} for kind in types]
+        ignored = [{"const": name, "description": f"ignored: {why}"} for name, why in others.items()]
+        own = {"type": "string", "pattern": OWN_CLASS, "description": "your own class: package.module:Name"}
+        choices = {"anyOf": [*known, *ignored, own]}
+        cases = [self._case(field, kind) for kind in types if kind.parameters]
+        return {"properties": schema["properties"] | {field: choices}, "allOf": cases}
+
+    def _case(self, field: str, kind: PluginType) -> dict[str, Any]:
+        parameters = self.fields(kind.parameters, kind.summary)
+        if field == "type":
+            parameters["properties"] |= {name: {"type": "string"} for name in sorted(PARAMETERS_ELSEWHERE)}
+        needed = ["parameters"] if "required" in parameters else []
+        return {
+            "if": {"properties": {field: {"const": kind.name}}, "required": [field]},
+            "then": {"properties": {"parameters": parameters}, "required": needed},
+        }

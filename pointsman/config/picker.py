@@ -1,0 +1,78 @@
+"""The body of an `EndpointPickerConfig` -> a plan, with everything that it may leave out."""
+
+from collections.abc import Iterator
+
+from pointsman.config.building import Plugins
+from pointsman.config.flow import FlowControls, saturation_detector
+from pointsman.config.plan import PickerPlan
+from pointsman.config.problems import Path, Problems
+from pointsman.config.profiles import Profiles, with_defaults
+from pointsman.config.published import ELSEWHERE, FEATURE_GATES
+from pointsman.config.registry import plugins as plugin_registry
+from pointsman.config.schema import FlowControlSpec, PickerBody
+from pointsman.config.validation import usable
+from pointsman.config.wording import found
+from pointsman.errors import did_you_mean
+
+
+def picker_plan(body: PickerBody, problems: Problems, path: Path) -> PickerPlan | None:
+    """The plan; None if anything is wrong with the document."""
+    specs, profile_specs = with_defaults(body)
+    plugins = Plugins(plugin_registry(), problems)
+    for place, spec in usable(specs):
+        plugins.declare(spec, (*path, "plugins", place))
+    plugins.built()
+    gates = _gates(body, problems, path)
+    detector = saturation_detector(body, plugins, path)
+    scheduler = Profiles(plugins, problems, path).scheduler(profile_specs)
+    flow_control = None
+    if gates["flowControl"]:
+        flow_control = FlowControls(plugins, problems, path).plan(body.flow_control or FlowControlSpec(), detector)
+    elif body.flow_control and _has_settings(body.flow_control):
+        plugins.note("flowControl is ignored, except for its saturationDetector: the feature gate flowControl is off")
+    for name, field in _other_references(body, path):
+        if name and name not in ELSEWHERE:
+            plugins.exists(name, field)
+    if len(problems) or scheduler is None:
+        return None
+    return PickerPlan(
+        plugins=plugins.built(),
+        scheduler=scheduler,
+        saturation_detector=detector,
+        flow_control=flow_control,
+        gates=gates,
+        notes=tuple(plugins.notes),
+    )
+
+
+def _gates(body: PickerBody, problems: Problems, path: Path) -> dict[str, bool]:
+    gates = dict(FEATURE_GATES)
+    for place, text in usable(body.feature_gates):
+        name, equals, value = text.partition("=")
+        field = (*path, "featureGates", place)
+        if name not in FEATURE_GATES:
+            problems.add(field, f'unknown feature gate "{name}"{did_you_mean(name, FEATURE_GATES)}')
+        elif equals and value.lower() not in ("true", "false"):
+            problems.add(field, f"expected {name}, {name}=true or {name}=false, found {found(text)}")
+        else:
+            gates[name] = value.lower() != "false"
+    return gates
+
+
+def _has_settings(spec: FlowControlSpec) -> bool:
+    return spec != FlowControlSpec(saturation_detector=spec.saturation_detector)
+
+
+def _other_references(body: PickerBody, path: Path) -> Iterator[tuple[str, Path]]:
+    """References to plugins that do nothing here: they must still be spelled right."""
+    handler, layer = body.request_handler, body.data_layer
+    if handler and handler.parsers:
+        for place, parser in usable(handler.parsers):
+            yield parser.plugin_ref, (*path, "requestHandler", "parsers", place, "pluginRef")
+    elif body.parser:
+        yield body.parser.plugin_ref, (*path, "parser", "pluginRef")
+    for place, source in usable(layer.sources if layer else ()):
+        field: Path = (*path, "dataLayer", "sources", place)
+        yield source.plugin_ref, (*field, "pluginRef")
+        for number, extractor in usable(source.extractors):
+            yield extractor.plugin_ref, (*field, "extractors", number, "pluginRef")

@@ -1,0 +1,94 @@
+"""What a document builds: everything ready to run, and nothing running yet."""
+
+from typing import Any
+
+import msgspec
+
+from pointsman.config.flow import FlowControlPlan
+from pointsman.config.roles import ROLES
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import (
+    Admitter,
+    DepartureListener,
+    DispatchListener,
+    HeaderWriter,
+    ResponseHeaderWriter,
+)
+from pointsman.routing.queue import SaturationDetector
+from pointsman.selection import Profile, Scheduler
+from pointsman.strategies import SchedulingPolicy
+
+
+class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an `EndpointPickerConfig` builds."""
+
+    plugins: dict[str, Any]
+    """By name: those declared, then those injected."""
+    scheduler: Scheduler[Endpoint]
+    saturation_detector: SaturationDetector
+    flow_control: FlowControlPlan | None = None
+    """None: the gate is off."""
+    gates: dict[str, bool]
+    notes: tuple[str, ...] = ()
+    """What the author should know: names that were accepted and do nothing."""
+
+    @property
+    def admitters(self) -> list[Admitter]:
+        """In the order in which they are asked."""
+        return self._filling("admitter")
+
+    @property
+    def dispatch_listeners(self) -> list[DispatchListener]:
+        return self._filling("dispatch listener")
+
+    @property
+    def departure_listeners(self) -> list[DepartureListener]:
+        return self._filling("departure listener")
+
+    @property
+    def header_writers(self) -> list[HeaderWriter]:
+        return self._filling("header writer")
+
+    @property
+    def response_header_writers(self) -> list[ResponseHeaderWriter]:
+        return self._filling("response header writer")
+
+    def _filling(self, role: str) -> list[Any]:
+        return [plugin for plugin in self.plugins.values() if isinstance(plugin, ROLES[role])]
+
+    def summary(self) -> str:
+        """One line: what it would run."""
+        profiles = ", ".join(f"{name} ({_parts(profile)})" for name, profile in self.scheduler.profiles.items())
+        flow = "flow control on" if self.flow_control is not None else "flow control off"
+        return f"{len(self.plugins)} plugins, profiles: {profiles}; {flow}"
+
+
+def _parts(profile: Profile[Endpoint]) -> str:
+    scorers = [f"{name} x{weight:g}" for name, _, weight, *_ in profile.scorers]
+    return " > ".join(
+        [*(name for name, _ in profile.filters), *filter(None, [" + ".join(scorers)]), profile.picker_name]
+    )
+
+
+class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment and how its requests are scheduled: by a policy, or by the plugins of a picker."""
+
+    name: str
+    model: str
+    policy: SchedulingPolicy | None = None
+    picker: PickerPlan | None = None
+
+
+class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `Pointsman` document builds."""
+
+    deployments: tuple[DeploymentPlan, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """One line: what it would run."""
+        how = [
+            f"{one.name} ({one.policy.name if one.policy is not None else 'endpoint picker'})"
+            for one in self.deployments
+        ]
+        return f"{len(how)} deployments: {', '.join(how)}" if how else "no deployments"

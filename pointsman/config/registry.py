@@ -1,0 +1,163 @@
+"""Type names -> classes: built-in plugins and policies by short names, everybody's own by package.module:Name.
+
+Enters: a name as written in YAML. Leaves: a `PluginType` that knows its parameters. The one rule: a class needs no
+registration. Its name is its type, and the arguments of its `__init__` are its parameters.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+
+from pointsman.config.problems import Path, Problems
+from pointsman.config.published import REPLACED
+from pointsman.config.roles import is_plugin, is_policy
+from pointsman.config.validation import Field, unmarked
+from pointsman.errors import did_you_mean
+from pointsman.parameters import Spelled, camel_case
+from pointsman.routing.queue import FlowControl
+from pointsman.selection.plugins import kebab_case
+
+PLUGIN_PACKAGES = (
+    "pointsman.selection",
+    "pointsman.routing.filters",
+    "pointsman.routing.scorers",
+    "pointsman.routing.handlers",
+    "pointsman.routing.producers",
+    "pointsman.routing.queue",
+    "pointsman.routing.admission",
+)
+
+
+class PluginType(msgspec.Struct, frozen=True):
+    """A class that can be built from configuration."""
+
+    name: str
+    build: Callable[..., object]
+    parameters: Mapping[str, Field]
+    """By their names in YAML."""
+    builtin: bool
+    takes_anything: bool
+    """It has `**kwargs`: parameters that it does not name reach it as they are."""
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+
+
+class Registry:
+    """What can be named in one place of a document."""
+
+    def __init__(self, word: str, builtin: Mapping[str, type], belongs: Callable[[type], bool], wanted: str) -> None:
+        self.word = word
+        self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
+        self._belongs = belongs
+        self._wanted = wanted
+        """In error messages: what a class must have to belong here."""
+
+    def __iter__(self) -> Iterator[PluginType]:
+        return iter(self._types.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._types
+
+    def find(self, name: str, problems: Problems, path: Path) -> PluginType | None:
+        """The type of this name, or None after noting why there is none."""
+        if ":" in name:
+            return self._imported(name, problems, path)
+        known = self._types.get(name)
+        if known is None:
+            instead = REPLACED.get(name)
+            hint = f'; use "{instead}"' if instead in self._types else did_you_mean(name, self._types)
+            problems.add(path, f'there is no {self.word} "{name}"{hint}')
+        return known
+
+    def _imported(self, name: str, problems: Problems, path: Path) -> PluginType | None:
+        module_name, _, attribute = name.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:
+            problems.add(path, _import_failure(module_name, error))
+            return None
+        made = getattr(module, attribute, None)
+        if made is None:
+            near = did_you_mean(attribute, [other for other in vars(module) if not other.startswith("_")])
+            problems.add(path, f'module "{module_name}" has no "{attribute}"{near}')
+        elif not isinstance(made, type):
+            problems.add(path, f'"{name}" is not a class but a {type(made).__name__}')
+        elif not self._belongs(made):
+            problems.add(path, f'"{name}" is not a {self.word}: {self._wanted}')
+        else:
+            return plugin_type(name, made, builtin=False)
+        return None
+
+
+def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
+    """What a class's signature says about its parameters."""
+    init: Any = made.__init__  # type: ignore[misc]
+    if init is object.__init__:
+        return PluginType(name, made, {}, builtin, takes_anything=False)
+    arguments = list(inspect.signature(made).parameters.values())
+    try:
+        hints = get_type_hints(init, include_extras=True)
+    except NameError:  # a name that is imported for type checkers only: nothing can be said about the types
+        hints = {}
+    fields: dict[str, Field] = {}
+    for argument in arguments:
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
+            field = _field(argument, hints.get(argument.name, Any), builtin)
+            fields[field.spellings[0]] = field
+    anything = any(argument.kind is argument.VAR_KEYWORD for argument in arguments)
+    return PluginType(name, made, fields, builtin, anything)
+
+
+def _field(argument: inspect.Parameter, annotation: Any, builtin: bool) -> Field:
+    spelled = next((m.name for m in unmarked(annotation)[1] if isinstance(m, Spelled)), camel_case(argument.name))
+    spellings = dict.fromkeys([spelled] if builtin else [spelled, argument.name])
+    optional = argument.default is not argument.empty
+    return Field(argument.name, tuple(spellings), annotation, optional, argument.default if optional else None)
+
+
+def _import_failure(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f'there is no module "{error.name}"; it must be installed, or be in the current directory or PYTHONPATH'
+    if isinstance(error, TypeError | ValueError) and (not module or module.startswith(".")):
+        return 'write your own class as "package.module:Name"'
+    return f'module "{module}" cannot be imported: {type(error).__name__}: {error}'
+
+
+@cache
+def plugins() -> Registry:
+    """All plugin types."""
+    built_in = {
+        kebab_case(name): made
+        for name, made in _exported(PLUGIN_PACKAGES)
+        if is_plugin(made) and not issubclass(made, FlowControl)  # it tells its saturation, and is what detectors serve
+    }
+    wanted = "it fills no role, such as that of a filter (rejections), scorer (scores) or picker (pick)"
+    return Registry("plugin type", built_in, is_plugin, wanted)
+
+
+@cache
+def policies() -> Registry:
+    """All scheduling policies: the strategies, without their last name."""
+    built_in = {
+        kebab_case(name).removesuffix("-strategy"): made
+        for name, made in _exported(["pointsman.strategies"])
+        if name.endswith("Strategy") and is_policy(made)
+    }
+    wanted = "it needs the methods prioritize and schedule of a SchedulingPolicy"
+    return Registry("scheduling policy", built_in, is_policy, wanted)
+
+
+def _exported(packages: Iterable[str]) -> Iterator[tuple[str, type]]:
+    for package in packages:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            made = getattr(module, name)
+            if isinstance(made, type):
+                yield name, made

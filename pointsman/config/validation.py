@@ -1,0 +1,228 @@
+"""Plain data -> typed values, collecting every problem on the way.
+
+Enters: data as YAML gives it, and a type. Leaves: the value, or `INVALID` where it could not be made; then the
+collector has at least one problem more. The one rule: never stop at the first problem.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from pointsman.config.problems import Path, Problems
+from pointsman.config.quantities import QuantityText, quantity
+from pointsman.config.wording import expected, found, is_list, is_mapping, listed
+from pointsman.errors import did_you_mean
+from pointsman.parameters import DurationText, PluginRef, Spelled, seconds
+
+T = TypeVar("T")
+
+
+class Invalid:
+    """Stands where no value could be made. It is false, so that "if spec.type:" reads well."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+INVALID: Any = Invalid()
+
+
+def usable(items: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """The items of a list that was validated, with their places, without those that are INVALID."""
+    return ((place, item) for place, item in enumerate(items or ()) if item is not INVALID)
+
+
+Resolve = Callable[[str, PluginRef, Path], Any]
+"""The plugin of a name, or INVALID after noting a problem."""
+
+
+class Validator:
+    """Walks data and types together."""
+
+    def __init__(self, problems: Problems, resolve: Resolve | None = None) -> None:
+        self.problems = problems
+        self._resolve = resolve
+        """None: references stay the names that they are."""
+
+    def value(self, data: Any, annotation: Any, path: Path) -> Any:
+        """The data as a value of this type."""
+        kind, marks = unmarked(annotation)
+        if data is None and _may_be_none(kind):
+            return None
+        for mark in marks:
+            if isinstance(mark, PluginRef):
+                name = self.value(data, str, path)
+                return name if name is INVALID or self._resolve is None else self._resolve(name, mark, path)
+            if isinstance(mark, DurationText):
+                return self._with_unit(data, seconds, "a duration such as 200ms, 60s or 1m30s", path)
+            if isinstance(mark, QuantityText):
+                return self._with_unit(data, quantity, "an amount such as 500, 2k or 1Gi", path)
+        value = self._unmarked_value(data, kind, path)
+        bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
+        return value if value is INVALID or not bounds else self._bounded(value, annotation, path)
+
+    def fields(self, data: Any, fields: Mapping[str, "Field"], path: Path, *, kind: str = "field") -> dict[str, Any]:
+        """The values of named fields, by their names in Python. Fields that are absent and optional are left out."""
+        if not isinstance(data, dict):
+            self.problems.add(path, f"expected a mapping (field: value), found {found(data)}")
+            return {}
+        known = {spelling for field in fields.values() for spelling in field.spellings}
+        for name in data:
+            if name not in known:
+                self.problems.add((*path, name), f"unknown {kind}{did_you_mean(name, fields)}")
+        values: dict[str, Any] = {}
+        for written, field in fields.items():
+            given = [spelling for spelling in field.spellings if spelling in data]
+            if len(given) > 1:
+                self.problems.add((*path, given[1]), f"is the same {kind} as {given[0]}; write it once")
+            if given and not (data[given[0]] is None and field.optional):
+                values[field.name] = self.value(data[given[0]], field.annotation, (*path, given[0]))
+            elif not field.optional:
+                self.problems.add(path, f'{kind} "{written}" is missing')
+                values[field.name] = INVALID
+        return values
+
+    def _unmarked_value(self, data: Any, kind: Any, path: Path) -> Any:
+        origin = get_origin(kind)
+        if kind is Any or kind is object:
+            return data
+        if origin in (Union, UnionType):
+            return self._one_of(data, [member for member in get_args(kind) if member is not NoneType], path)
+        if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+            return self._choice(data, kind, path)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._struct(data, kind, path)
+        if is_mapping(kind):
+            return self._mapping(data, kind, path)
+        if is_list(kind):
+            return self._list(data, kind, path)
+        return self._leaf(data, kind, path)
+
+    def _struct(self, data: Any, kind: type[msgspec.Struct], path: Path) -> Any:
+        before = len(self.problems)
+        values = self.fields(data, fields_of(kind), path)
+        # An incomplete struct still shows the rest of the loader what is there, so that it finds more problems.
+        if not isinstance(data, dict) or (len(self.problems) > before and hasattr(kind, "__post_init__")):
+            return INVALID
+        try:
+            return kind(**values)
+        except ValueError as error:
+            self.problems.add(path, str(error))
+            return INVALID
+
+    def _mapping(self, data: Any, kind: Any, path: Path) -> Any:
+        if not isinstance(data, dict):
+            return self._unexpected(data, kind, path)
+        of_values = (get_args(kind) or (str, Any))[1]
+        return {name: self.value(value, of_values, (*path, name)) for name, value in data.items()}
+
+    def _list(self, data: Any, kind: Any, path: Path) -> Any:
+        if not isinstance(data, list):
+            return self._unexpected(data, kind, path)
+        of_items = (get_args(kind) or (Any,))[0]
+        items = [self.value(item, of_items, (*path, place)) for place, item in enumerate(data)]
+        container = get_origin(kind) or kind
+        concrete = container if container in (tuple, set, frozenset) else list
+        return items if concrete is list else concrete(items)
+
+    def _one_of(self, data: Any, members: list[Any], path: Path) -> Any:
+        for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
+            apart = self.problems.apart()
+            value = Validator(apart, self._resolve).value(data, member, path)
+            if not apart:
+                return value
+            if len(members) == 1 or (is_mapping(unmarked(member)[0]) and isinstance(data, dict)):
+                self.problems.take(apart)
+                return INVALID
+        words = listed([expected(unmarked(member)[0]) for member in members])
+        self.problems.add(path, f"expected {words}, found {found(data)}")
+        return INVALID
+
+    def _choice(self, data: Any, kind: Any, path: Path) -> Any:
+        choices: dict[Any, Any] = {choice: choice for choice in get_args(kind)} or {c.value: c for c in kind}
+        for choice, value in choices.items():
+            if type(choice) is type(data) and choice == data:
+                return value
+        words = [choice for choice in choices if isinstance(choice, str)]
+        near = did_you_mean(data, words) if isinstance(data, str) and words else ""
+        near = near if near.startswith("; did") else ""
+        self.problems.add(path, f"expected {expected(kind)}, found {found(data)}{near}")
+        return INVALID
+
+    def _leaf(self, data: Any, kind: Any, path: Path) -> Any:
+        if kind in (int, float):
+            whole = isinstance(data, int) or (isinstance(data, float) and data.is_integer())
+            if isinstance(data, bool) or not isinstance(data, int | float) or (kind is int and not whole):
+                return self._unexpected(data, kind, path)
+            return kind(data) if isfinite(data) else self._unexpected(data, kind, path)
+        if kind is str and isinstance(data, int | float):
+            self.problems.add(path, f"expected text, found {found(data)}; put it in quotes")
+            return INVALID
+        if kind in (str, bool):
+            return data if isinstance(data, kind) else self._unexpected(data, kind, path)
+        try:
+            return msgspec.convert(data, kind)
+        except (msgspec.ValidationError, TypeError):
+            return self._unexpected(data, kind, path)
+
+    def _with_unit(self, data: Any, read: Callable[[str], float], words: str, path: Path) -> Any:
+        if isinstance(data, str):
+            try:
+                return read(data)
+            except ValueError as error:
+                self.problems.add(path, str(error))
+                return INVALID
+        if isinstance(data, bool) or not isinstance(data, int | float) or not isfinite(data):
+            self.problems.add(path, f"expected {words}, found {found(data)}")
+            return INVALID
+        return read(str(data)) if read is quantity else float(data)
+
+    def _bounded(self, value: Any, annotation: Any, path: Path) -> Any:
+        try:
+            msgspec.convert(value, annotation)
+        except msgspec.ValidationError as error:
+            wanted = str(error).removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
+            self.problems.add(path, f"expected {wanted}, found {found(value)}")
+            return INVALID
+        return value
+
+    def _unexpected(self, data: Any, kind: Any, path: Path) -> Any:
+        self.problems.add(path, f"expected {expected(kind)}, found {found(data)}")
+        return INVALID
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A named value: how Python calls it, how YAML may spell it, its type, and whether it may be left out."""
+
+    name: str
+    spellings: Sequence[str]
+    """The first is the one to write."""
+    annotation: Any
+    optional: bool
+    default: Any = None
+
+
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
+    """The fields of a struct by their names in YAML."""
+    fields = {}
+    for info in msgspec.structs.fields(kind):
+        spelled = next((m.name for m in unmarked(info.type)[1] if isinstance(m, Spelled)), info.encode_name)
+        default = None if info.default is msgspec.NODEFAULT else info.default
+        fields[spelled] = Field(info.name, (spelled,), info.type, not info.required, default)
+    return fields
+
+
+def unmarked(annotation: Any) -> tuple[Any, Collection[Any]]:
+    """A type and the marks of its `Annotated`."""
+    if get_origin(annotation) is Annotated:
+        kind, *marks = get_args(annotation)
+        return kind, marks
+    return annotation, ()
+
+
+def _may_be_none(kind: Any) -> bool:
+    return kind is NoneType or (get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind))

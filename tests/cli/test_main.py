@@ -1,0 +1,161 @@
+"""The command line as a person meets it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pointsman.cli.main import main
+
+BROKEN = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorrer
+- type: load-aware-scorer
+  parameters:
+    threshold: ten
+- type: prefix-cache-scorer
+  parameters: {matchLengthWeight: 7}
+schedulingProfiles:
+- name: default
+  plugin: []
+  plugins:
+  - pluginRef: load-aware
+    weight: 2
+"""
+
+
+def pointsman(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pointsman.cli.main", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    file = tmp_path / "broken.yaml"
+    file.write_text(BROKEN)
+    return file
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    file = tmp_path / "good.yaml"
+    file.write_text("plugins:\n- type: queue-scorer\n- type: decode-filter\n- type: openai-parser\n")
+    return file
+
+
+def test_five_mistakes_in_one_file_are_five_errors_with_lines(broken: Path) -> None:
+    result = pointsman("check", "config", str(broken))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f'{broken}:4: plugins[0].type: there is no plugin type "queue-scorrer"; did you mean "queue-scorer"?',
+        f'{broken}:7: plugins[1].parameters.threshold: expected a whole number, found "ten"',
+        f"{broken}:8: plugins[2]: matchLengthWeight is 7; it must be from 0 to 1",
+        f'{broken}:12: schedulingProfiles[0].plugin: unknown field; did you mean "plugins"?',
+        f"{broken}:14: schedulingProfiles[0].plugins[0].pluginRef: "
+        'no plugin is named "load-aware"; did you mean "load-aware-scorer"?',
+        f"{broken}: 5 problems; nothing of it was applied",
+    ]
+
+
+def test_a_good_file_says_what_it_would_build(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "config", str(good)]) == 0
+    ok, note = capsys.readouterr().out.splitlines()
+    assert ok.startswith(f"{good}: ok: ")
+    assert "within-budget > decode-filter > queue-scorer x1 > max-score-picker); flow control off" in ok
+    assert note == f"{good}: note: openai-parser is ignored: requests are read by the gateway"
+
+
+def test_every_file_is_checked(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "config", str(broken), str(good)]) == 1
+    captured = capsys.readouterr()
+    assert f"{good}: ok" in captured.out
+    assert "5 problems" in captured.err
+
+
+def test_json(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "config", "--json", str(good), str(broken)]) == 1
+    fine, bad = json.loads(capsys.readouterr().out)
+    assert fine["ok"] is True
+    assert [problem["line"] for problem in bad["problems"]] == [4, 7, 8, 12, 14]
+    assert set(bad["problems"][0]) == {"file", "line", "field", "message"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\xff\xfe\x00", "this is not UTF-8 text"),
+        (b"a: [1\nb: 2\n", "this is not YAML"),
+        (b"just text", 'expected a mapping (field: value), found "just text"'),
+        (b"[" * 100_000, "nested more than"),
+    ],
+)
+def test_a_mistake_is_never_a_traceback(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "c.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    result = pointsman("check", "config", str(file))
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_directory_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "config", str(tmp_path)]) == 1
+    assert f"{tmp_path}: cannot be read: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [[], ["chekc"], ["check"], ["check", "config"], ["schema", "--kind", "Pod"]])
+def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(args)
+    assert exited.value.code == 2
+    assert "usage: pointsman" in capsys.readouterr().err
+
+
+def test_own_classes_are_found_in_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine:\n    def scores(self, cycle, candidates):\n        return []\n")
+    (tmp_path / "c.yaml").write_text("plugins:\n- type: mine:Mine\n")
+    result = pointsman("check", "config", "c.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--kind", "Pointsman"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Pointsman"
+
+
+def test_help_shows_an_example_and_loads_nothing_heavy() -> None:
+    code = "import sys, pointsman.cli.main as m; m.parser().format_help(); print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(result.stdout.split())
+    assert loaded.isdisjoint({"numpy", "msgspec", "yaml", "hypothesis", "pointsman.config", "pointsman.routing"})
+    assert "example:" in pointsman("--help").stdout
+
+
+def test_help_comes_at_once() -> None:
+    def once() -> float:
+        start = time.perf_counter()
+        assert pointsman("--help").returncode == 0
+        return time.perf_counter() - start
+
+    # Twice as much as promised: other tests may be using the processors.
+    assert min(once() for _ in range(5)) < 0.4
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    result = subprocess.run(
+        f"{sys.executable} -m pointsman.cli.main schema | head -1",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.stdout == "{\n"
+    assert "Traceback" not in result.stderr
+    assert "Exception" not in result.stderr

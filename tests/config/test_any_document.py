@@ -1,0 +1,78 @@
+"""Whatever is in a file, the answer is a plan or a list of problems."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pointsman.config import Problem, json_schema, load
+from pointsman.errors import ConfigError
+
+DOCUMENTS = [yaml.safe_load(file.read_text()) for file in sorted((Path(__file__).parent / "published").glob("*.yaml"))]
+DOCUMENTS.append({"kind": "Pointsman", "deployments": [{"name": "a", "model": "m", "scheduling": {"policy": "fifo"}}]})
+
+WRONG = st.sampled_from(
+    [None, "", "x", 0, -1, 1.5, True, [], {}, [None], {"x": 1}, ["x"], "queue-scorer", float("nan")]
+)
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path, *(place for key, value in inside for place in places(value, (*path, key)))]
+
+
+def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    data = copy.deepcopy(data)
+    parent = data
+    for step in path[:-1]:
+        parent = parent[step]
+    if value is ...:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return data
+
+
+def problems_of(text: str) -> tuple[object, ...]:
+    """None if there is a plan. A refusal without a problem would be a riddle."""
+    try:
+        load(text)
+    except ConfigError as error:
+        return error.problems or pytest.fail("refused without a problem")
+    return ()
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Any:
+    data = draw(st.sampled_from(DOCUMENTS))
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(places(data)))
+        data = changed(data, path, draw(WRONG | st.just(...)) if path else draw(WRONG))
+    return data
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(damaged())
+def test_a_damaged_document_gives_a_plan_or_problems_with_lines(data: Any) -> None:
+    text = yaml.safe_dump(data, sort_keys=False)
+    for problem in problems_of(text):
+        assert isinstance(problem, Problem)
+        assert 1 <= problem.line <= text.count("\n") + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab:-[]{}&*<> \n\t'\"#|?!%@`,0"), max_size=60))
+def test_any_text_gives_a_plan_or_problems(text: str) -> None:
+    problems_of(text)
+
+
+def test_the_same_document_gives_the_same_problems_each_time() -> None:
+    text = "plugins:\n- type: nope\n- type: queue-scorer\n  parameter: {}\n"
+    assert problems_of(text) == problems_of(text) != ()
+    assert json_schema() == json_schema()

@@ -1,0 +1,115 @@
+"""The schema for editors accepts what loads, and points at what does not."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pointsman.config import json_schema
+from pointsman.config.registry import plugins
+
+PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
+KINDS: dict[str, Any] = {
+    "object": dict, "array": list, "string": str, "number": int | float, "integer": int, "boolean": bool,
+}  # fmt: skip
+
+
+def errors(data: Any, schema: dict[str, Any], root: dict[str, Any], path: str = "$") -> Iterator[str]:
+    """Enough of JSON schema for the one that we write."""
+    if "$ref" in schema:
+        yield from errors(data, root["$defs"][schema["$ref"].rpartition("/")[2]], root, path)
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(isinstance(data, KINDS[k]) and (k == "boolean") == isinstance(data, bool) for k in kinds):
+        yield f"{path}: not {kinds}"
+    if "enum" in schema and data not in schema["enum"]:
+        yield f"{path}: not one of {schema['enum']}"
+    if "const" in schema and data != schema["const"]:
+        yield f"{path}: not {schema['const']}"
+    if "pattern" in schema and not re.search(schema["pattern"], str(data)):
+        yield f"{path}: not like {schema['pattern']}"
+    if "anyOf" in schema and all(any(errors(data, one, root)) for one in schema["anyOf"]):
+        yield f"{path}: none of {len(schema['anyOf'])}"
+    for part in schema.get("allOf", []):
+        yield from errors(data, part, root, path)
+    if "if" in schema:
+        holds = not any(errors(data, schema["if"], root))
+        yield from errors(data, schema.get("then" if holds else "else", {}), root, path)
+    if isinstance(data, list):
+        for place, item in enumerate(data):
+            yield from errors(item, schema.get("items", {}), root, f"{path}[{place}]")
+    if isinstance(data, dict):
+        yield from (f"{path}: {name} is missing" for name in schema.get("required", []) if name not in data)
+        others = schema.get("additionalProperties", {})
+        for name, value in data.items():
+            known = schema.get("properties", {}).get(name, others)
+            yield from [f"{path}.{name}: unknown"] if known is False else errors(value, known, root, f"{path}.{name}")
+
+
+def found(text: str, kind: str | None = None) -> list[str]:
+    schema = json_schema(kind)
+    return list(errors(yaml.safe_load(text), schema, schema))
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_published_documents_fit(file: Path) -> None:
+    assert found(file.read_text()) == []
+    assert found(file.read_text(), "EndpointPickerConfig") == []
+
+
+def test_our_own_document_fits() -> None:
+    text = """\
+kind: Pointsman
+deployments:
+- {name: a, model: m, scheduling: {policy: slo-aware, parameters: {urgentBelowMs: 5}}}
+- {name: b, model: m, scheduling: {policy: "mine:Policy", parameters: {whatever: 5}}}
+- {name: c, model: m, scheduling: {config: {plugins: [{type: queue-scorer}]}}}
+"""
+    assert found(text) == []
+    assert found(text, "Pointsman") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("plugin: []", "$.plugin: unknown"),
+        ("plugins: [{name: a}]", "$.plugins[0]: type is missing"),
+        ("plugins: [{type: queue-scorrer}]", "$.plugins[0].type: none of"),
+        (
+            "plugins: [{type: load-aware-scorer, parameters: {treshold: 1}}]",
+            "$.plugins[0].parameters.treshold: unknown",
+        ),
+        (
+            "plugins: [{type: load-aware-scorer, parameters: {threshold: x}}]",
+            "$.plugins[0].parameters.threshold: not ['integer']",
+        ),
+        ("plugins: [{type: priority-holdback-policy}]", "$.plugins[0]: parameters is missing"),
+        (
+            "plugins: [{type: concurrency-detector, parameters: {concurrencyMode: token}}]",
+            "$.plugins[0].parameters.concurrencyMode: not one of",
+        ),
+        ("{kind: Pointsman, deployments: [{name: a}]}", "$.deployments[0]: model is missing"),
+    ],
+)
+def test_mistakes_do_not_fit(text: str, error: str) -> None:
+    assert any(one.startswith(error) for one in found(text)), found(text)
+
+
+def test_every_built_in_plugin_completes_with_its_parameters() -> None:
+    spec = json_schema("EndpointPickerConfig")["$defs"]["PluginSpec"]
+    names = {choice["const"] for choice in spec["properties"]["type"]["anyOf"] if "const" in choice}
+    assert {kind.name for kind in plugins()} <= names
+    cases = {case["if"]["properties"]["type"]["const"]: case["then"]["properties"] for case in spec["allOf"]}
+    assert set(cases) == {kind.name for kind in plugins() if kind.parameters}
+    assert cases["prefix-cache-affinity-filter"]["parameters"]["properties"]["maxTTFTPenaltyMs"]["default"] == 18000.0
+
+
+@pytest.mark.parametrize("kind", [None, "EndpointPickerConfig", "Pointsman"])
+def test_it_is_json_and_refers_to_nothing_that_is_not_there(kind: str | None) -> None:
+    schema = json.loads(json.dumps(json_schema(kind)))
+    refs = set(re.findall(r"#/\$defs/(\w+)", json.dumps(schema)))
+    assert refs <= set(schema["$defs"])

@@ -1,0 +1,358 @@
+"""Documents become plans: what they say, what they leave out, and what is never applied."""
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.config import PickerPlan, PointsmanPlan, build_policy, load, load_deployments, load_picker
+from pointsman.errors import ConfigError
+from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer
+from pointsman.routing.queue import ConcurrencyDetector, UtilizationDetector
+from pointsman.selection import Cycle, Profile, SchedulingResult, SingleProfileHandler
+from pointsman.strategies import FifoStrategy, SloAwareStrategy
+from pointsman.types import ExecutionInstance, RequestMetadata
+
+PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
+
+
+def scorers(profile: Profile[Endpoint]) -> dict[str, float]:
+    return {name: weight for name, _, weight, *_ in profile.scorers}
+
+
+DEMANDS = ["serves-model", "is-healthy", "has-room", "within-budget"]
+
+
+def filters(profile: Profile[Endpoint]) -> list[str]:
+    """Those after the demands that stand before every profile."""
+    names = [name for name, *_ in profile.filters]
+    assert names[: len(DEMANDS)] == DEMANDS
+    return names[len(DEMANDS) :]
+
+
+# Published documents
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_published_documents_load_as_they_are_and_schedule(file: Path) -> None:
+    plan = load_picker(file)
+    fleet = Fleet([ExecutionInstance(instance_id=name, labels={"llm-d.ai/role": "both"}) for name in "abc"])
+    result = plan.scheduler.run(Cycle(RequestMetadata("r", prompt="hello")), fleet.roster)
+    assert isinstance(result, SchedulingResult)
+    assert str(result.target) in "abc"
+
+
+def test_names_that_do_nothing_here_are_noted() -> None:
+    notes = load_picker(Path(__file__).parent / "published" / "precise-prefix.yaml").notes
+    assert "token-producer is ignored: the gateway counts prompt tokens, or estimates them from bytes" in notes
+    assert "prefix-cache-scorer: prefixMatchInfoProducerName is ignored; each fact has one producer" in notes
+
+
+def test_flow_control_as_published() -> None:
+    plan = load_picker(Path(__file__).parent / "published" / "flow-control.yaml")
+    flow = plan.flow_control
+    assert flow is not None
+    assert (flow.max_requests, flow.max_bytes) == (2000, 4 * 2**30)
+    assert (flow.request_ttl_s, flow.no_endpoint_request_ttl_s) == (30.0, 600.0)
+    assert flow.enable_eviction
+    assert isinstance(flow.detector, ConcurrencyDetector)
+    assert plan.saturation_detector is flow.detector
+    assert flow.limits is plan.plugins["hold-back"]
+    high, low = flow.bands
+    assert (high.priority, high.max_requests, high.max_bytes) == (100, 500, 10**9)
+    assert high.fairness is plan.plugins["round-robin-fairness-policy"]
+    assert high.ordering is plan.plugins["fcfs-ordering-policy"]
+    assert low.ordering is plan.plugins["edf-ordering-policy"]
+    assert (flow.default_band.max_requests, flow.default_band.max_bytes) == (5000, 2**30)
+    assert flow.default_negative_band is not None
+    assert flow.default_negative_band.max_requests == 50
+    assert len(flow.build()) == 0
+
+
+# What a document leaves out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "{}", "kind: EndpointPickerConfig\n", "plugins:\nschedulingProfiles:\n"]
+)
+def test_an_empty_document_is_the_default(text: str) -> None:
+    plan = load_picker(text)
+    assert list(plan.scheduler.profiles) == ["default"]
+    profile = plan.scheduler.profiles["default"]
+    assert scorers(profile) == {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
+    assert profile.picker_name == "max-score-picker"
+    assert isinstance(plan.scheduler.handler, SingleProfileHandler)
+    assert [type(producer) for producer in plan.scheduler.producers] == [ApproxPrefixCacheProducer]
+    assert isinstance(plan.saturation_detector, UtilizationDetector)
+    assert plan.flow_control is None
+    assert plan.gates == {"flowControl": False, "haPopulateNonLeaderDatastore": True}
+
+
+def test_without_profiles_everything_declared_is_in_one() -> None:
+    plan = load_picker("""\
+plugins:
+- type: utilization-detector
+- type: context-length-aware
+  parameters: {enableFiltering: true}
+- type: queue-scorer
+  name: q
+- type: random-picker
+- type: probabilistic-admitter
+""")
+    profile = plan.scheduler.profiles["default"]
+    assert filters(profile) == ["utilization-detector", "context-length-aware"]
+    assert scorers(profile) == {"context-length-aware": 1.0, "q": 1.0}
+    assert profile.picker_name == "random-picker"
+    assert plan.admitters == [plan.plugins["probabilistic-admitter"]]
+
+
+def test_an_injected_detector_is_no_filter() -> None:
+    plan = load_picker("plugins:\n- type: queue-scorer\n")
+    assert isinstance(plan.saturation_detector, UtilizationDetector)
+    assert filters(plan.scheduler.profiles["default"]) == []
+
+
+def test_a_profile_without_a_picker_gets_the_declared_one_and_keeps_a_weight_of_zero() -> None:
+    plan = load_picker("""\
+plugins:
+- type: weighted-random-picker
+  name: lottery
+- type: queue-scorer
+- type: probabilistic-admitter
+schedulingProfiles:
+- name: p
+  plugins:
+  - pluginRef: queue-scorer
+    weight: 0
+  - pluginRef: probabilistic-admitter
+""")
+    profile = plan.scheduler.profiles["p"]
+    assert profile.picker_name == "lottery"
+    assert scorers(profile) == {"queue-scorer": 0.0}
+
+
+def test_a_weight_may_stand_with_the_plugin_and_a_profile_has_the_last_word() -> None:
+    plugins = "plugins:\n- {type: queue-scorer, weight: 2}\n- {type: load-aware-scorer, weight: 3}\n"
+    bare = load_picker(plugins)
+    assert scorers(bare.scheduler.profiles["default"]) == {"queue-scorer": 2.0, "load-aware-scorer": 3.0}
+    profile = "schedulingProfiles:\n- name: p\n  plugins:\n  - pluginRef: queue-scorer\n"
+    entry = "  - {pluginRef: load-aware-scorer, weight: 5}\n"
+    plan = load_picker(plugins + profile + entry)
+    assert scorers(plan.scheduler.profiles["p"]) == {"queue-scorer": 2.0, "load-aware-scorer": 5.0}
+
+
+def test_several_profiles_without_pickers_share_the_injected_one() -> None:
+    plan = load_picker("plugins:\n- type: header-profile-handler\nschedulingProfiles:\n- name: a\n- name: b\n")
+    a, b = plan.scheduler.profiles.values()
+    assert a.picker is b.picker is plan.plugins["max-score-picker"]
+
+
+def test_needed_producers_are_injected_and_run_before_what_reads_them() -> None:
+    plan = load_picker("plugins:\n- type: token-load-scorer\n")
+    assert [type(one) for one in plan.scheduler.producers] == [ApproxPrefixCacheProducer, InflightLoadProducer]
+    listed_backwards = load_picker("plugins:\n- type: inflight-load-producer\n- type: approx-prefix-cache-producer\n")
+    kinds = [type(one) for one in listed_backwards.scheduler.producers]
+    assert kinds == [ApproxPrefixCacheProducer, InflightLoadProducer]
+
+
+def test_a_declared_producer_is_not_injected_again() -> None:
+    plan = load_picker("plugins:\n- type: prefix-cache-scorer\n- {type: approx-prefix-cache-producer, name: mine}\n")
+    assert plan.scheduler.producers == (plan.plugins["mine"],)
+    assert plan.dispatch_listeners == [plan.plugins["mine"]]
+    assert plan.departure_listeners == [plan.plugins["mine"]]
+
+
+def test_types_without_parameters_ignore_theirs_with_a_note() -> None:
+    plan = load_picker("plugins:\n- type: queue-scorer\n  parameters: {whatever: 1}\n")
+    assert plan.notes == ("queue-scorer: its parameters are ignored; queue-scorer has none",)
+
+
+# Gates
+
+
+@pytest.mark.parametrize(
+    ("gates", "on"),
+    [("[]", False), ("[flowControl]", True), ("[flowControl=true]", True), ("[flowControl=false]", False)],
+)
+def test_flow_control_is_there_if_its_gate_is_on(gates: str, on: bool) -> None:
+    plan = load_picker(f"featureGates: {gates}\n")
+    assert (plan.flow_control is not None) is on
+
+
+def test_with_the_gate_off_only_the_detector_counts() -> None:
+    plan = load_picker("""\
+plugins:
+- type: concurrency-detector
+flowControl:
+  defaultPriorityBand: {fairnessPolicyRef: nobody}
+  saturationDetector: {pluginRef: concurrency-detector}
+""")
+    assert isinstance(plan.saturation_detector, ConcurrencyDetector)
+    assert plan.flow_control is None
+    assert any("feature gate flowControl is off" in note for note in plan.notes)
+
+
+def test_the_old_field_for_the_detector_is_read_unless_the_new_one_is_set() -> None:
+    detectors = "plugins:\n- {type: concurrency-detector, name: new}\n- {type: concurrency-detector, name: old}\n"
+    old = "saturationDetector: {pluginRef: old}\n"
+    new = "flowControl: {saturationDetector: {pluginRef: new}}\n"
+    one = load_picker(detectors + old)
+    both = load_picker(detectors + old + new)
+    assert one.saturation_detector is one.plugins["old"]
+    assert both.saturation_detector is both.plugins["new"]
+
+
+def test_flow_control_defaults() -> None:
+    flow = load_picker("featureGates: [flowControl]\n").flow_control
+    assert flow is not None
+    assert (flow.max_requests, flow.max_bytes, flow.bands) == (None, None, ())
+    assert (flow.request_ttl_s, flow.no_endpoint_request_ttl_s) == (60.0, 60.0)
+    assert (flow.default_band.max_requests, flow.default_band.max_bytes) == (5000, 10**9)
+    assert not flow.enable_eviction
+
+
+# All or nothing
+
+
+def test_two_loads_share_nothing() -> None:
+    text = "plugins:\n- type: prefix-cache-scorer\n"
+    one, two = load_picker(text), load_picker(text)
+    assert {id(plugin) for plugin in one.plugins.values()}.isdisjoint(id(plugin) for plugin in two.plugins.values())
+
+
+def test_a_bad_file_gives_nothing_and_leaves_what_was_there_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("plugins:\n- type: queue-scorer\n")
+    running = load(file)
+    assert isinstance(running, PickerPlan)
+    before = dict(running.plugins)
+    file.write_text("plugins:\n- type: queue-scorer\n- type: nonsense\n")
+    with pytest.raises(ConfigError) as raised:
+        load(file)
+    assert str(raised.value).startswith(f"{file}:3: plugins[1].type: ")
+    assert running.plugins == before
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "cannot be read: No such file or directory"), (b"a: 1\nb: \xff\n", ":2: this is not UTF-8 text")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    file = tmp_path / "config.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        load(file)
+    assert str(raised.value).startswith(str(file))
+    assert problem in str(raised.value)
+
+
+def test_a_directory_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+# Our own document
+
+
+def test_each_deployment_has_its_own_scheduling(own_module: str) -> None:
+    plan = load(f"""\
+kind: Pointsman
+deployments:
+- name: chat
+  model: llama-70b
+  scheduling: {{policy: slo-aware, parameters: {{urgentBelowMs: 250}}}}
+- name: batch
+  model: llama-8b
+  scheduling: {{policy: "{own_module}:MyPolicy", parameters: {{patience_s: 9}}}}
+- name: search
+  model: e5
+  scheduling:
+    config:
+      plugins:
+      - type: queue-scorer
+- name: plain
+  model: tiny
+""")
+    assert isinstance(plan, PointsmanPlan)
+    chat, batch, search, plain = plan.deployments
+    assert (chat.name, chat.model, chat.picker) == ("chat", "llama-70b", None)
+    assert isinstance(chat.policy, SloAwareStrategy)
+    assert batch.policy is not None
+    assert batch.policy.patience_s == 9.0  # type: ignore[attr-defined]
+    assert search.picker is not None
+    assert scorers(search.picker.scheduler.profiles["default"]) == {"queue-scorer": 1.0}
+    assert plain.picker is not None
+    assert len(scorers(plain.picker.scheduler.profiles["default"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            "model: m, scheduling: {policy: slo-awre}",
+            'scheduling.policy: there is no scheduling policy "slo-awre"; did you mean "slo-aware"?',
+        ),
+        (
+            "model: m, scheduling: {policy: fifo, parameters: {a: 1}}",
+            "scheduling.parameters.a: unknown parameter; known: pricePerGpuHour",
+        ),
+        (
+            "model: m, scheduling: {policy: adaptive, parameters: {lowLoad: 2}}",
+            "scheduling: lowLoad must be between 0 and highLoad",
+        ),
+        ("model: m, scheduling: {parameters: {a: 1}}", "scheduling.parameters: belong to a policy"),
+        ("model: m, scheduling: {policy: fifo, config: {}}", "scheduling: has a policy and a config; keep one"),
+        (
+            "model: m, scheduling: {config: {plugins: [{type: nope}]}}",
+            'scheduling.config.plugins[0].type: there is no plugin type "nope"',
+        ),
+        (
+            "model: m, scheduling: {policy: 'my_plugins:Roleless'}",
+            'scheduling.policy: "my_plugins:Roleless" is not a scheduling policy',
+        ),
+        ("model: ''", "model: must not be empty"),
+        ("scheduling: {policy: fifo}", 'field "model" is missing'),
+        ("model: m, replicas: 2", "replicas: unknown field; known: model, name, scheduling"),
+    ],
+)
+def test_mistakes_in_deployments(own_module: str, fields: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_deployments(f"kind: Pointsman\ndeployments:\n- {{name: a, {fields}}}\n")
+    [found] = raised.value.problems
+    assert str(found).removeprefix("<text>:3: deployments[0]").lstrip(".: ").startswith(problem)
+
+
+def test_deployments_have_names_of_their_own() -> None:
+    with pytest.raises(
+        ConfigError, match=r'<text>:3: deployments\[1\].name: there is already a deployment "a" on line 2'
+    ):
+        load_deployments("deployments:\n- {name: a, model: m}\n- {name: a, model: n}\n")
+
+
+def test_the_kind_is_told_from_the_content_if_it_is_not_written() -> None:
+    assert isinstance(load("deployments: []\n"), PointsmanPlan)
+    assert isinstance(load("plugins: []\n"), PickerPlan)
+
+
+def test_a_document_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match='unknown kind "Pointsman"'):
+        load_picker("kind: Pointsman\n")
+
+
+# Policies in code
+
+
+def test_build_policy(own_module: str) -> None:
+    assert isinstance(build_policy("fifo"), FifoStrategy)
+    assert isinstance(build_policy("slo-aware", {"urgentBelowMs": 10}), SloAwareStrategy)
+    assert type(build_policy(f"{own_module}:MyPolicy")).__name__ == "MyPolicy"
+
+
+def test_build_policy_says_what_is_wrong() -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_policy("slo-aware", {"urgentBelow": 1, "urgentShare": "half"})
+    assert str(raised.value).splitlines() == [
+        'parameters.urgentBelow: unknown parameter; did you mean "urgentBelowMs"?',
+        'parameters.urgentShare: expected a number, found "half"',
+    ]
