@@ -1,1 +1,32 @@
-"""Pointsman: a control plane for inference."""
+"""Pointsman: a control plane for inference.
+
+It places model instances, routes each request to the right one, scales them, and wires models into pipelines. Every
+decision is a policy: replace it with a few lines of Python, rehearse it, ask it why.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pointsman.runtimes.inprocess import ControlPlaneManager
+    from pointsman.strategies import SchedulingPolicy, Strategy
+    from pointsman.types import ExecutionInstance, ParallelismType, Priority, RequestMetadata, SchedulingDecision
+
+__all__ = [
+    "ControlPlaneManager",
+    "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Priority", "ParallelismType",
+    "SchedulingPolicy", "Strategy",
+]  # fmt: skip
+
+_HOMES = {
+    "ControlPlaneManager": "pointsman.runtimes.inprocess",
+    "SchedulingPolicy": "pointsman.strategies",
+    "Strategy": "pointsman.strategies",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Names are looked up when they are first used, so that the command line answers at once."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "pointsman.types")), name)

@@ -6,6 +6,7 @@ import msgspec
 
 from pointsman.config.flow import FlowControlPlan
 from pointsman.config.roles import ROLES
+from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import (
     Admitter,
@@ -14,7 +15,9 @@ from pointsman.routing.plugins import (
     HeaderWriter,
     ResponseHeaderWriter,
 )
-from pointsman.routing.queue import SaturationDetector
+from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
+from pointsman.routing.queue.pool import LegacyAdmission
+from pointsman.routing.routes import ConfiguredRoute
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
 
@@ -55,6 +58,26 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _filling(self, role: str) -> list[Any]:
         return [plugin for plugin in self.plugins.values() if isinstance(plugin, ROLES[role])]
+
+    def dispatcher(self, *, max_tries: int = 3, traced: bool = True, seed: int = 0) -> Dispatcher:
+        """A dispatcher that works as the document says.
+
+        With flow control, requests wait in its queue while the pool is saturated; without, what cannot be sent at once
+        is refused, and requests of negative priority are turned away while the pool is saturated.
+        """
+        flow = self.flow_control
+        plugins = list(self.plugins.values())
+        return Dispatcher(
+            ConfiguredRoute(self.scheduler),
+            FlowControl if flow is None else flow.build,
+            plugins=plugins if flow is not None else [*plugins, LegacyAdmission(self.saturation_detector)],
+            saturation_gates=flow is not None,
+            eviction=InFlightEviction() if flow is not None and flow.enable_eviction else None,
+            waits=flow is not None,
+            max_tries=max_tries,
+            traced=traced,
+            seed=seed,
+        )
 
     def summary(self) -> str:
         """One line: what it would run."""

@@ -18,11 +18,11 @@ from pointsman.config.roles import is_plugin, is_policy
 from pointsman.config.validation import Field, unmarked
 from pointsman.errors import did_you_mean
 from pointsman.parameters import Spelled, camel_case
-from pointsman.routing.queue import FlowControl
 from pointsman.selection.plugins import kebab_case
 
 PLUGIN_PACKAGES = (
-    "pointsman.selection",
+    "pointsman.selection.pickers",
+    "pointsman.selection.handlers",
     "pointsman.routing.filters",
     "pointsman.routing.scorers",
     "pointsman.routing.handlers",
@@ -133,11 +133,7 @@ def _import_failure(module: str, error: BaseException) -> str:
 @cache
 def plugins() -> Registry:
     """All plugin types."""
-    built_in = {
-        kebab_case(name): made
-        for name, made in _exported(PLUGIN_PACKAGES)
-        if is_plugin(made) and not issubclass(made, FlowControl)  # it tells its saturation, and is what detectors serve
-    }
+    built_in = {kebab_case(name): made for name, made in _exported(PLUGIN_PACKAGES) if is_plugin(made)}
     wanted = "it fills no role, such as that of a filter (rejections), scorer (scores) or picker (pick)"
     return Registry("plugin type", built_in, is_plugin, wanted)
 

@@ -8,6 +8,8 @@ from pointsman.selection.profile import ProfileFailure, ProfileResult
 
 C = TypeVar("C")
 
+__all__ = ["FallbackProfileHandler", "SchedulingFailure", "SchedulingResult", "SingleProfileHandler", "failed"]
+
 
 class SchedulingResult(Generic[C]):
     """What a cycle decided: the result of each profile that chose, and which of them the request goes to."""

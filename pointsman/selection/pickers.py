@@ -11,6 +11,8 @@ from pointsman.selection.profile import Ranked
 
 C = TypeVar("C")
 
+__all__ = ["MaxScorePicker", "PowerOfTwoPicker", "RandomPicker", "WeightedRandomPicker"]
+
 
 class MaxScorePicker:
     """The highest total; equals in random order."""

@@ -1,5 +1,6 @@
 """The promises of filters, scorers, pickers and profile handlers."""
 
+import random
 from collections.abc import Callable
 from math import isnan
 from typing import Any, TypeAlias
@@ -112,7 +113,8 @@ def repeats(method: str) -> Promise:
 
     def promise(build: Build, situation: Situation) -> str | None:
         answers = []
-        for _ in range(2):
+        for dice in (1, 2):
+            random.seed(dice)  # whoever draws from the program's own dice is found out by loading them differently
             roster = situation.fleet().roster
             if method == "pick":
                 if not len(roster):

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, Phase, Verbosity, find, settings
-from hypothesis.errors import NoSuchExample, Unsatisfiable
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis.errors import FlakyFailure
 
 from pointsman.config.roles import roles_of
 from pointsman.lab.check import plugins, policies
+from pointsman.lab.check.shrinking import shrunk
 from pointsman.lab.check.situations import Situation, crowd, situations
 from pointsman.strategies import SchedulingPolicy
 
@@ -85,27 +86,40 @@ def _findings(build: Callable[[], Any], roles: Iterable[str], examples: int) -> 
             yield f"{role}: takes at most 1 ms", _slow(_asked_often(build(), role), 100)
 
 
-def _smallest(name: str, promise: Promise, build: Callable[[], Any], examples: int) -> Broken | None:
-    def breaks(situation: Situation) -> bool:
-        try:
-            return promise(build, situation) is not None
-        except Exception:  # it raised, which "answers in every situation" reports
-            return False
+class _Found(Exception):
+    """A situation breaks the promise; ends the search."""
 
-    quiet = settings(
+
+def _smallest(name: str, promise: Promise, build: Callable[[], Any], examples: int) -> Broken | None:
+    def broken(situation: Situation) -> str | None:
+        try:
+            return promise(build, situation)
+        except Exception:  # it raised, which another promise reports
+            return None
+
+    found: list[Situation] = []
+
+    @settings(
         max_examples=examples,
         database=None,
         derandomize=True,
         deadline=None,
         verbosity=Verbosity.quiet,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+    @given(situations())
+    def search(situation: Situation) -> None:
+        if broken(situation) is not None:
+            found.append(situation)
+            raise _Found
+
     try:
-        smallest = find(situations(), breaks, settings=quiet)
-    except (NoSuchExample, Unsatisfiable):
-        return None
-    return Broken(name, promise(build, smallest) or "", str(smallest))
+        search()
+    except (_Found, FlakyFailure):
+        smallest = shrunk(found[0], lambda situation: broken(situation) is not None)
+        return Broken(name, broken(smallest) or "", str(smallest))
+    return None
 
 
 def _in(name: str, promise: Promise, build: Callable[[], Any], situation: Situation) -> Broken | None:

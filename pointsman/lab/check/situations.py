@@ -1,6 +1,6 @@
 """Situations to try policies in: from nothing at all to everything full, duplicated and unmeasured."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
@@ -10,6 +10,8 @@ from pointsman.selection.text import text_table
 from pointsman.types import ExecutionInstance, Priority, RequestMetadata
 
 MODELS = ("small", "large")
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 REQUESTS = st.builds(
     RequestMetadata,
@@ -115,6 +117,13 @@ def _table(title: str, things: list[Any]) -> str:
 
 
 def _said(thing: msgspec.Struct) -> dict[str, Any]:
-    defaults = type(thing)(**{thing.__struct_fields__[0]: "?"})
+    default = plain(thing)
     said = {name: getattr(thing, name) for name in thing.__struct_fields__}
-    return {name: value for name, value in said.items() if value != getattr(defaults, name)}
+    first = thing.__struct_fields__[0]
+    return {name: value for name, value in said.items() if name == first or value != getattr(default, name)}
+
+
+def plain(thing: T) -> T:
+    """The same request or instance with nothing said of it but its id."""
+    first = thing.__struct_fields__[0]
+    return type(thing)(**{first: getattr(thing, first)})

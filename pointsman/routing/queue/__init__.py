@@ -1,0 +1,42 @@
+"""Flow control: requests wait here in priority bands until an instance has room for them.
+
+Enters: requests. Leaves: each of them exactly once, to be served or with a refusal in words. The one rule: order is
+kept and not recomputed, so that a dispatch costs the same whether ten requests wait or ten thousand.
+"""
+
+from pointsman.routing.queue.answers import BandDepth, Blocked, Offered
+from pointsman.routing.queue.bands import BandSettings
+from pointsman.routing.queue.eviction import InFlightEviction
+from pointsman.routing.queue.fairness import (
+    FairnessPolicy,
+    GlobalStrictFairnessPolicy,
+    RoundRobinFairnessPolicy,
+    Turns,
+)
+from pointsman.routing.queue.flow_control import FlowControl
+from pointsman.routing.queue.items import Queued, Stage
+from pointsman.routing.queue.limits import (
+    PriorityHoldbackPolicy,
+    SoftReflectiveCeilingPolicy,
+    StaticUsageLimitPolicy,
+    UsageLimitPolicy,
+)
+from pointsman.routing.queue.ordering import (
+    EdfOrderingPolicy,
+    FcfsOrderingPolicy,
+    OrderingPolicy,
+    SloDeadlineOrderingPolicy,
+)
+from pointsman.routing.queue.pool import PoolSaturation
+from pointsman.routing.queue.saturation import ConcurrencyDetector, SaturationDetector, UtilizationDetector
+from pointsman.routing.queue.token_fairness import VirtualTokenCounterFairnessPolicy
+
+__all__ = [
+    "FlowControl", "Queued", "Stage", "Offered", "Blocked", "BandSettings", "BandDepth",
+    "OrderingPolicy", "FcfsOrderingPolicy", "EdfOrderingPolicy", "SloDeadlineOrderingPolicy",
+    "FairnessPolicy", "Turns",
+    "GlobalStrictFairnessPolicy", "RoundRobinFairnessPolicy", "VirtualTokenCounterFairnessPolicy",
+    "UsageLimitPolicy", "StaticUsageLimitPolicy", "PriorityHoldbackPolicy", "SoftReflectiveCeilingPolicy",
+    "SaturationDetector", "UtilizationDetector", "ConcurrencyDetector", "PoolSaturation",
+    "InFlightEviction",
+]  # fmt: skip

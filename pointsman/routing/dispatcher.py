@@ -1,0 +1,500 @@
+"""The dispatcher: from a request's arrival to its end, without touching a socket or a clock.
+
+    arrived -> admitted -> waiting -> decided -> sent -> first token -> ended
+                  |           |          ^        |
+               refused     refused       +--------+  failed: back to waiting, at most `max_tries` times, then refused
+
+Enters: events, each with the time. Leaves: commands. The one rule: every request that arrives leaves exactly once, with
+an answer or with a refusal that says why. Work is dispatched on events, as much as fits: on arrivals, and whenever an
+instance may have room again.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from pointsman.routing.decisions import Choice, refusal_text, vet
+from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.events import (
+    Arrived,
+    Cancelled,
+    Changed,
+    Command,
+    Ended,
+    Event,
+    Failed,
+    FirstToken,
+    Joined,
+    Left,
+    Measured,
+    Refuse,
+    Revoke,
+    Send,
+    ShuttingDown,
+    TimerFired,
+    WakeAt,
+)
+from pointsman.routing.ledger import Hold, Ledger, holds_of
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.plugins import Admitter, DepartureListener, DispatchListener, HeaderWriter, RequestCycle
+from pointsman.routing.pools import Pool, Pools, Sent
+from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
+from pointsman.routing.records import Record, Records
+from pointsman.routing.routes import BatchPolicy, Route
+from pointsman.routing.tally import Tally
+from pointsman.selection import Cycle, Producer, SchedulingFailure, Trace, mixed
+from pointsman.types import RequestMetadata, SchedulingDecision
+
+LOOK_PAST = 8
+"""How many requests that nobody can take now do not hold up those behind them."""
+
+NOT_ABOUT_THE_REQUEST = frozenset({"serves-model", "is-healthy", "has-room"})
+"""Filters that turn an endpoint away for what it is, not for what this request wants beyond its model."""
+
+
+class Dispatcher:
+    """Admission, queue, choice, retry, release: `handle(event, now) -> commands`."""
+
+    def __init__(
+        self,
+        route: Route,
+        make_queue: Callable[[], FlowControl],
+        *,
+        policy: BatchPolicy | None = None,
+        plugins: Iterable[Any] = (),
+        saturation_gates: bool = False,
+        eviction: InFlightEviction | None = None,
+        waits: bool = True,
+        max_tries: int = 3,
+        traced: bool = True,
+        keep_records: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        """`policy`: decides by batch; `route` stands in when it raises. `plugins`: told of what concerns them by their
+        roles. `saturation_gates`: the queue holds work back while its detector finds the pool saturated. Without
+        `waits`, what cannot be sent at once is refused. `traced`: keep why, for every decision."""
+        self.fleet = Fleet()
+        self.ledger = Ledger(self.fleet)
+        self.records = Records(keep_records)
+        self.tally = Tally()
+        self._route = route
+        self._policy = policy
+        self._pools = Pools(make_queue, self.fleet)
+        told = list(plugins)
+        self._admitters = [plugin for plugin in told if isinstance(plugin, Admitter)]
+        self._producers = [plugin for plugin in told if isinstance(plugin, Producer)]
+        self._listeners = [plugin for plugin in told if isinstance(plugin, DispatchListener)]
+        self._departures = [plugin for plugin in told if isinstance(plugin, DepartureListener)]
+        self._header_writers = [plugin for plugin in told if isinstance(plugin, HeaderWriter)]
+        self._gated = saturation_gates
+        self._eviction = eviction
+        self._waits = waits
+        self._max_tries = max_tries
+        self._traced = traced
+        self._seed = seed
+        self._cycles = 0
+        self._waiting: dict[str, Queued] = {}
+        self._sent: dict[str, Sent] = {}
+        self._wake_at: float | None = None
+        self._open = True
+
+    def __len__(self) -> int:
+        """Requests that have arrived and not left."""
+        return len(self._waiting) + len(self._sent)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in; carry the commands out in their order."""
+        commands: list[Command] = []
+        for pool in self._pools.with_expired(now):
+            for item, refusal in pool.queue.expire(now, pool.is_empty):
+                self._look(item, now)
+                self._refuse(item.request, refusal, now, commands)
+        _HANDLERS[type(event)](self, event, now, commands)
+        if self._eviction is not None:
+            self._evict(self._eviction, now, commands)
+        self._set_timer(commands)
+        return commands
+
+    # Requests
+
+    def _arrived(self, event: Arrived, now: float, commands: list[Command]) -> None:
+        entered: dict[str, Pool] = {}
+        for given in event.requests:
+            request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
+            self.tally.arrived += 1
+            if request.request_id in self._waiting or request.request_id in self._sent:
+                why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
+                commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
+                self.tally.ended("", Outcome.REJECTED_OTHER.value, None)
+                continue
+            self.records.open(request, now)
+            denial = self._denial(request, now)
+            if denial is not None:
+                self._refuse(request, denial, now, commands)
+                continue
+            pool = self._enter(request, now, commands)
+            if pool is not None:
+                entered[pool.model] = pool
+        for pool in entered.values():
+            self._place_waiting(pool, now, commands)
+
+    def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
+        if not self._open:
+            return Refusal(Outcome.EVICTED_SHUTTING_DOWN, "shutting down: nothing new is taken; send it elsewhere")
+        if not self._admitters:
+            return None
+        cycle, serving = self._cycle(request, now), self.fleet.serving(request.model_name)
+        for producer in self._producers:
+            self._tell(producer, producer.produce, cycle, serving)
+        for admitter in self._admitters:
+            why = self._tell(admitter, admitter.denial, cycle, serving)
+            if why is not None:
+                return Refusal(Outcome.REJECTED_ADMISSION, why)
+        return None
+
+    def _enter(self, request: RequestMetadata, now: float, commands: list[Command]) -> Pool | None:
+        """Let it wait; None if it was refused."""
+        item = Queued(request)
+        pool = self._pools.of(request.model_name)
+        if pool is None:
+            why = f'no instance serves "{request.model_name}", and too many such models are waited for already'
+            self._refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
+            return None
+        offered = pool.queue.offer(item, now, pool.is_empty)
+        for displaced, refusal in offered.displaced:
+            self._refuse(displaced.request, refusal, now, commands)
+        if offered.refusal is not None:
+            self._look(item, now)
+            self._refuse(request, offered.refusal, now, commands)
+            return None
+        self._waiting[request.request_id] = item
+        return pool
+
+    def _first_token(self, event: FirstToken, now: float, commands: list[Command]) -> None:
+        sent = self._sent.get(event.request_id)
+        if sent is None or sent.begun:
+            return
+        sent.begun = True
+        self.ledger.first_token(event.request_id)
+        record = self.records.get(event.request_id)
+        if record is not None:
+            record.first_token_at = now
+
+    def _ended(self, event: Ended, now: float, commands: list[Command]) -> None:
+        sent = self._released(event.request_id, now)
+        if sent is None:
+            return
+        sent.pool.queue.ended(sent.item, event.output_tokens or 0)
+        record = self.records.get(event.request_id)
+        if record is not None:
+            record.ended_at, record.output_tokens = now, event.output_tokens
+        self.fleet.learn_latency(sent.endpoint, (now - sent.at) * 1000, sent.lightness)
+        self._count_end("served", record)
+        self._room_on(sent.endpoint, now, commands)
+
+    def _failed(self, event: Failed, now: float, commands: list[Command]) -> None:
+        sent = self._released(event.request_id, now)
+        if sent is None:
+            return
+        if sent.revoked is not None:
+            sent.pool.queue.ended(sent.item, 0)
+            self._left(sent.item.request, sent.revoked, now)
+        else:
+            self._try_again(sent, event, now, commands)
+        self._room_on(sent.endpoint, now, commands)
+
+    def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[Command]) -> None:
+        item, culprit = sent.item, event.instance_id or str(sent.endpoint)
+        self.tally.retries[culprit] += 1
+        record = self.records.get(item.request.request_id)
+        if record is not None:
+            record.failures.append((culprit, event.why))
+            record.decision = None
+        item.tries += 1
+        item.excluded |= {culprit}
+        again = event.retry and not sent.begun
+        if again and item.tries < self._max_tries and self._open:
+            pool = self._pools.of(item.request.model_name) or sent.pool
+            pool.queue.put_back(item)
+            self._waiting[item.request.request_id] = item
+            self._place_waiting(pool, now, commands)
+            return
+        sent.pool.queue.ended(item, 0)
+        when = f"at try {item.tries} of {self._max_tries}" if again else "after part of the answer was out"
+        self._refuse(
+            item.request, Refusal(Outcome.EVICTED_OTHER, f'"{culprit}" failed {when}: {event.why}'), now, commands
+        )
+
+    def _cancelled(self, event: Cancelled, now: float, commands: list[Command]) -> None:
+        gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
+        item = self._waiting.get(event.request_id)
+        if item is not None:
+            pool = self._pools.of(item.request.model_name)
+            assert pool is not None, "somebody waits in it"
+            pool.queue.cancel(event.request_id)
+            self._left(item.request, gone, now)
+            return
+        sent = self._released(event.request_id, now)
+        if sent is not None:
+            sent.pool.queue.ended(sent.item, 0)
+            self._left(sent.item.request, sent.revoked or gone, now)
+            self._room_on(sent.endpoint, now, commands)
+
+    # Instances
+
+    def _joined(self, event: Joined, now: float, commands: list[Command]) -> None:
+        endpoint = self.fleet.add(event.instance)
+        self._pools.members_changed(now)
+        self._room_on(endpoint, now, commands)
+
+    def _changed(self, event: Changed, now: float, commands: list[Command]) -> None:
+        endpoint = self.fleet.update(event.instance)
+        self._pools.members_changed(now)
+        self._room_on(endpoint, now, commands)
+
+    def _instance_left(self, event: Left, now: float, commands: list[Command]) -> None:
+        gone = self.fleet[event.instance_id]
+        interrupted = self.ledger.on(gone)
+        self.fleet.remove(event.instance_id)
+        self._pools.members_changed(now)
+        for listener in self._departures:
+            self._tell(listener, listener.departed, gone)
+        for request_id in interrupted:
+            self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
+
+    def _measured(self, event: Measured, now: float, commands: list[Command]) -> None:
+        self.fleet.measure(event.instance_id, event.metrics, now)
+        self._room_on(self.fleet[event.instance_id], now, commands)
+
+    # Time
+
+    def _timer_fired(self, event: TimerFired, now: float, commands: list[Command]) -> None:
+        """What was due has expired before any event is handled."""
+
+    def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
+        self._open = False
+        for pool in self._pools.waiting():
+            for item, refusal in pool.queue.drain():
+                self._refuse(item.request, refusal, now, commands)
+
+    def _set_timer(self, commands: list[Command]) -> None:
+        due = self._pools.next_expiry()
+        if due is not None and due != self._wake_at:
+            commands.append(WakeAt(due))
+        self._wake_at = due
+
+    # Placing
+
+    def _room_on(self, endpoint: Endpoint, now: float, commands: list[Command]) -> None:
+        for pool in self._pools.waiting():
+            if endpoint.serves(pool.model):
+                self._place_waiting(pool, now, commands)
+
+    def _place_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+        if self._policy is not None and self._place_by_policy(self._policy, pool, now, commands):
+            return
+        passed: list[Queued] = []
+        while len(passed) <= LOOK_PAST:
+            item = pool.queue.pop(now, self._saturation(pool, now))
+            if item is None:
+                break
+            failure = self._place(item, pool, now, commands)
+            if failure is not None:
+                passed.append(item)
+                if not item.excluded and _hopeless(failure):
+                    break
+        for item in passed:
+            pool.queue.put_back(item)
+        if not self._waits:
+            self._refuse_waiting(pool, now, commands)
+
+    def _saturation(self, pool: Pool, now: float) -> float:
+        return pool.queue.saturation_of(self.fleet.serving(pool.model), now) if self._gated else 0.0
+
+    def _place(
+        self, item: Queued, pool: Pool, now: float, commands: list[Command]
+    ) -> SchedulingFailure[Endpoint] | None:
+        """Send it, or say why nobody can take it now."""
+        cycle = self._cycle(item.request, now)
+        try:
+            choice = self._choose(cycle, item)
+        except Exception as error:
+            self.tally.policy_errors[str(error)] += 1
+            pool.queue.drop(item)
+            self._refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
+            return None
+        record = self.records.get(item.request.request_id)
+        if record is not None:
+            record.trace = cycle.trace
+        if isinstance(choice, SchedulingFailure):
+            if record is not None:
+                record.failure = choice
+            return choice
+        if item.enqueued_at < now:
+            self.fleet.sent_from_backlog(choice.result.target)
+        lightness = self.fleet.lightness_of(choice.result.target)
+        self.ledger.reserve(item.request.request_id, holds_of(cycle, choice.result))
+        for listener in self._listeners:
+            self._tell(listener, listener.dispatched, cycle, choice.result)
+        headers: dict[str, str | None] = {}
+        for writer in self._header_writers:
+            headers |= self._tell(writer, writer.request_headers, cycle, choice.result) or {}
+        sent = Sent(item, pool, choice.result.target, self._route.name, now, lightness)
+        self._send(sent, choice.decision, headers, commands)
+        return None
+
+    def _choose(self, cycle: RequestCycle, item: Queued) -> Choice | SchedulingFailure[Endpoint]:
+        endpoints = self.fleet.roster
+        if item.excluded:
+            failed = [endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded]
+            others = endpoints.without(failed)
+            if any(endpoint.serves(item.request.model_name) for endpoint in others):
+                endpoints = others
+            if cycle.trace is not None:
+                cycle.trace.note(f"failed it before: {', '.join(sorted(item.excluded))}")
+        return self._route.choose(cycle, endpoints)
+
+    def _place_by_policy(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
+        """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
+        waiting = {item.request.request_id: item for item in pool.queue.waiting()}
+        wanted = [item.request for item in waiting.values()]
+        requests, instances = list(wanted), self.fleet.instances()
+        policy.now, policy.seed = now, mixed(self._seed, self._cycles)
+        self._cycles += 1
+        try:
+            decisions = policy.schedule(requests, instances)
+            vetted = vet(decisions, wanted, Fleet(self.fleet.instances()), policy.price_per_gpu_hour)
+        except Exception as error:
+            self.tally.policy_errors[f"{policy.name}: {type(error).__name__}: {error}"] += 1
+            return False
+        for _, broken in vetted.bad:
+            self.tally.broken_promises[broken] += 1
+        for made in vetted.good:
+            item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
+            pool.queue.take(item, now)
+            lightness = self.fleet.lightness_of(endpoint)
+            self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
+            self._send(Sent(item, pool, endpoint, policy.name, now, lightness), made, {}, commands)
+        return True
+
+    def _send(
+        self, sent: Sent, made: SchedulingDecision, headers: dict[str, str | None], commands: list[Command]
+    ) -> None:
+        request = sent.item.request
+        sent.pool.queue.served(sent.item)
+        del self._waiting[request.request_id]
+        self._sent[request.request_id] = sent
+        self.tally.dispatched(sent.strategy, made.target_instance_id, sent.at - sent.item.enqueued_at)
+        if self._eviction is not None:
+            self._eviction.started(sent.item)
+        record = self.records.get(request.request_id)
+        if record is not None:
+            record.strategy, record.decision, record.sent_at, record.failure = sent.strategy, made, sent.at, None
+        commands.append(Send(request, made, sent.endpoint, headers))
+
+    # Leaving
+
+    def _released(self, request_id: str, now: float) -> Sent | None:
+        """Take a request that was sent back from its instance. None: it is not out, or came back before."""
+        sent = self._sent.pop(request_id, None)
+        if sent is None:
+            return None
+        self.ledger.release(request_id)
+        if self._eviction is not None:
+            self._eviction.ended(sent.item, now)
+        return sent
+
+    def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+        for item in list(pool.queue.waiting()):
+            pool.queue.cancel(item.request.request_id)
+            record = self.records.get(item.request.request_id)
+            failure = None if record is None else record.failure
+            why = "every instance is saturated" if failure is None else refusal_text(item.request, failure)
+            outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
+            self._refuse(item.request, Refusal(outcome, why), now, commands)
+
+    def _refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[Command]) -> None:
+        self._left(request, refusal, now)
+        commands.append(Refuse(request, refusal))
+
+    def _left(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
+        self._waiting.pop(request.request_id, None)
+        record = self.records.get(request.request_id)
+        if record is not None:
+            record.refusal, record.ended_at = refusal, now
+        self._count_end(refusal.outcome.value, record)
+
+    def _count_end(self, outcome: str, record: Record | None) -> None:
+        strategy = record.strategy if record is not None and record.strategy else self._route.name
+        self.tally.ended(strategy, outcome, None if record is None else record.met_deadline)
+
+    def _evict(self, eviction: InFlightEviction, now: float, commands: list[Command]) -> None:
+        for pool in self._pools.waiting():
+            for item, refusal in eviction.victims(now, self._saturation(pool, now), pool.queue.blocked):
+                self._sent[item.request.request_id].revoked = refusal
+                commands.append(Revoke(item.request, refusal))
+
+    # Why
+
+    def explain(self, request_id: str, now: float) -> Record | None:
+        """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
+        if request_id in self._waiting:
+            self._look(self._waiting[request_id], now)
+        return self.records.get(request_id)
+
+    @property
+    def running(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._sent)
+
+    def waiting(self) -> list[RequestMetadata]:
+        """The requests that wait, per model in the order in which they would go."""
+        return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
+
+    def _look(self, item: Queued, now: float) -> None:
+        """Note in its record what would happen to it now, with every reason."""
+        record = self.records.get(item.request.request_id)
+        if record is None:
+            return
+        cycle: RequestCycle = Cycle(item.request, now=now, seed=self._seed, trace=Trace())
+        try:
+            choice = self._choose(cycle, item)
+        except Exception as error:
+            record.failure = SchedulingFailure(str(error), {})
+            return
+        record.trace = cycle.trace
+        record.failure = choice if isinstance(choice, SchedulingFailure) else None
+
+    def _cycle(self, request: RequestMetadata, now: float) -> RequestCycle:
+        self._cycles += 1
+        seed = mixed(self._seed, self._cycles)
+        return Cycle(request, now=now, seed=seed, trace=Trace() if self._traced else None)
+
+    def _tell(self, plugin: object, call: Callable[..., Any], *about: Any) -> Any:
+        """A listener that fails does not disturb the request it was told of."""
+        try:
+            return call(*about)
+        except Exception as error:
+            self.tally.policy_errors[f"{type(plugin).__name__}: {type(error).__name__}: {error}"] += 1
+            return None
+
+
+def _hopeless(failure: SchedulingFailure[Endpoint]) -> bool:
+    """Whether the next request for the same model would fare no better."""
+    return all(run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in failure.failures.values())
+
+
+_HANDLERS: dict[type[Event], Callable[[Dispatcher, Any, float, list[Command]], None]] = {
+    Arrived: Dispatcher._arrived,
+    FirstToken: Dispatcher._first_token,
+    Ended: Dispatcher._ended,
+    Failed: Dispatcher._failed,
+    Cancelled: Dispatcher._cancelled,
+    Joined: Dispatcher._joined,
+    Changed: Dispatcher._changed,
+    Left: Dispatcher._instance_left,
+    Measured: Dispatcher._measured,
+    TimerFired: Dispatcher._timer_fired,
+    ShuttingDown: Dispatcher._shutting_down,
+}

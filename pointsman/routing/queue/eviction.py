@@ -1,0 +1,69 @@
+"""Eviction of work in flight: a sheddable request is stopped when more important work could not start otherwise."""
+
+from math import ceil, inf
+
+from pointsman.routing.outcomes import Refusal
+from pointsman.routing.queue import refusals
+from pointsman.routing.queue.answers import Blocked
+from pointsman.routing.queue.items import Queued
+from pointsman.routing.queue.lazy_heap import LazyHeap
+
+
+class InFlightEviction:
+    """Chooses whom to stop: of negative priority, the lowest first, and of those the newest.
+
+    It stops a few and then waits to see what that has brought: until all of them have ended (or have not in
+    `confirmation_s`), and `cooling_s` longer. Those that are late are still expected to end, and count as room to come.
+    """
+
+    def __init__(self, confirmation_s: float = 10.0, cooling_s: float = 0.5, most_at_once: int = 2) -> None:
+        self._confirmation_s = confirmation_s
+        self._cooling_s = cooling_s
+        self._most_at_once = most_at_once
+        self._in_flight = 0
+        self._started = 0
+        self._sheddable: LazyHeap[Queued] = LazyHeap()
+        self._stopping: set[Queued] = set()
+        self._stopped_at = -inf
+        self._confirmed_at = -inf
+
+    def started(self, item: Queued) -> None:
+        """It was dispatched."""
+        self._in_flight += 1
+        self._started += 1
+        if item.priority < 0:
+            self._sheddable.put(item, item.priority, -self._started)
+
+    def ended(self, item: Queued, now: float) -> None:
+        """It has left its instance, whatever the reason."""
+        self._in_flight -= 1
+        self._sheddable.discard(item)
+        if item in self._stopping:
+            self._stopping.discard(item)
+            self._confirmed_at = now
+
+    def victims(self, now: float, saturation: float, blocked: Blocked | None) -> list[tuple[Queued, Refusal]]:
+        """Who is to be stopped now, for the band that flow control could not let through."""
+        if blocked is None or blocked.ceiling <= 0 or self._must_wait(now):
+            return []
+        victims: list[tuple[Queued, Refusal]] = []
+        wanted = 0
+        while (first := self._sheddable.first()) is not None and first.priority < blocked.priority:
+            wanted = wanted or self._wanted(saturation, blocked.ceiling)
+            if len(victims) == wanted:
+                break
+            victims.append((self._sheddable.pop(), refusals.evicted_in_flight(first, blocked.priority)))
+        if victims:
+            self._stopping.update(victim for victim, _ in victims)
+            self._stopped_at = now
+        return victims
+
+    def _must_wait(self, now: float) -> bool:
+        unconfirmed = bool(self._stopping) and now < self._stopped_at + self._confirmation_s
+        return unconfirmed or now < self._confirmed_at + self._cooling_s
+
+    def _wanted(self, saturation: float, ceiling: float) -> int:
+        """How many of equal size would bring saturation down to the ceiling."""
+        each = saturation / self._in_flight
+        to_come = len(self._stopping) * each
+        return min(max(1, ceil((saturation - ceiling - to_come) / each)), self._most_at_once)

@@ -1,0 +1,282 @@
+"""Flow control: who waits, who goes next, and who has to leave.
+
+Enters: requests that cannot be sent at once. Leaves: each of them exactly once, to be served (`pop`, then `served`) or
+with a refusal that says why. In between a request is
+
+    offer -> waiting -> pop, take -> held -> served -> ended
+                ^                     |        |
+                +------ put_back -----+--------+
+
+and out of waiting also by cancel, expire, drain or an offer that displaces it, out of held also by drop.
+
+Held requests belong to whoever took them out; they still take up room, but nothing else here touches them. Order is
+kept and not recomputed: every operation costs log-many steps in the number of waiting requests and of flows.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from pointsman.errors import PointsmanError
+from pointsman.routing.outcomes import Refusal
+from pointsman.routing.plugins import Endpoints
+from pointsman.routing.queue import refusals
+from pointsman.routing.queue.answers import BandDepth, Blocked, Offered
+from pointsman.routing.queue.bands import Band, Bands, BandSettings
+from pointsman.routing.queue.deadlines import Deadlines, shorter_ttl
+from pointsman.routing.queue.items import Queued, Stage
+from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
+from pointsman.routing.queue.pool import PoolSaturation
+from pointsman.routing.queue.room import Room, check_bounds
+from pointsman.routing.queue.saturation import SaturationDetector, UtilizationDetector
+from pointsman.routing.queue.shedding import Sheddable
+
+_WAITS = Offered()
+
+
+class FlowControl:
+    """The queue in front of the instances."""
+
+    def __init__(
+        self,
+        bands: Sequence[BandSettings] = (),
+        *,
+        default_band: BandSettings | None = None,
+        default_negative_band: BandSettings | None = None,
+        single_band: bool = False,
+        limits: UsageLimitPolicy | None = None,
+        detector: SaturationDetector | None = None,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        default_request_ttl_s: float = 60.0,
+        no_endpoint_request_ttl_s: float | None = None,
+    ) -> None:
+        """`single_band`: all priorities share band 0, for strategies that order everything themselves. Times to live of
+        0 or less: for ever; the one for an empty pool is the other one unless given."""
+        self._bands = Bands(bands, default_band, default_negative_band, single=single_band)
+        check_bounds(max_requests, max_bytes)
+        self._total = Room(max_requests, max_bytes, "in all", "flowControl")
+        self._limits = StaticUsageLimitPolicy() if limits is None else limits
+        self._pool = PoolSaturation(UtilizationDetector() if detector is None else detector)
+        self._ttl_s = default_request_ttl_s
+        self._deadlines = Deadlines(
+            default_request_ttl_s if no_endpoint_request_ttl_s is None else no_endpoint_request_ttl_s
+        )
+        self._sheddable = Sheddable()
+        self._by_id: dict[str, Queued] = {}
+        """Waiting and held."""
+        self._arrivals = 0
+        self.blocked: Blocked | None = None
+        """The band whose ceiling stopped the last `pop`, if one did."""
+
+    # In
+
+    def offer(self, item: Queued, now: float, pool_is_empty: bool) -> Offered:
+        """A request wants to wait. Sheddable work of lower priority makes room for it where the whole queue is full."""
+        self._expect(item, Stage.NEW)
+        self.pool_changed(pool_is_empty, now)
+        if item.request.request_id in self._by_id:
+            item.stage = Stage.LEFT
+            return Offered(refusals.id_is_taken(item))
+        band = item.band = self._bands.of(item.priority)
+        item.enqueued_at = now
+        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        item.seq = self._arrivals = self._arrivals + 1
+        item.order_key = band.ordering.key(item)
+        displaced: Sequence[tuple[Queued, Refusal]] = ()
+        if not (band.room.fits(item.size_bytes) and self._total.fits(item.size_bytes)):
+            full = self._cannot_make_room(item, band)
+            if full is not None:
+                item.stage = Stage.LEFT
+                return Offered(refusals.queue_is_full(item, full, pool_is_empty))
+            displaced = self._displaced(item, band)
+        self._enter(item)
+        self._wait(item)
+        return Offered(None, displaced) if displaced else _WAITS
+
+    def put_back(self, item: Queued) -> None:
+        """It could not be placed, or was sent and failed: it waits again where it stood, and its flow is not charged.
+
+        There is always room for it, as it was let in before.
+        """
+        if item.stage is Stage.SERVED:
+            item.band.in_flight -= 1
+            self._enter(item)
+        else:
+            self._expect(item, Stage.HELD)
+        self._wait(item)
+        item.band.turns.returned(item)
+
+    # Out
+
+    def saturation_of(self, endpoints: Endpoints, now: float) -> float:
+        """How full the pool is, as `pop` wants to know it."""
+        return self._pool.of(endpoints, now)
+
+    def pop(self, now: float, saturation: float) -> Queued | None:
+        """Who goes next; None if nobody waits or may go now. Follow it with `served`, `put_back` or `drop`.
+
+        Of the bands that have work, the highest goes; if it is blocked, those below wait too.
+        """
+        self.blocked = None
+        if not self._by_id:
+            return None
+        ceilings = self._limits.ceilings(saturation, self._bands.priorities)
+        for band, ceiling in zip(self._bands.high_to_low, ceilings, strict=True):
+            if not band.flows:
+                continue
+            if saturation >= ceiling:
+                self.blocked = Blocked(band.priority, ceiling)
+                return None
+            return self._hold(band.next(), now)
+        return None
+
+    def take(self, item: Queued, now: float) -> None:
+        """This one goes, whoever's turn it is: somebody who sees all that waits has chosen it. Follow it as `pop`."""
+        self._expect(item, Stage.WAITING)
+        self._hold(item, now)
+
+    def served(self, item: Queued) -> None:
+        """It was dispatched: its room is free again."""
+        self._expect(item, Stage.HELD)
+        self._leave(item, Stage.SERVED)
+        item.band.in_flight += 1
+
+    def drop(self, item: Queued) -> None:
+        """It was popped and will not be served: its room is free again, and its flow is not charged."""
+        self._expect(item, Stage.HELD)
+        self._leave(item, Stage.LEFT)
+        item.band.turns.returned(item)
+
+    def ended(self, item: Queued, output_tokens: int) -> None:
+        """It was served, with this much output."""
+        self._expect(item, Stage.SERVED)
+        item.stage = Stage.LEFT
+        item.band.in_flight -= 1
+        item.band.turns.ended(item, output_tokens)
+
+    def cancel(self, request_id: str) -> Queued | None:
+        """Its client has gone. None: nobody with that id waits here."""
+        item = self._by_id.get(request_id)
+        if item is None or item.stage is not Stage.WAITING:
+            return None
+        self._remove(item)
+        return item
+
+    def drain(self) -> list[tuple[Queued, Refusal]]:
+        """Shutting down: everybody who waits leaves."""
+        gone = list(self.waiting())
+        for item in gone:
+            self._remove(item)
+        return [(item, refusals.shutting_down()) for item in gone]
+
+    # Time
+
+    def pool_changed(self, is_empty: bool, now: float) -> None:
+        """Whether there is any instance. When that changes, everybody's time to live starts again."""
+        self._deadlines.pool_changed(is_empty, now)
+
+    def expire(self, now: float, pool_is_empty: bool) -> list[tuple[Queued, Refusal]]:
+        """Everybody whose time to live is over leaves."""
+        self.pool_changed(pool_is_empty, now)
+        gone = []
+        while (first := self._deadlines.first()) is not None and first[1] <= now:
+            item = first[0]
+            self._remove(item)
+            if pool_is_empty:
+                refusal = refusals.no_instance_came(item, now, self._deadlines.no_endpoint_ttl_s)
+            else:
+                refusal = refusals.waited_too_long(item, now, self._ttl_s)
+            gone.append((item, refusal))
+        return gone
+
+    def next_expiry(self) -> float | None:
+        """When somebody will expire, if nothing changes; None: never."""
+        first = self._deadlines.first()
+        return None if first is None else first[1]
+
+    # Display
+
+    def __len__(self) -> int:
+        """Requests waiting or held."""
+        return self._total.requests
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes waiting or held."""
+        return self._total.size_bytes
+
+    def waiting(self) -> Iterator[Queued]:
+        """Everybody who waits, in the order in which they would go. Costs a sort."""
+        for band in self._bands.high_to_low:
+            yield from band.in_order()
+
+    def depths(self) -> list[BandDepth]:
+        """How much waits in each band and flow, highest priority first."""
+        return [
+            BandDepth(
+                priority=band.priority,
+                requests=band.room.requests,
+                size_bytes=band.room.size_bytes,
+                flows={name: len(flow) for name, flow in band.flows.items()},
+            )
+            for band in self._bands.high_to_low
+        ]
+
+    # Room
+
+    def _cannot_make_room(self, item: Queued, band: Band) -> Room | None:
+        """The bound that stops it even if all that it may displace were gone; None if there would be room."""
+        requests, size_bytes = self._sheddable.below(item.priority)
+        in_band = (requests, size_bytes) if self._bands.single else (0, 0)
+        if not band.room.fits_without(item.size_bytes, *in_band):
+            return band.room
+        return None if self._total.fits_without(item.size_bytes, requests, size_bytes) else self._total
+
+    def _displaced(self, item: Queued, band: Band) -> list[tuple[Queued, Refusal]]:
+        gone = []
+        for room in (band.room, self._total):
+            while not room.fits(item.size_bytes):
+                victim = self._sheddable.first()
+                assert victim is not None
+                gone.append((victim, refusals.displaced(victim, item, room.shortage(item.size_bytes))))
+                self._remove(victim)
+        return gone
+
+    # A request takes up room from its offer until it is served; it is in the order only while it waits.
+
+    def _enter(self, item: Queued) -> None:
+        self._by_id[item.request.request_id] = item
+        item.band.room.enter(item.size_bytes)
+        self._total.enter(item.size_bytes)
+
+    def _leave(self, item: Queued, stage: Stage) -> None:
+        item.stage = stage
+        del self._by_id[item.request.request_id]
+        item.band.room.leave(item.size_bytes)
+        self._total.leave(item.size_bytes)
+
+    def _wait(self, item: Queued) -> None:
+        item.stage = Stage.WAITING
+        item.band.put(item)
+        self._deadlines.add(item)
+        self._sheddable.add(item)
+
+    def _hold(self, item: Queued, now: float) -> Queued:
+        """From waiting to held."""
+        item.band.take(item)
+        self._deadlines.discard(item)
+        self._sheddable.discard(item)
+        item.stage, item.taken_at = Stage.HELD, now
+        return item
+
+    def _remove(self, item: Queued) -> None:
+        """From waiting to gone."""
+        item.band.discard(item)
+        self._deadlines.discard(item)
+        self._sheddable.discard(item)
+        self._leave(item, Stage.LEFT)
+
+    def _expect(self, item: Queued, stage: Stage) -> None:
+        if item.stage is not stage:
+            raise PointsmanError(
+                f'request "{item.request.request_id}" should be {stage.value}, but is {item.stage.value}'
+            )

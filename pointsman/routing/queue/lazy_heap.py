@@ -1,0 +1,85 @@
+"""A heap whose members can also leave from the middle, or move. It keeps the order of everything that waits here."""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, TypeVar
+
+M = TypeVar("M")
+
+SLACK = 16
+"""Dead entries that are not worth sweeping out, however few live ones there are."""
+
+
+class LazyHeap(Generic[M]):
+    """Members by key, smallest first; equal keys by `tie`, which no two members share.
+
+    An entry that is out of date stays where it is and dies. Dead entries never stand first, and are swept out once
+    they are more than half: every operation costs log-many comparisons on average, and memory follows the members.
+    """
+
+    __slots__ = ("_entries", "_live")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, Any, M]] = []
+        self._live: dict[M, tuple[Any, Any, M]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, member: M) -> bool:
+        return member in self._live
+
+    def first(self) -> M | None:
+        """The member with the smallest key; None when there is none."""
+        return self._entries[0][2] if self._entries else None
+
+    def first_key(self) -> Any:
+        """The smallest key; None when there is none."""
+        return self._entries[0][0] if self._entries else None
+
+    def put(self, member: M, key: Any, tie: Any) -> None:
+        """Take a member in, or move it to another key."""
+        entries, entry = self._entries, (key, tie, member)
+        old = self._live.get(member)
+        self._live[member] = entry
+        if old is None:
+            heappush(entries, entry)
+        elif old is entries[0]:
+            heapreplace(entries, entry)
+            self._uncover()
+        else:
+            heappush(entries, entry)
+            self._sweep()
+
+    def pop(self) -> M:
+        """Take the first member out."""
+        member = heappop(self._entries)[2]
+        del self._live[member]
+        self._uncover()
+        return member
+
+    def discard(self, member: M) -> bool:
+        """Let a member go, wherever it stands. False: it was not here."""
+        entry = self._live.pop(member, None)
+        if entry is None:
+            return False
+        if entry is self._entries[0]:
+            heappop(self._entries)
+            self._uncover()
+        else:
+            self._sweep()
+        return True
+
+    def in_order(self) -> Iterator[M]:
+        """All members, smallest first. Sorts; for display."""
+        return (member for _, _, member in sorted(self._live.values()))
+
+    def _uncover(self) -> None:
+        entries, live = self._entries, self._live
+        while entries and live.get(entries[0][2]) is not entries[0]:
+            heappop(entries)
+
+    def _sweep(self) -> None:
+        if len(self._entries) > 2 * len(self._live) + SLACK:
+            self._entries[:] = self._live.values()
+            heapify(self._entries)

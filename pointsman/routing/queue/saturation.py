@@ -1,0 +1,149 @@
+"""How full a pool is: 1.0 is full, more is overload. A detector is also a filter that turns full endpoints away."""
+
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from pointsman.parameters import Duration
+from pointsman.routing.endpoints import (
+    IN_FLIGHT_REQUESTS,
+    IN_FLIGHT_TOKENS,
+    KV_USAGE,
+    MEASURED_AT,
+    SENT_SINCE_MEASURED,
+    WAITING,
+)
+from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
+from pointsman.selection import Column, Positions, Rejected
+from pointsman.selection.columns import larger, linear, mean, where_above, where_at_least
+
+
+@runtime_checkable
+class SaturationDetector(Protocol):
+    """Says how full a pool of endpoints is."""
+
+    def saturation(self, endpoints: Endpoints, now: float) -> float:
+        """0: idle; 1 and more: full. An empty pool is full."""
+        ...
+
+
+class UtilizationDetector:
+    """Full by what the engines report: their waiting queues and KV caches. Numbers that are too old count as full.
+
+    As many requests leave the queue as fit, and not one per measurement. So those sent to an endpoint since it was last
+    measured count as waiting there; otherwise one free place would be given away many times over. As a filter it
+    turns away endpoints that are above a threshold or not measured lately, unless that would be everybody.
+    """
+
+    def __init__(
+        self,
+        queue_depth_threshold: float = 5.0,
+        kv_cache_util_threshold: float = 0.8,
+        metrics_staleness_threshold: Duration = 0.2,
+        headroom: float = 0.0,
+    ) -> None:
+        _check_above_zero("queueDepthThreshold", queue_depth_threshold)
+        _check_above_zero("kvCacheUtilThreshold", kv_cache_util_threshold)
+        _check_above_zero("metricsStalenessThreshold", metrics_staleness_threshold)
+        _check_headroom(headroom)
+        if kv_cache_util_threshold > 1:
+            raise ValueError(f"kvCacheUtilThreshold is {kv_cache_util_threshold:g}; it must be at most 1")
+        self.queue_limit = queue_depth_threshold
+        self.kv_limit = kv_cache_util_threshold
+        self.oldest_s = metrics_staleness_threshold
+        self.filter_queue_limit = queue_depth_threshold * (1 + headroom)
+        self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
+        self._why = (
+            f"saturated or not measured lately: {{:g}} waiting (below {self.filter_queue_limit:g} is wanted), "
+            f"KV cache {{:.0%}} full (below {self.filter_kv_limit:.0%}), "
+            f"measured {{:.3g}} s ago (at most {self.oldest_s:g})"
+        )
+
+    def saturation(self, endpoints: Endpoints, now: float) -> float:
+        waiting, sent = endpoints.column(WAITING), endpoints.column(SENT_SINCE_MEASURED)
+        kv_usage, measured_at = endpoints.column(KV_USAGE), endpoints.column(MEASURED_AT)
+        if not len(endpoints):
+            return 1.0
+        queue_limit, kv_limit, oldest_s = self.queue_limit, self.kv_limit, self.oldest_s
+        if isinstance(waiting, list):
+            total = 0.0
+            for queued, extra, used, at in zip(waiting, sent, kv_usage, measured_at, strict=True):
+                total += 1.0 if now - at > oldest_s else max((queued + extra) / queue_limit, used / kv_limit)
+            return total / len(waiting)
+        fullest = np.maximum((waiting + sent) / queue_limit, np.asarray(kv_usage) / kv_limit)
+        return float(np.where(now - np.asarray(measured_at) > oldest_s, 1.0, fullest).mean())
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        waiting, kv_usage = candidates.column(WAITING), candidates.column(KV_USAGE)
+        age_s = linear(candidates.column(MEASURED_AT), -1.0, cycle.now)
+        full = _any_of(
+            where_at_least(waiting, self.filter_queue_limit),
+            where_at_least(kv_usage, self.filter_kv_limit),
+            where_above(age_s, self.oldest_s),
+        )
+        if not full or len(full) == len(candidates):
+            return ()
+        return Rejected(candidates, full, self._why, waiting, kv_usage, age_s)
+
+
+class ConcurrencyDetector:
+    """Full by what was sent and has not ended: requests, tokens, or whichever is fuller of the two (`hybrid`).
+
+    As a filter it turns full endpoints away, if need be all of them.
+    """
+
+    def __init__(
+        self,
+        max_concurrency: int = 100,
+        max_token_concurrency: int = 1_000_000,
+        headroom: float = 0.0,
+        concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests",
+    ) -> None:
+        _check_above_zero("maxConcurrency", max_concurrency)
+        _check_above_zero("maxTokenConcurrency", max_token_concurrency)
+        _check_headroom(headroom)
+        measures = {
+            "requests": (IN_FLIGHT_REQUESTS, max_concurrency),
+            "tokens": (IN_FLIGHT_TOKENS, max_token_concurrency),
+        }
+        if concurrency_mode not in (*measures, "hybrid"):
+            raise ValueError(f'concurrencyMode is "{concurrency_mode}"; it must be requests, tokens or hybrid')
+        modes = list(measures) if concurrency_mode == "hybrid" else [concurrency_mode]
+        self._limits = [measures[mode] for mode in modes]
+        self._filter_limits = [(name, float(int(most * (1 + headroom)))) for name, most in self._limits]
+        limits = zip(modes, self._filter_limits, strict=True)
+        self._why = "full: " + ", ".join(f"{{:g}} of {most:g} {mode} in flight" for mode, (_, most) in limits)
+
+    def saturation(self, endpoints: Endpoints, now: float) -> float:
+        if not len(endpoints):
+            return 1.0
+        columns = [endpoints.column(name) for name, _ in self._limits]
+        if len(columns) == 1:
+            return mean(columns[0]) / self._limits[0][1]
+        return mean(larger(*(_divided(column, most) for column, (_, most) in zip(columns, self._limits, strict=True))))
+
+    def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
+        columns = [candidates.column(name) for name, _ in self._filter_limits]
+        limits = [most for _, most in self._filter_limits]
+        full = _any_of(*map(where_at_least, columns, limits))
+        return Rejected(candidates, full, self._why, *columns) if full else ()
+
+
+def _any_of(*positions: Positions) -> list[int]:
+    """Positions that are in any of some, in order."""
+    return sorted({int(position) for some in positions for position in some})
+
+
+def _divided(column: Column, by: float) -> Column:
+    # Not times the reciprocal: a full endpoint must come out as exactly 1.
+    return [value / by for value in column] if isinstance(column, list) else column / by
+
+
+def _check_above_zero(parameter: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{parameter} is {value:g}; it must be above 0")
+
+
+def _check_headroom(headroom: float) -> None:
+    if not headroom >= 0:
+        raise ValueError(f"headroom is {headroom:g}; it must be 0 or more")

@@ -1,0 +1,135 @@
+"""Fairness by tokens served: the virtual token counter of "Fairness in Serving Large Language Models" (OSDI 2024)."""
+
+from pointsman.routing.queue.fairness import Turns
+from pointsman.routing.queue.items import Queued
+from pointsman.routing.queue.lazy_heap import LazyHeap
+
+MOST_IDLE_FLOWS = 1_024
+"""Flows without work that are remembered, per band. Beyond this, who is the least ahead is forgotten first."""
+
+
+class VirtualTokenCounterFairnessPolicy:
+    """Next is the flow that has had the fewest tokens, counted as input_weight * input + output_weight * output.
+
+    A request is charged when it is taken, with the output expected of it: `default_output_tokens`, or `max_tokens` if
+    that is less. When it ends, the charge is corrected to the output it really had. A flow that starts to wait is
+    lifted to the least counter of those that wait, so that nobody saves up turns by staying away; with nobody waiting,
+    to where the last one stopped.
+
+    The bound. Let U be the largest charge of one request. The counters of two flows that wait never differ by more
+    than U: only the least counter is charged, and none starts below it. So over any time in which two flows always had
+    waiting work, what they were charged differs by at most 2U, and by at most U if their counters were equal at the
+    start. Corrections can only add what was in flight when the flow was last chosen: with n requests of a flow in
+    flight, of which each used at most E more or less than expected, U becomes U + n*E of the one + n*E of the other.
+    """
+
+    def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, default_output_tokens: int = 256) -> None:
+        for parameter, weight in (("inputWeight", input_weight), ("outputWeight", output_weight)):
+            if not weight >= 0:
+                raise ValueError(f"{parameter} is {weight:g}; it must be 0 or more")
+        if default_output_tokens < 1:
+            raise ValueError(f"defaultOutputTokens is {default_output_tokens}; it must be at least 1")
+        self.input_weight = input_weight
+        self.output_weight = output_weight
+        self.default_output_tokens = default_output_tokens
+
+    def for_band(self) -> Turns:
+        return _ByTokens(self)
+
+    def charge(self, item: Queued) -> float:
+        """What a request costs its flow before its output is known."""
+        return self.input_weight * item.request.input_tokens + self.output_weight * self._expected_output(item)
+
+    def correction(self, item: Queued, output_tokens: int) -> float:
+        """What to add to the charge now that its output is known."""
+        return self.output_weight * (output_tokens - self._expected_output(item))
+
+    def _expected_output(self, item: Queued) -> int:
+        most = item.request.max_tokens
+        return self.default_output_tokens if most is None else min(most, self.default_output_tokens)
+
+
+class _Account:
+    """What is known of one flow."""
+
+    __slots__ = ("counter", "head_seq", "in_flight")
+
+    def __init__(self) -> None:
+        self.counter = 0.0
+        self.head_seq = 0
+        self.in_flight = 0
+        """Requests charged and not yet corrected."""
+
+
+class _ByTokens(Turns):
+    """Counters of the flows that wait or have work in flight, and of some that are ahead of those that wait.
+
+    Idle flows that are not ahead can be forgotten: when they return, they are lifted to the floor anyway.
+    """
+
+    def __init__(self, policy: VirtualTokenCounterFairnessPolicy) -> None:
+        self._policy = policy
+        self._accounts: dict[str, _Account] = {}
+        self._waiting: LazyHeap[str] = LazyHeap()
+        self._idle: LazyHeap[str] = LazyHeap()
+        """Neither waiting nor in flight, and above the floor."""
+        self._floor = 0.0
+        """The least counter among those that waited when the last choice was made; never falls."""
+
+    def waits(self, flow: str, head: Queued) -> None:
+        account = self._accounts.get(flow)
+        if account is None:
+            account = self._accounts[flow] = _Account()
+        if flow not in self._waiting:
+            self._idle.discard(flow)
+            least = self._waiting.first_key()
+            account.counter = max(account.counter, self._floor, self._floor if least is None else least)
+        account.head_seq = head.seq
+        self._waiting.put(flow, account.counter, head.seq)
+
+    def leaves(self, flow: str) -> None:
+        self._waiting.discard(flow)
+        account = self._accounts[flow]
+        if not self._waiting:
+            self._raise_floor(account.counter)
+        self._moved(flow, account)
+
+    def next(self) -> str | None:
+        return self._waiting.first()
+
+    def taken(self, item: Queued) -> None:
+        account = self._accounts[item.flow]
+        self._raise_floor(self._waiting.first_key())
+        account.counter += self._policy.charge(item)
+        account.in_flight += 1
+
+    def returned(self, item: Queued) -> None:
+        self._settle(item.flow, -self._policy.charge(item))
+
+    def ended(self, item: Queued, output_tokens: int) -> None:
+        self._settle(item.flow, self._policy.correction(item, output_tokens))
+
+    def _settle(self, flow: str, difference: float) -> None:
+        account = self._accounts[flow]
+        account.counter += difference
+        account.in_flight -= 1
+        self._moved(flow, account)
+
+    def _moved(self, flow: str, account: _Account) -> None:
+        """Put a flow where its counter belongs now."""
+        if flow in self._waiting:
+            self._waiting.put(flow, account.counter, account.head_seq)
+        elif account.in_flight == 0:
+            if account.counter > self._floor:
+                self._idle.put(flow, account.counter, flow)
+                if len(self._idle) > MOST_IDLE_FLOWS:
+                    del self._accounts[self._idle.pop()]
+            else:
+                del self._accounts[flow]
+
+    def _raise_floor(self, counter: float) -> None:
+        if counter <= self._floor:
+            return
+        self._floor = counter
+        while self._idle and self._idle.first_key() <= counter:
+            del self._accounts[self._idle.pop()]

@@ -1,0 +1,206 @@
+"""The control plane inside anybody's program: no server, no network, no thread."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pointsman.config import build_policy
+from pointsman.errors import UnknownName
+from pointsman.routing.decisions import Unplaced
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.events import (
+    Arrived,
+    Cancelled,
+    Changed,
+    Command,
+    Ended,
+    Event,
+    Failed,
+    FirstToken,
+    Joined,
+    Left,
+    Measured,
+    Refuse,
+    Send,
+    ShuttingDown,
+    TimerFired,
+)
+from pointsman.routing.outcomes import Refusal
+from pointsman.routing.records import Record
+from pointsman.routing.topology import Nearness, nearness, tree
+from pointsman.selection import SchedulingFailure
+from pointsman.strategies import SchedulingPolicy
+from pointsman.strategies.dispatching import dispatcher_for, keeps_its_order
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+
+class ControlPlaneManager:
+    """Register instances, submit requests, send them where the decisions say, and report how they ended.
+
+    A decision is made at once if some instance has room, else as soon as one has: `on_decision` hears of each, and
+    without it `decisions()` hands them over. The same goes for refusals: a request that waited too long, or that failed
+    too often. Call `tick()` now and then if nothing else happens, so that waiting requests can expire.
+    """
+
+    def __init__(
+        self,
+        scheduling_policy: SchedulingPolicy | str = "adaptive",
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        on_decision: Callable[[SchedulingDecision], None] | None = None,
+        on_refusal: Callable[[RequestMetadata, Refusal], None] | None = None,
+        max_waiting: int = 10_000,
+        ttl_s: float = 60.0,
+        max_tries: int = 3,
+        clock: Callable[[], float] = time.time,
+        seed: int = 0,
+    ) -> None:
+        """`scheduling_policy`: an object, a built-in name, or `package.module:Name`, made with `parameters`.
+        `arrival_time` of requests is on `clock`."""
+        if isinstance(scheduling_policy, str):
+            scheduling_policy = build_policy(scheduling_policy, parameters or {})
+        self.policy = scheduling_policy
+        self._dispatcher = dispatcher_for(
+            scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s, max_tries=max_tries, seed=seed
+        )
+        self._clock = clock
+        self._on_decision = on_decision
+        self._on_refusal = on_refusal
+        self._decisions: list[SchedulingDecision] = []
+        self._refusals: list[tuple[RequestMetadata, Refusal]] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What the owner of this policy should know."""
+        if keeps_its_order(self.policy):
+            return []
+        return [
+            f'policy "{self.policy.name}" has a schedule() or prioritize() of its own: each dispatch hands it '
+            "everything that waits; subclass Strategy and write order() and rule_for() if much may wait"
+        ]
+
+    # Instances
+
+    def register_instance(self, instance: ExecutionInstance) -> None:
+        """It is ready for requests. An id may be registered once."""
+        self._handle(Joined(instance))
+
+    def update_instance(self, instance: ExecutionInstance) -> None:
+        """Its owner says something new of it: health, limit, speed, load."""
+        self._expect(instance.instance_id)
+        self._handle(Changed(instance))
+
+    def report_metrics(self, instance_id: str, metrics: Metrics) -> None:
+        """What its engine says of itself."""
+        self._expect(instance_id)
+        self._handle(Measured(instance_id, metrics))
+
+    def remove_instance(self, instance_id: str, why: str = "it was removed") -> None:
+        """It is gone, on purpose or not: its unanswered requests go back to the queue, in their old places."""
+        self._expect(instance_id)
+        self._handle(Left(instance_id, why))
+
+    def instances(self) -> list[ExecutionInstance]:
+        """Copies of the instances, with their load as it stands."""
+        return self._dispatcher.fleet.instances()
+
+    # Requests
+
+    def submit(self, *requests: RequestMetadata) -> list[SchedulingDecision]:
+        """Take requests in; several at once are decided together. The decisions that this made possible."""
+        return self._handle(Arrived(requests))
+
+    def first_token(self, request_id: str) -> None:
+        """The answer has begun; the request cannot be sent again from here on."""
+        self._handle(FirstToken(request_id))
+
+    def completed(self, request_id: str, output_tokens: int | None = None) -> list[SchedulingDecision]:
+        """The request was answered. The decisions that the free place made possible."""
+        return self._handle(Ended(request_id, output_tokens))
+
+    def failed(self, request_id: str, why: str, *, retry: bool = True) -> list[SchedulingDecision]:
+        """Its instance failed it: it goes back to its place in the queue, and to another instance if there is one."""
+        return self._handle(Failed(request_id, why, retry))
+
+    def cancel(self, request_id: str) -> list[SchedulingDecision]:
+        """Its client has gone."""
+        return self._handle(Cancelled(request_id))
+
+    def tick(self) -> list[SchedulingDecision]:
+        """Let time pass: requests that have waited too long are refused."""
+        return self._handle(TimerFired())
+
+    def shut_down(self) -> None:
+        """Refuse what waits and whatever comes; what runs may end."""
+        self._handle(ShuttingDown())
+
+    # What came of it
+
+    def decisions(self) -> list[SchedulingDecision]:
+        """Decisions made since the last call, oldest first, if there is no `on_decision`."""
+        taken, self._decisions = self._decisions, []
+        return taken
+
+    def refusals(self) -> list[tuple[RequestMetadata, Refusal]]:
+        """Refusals since the last call, oldest first, if there is no `on_refusal`."""
+        taken, self._refusals = self._refusals, []
+        return taken
+
+    def pending(self) -> list[Unplaced]:
+        """The requests that wait, each with the reason, as things stand. Costs a scheduling cycle for each."""
+        now = self._clock()
+        records = [self._dispatcher.explain(request.request_id, now) for request in self._dispatcher.waiting()]
+        return [
+            Unplaced(record.request, record.failure or SchedulingFailure("it is next", {}))
+            for record in records
+            if record is not None
+        ]
+
+    def explain(self, request_id: str) -> Record:
+        """Everything about one request: print it, or take its `as_dict()`."""
+        record = self._dispatcher.explain(request_id, self._clock())
+        if record is None:
+            known = (record.request.request_id for record in self._dispatcher.records.newest())
+            raise UnknownName("request", request_id, known)
+        return record
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts since the start, and what is under way now; docs/metrics.md explains each."""
+        dispatcher = self._dispatcher
+        return dispatcher.tally.as_dict() | {
+            "waiting": len(dispatcher) - dispatcher.running,
+            "running": dispatcher.running,
+            "instances": len(dispatcher.fleet),
+        }
+
+    def topology(self) -> dict[str, dict[str, dict[str, list[str]]]]:
+        """rack -> host -> domain -> instances."""
+        return tree(self.instances())
+
+    def nearness(self, one: str, other: str) -> Nearness:
+        """The closest thing that two instances share."""
+        fleet = self._dispatcher.fleet
+        return nearness(fleet[one].instance, fleet[other].instance)
+
+    def _expect(self, instance_id: str) -> None:
+        self._dispatcher.fleet[instance_id]  # raises, naming the nearest, if there is none
+
+    def _handle(self, event: Event) -> list[SchedulingDecision]:
+        made = []
+        for command in self._dispatcher.handle(event, self._clock()):
+            if isinstance(command, Send):
+                made.append(command.decision)
+            self._tell(command)
+        return made
+
+    def _tell(self, command: Command) -> None:
+        if isinstance(command, Send):
+            if self._on_decision is not None:
+                self._on_decision(command.decision)
+            else:
+                self._decisions.append(command.decision)
+        elif isinstance(command, Refuse):
+            if self._on_refusal is not None:
+                self._on_refusal(command.request, command.refusal)
+            else:
+                self._refusals.append((command.request, command.refusal))

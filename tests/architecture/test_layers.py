@@ -1,0 +1,113 @@
+"""Imports go downwards only, and what runtimes stand on knows neither clock nor socket nor chance.
+
+Both tests read the source; nothing is imported.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "pointsman"
+
+FLOOR = {"types", "errors", "parameters", "selection"}
+DECIDERS = {"routing", "strategies", "placement", "scaling", "pipeline"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "parameters": set(),
+    "selection": {"errors"},
+    "routing": FLOOR,
+    "strategies": FLOOR | {"routing"},
+    "placement": FLOOR,
+    "scaling": FLOOR,
+    "pipeline": FLOOR,
+    "control": FLOOR | DECIDERS,
+    "config": FLOOR | DECIDERS | {"control"},
+    "runtimes": FLOOR | DECIDERS | {"control", "config"},
+    "gateway": FLOOR | DECIDERS | {"control", "config", "runtimes"},
+    "lab": FLOOR | DECIDERS | {"control", "config", "runtimes"},
+    "integrations": FLOOR | DECIDERS | {"control", "config", "runtimes"},
+    "cli": FLOOR | DECIDERS | {"control", "config", "runtimes", "gateway", "lab", "integrations"},
+}
+"""Room -> rooms that it may know besides itself."""
+
+PURE = sorted(FLOOR | DECIDERS | {"control", "config"})
+WORLD = {
+    "time", "datetime", "random", "secrets", "uuid", "socket", "select", "selectors", "ssl", "http", "urllib",
+    "asyncio", "threading", "multiprocessing", "subprocess", "signal", "concurrent", "numpy.random",
+}  # fmt: skip
+"""Modules through which the world gets in."""
+
+
+def sources(room: str) -> list[Path]:
+    folder = PACKAGE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{room}.py"]
+
+
+def rooms() -> list[str]:
+    """Every folder and module of the package that is there today."""
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    return sorted(names - {"__init__", "__main__"})
+
+
+def imported(source: Path) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}:{node.lineno}: imports are absolute here"
+            yield from ((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+
+
+def test_every_room_is_in_the_plan() -> None:
+    assert set(rooms()) <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_imports_go_downwards_only(room: str) -> None:
+    upwards = [
+        f"{source.relative_to(PACKAGE)}:{line} imports {module}"
+        for source in sources(room)
+        for module, line in imported(source)
+        if module.startswith("pointsman.") and module.split(".")[1] not in MAY_IMPORT[room] | {room}
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("room", [room for room in PURE if room in rooms()])
+def test_no_clock_no_socket_no_chance_below_the_runtimes(room: str) -> None:
+    worldly = [
+        f"{source.relative_to(PACKAGE)}:{line} imports {module}"
+        for source in sources(room)
+        for module, line in imported(source)
+        if any(f"{module}.".startswith(f"{outside}.") for outside in WORLD)
+    ]
+    assert worldly == []
+
+
+@pytest.mark.parametrize("room", [room for room in PURE if room in rooms()])
+def test_nothing_waits_below_the_runtimes(room: str) -> None:
+    waiting = [
+        f"{source.relative_to(PACKAGE)}:{node.lineno}"
+        for source in sources(room)
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
+    ]
+    assert waiting == []
+
+
+@pytest.mark.parametrize("room", [room for room in PURE if room in rooms()])
+def test_nothing_lives_at_module_level(room: str) -> None:
+    """State has four homes, and a module is none of them: what is assigned there is never a bare container to fill."""
+    homes = [
+        f"{source.relative_to(PACKAGE)}:{node.lineno}"
+        for source in sources(room)
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and isinstance(node.value, ast.Dict | ast.List | ast.Set)
+        and not (node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts)
+    ]
+    assert homes == []

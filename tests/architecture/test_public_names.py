@@ -1,0 +1,49 @@
+"""What users may rely on: the public names of each package. Changing this list is changing the API."""
+
+import importlib
+
+import pytest
+
+PUBLIC = {
+    "pointsman": {
+        "ControlPlaneManager", "ExecutionInstance", "ParallelismType", "Priority", "RequestMetadata",
+        "SchedulingDecision", "SchedulingPolicy", "Strategy",
+    },
+    "pointsman.selection": {
+        "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
+        "MaxScorePicker", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile", "ProfileFailure",
+        "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "Roster", "Scheduler",
+        "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler", "Trace", "Weighted",
+        "WeightedRandomPicker", "mixed", "plugin_name",
+    },
+    "pointsman.routing.filters": {
+        "DecodeFilter", "EncodeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter", "MeetsDeadline",
+        "PrefillFilter", "PrefixCacheAffinityFilter", "ServesModel", "SessionAffinityFilter", "SloHeadroomTierFilter",
+        "UtilizationFilter", "WithinBudget",
+    },
+    "pointsman.routing.scorers": {
+        "ActiveRequestScorer", "Cheapest", "ContextLengthAware", "EndpointAttributeScorer", "Fastest",
+        "HeaderLabelAffinityScorer", "KvCacheUtilizationScorer", "LatencyScorer", "LeastLoaded", "LoadAwareScorer",
+        "LoraAffinityScorer", "NoHitLruScorer", "PrefixCacheScorer", "QueueScorer", "RunningRequestsSizeScorer",
+        "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity",
+    },
+    "pointsman.routing.handlers": {
+        "AlwaysDisaggMultimodalDecider", "AlwaysDisaggPdDecider", "DisaggProfileHandler", "HeaderProfileHandler",
+        "PrefixBasedPdDecider",
+    },
+    "pointsman.routing.producers": {"ApproxPrefixCacheProducer", "InflightLoadProducer"},
+    "pointsman.strategies": {
+        "AdaptiveStrategy", "CostOptimizedStrategy", "FifoStrategy", "PriorityStrategy", "Rule", "SchedulingPolicy",
+        "SloAwareStrategy", "Strategy", "rule",
+    },
+    "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
+    "pointsman.lab.check": {"Broken", "Report", "check"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_public_names_are_these(package: str) -> None:
+    module = importlib.import_module(package)
+    assert set(module.__all__) == PUBLIC[package]
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert module.__doc__, "a package says what enters, what leaves and the one rule of the room"

@@ -1,0 +1,99 @@
+import pytest
+
+from pointsman.routing.outcomes import Outcome
+from pointsman.routing.queue import Blocked, InFlightEviction, Queued
+from tests.routing.queue.waiting import item, left
+
+NORMAL = Blocked(priority=0, ceiling=1.0)
+
+
+def started(eviction: InFlightEviction, *priorities: int) -> list[Queued]:
+    """Requests in flight, called 0, 1, 2..."""
+    items = [item(str(number), priority=priority) for number, priority in enumerate(priorities)]
+    for one in items:
+        eviction.started(one)
+    return items
+
+
+def stopped(
+    eviction: InFlightEviction, now: float = 0.0, saturation: float = 1.0, blocked: Blocked = NORMAL
+) -> list[str]:
+    return [name for name, _ in left(eviction.victims(now, saturation, blocked))]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "blocked", "victims"),
+    [
+        ([0, 1, 2], NORMAL, []),  # nobody is sheddable
+        ([-1, -1, 0], NORMAL, ["1"]),  # the newest
+        ([-2, -1, -1], NORMAL, ["0"]),  # the lowest
+        ([-1, -2, -2, -1], NORMAL, ["2"]),
+        ([-1, -2], Blocked(-1, 1.0), ["1"]),  # for a negative band, only those below it
+        ([-1, -1], Blocked(-1, 1.0), []),
+        ([-1], Blocked(0, 0.0), []),  # a band that is shut altogether
+        ([], NORMAL, []),
+    ],
+)
+def test_who_is_stopped(in_flight: list[int], blocked: Blocked, victims: list[str]) -> None:
+    eviction = InFlightEviction()
+    started(eviction, *in_flight)
+    assert stopped(eviction, blocked=blocked) == victims
+
+
+def test_nobody_is_stopped_while_nobody_is_blocked() -> None:
+    eviction = InFlightEviction()
+    started(eviction, -1, -1)
+    assert eviction.victims(0.0, 2.0, None) == []
+
+
+@pytest.mark.parametrize(
+    ("saturation", "ceiling", "count"),
+    [
+        (1.0, 1.0, 1),  # at least one
+        (1.1, 1.0, 1),  # 0.1 / 0.11
+        (1.2, 1.0, 2),  # 0.2 / 0.12 = 1.7
+        (5.0, 1.0, 2),  # at most two
+        (0.5, 0.45, 1),
+        (0.5, 0.4, 2),
+    ],
+)
+def test_how_many_are_stopped(saturation: float, ceiling: float, count: int) -> None:
+    eviction = InFlightEviction()
+    started(eviction, *[-1] * 10)
+    assert len(stopped(eviction, saturation=saturation, blocked=Blocked(0, ceiling))) == count
+
+
+def test_it_waits_until_all_have_ended_and_then_a_little_longer() -> None:
+    eviction = InFlightEviction()
+    items = started(eviction, *[-1] * 4)
+    assert stopped(eviction, now=0.0, saturation=2.0) == ["3", "2"]
+    assert stopped(eviction, now=1.0, saturation=2.0) == []
+    eviction.ended(items[3], now=1.0)
+    assert stopped(eviction, now=2.0, saturation=2.0) == []  # one is still to be confirmed
+    eviction.ended(items[2], now=3.0)
+    assert stopped(eviction, now=3.4, saturation=2.0) == []
+    assert stopped(eviction, now=3.5, saturation=2.0) == ["1"]
+
+
+def test_what_is_late_is_not_waited_for_but_still_counts_as_room_to_come() -> None:
+    eviction = InFlightEviction()
+    started(eviction, *[-1] * 10)
+    assert stopped(eviction, now=0.0, saturation=1.3) == ["9", "8"]
+    assert stopped(eviction, now=9.9, saturation=1.3) == []
+    # 0.3 above the ceiling, 0.13 each: three would do, and two are on their way
+    assert stopped(eviction, now=10.0, saturation=1.3) == ["7"]
+
+
+def test_what_ends_by_itself_is_no_victim() -> None:
+    eviction = InFlightEviction()
+    items = started(eviction, -1, -1)
+    eviction.ended(items[1], now=0.0)
+    assert stopped(eviction) == ["0"]
+
+
+def test_the_victim_is_told_why() -> None:
+    eviction = InFlightEviction()
+    started(eviction, -2)
+    [(_, refusal)] = eviction.victims(0.0, 1.0, Blocked(1, 1.0))
+    assert (refusal.outcome, refusal.status, refusal.drop_reason) == (Outcome.EVICTED_IN_FLIGHT, 429, "evicted")
+    assert refusal.why.startswith("stopped while it was served: work of priority 1 could not start")

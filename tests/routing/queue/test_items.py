@@ -1,0 +1,27 @@
+import pytest
+
+from pointsman.routing.queue.items import Queued, flow_of
+from pointsman.types import RequestMetadata
+
+NEW, OLD = "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"
+
+
+@pytest.mark.parametrize(
+    ("headers", "user", "flow"),
+    [
+        ({}, "", "default-flow"),
+        ({}, "ann", "ann"),
+        ({NEW: "tenant"}, "ann", "tenant"),
+        ({OLD: "tenant"}, "ann", "tenant"),
+        ({OLD: "old", NEW: "new"}, "", "new"),
+        ({OLD: "old", NEW: ""}, "", "default-flow"),  # the proper header wins if it is there
+    ],
+)
+def test_the_flow_of_a_request(headers: dict[str, str], user: str, flow: str) -> None:
+    assert flow_of(RequestMetadata("r", headers=headers, user_id=user)) == flow
+
+
+def test_the_size_is_that_of_the_prompt_unless_given() -> None:
+    request = RequestMetadata("r", prompt="12345678", priority=-1)
+    assert (Queued(request).size_bytes, Queued(request, size_bytes=99).size_bytes) == (8, 99)
+    assert Queued(request).priority == -1

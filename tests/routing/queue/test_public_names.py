@@ -1,0 +1,31 @@
+from pointsman.routing import queue
+from pointsman.routing.queue import (
+    FairnessPolicy,
+    OrderingPolicy,
+    SaturationDetector,
+    UsageLimitPolicy,
+)
+from pointsman.selection.plugins import kebab_case
+
+PLUGINS = {
+    OrderingPolicy: {"fcfs-ordering-policy", "edf-ordering-policy", "slo-deadline-ordering-policy"},
+    FairnessPolicy: {
+        "global-strict-fairness-policy",
+        "round-robin-fairness-policy",
+        "virtual-token-counter-fairness-policy",
+    },
+    UsageLimitPolicy: {"static-usage-limit-policy", "priority-holdback-policy", "soft-reflective-ceiling-policy"},
+    SaturationDetector: {"utilization-detector", "concurrency-detector"},
+}
+
+
+def test_each_role_is_filled_by_those_who_should_and_by_nobody_else() -> None:
+    """Configuration finds plugins by the methods of what is exported here, so nothing else may look like one."""
+    exported = {name: getattr(queue, name) for name in queue.__all__}
+    for role, names in PLUGINS.items():
+        filling = {
+            kebab_case(name)
+            for name, made in exported.items()
+            if isinstance(made, role) and not getattr(made, "_is_protocol", False)
+        }
+        assert filling == names

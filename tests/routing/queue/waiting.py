@@ -1,0 +1,36 @@
+"""Requests that wait, written in a line, and what a test wants to know of them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.queue import FlowControl, Queued
+from pointsman.types import RequestMetadata
+
+
+def item(request_id: str = "r", *, flow: str = "", size: int = 1, ttl_s: float | None = None, **request: Any) -> Queued:
+    """A request on its way to the queue."""
+    return Queued(RequestMetadata(request_id, user_id=flow, **request), size_bytes=size, ttl_s=ttl_s)
+
+
+def offer(queue: FlowControl, *items: Queued, now: float = 0.0, pool_is_empty: bool = False) -> list[Refusal | None]:
+    """Offer them in this order; what was said to each."""
+    return [queue.offer(one, now, pool_is_empty).refusal for one in items]
+
+
+def served(queue: FlowControl, most: int = 1000, *, now: float = 0.0, saturation: float = 0.0) -> list[str]:
+    """Dispatch as many as may go; their ids in order."""
+    gone: list[str] = []
+    while len(gone) < most and (one := queue.pop(now, saturation)) is not None:
+        queue.served(one)
+        gone.append(one.request.request_id)
+    return gone
+
+
+def ids(items: Iterable[Queued]) -> list[str]:
+    return [one.request.request_id for one in items]
+
+
+def left(pairs: Sequence[tuple[Queued, Refusal]]) -> list[tuple[str, Outcome]]:
+    """Who left, and how."""
+    return [(one.request.request_id, refusal.outcome) for one, refusal in pairs]
