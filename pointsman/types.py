@@ -44,6 +44,8 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """Seconds, on the clock of whoever schedules. The in-process manager fills it in."""
     cost_budget: float | None = None
     """The most this request may cost, in the currency of `price_per_gpu_hour`."""
+    timeout_s: float | None = None
+    """The client gives up after waiting this long; None: when the queue does."""
     headers: dict[str, str] = {}
     """Lower-cased names."""
     prompt_tokens: int | None = None

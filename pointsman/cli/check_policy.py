@@ -24,10 +24,26 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", help="package.module:Name, or the name of a built-in one")
-    parser.add_argument("--parameters", type=json.loads, default={}, metavar="JSON", help="what to build it with")
-    parser.add_argument("--examples", type=int, default=200, metavar="N", help="situations per promise (200)")
+    parser.add_argument("--parameters", type=_parameters, default={}, metavar="JSON", help="what to build it with")
+    parser.add_argument("--examples", type=_at_least_one, default=200, metavar="N", help="situations per promise (200)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"limit\": 3}}'")
+    return given
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

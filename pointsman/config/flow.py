@@ -1,5 +1,6 @@
 """The `flowControl` of a document: limits, bands and the policies that they name."""
 
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
             self.bands,
             default_band=self.default_band,
             default_negative_band=self.default_negative_band,
-            limits=self.limits,
+            limits=deepcopy(self.limits),  # a policy may count, and each queue counts for itself
             detector=self.detector,
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,

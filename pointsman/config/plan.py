@@ -66,13 +66,13 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
         is refused, and requests of negative priority are turned away while the pool is saturated.
         """
         flow = self.flow_control
-        plugins = list(self.plugins.values())
         return Dispatcher(
             ConfiguredRoute(self.scheduler),
             FlowControl if flow is None else flow.build,
-            plugins=plugins if flow is not None else [*plugins, LegacyAdmission(self.saturation_detector)],
+            plugins=self.plugins.values(),
             saturation_gates=flow is not None,
-            eviction=InFlightEviction() if flow is not None and flow.enable_eviction else None,
+            shedding=LegacyAdmission(self.saturation_detector) if flow is None else None,
+            make_eviction=InFlightEviction if flow is not None and flow.enable_eviction else None,
             waits=flow is not None,
             max_tries=max_tries,
             traced=traced,

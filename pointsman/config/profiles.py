@@ -89,7 +89,10 @@ class Profiles:
             declared = self._plugins.built(injected=False)
             picker = next((name for name, one in declared.items() if isinstance(one, Picker)), "max-score-picker")
             useful.append(Weighted(self._plugins.inject(picker, "picker", path), name=picker))
-        return Profile(name, *demands(), *useful) if useful[-1].plugin is not INVALID else None
+        if useful[-1].plugin is INVALID:
+            return None
+        own = {type(entry.plugin) for entry in useful}  # who declares one of them means it to be as declared
+        return Profile(name, *(demand for demand in demands() if type(demand) not in own), *useful)
 
     def _handler(self, profiles: int) -> Any:
         handlers = self._plugins.of_kind(ProfileHandler)

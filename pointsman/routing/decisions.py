@@ -21,6 +21,8 @@ class Unplaced(NamedTuple):
     @property
     def why(self) -> str:
         """In one sentence."""
+        if self.failure.why and not self.failure.failures:
+            return self.failure.why  # nobody was asked who could not
         return refusal_text(self.request, self.failure)
 
     def reasons(self) -> dict[str, str]:

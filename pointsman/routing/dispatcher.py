@@ -64,7 +64,8 @@ class Dispatcher:
         policy: BatchPolicy | None = None,
         plugins: Iterable[Any] = (),
         saturation_gates: bool = False,
-        eviction: InFlightEviction | None = None,
+        shedding: Admitter | None = None,
+        make_eviction: Callable[[], InFlightEviction] | None = None,
         waits: bool = True,
         max_tries: int = 3,
         traced: bool = True,
@@ -73,14 +74,15 @@ class Dispatcher:
     ) -> None:
         """`policy`: decides by batch; `route` stands in when it raises. `plugins`: told of what concerns them by their
         roles. `saturation_gates`: the queue holds work back while its detector finds the pool saturated. Without
-        `waits`, what cannot be sent at once is refused. `traced`: keep why, for every decision."""
+        `waits`, what cannot be sent at once is refused, and `shedding` is asked first. `make_eviction`: running work
+        of negative priority may be stopped for more important work. `traced`: keep why, for every decision."""
         self.fleet = Fleet()
         self.ledger = Ledger(self.fleet)
         self.records = Records(keep_records)
         self.tally = Tally()
         self._route = route
         self._policy = policy
-        self._pools = Pools(make_queue, self.fleet)
+        self._pools = Pools(make_queue, make_eviction, self.fleet)
         told = list(plugins)
         self._admitters = [plugin for plugin in told if isinstance(plugin, Admitter)]
         self._producers = [plugin for plugin in told if isinstance(plugin, Producer)]
@@ -88,7 +90,7 @@ class Dispatcher:
         self._departures = [plugin for plugin in told if isinstance(plugin, DepartureListener)]
         self._header_writers = [plugin for plugin in told if isinstance(plugin, HeaderWriter)]
         self._gated = saturation_gates
-        self._eviction = eviction
+        self._shedding = shedding
         self._waits = waits
         self._max_tries = max_tries
         self._traced = traced
@@ -97,6 +99,8 @@ class Dispatcher:
         self._waiting: dict[str, Queued] = {}
         self._sent: dict[str, Sent] = {}
         self._wake_at: float | None = None
+        self._unsaid: list[Command] = []
+        """Made while an event was handled that turned out to be wrong; they are said with the next one."""
         self._open = True
 
     def __len__(self) -> int:
@@ -105,14 +109,18 @@ class Dispatcher:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; carry the commands out in their order."""
-        commands: list[Command] = []
+        commands, self._unsaid = self._unsaid, []
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._look(item, now)
                 self._refuse(item.request, refusal, now, commands)
-        _HANDLERS[type(event)](self, event, now, commands)
-        if self._eviction is not None:
-            self._evict(self._eviction, now, commands)
+            self._place_waiting(pool, now, commands)  # those who stood behind may be luckier
+        try:
+            _HANDLERS[type(event)](self, event, now, commands)
+        except BaseException:
+            self._unsaid = commands
+            raise
+        self._evict(now, commands)
         self._set_timer(commands)
         return commands
 
@@ -142,12 +150,13 @@ class Dispatcher:
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, "shutting down: nothing new is taken; send it elsewhere")
-        if not self._admitters:
+        if not self._admitters and self._shedding is None:
             return None
         cycle, serving = self._cycle(request, now), self.fleet.serving(request.model_name)
-        for producer in self._producers:
-            self._tell(producer, producer.produce, cycle, serving)
-        for admitter in self._admitters:
+        if self._admitters:
+            for producer in self._producers:
+                self._tell(producer, producer.produce, cycle, serving)
+        for admitter in [*self._admitters, *([] if self._shedding is None else [self._shedding])]:
             why = self._tell(admitter, admitter.denial, cycle, serving)
             if why is not None:
                 return Refusal(Outcome.REJECTED_ADMISSION, why)
@@ -155,13 +164,19 @@ class Dispatcher:
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[Command]) -> Pool | None:
         """Let it wait; None if it was refused."""
-        item = Queued(request)
+        item = Queued(request, ttl_s=request.timeout_s)
         pool = self._pools.of(request.model_name)
         if pool is None:
             why = f'no instance serves "{request.model_name}", and too many such models are waited for already'
             self._refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
             return None
-        offered = pool.queue.offer(item, now, pool.is_empty)
+        try:
+            offered = pool.queue.offer(item, now, pool.is_empty)
+        except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
+            self.tally.policy_errors[f"{type(error).__name__}: {error}"] += 1
+            why = f"it cannot be put in order: {type(error).__name__}: {error}"
+            self._refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
+            return None
         for displaced, refusal in offered.displaced:
             self._refuse(displaced.request, refusal, now, commands)
         if offered.refusal is not None:
@@ -215,13 +230,18 @@ class Dispatcher:
         item.excluded |= {culprit}
         again = event.retry and not sent.begun
         if again and item.tries < self._max_tries and self._open:
-            pool = self._pools.of(item.request.model_name) or sent.pool
-            pool.queue.put_back(item)
+            sent.pool.queue.put_back(item)
             self._waiting[item.request.request_id] = item
-            self._place_waiting(pool, now, commands)
+            self._pools.of(item.request.model_name)
+            self._place_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
-        when = f"at try {item.tries} of {self._max_tries}" if again else "after part of the answer was out"
+        if sent.begun:
+            when = "after part of the answer was out"
+        elif not event.retry:
+            when = "and must not be sent again"
+        else:
+            when = f"at try {item.tries} of {self._max_tries}" if self._open else "while shutting down"
         self._refuse(
             item.request, Refusal(Outcome.EVICTED_OTHER, f'"{culprit}" failed {when}: {event.why}'), now, commands
         )
@@ -234,6 +254,7 @@ class Dispatcher:
             assert pool is not None, "somebody waits in it"
             pool.queue.cancel(event.request_id)
             self._left(item.request, gone, now)
+            self._place_waiting(pool, now, commands)
             return
         sent = self._released(event.request_id, now)
         if sent is not None:
@@ -271,6 +292,7 @@ class Dispatcher:
 
     def _timer_fired(self, event: TimerFired, now: float, commands: list[Command]) -> None:
         """What was due has expired before any event is handled."""
+        self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing was due yet
 
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
         self._open = False
@@ -296,11 +318,18 @@ class Dispatcher:
             return
         passed: list[Queued] = []
         while len(passed) <= LOOK_PAST:
-            item = pool.queue.pop(now, self._saturation(pool, now))
+            try:
+                item = pool.queue.pop(now, self._saturation(pool, now))
+            except Exception as error:  # a limit or fairness policy of somebody's own
+                self.tally.policy_errors[f"{type(error).__name__}: {error}"] += 1
+                break
             if item is None:
                 break
             failure = self._place(item, pool, now, commands)
-            if failure is not None:
+            if failure is not None and not failure.failures:
+                pool.queue.drop(item)  # not even looked for an instance: waiting will not help
+                self._refuse(item.request, Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure)), now, commands)
+            elif failure is not None:
                 passed.append(item)
                 if not item.excluded and _hopeless(failure):
                     break
@@ -310,7 +339,10 @@ class Dispatcher:
             self._refuse_waiting(pool, now, commands)
 
     def _saturation(self, pool: Pool, now: float) -> float:
-        return pool.queue.saturation_of(self.fleet.serving(pool.model), now) if self._gated else 0.0
+        if not self._gated:
+            return 0.0
+        told = self._tell(self, pool.queue.saturation_of, self.fleet.serving(pool.model), now)
+        return 0.0 if told is None else float(told)
 
     def _place(
         self, item: Queued, pool: Pool, now: float, commands: list[Command]
@@ -386,8 +418,7 @@ class Dispatcher:
         del self._waiting[request.request_id]
         self._sent[request.request_id] = sent
         self.tally.dispatched(sent.strategy, made.target_instance_id, sent.at - sent.item.enqueued_at)
-        if self._eviction is not None:
-            self._eviction.started(sent.item)
+        sent.pool.started(sent.item)
         record = self.records.get(request.request_id)
         if record is not None:
             record.strategy, record.decision, record.sent_at, record.failure = sent.strategy, made, sent.at, None
@@ -401,8 +432,7 @@ class Dispatcher:
         if sent is None:
             return None
         self.ledger.release(request_id)
-        if self._eviction is not None:
-            self._eviction.ended(sent.item, now)
+        sent.pool.ended(sent.item, now)
         return sent
 
     def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
@@ -429,9 +459,11 @@ class Dispatcher:
         strategy = record.strategy if record is not None and record.strategy else self._route.name
         self.tally.ended(strategy, outcome, None if record is None else record.met_deadline)
 
-    def _evict(self, eviction: InFlightEviction, now: float, commands: list[Command]) -> None:
+    def _evict(self, now: float, commands: list[Command]) -> None:
         for pool in self._pools.waiting():
-            for item, refusal in eviction.victims(now, self._saturation(pool, now), pool.queue.blocked):
+            if pool.eviction is None:
+                continue
+            for item, refusal in pool.eviction.victims(now, self._saturation(pool, now), pool.queue.blocked):
                 self._sent[item.request.request_id].revoked = refusal
                 commands.append(Revoke(item.request, refusal))
 
@@ -464,7 +496,14 @@ class Dispatcher:
             record.failure = SchedulingFailure(str(error), {})
             return
         record.trace = cycle.trace
-        record.failure = choice if isinstance(choice, SchedulingFailure) else None
+        record.failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
+
+    def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
+        """Why it waits although there is an instance for it."""
+        pool = self._pools.of(item.request.model_name)
+        if not self._gated or pool is None:
+            return None
+        return SchedulingFailure(f"held back: the pool is saturated to {self._saturation(pool, now):.0%}", {})
 
     def _cycle(self, request: RequestMetadata, now: float) -> RequestCycle:
         self._cycles += 1
@@ -482,7 +521,9 @@ class Dispatcher:
 
 def _hopeless(failure: SchedulingFailure[Endpoint]) -> bool:
     """Whether the next request for the same model would fare no better."""
-    return all(run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in failure.failures.values())
+    return bool(failure.failures) and all(
+        run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in failure.failures.values()
+    )
 
 
 _HANDLERS: dict[type[Event], Callable[[Dispatcher, Any, float, list[Command]], None]] = {

@@ -4,7 +4,7 @@ Enters: instances, measurements (with their time), reservations. Leaves: a roste
 The one rule: only the fleet writes; plugins read. What was never measured is marked as such, never as zero load.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan, nan
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -196,7 +196,7 @@ class Fleet:
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
         endpoint.instance = instance
         told = _told(instance)
-        if instance.avg_latency_ms is None:
+        if isnan(told[LATENCY_MS]):
             del told[LATENCY_MS]  # what was learned stays
         for name, value in told.items():
             columns[name][endpoint.row] = value
@@ -224,8 +224,9 @@ class Fleet:
         first = len(self._endpoints)
         joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=first)]
         self._by_id.update((endpoint.instance.instance_id, endpoint) for endpoint in joined)
-        fresh = [_told(instance) | _START | _loaded(instance) for instance in instances]
-        columns = {name: [*self._columns.get(name, ()), *(row[name] for row in fresh)] for name in _NAMES}
+        fresh = {name: [start] * len(instances) for name, start in _START.items()}
+        fresh |= {name: list(map(read, instances)) for name, read in (_TOLD | _LOADED).items()}
+        columns = {name: [*self._columns.get(name, ()), *column] for name, column in fresh.items()}
         self._reset([*self._endpoints, *joined], columns)
 
     def _reset(self, endpoints: list[Endpoint], columns: Mapping[str, Column | list[float]]) -> None:
@@ -272,7 +273,7 @@ class Fleet:
 
     def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
         """A request took this long on it, when it was sent at this lightness. Old news fades by a fifth each time."""
-        if endpoint.row < 0:
+        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
             return
         unstretched = latency_ms * lightness_then
         before = self._columns[LATENCY_MS][endpoint.row]
@@ -296,8 +297,10 @@ class Fleet:
         if endpoint.row < 0:
             return
         columns = self._columns
-        columns[IN_FLIGHT_REQUESTS][endpoint.row] -= 1.0
-        columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
+        left = columns[IN_FLIGHT_REQUESTS][endpoint.row] - 1.0
+        columns[IN_FLIGHT_REQUESTS][endpoint.row] = left
+        # Without requests there are no tokens: fractions must not leave a residue.
+        columns[IN_FLIGHT_TOKENS][endpoint.row] = columns[IN_FLIGHT_TOKENS][endpoint.row] - tokens if left else 0.0
         load = columns[LOAD][endpoint.row] - 1.0
         self._set_load(columns, endpoint, load if load > 0.0 else 0.0)
 
@@ -310,7 +313,7 @@ class Fleet:
     def _set_load(columns: Mapping[str, Column], endpoint: Endpoint, load: float) -> None:
         row, limit = endpoint.row, endpoint.instance.max_concurrency
         columns[LOAD][row] = load
-        columns[HAS_ROOM][row] = float(limit is None or load < limit)
+        columns[HAS_ROOM][row] = _has_room(load, limit)
         columns[LIGHTNESS][row] = lightness(load, limit)
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
@@ -321,19 +324,11 @@ class Fleet:
 
 def _told(instance: ExecutionInstance) -> dict[str, float]:
     """The columns that come from the instance's own record."""
-    return {
-        LIMIT: inf if instance.max_concurrency is None else float(instance.max_concurrency),
-        ACCEPTS: float(instance.can_accept_request),
-        LATENCY_MS: known(instance.avg_latency_ms),
-        THROUGHPUT: known(instance.throughput_tokens_per_sec),
-        GPU_SECONDS_PER_TOKEN: instance.gpu_count / known(instance.throughput_tokens_per_sec),
-        PRICE: nan if instance.price_per_gpu_hour is None else float(instance.price_per_gpu_hour),
-    }
+    return {name: read(instance) for name, read in _TOLD.items()}
 
 
-def _loaded(instance: ExecutionInstance) -> dict[str, float]:
-    load, limit = float(instance.current_load), instance.max_concurrency
-    return {LOAD: load, HAS_ROOM: float(limit is None or load < limit), LIGHTNESS: lightness(load, limit)}
+def _has_room(load: float, limit: int | None) -> float:
+    return float(limit is None or load < limit)
 
 
 def lightness(load: float, limit: int | None) -> float:
@@ -347,6 +342,19 @@ def known(measurement: float | None) -> float:
     return nan if measurement is None or not measurement > 0 else float(measurement)
 
 
+_TOLD: dict[str, Callable[[ExecutionInstance], float]] = {
+    LIMIT: lambda i: inf if i.max_concurrency is None else float(i.max_concurrency),
+    ACCEPTS: lambda i: float(i.can_accept_request),
+    LATENCY_MS: lambda i: known(i.avg_latency_ms),
+    THROUGHPUT: lambda i: known(i.throughput_tokens_per_sec),
+    GPU_SECONDS_PER_TOKEN: lambda i: i.gpu_count / known(i.throughput_tokens_per_sec),
+    PRICE: lambda i: nan if i.price_per_gpu_hour is None else float(i.price_per_gpu_hour),
+}
+_LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
+    LOAD: lambda i: float(i.current_load),
+    HAS_ROOM: lambda i: _has_room(i.current_load, i.max_concurrency),
+    LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
+}
 _START = {
     WAITING: 0.0,
     RUNNING: 0.0,
@@ -356,4 +364,3 @@ _START = {
     IN_FLIGHT_REQUESTS: 0.0,
     IN_FLIGHT_TOKENS: 0.0,
 }
-_NAMES = (*_START, LOAD, HAS_ROOM, LIGHTNESS, LIMIT, ACCEPTS, LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE)

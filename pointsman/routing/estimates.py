@@ -7,14 +7,15 @@ Cost: the tokens' share of what the instance's GPUs cost while it makes them at 
 unknown.
 """
 
+from collections.abc import Sequence
 from math import isnan
 
 import numpy as np
 
-from pointsman.routing.endpoints import GPU_SECONDS_PER_TOKEN, LATENCY_MS, LIGHTNESS, LOAD, PRICE, THROUGHPUT
+from pointsman.routing.endpoints import GPU_SECONDS_PER_TOKEN, LATENCY_MS, LIGHTNESS, LOAD, PRICE, THROUGHPUT, Endpoint
 from pointsman.routing.plugins import Endpoints
 from pointsman.selection import Column
-from pointsman.selection.columns import array
+from pointsman.selection.columns import array, column_of
 from pointsman.types import RequestMetadata
 
 DEFAULT_PRICE_PER_GPU_HOUR = 2.0
@@ -46,16 +47,30 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
     return np.where(np.isnan(average), by_tokens / array(candidates.column(THROUGHPUT)), average / array(lightness))
 
 
-def cost(request: RequestMetadata, candidates: Endpoints, price_per_gpu_hour: float) -> Column:
-    """Expected cost per candidate, at its own price or else the given one; nan where unknown."""
-    token_hours = (request.input_tokens + output_tokens(request)) / 3600
-    price, gpu_seconds = candidates.column(PRICE), candidates.column(GPU_SECONDS_PER_TOKEN)
-    if isinstance(price, list):
-        return [
-            (own if own == own else price_per_gpu_hour) * token_hours * seconds
-            for own, seconds in zip(price, gpu_seconds, strict=True)
-        ]
-    return np.where(np.isnan(price), price_per_gpu_hour, price) * token_hours * array(gpu_seconds)
+class CostRates:
+    """What a token costs on each endpoint, at its own price or else the given one; nan where unknown.
+
+    Worked out once, until the members change.
+    """
+
+    def __init__(self, price_per_gpu_hour: float) -> None:
+        self._price = price_per_gpu_hour
+        self._members: Sequence[Endpoint] = ()
+        self._rates: Column = []
+
+    def of(self, candidates: Endpoints) -> Column:
+        """One rate per candidate."""
+        if candidates.whole is not self._members:
+            everybody = candidates.uncut()
+            price, gpu_seconds = array(everybody.column(PRICE)), array(everybody.column(GPU_SECONDS_PER_TOKEN))
+            rates = np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds
+            self._members, self._rates = candidates.whole, column_of(rates, candidates.arrays)
+        return candidates.cut(self._rates)
+
+
+def billed_tokens(request: RequestMetadata) -> int:
+    """Tokens that a request is expected to cost: those of the prompt, and those the answer may have."""
+    return request.input_tokens + output_tokens(request)
 
 
 def expected(
@@ -69,5 +84,5 @@ def expected(
     price = endpoints.column(PRICE)[row]
     if price != price:
         price = price_per_gpu_hour
-    money = price * ((request.input_tokens + tokens) / 3600) * endpoints.column(GPU_SECONDS_PER_TOKEN)[row]
+    money = price / 3600 * endpoints.column(GPU_SECONDS_PER_TOKEN)[row] * billed_tokens(request)
     return None if latency != latency else float(latency), None if money != money else float(money)

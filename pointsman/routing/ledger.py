@@ -20,11 +20,18 @@ class Hold(NamedTuple):
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
-    """What a result takes up: the first target of each profile, for the tokens it has to compute."""
+    """What a result takes up: the first target of each profile, for the tokens it has to compute.
+
+    Whoever answers is held to the end, even if its profile is called "prefill".
+    """
     uncached = cycle.get(UNCACHED_REQUEST_TOKENS)
     prompt = float(cycle.request.input_tokens)
     return [
-        Hold(run.targets[0], prompt if uncached is None else float(uncached[run.targets[0].row]), name == "prefill")
+        Hold(
+            run.targets[0],
+            prompt if uncached is None else float(uncached[run.targets[0].row]),
+            prefill=name == "prefill" != result.primary,
+        )
         for name, run in result.results.items()
     ]
 
@@ -59,7 +66,7 @@ class Ledger:
             else:
                 self._fleet.release_tokens(hold.endpoint, hold.tokens)
                 left.append(hold._replace(tokens=0.0))
-        if left:
+        if request_id in self._holds:
             self._holds[request_id] = left
 
     def release(self, request_id: str) -> bool:

@@ -12,6 +12,7 @@ class Outcome(Enum):
     REJECTED_CAPACITY = "RejectedCapacity"
     REJECTED_NO_ENDPOINTS = "RejectedNoEndpoints"
     REJECTED_ADMISSION = "RejectedAdmission"
+    REJECTED_UNSCHEDULABLE = "RejectedUnschedulable"
     REJECTED_OTHER = "RejectedOther"
     EVICTED_TTL = "EvictedTTL"
     EVICTED_NO_ENDPOINTS = "EvictedNoEndpoints"
@@ -43,6 +44,7 @@ _ANSWERS: dict[Outcome, tuple[int, str | None]] = {
     Outcome.REJECTED_CAPACITY: (429, "rejected-saturated"),
     Outcome.REJECTED_NO_ENDPOINTS: (503, "rejected-no-endpoints"),
     Outcome.REJECTED_ADMISSION: (429, "rejected-saturated"),
+    Outcome.REJECTED_UNSCHEDULABLE: (429, None),
     Outcome.REJECTED_OTHER: (500, None),
     Outcome.EVICTED_TTL: (429, "rejected-ttl-expired"),
     Outcome.EVICTED_NO_ENDPOINTS: (503, "rejected-no-endpoints"),

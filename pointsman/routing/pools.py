@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.outcomes import Refusal
-from pointsman.routing.queue import FlowControl, Queued
+from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
 
-MOST_UNSERVED = 1_000
-"""Models that may be waited for although nobody serves them."""
+MOST_POOLS = 1_000
+"""With this many models asked for, requests for one more are refused unless somebody serves it."""
 
 
 class Sent:
@@ -32,14 +32,30 @@ class Sent:
 
 
 class Pool:
-    """The requests for one model that wait."""
+    """The requests for one model."""
 
-    __slots__ = ("_fleet", "model", "queue")
+    __slots__ = ("_fleet", "eviction", "model", "queue", "sent")
 
-    def __init__(self, model: str, queue: FlowControl, fleet: Fleet) -> None:
+    def __init__(self, model: str, queue: FlowControl, eviction: InFlightEviction | None, fleet: Fleet) -> None:
         self.model = model
         self.queue = queue
+        self.eviction = eviction
+        """Stops running work for more important work of the same model; None: nothing is stopped."""
+        self.sent = 0
+        """Requests that were sent and have not ended."""
         self._fleet = fleet
+
+    def started(self, item: Queued) -> None:
+        """It was sent."""
+        self.sent += 1
+        if self.eviction is not None:
+            self.eviction.started(item)
+
+    def ended(self, item: Queued, now: float) -> None:
+        """It has left its instance, whatever the reason."""
+        self.sent -= 1
+        if self.eviction is not None:
+            self.eviction.ended(item, now)
 
     @property
     def is_empty(self) -> bool:
@@ -50,8 +66,14 @@ class Pool:
 class Pools:
     """The pool of each model. Names come from clients, without end: those that nobody serves are bounded."""
 
-    def __init__(self, make_queue: Callable[[], FlowControl], fleet: Fleet) -> None:
+    def __init__(
+        self,
+        make_queue: Callable[[], FlowControl],
+        make_eviction: Callable[[], InFlightEviction] | None,
+        fleet: Fleet,
+    ) -> None:
         self._make_queue = make_queue
+        self._make_eviction = make_eviction
         self._fleet = fleet
         self._by_model: dict[str, Pool] = {}
         self._busy: dict[str, Pool] = {}
@@ -61,15 +83,16 @@ class Pools:
         """The pool of this model; None if too many models are waited for that nobody serves."""
         pool = self._by_model.get(model)
         if pool is None:
-            if len(self._by_model) >= MOST_UNSERVED and not len(self._fleet.serving(model)) and not self._forget():
+            if len(self._by_model) >= MOST_POOLS and not len(self._fleet.serving(model)) and not self._forget():
                 return None
-            pool = self._by_model[model] = Pool(model, self._make_queue(), self._fleet)
+            eviction = None if self._make_eviction is None else self._make_eviction()
+            pool = self._by_model[model] = Pool(model, self._make_queue(), eviction, self._fleet)
         self._busy[model] = pool
         return pool
 
     def _forget(self) -> int:
-        """Forget the pools that nobody serves and nobody waits in; how many they were."""
-        idle = [model for model, pool in self._by_model.items() if not len(pool.queue) and pool.is_empty]
+        """Forget the pools of models that nobody serves and nobody asks for; how many they were."""
+        idle = [m for m, pool in self._by_model.items() if not len(pool.queue) and not pool.sent and pool.is_empty]
         for model in idle:
             del self._by_model[model]
         return len(idle)

@@ -52,7 +52,10 @@ def tree(instances: Iterable[ExecutionInstance]) -> dict[str, dict[str, dict[str
         rack = racks.setdefault(instance.labels.get(RACK, UNKNOWN), {})
         host = rack.setdefault(instance.host or UNKNOWN, {})
         host.setdefault(_domain(instance), []).append(instance.instance_id)
-    return {rack: dict(sorted(hosts.items())) for rack, hosts in sorted(racks.items())}
+    return {
+        rack: {host: dict(sorted(domains.items())) for host, domains in sorted(hosts.items())}
+        for rack, hosts in sorted(racks.items())
+    }
 
 
 def _domain(instance: ExecutionInstance) -> str:

@@ -23,7 +23,7 @@ def _spread(z: int) -> int:
 
 
 class Chance:
-    """SplitMix64. Seeding the standard library's generator takes longer than a whole scheduling cycle."""
+    """SplitMix64. Seeding the standard library's generator would take a quarter of a whole scheduling cycle."""
 
     __slots__ = ("_state",)
 

@@ -31,6 +31,10 @@ def array(column: Column) -> Array:
     return np.asarray(column, dtype=np.float64)
 
 
+def _places(true: NDArray[np.bool_]) -> NDArray[np.intp]:
+    return true.nonzero()[0]  # np.flatnonzero does the same and takes twice as long
+
+
 def filled(value: float, like: Column) -> Column:
     """A column of one value, as long as another."""
     if isinstance(like, list):
@@ -66,6 +70,8 @@ def falling(column: Column) -> Column:
 def linear(column: Column, slope: float, start: float) -> Column:
     """start + slope * value."""
     if isinstance(column, list):
+        if not start:
+            return [slope * value for value in column]
         return [start + slope * value for value in column]
     return start + slope * column
 
@@ -148,14 +154,14 @@ def where_below(column: Column, limit: float) -> Positions:
     """Positions whose value is below the limit."""
     if isinstance(column, list):
         return [position for position, value in enumerate(column) if value < limit]
-    return np.flatnonzero(column < limit)
+    return _places(column < limit)
 
 
 def where_finite(column: Column) -> Positions:
     """Positions whose value is a number: neither nan nor infinite."""
     if isinstance(column, list):
         return [i for i, value in enumerate(column) if isfinite(value)]
-    return np.flatnonzero(np.isfinite(column))
+    return _places(np.isfinite(column))
 
 
 def where_at_least(column: Column, limit: float | Column) -> Positions:
@@ -166,14 +172,14 @@ def where_at_least(column: Column, limit: float | Column) -> Positions:
         if max(column, default=0.0) < min(limit, default=inf):
             return []
         return [i for i, (value, bound) in enumerate(zip(column, limit, strict=True)) if value >= bound]
-    return np.flatnonzero(column >= np.asarray(limit))
+    return _places(column >= np.asarray(limit))
 
 
 def where_zero(column: Column) -> Positions:
     """Positions whose value is 0."""
     if isinstance(column, list):
         return [i for i, value in enumerate(column) if not value] if 0.0 in column else []
-    return () if column.all() else np.flatnonzero(column == 0.0)
+    return () if column.all() else _places(column == 0.0)
 
 
 def where_largest(column: Column) -> Positions:
@@ -183,7 +189,7 @@ def where_largest(column: Column) -> Positions:
         if column.count(best) == 1:
             return [column.index(best)]
         return [position for position, value in enumerate(column) if value == best]
-    return np.flatnonzero(column == np.maximum.reduce(column))
+    return _places(column == np.maximum.reduce(column))
 
 
 def where_above(column: Column, limit: float) -> Positions:
@@ -192,7 +198,7 @@ def where_above(column: Column, limit: float) -> Positions:
         if max(column, default=limit) <= limit:
             return []
         return [position for position, value in enumerate(column) if value > limit]
-    return np.flatnonzero(column > limit)
+    return _places(column > limit)
 
 
 def or_else(column: Column, value: float) -> Column:
@@ -203,15 +209,22 @@ def or_else(column: Column, value: float) -> Column:
 
 
 def best_over(column: Column) -> Column | None:
-    """The smallest value over each: 1 for the best, 0.5 for one twice as large, 0 for nan. None if all are nan."""
+    """The smallest value over each: 1 for the best, 0.5 for one twice as large, 0 for nan. None if all are nan.
+
+    Where the best is 0, everything else is infinitely worse.
+    """
     if isinstance(column, list):
         best = min(column, default=nan)
         if best != best:  # min() stops at a nan in the first place
             best = min((value for value in column if value == value), default=nan)
         if best != best:
             return None
+        if best <= 0:
+            return [float(value == best) for value in column]
         return [best / value if value == value else 0.0 for value in column]
-    best = float(np.fmin.reduce(column))
+    best = float(np.fmin.reduce(column)) if len(column) else nan
     if best != best:
         return None
+    if best <= 0:
+        return np.where(column == best, 1.0, 0.0)
     return np.nan_to_num(best / column, copy=False, nan=0.0)

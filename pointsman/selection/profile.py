@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 
 from pointsman.errors import ConfigError, PluginError
-from pointsman.selection.columns import Column, column_of, filled, linear
+from pointsman.selection.columns import Column, array, column_of, linear
 from pointsman.selection.plugins import Cycle, Filter, Picker, Rejected, Scorer, plugin_name
 from pointsman.selection.roster import Roster
 from pointsman.selection.trace import ProfileTrace
@@ -137,10 +137,10 @@ class Profile(Generic[C]):
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
         """Filter, score, pick."""
         trace = None if cycle.trace is None else cycle.trace.begin(self.name, candidates)
-        considered = len(candidates)
+        considered = left = len(candidates)
         stages: list[tuple[str, Rejected[C]]] = []
         for name, rejecting in self.filters:
-            if not len(candidates):
+            if not left:
                 break
             try:
                 given = rejecting.rejections(cycle, candidates)
@@ -150,9 +150,10 @@ class Profile(Generic[C]):
             if rejected is not None:
                 stages.append((name, rejected))
                 candidates = candidates.without(rejected.positions)
+                left = len(candidates)
         if trace is not None:
             trace.stages, trace.survivors = stages, candidates
-        if not len(candidates):
+        if not left:
             return ProfileFailure(self.name, considered, stages)
         ranked = Ranked(candidates, self._totals(cycle, candidates, trace))
         try:
@@ -166,21 +167,22 @@ class Profile(Generic[C]):
         return ProfileResult(self.name, targets, ranked)
 
     def _totals(self, cycle: Cycle[Any], candidates: Roster[C], trace: ProfileTrace | None) -> Column:
+        size, arrays = len(candidates), candidates.arrays
         totals: Column | None = None
         for name, scorer, weight, bounded in self.scorers:
             try:
-                raw = scorer.scores(cycle, candidates)
+                told = scorer.scores(cycle, candidates)
             except Exception as error:
                 raise broken(name, error) from error
-            if len(raw) != len(candidates):
-                raise PluginError(name, f"gave {len(raw)} scores for {len(candidates)} candidates")
-            told = column_of(raw, candidates.arrays)
-            scores = told if bounded else _within_bounds(told)
-            totals = _add_weighted(totals, scores, weight)
+            if len(told) != size:
+                raise PluginError(name, f"gave {len(told)} scores for {size} candidates")
+            column = column_of(told, arrays)
+            scores = column if bounded else _within_bounds(column)
+            totals = _weighted_sum(totals, scores, weight)
             if trace is not None:
-                trace.scored(name, weight, told, scores)
+                trace.scored(name, weight, column, scores)
         if totals is None:
-            totals = column_of([0.0] * len(candidates), candidates.arrays)
+            totals = column_of([0.0] * size, arrays)
         if trace is not None:
             trace.totals = totals.copy()
         return totals
@@ -237,9 +239,9 @@ def _within_bounds(scores: Column) -> Column:
     return np.clip(np.nan_to_num(scores, nan=0.0), 0.0, 1.0)
 
 
-def _add_weighted(totals: Column | None, scores: Column, weight: float) -> Column:
+def _weighted_sum(totals: Column | None, scores: Column, weight: float) -> Column:
     if totals is None:
-        return scores if weight == 1.0 else linear(scores, weight, 0.0) if len(scores) else filled(0.0, scores)
+        return scores if weight == 1.0 else linear(scores, weight, 0.0)
     if isinstance(totals, list):
-        return [total + weight * score for total, score in zip(totals, scores, strict=True)]
-    return totals + weight * np.asarray(scores)
+        return [total + weight * score for total, score in zip(totals, scores)]  # noqa: B905 (lengths are checked)
+    return totals + weight * array(scores)

@@ -1,6 +1,7 @@
 """The candidates of one choice, with their numbers in columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Generic, TypeVar, overload
 
 import numpy as np
@@ -17,7 +18,7 @@ class Roster(Sequence[C], Generic[C]):
     remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
     """
 
-    __slots__ = ("_columns", "arrays", "rows", "whole")
+    __slots__ = ("_columns", "_reader", "arrays", "rows", "whole")
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Roster(Sequence[C], Generic[C]):
         """Which rows of the whole roster these are; None means all of them."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
         """Whether columns of this roster are arrays or lists."""
+        self._reader: itemgetter[tuple[float, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.whole) if self.rows is None else len(self.rows)
@@ -56,11 +58,17 @@ class Roster(Sequence[C], Generic[C]):
     def column(self, name: str) -> Column:
         """The numbers called `name`, one per candidate of this roster. Read only."""
         column = self._columns[name]
-        return column if self.rows is None else take(column, self.rows, self.arrays)
+        return column if self.rows is None else self.cut(column)
 
     def cut(self, whole: Column) -> Column:
         """A column made for the whole roster, cut to the rows that are left."""
-        return whole if self.rows is None else take(whole, self.rows, self.arrays)
+        if self.rows is None:
+            return whole
+        if not isinstance(whole, list) or len(self.rows) < 2:
+            return take(whole, self.rows, self.arrays)
+        if self._reader is None:  # several columns are read of most rosters, and this reads each in one go
+            self._reader = itemgetter(*self.rows)
+        return list(self._reader(whole))
 
     def uncut(self) -> "Roster[C]":
         """The whole roster, whose positions are the rows."""

@@ -1,6 +1,6 @@
 """The cycle: producers prepare, the handler asks for profiles until it asks for none, then says what came of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
@@ -43,7 +43,10 @@ class Scheduler(Generic[C]):
                 self._producer_failed(cycle, producer, error)
         results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
         for _ in range(MOST_ROUNDS):
-            wanted = self._asked(cycle, results)
+            try:
+                wanted = self.handler.pick_profiles(cycle, self._names, results)
+            except Exception as error:
+                raise broken(plugin_name(self.handler), error) from error
             if not wanted:
                 break
             for name in wanted:
@@ -57,12 +60,6 @@ class Scheduler(Generic[C]):
             return SchedulingFailure("no profile was run", {})
         try:
             return self.handler.process_results(cycle, results)
-        except Exception as error:
-            raise broken(plugin_name(self.handler), error) from error
-
-    def _asked(self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> Sequence[str]:
-        try:
-            return self.handler.pick_profiles(cycle, self._names, results)
         except Exception as error:
             raise broken(plugin_name(self.handler), error) from error
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from math import isnan
+from numbers import Real
 from typing import Any, TypeAlias
 
 from pointsman.lab.check.situations import Situation
@@ -57,7 +57,7 @@ def scores_properly(build: Build, situation: Situation) -> str | None:
     if len(scores) != len(roster):
         return f"scores() gave {len(scores)} scores for {len(roster)} candidates"
     for endpoint, score in zip(roster, scores, strict=True):
-        if isnan(score) or not 0 <= score <= 1:
+        if not (isinstance(score, Real) and 0 <= float(score) <= 1):
             measured = "" if endpoint.metrics is not None else ", which was never measured"
             return f"scores() gave {score} to {endpoint}{measured}; it must be from 0 to 1"
     return None

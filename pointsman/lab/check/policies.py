@@ -3,7 +3,7 @@
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -44,19 +44,25 @@ def leaves_inputs_alone(build: Build, situation: Situation) -> str | None:
     """It does not modify what it was given."""
     policy = build()
     policy.now, policy.seed = 100.0, situation.seed
-    requests, instances = list(situation.requests), copy.deepcopy(situation.instances)
+    requests, instances = copy.deepcopy(situation.requests), copy.deepcopy(situation.instances)
     policy.schedule(requests, instances)
-    if requests != situation.requests:
+    if [request.request_id for request in requests] != [request.request_id for request in situation.requests]:
         return "the list of requests was changed: sort or filter a copy, sorted(requests, ...)"
+    if requests != situation.requests:
+        return f"a request was changed: {', '.join(_changes(situation.requests, requests))}; others read it too"
     if instances != situation.instances:
-        changed = [
-            f"{before.instance_id}.{name} from {getattr(before, name)} to {getattr(after, name)}"
-            for before, after in zip(situation.instances, instances, strict=False)
-            for name in before.__struct_fields__
-            if getattr(before, name) != getattr(after, name)
-        ]
+        changed = _changes(situation.instances, instances)
         return f"an instance was changed: {', '.join(changed) or 'the list has other members'}; count load in a copy"
     return None
+
+
+def _changes(before: Sequence[msgspec.Struct], after: Sequence[msgspec.Struct]) -> list[str]:
+    return [
+        f"{getattr(old, old.__struct_fields__[0])}.{name} from {getattr(old, name)} to {getattr(new, name)}"
+        for old, new in zip(before, after, strict=False)
+        for name in old.__struct_fields__
+        if getattr(old, name) != getattr(new, name)
+    ]
 
 
 def orders_all(build: Build, situation: Situation) -> str | None:
@@ -64,7 +70,10 @@ def orders_all(build: Build, situation: Situation) -> str | None:
     requests = list(situation.requests)
     policy = build()
     policy.now = 100.0
-    ordered = policy.prioritize(requests)
+    try:
+        ordered = list(policy.prioritize(requests))
+    except Exception as error:
+        return f"prioritize() raised {type(error).__name__}: {error}"
     if requests != situation.requests:
         return "prioritize() changed the list it was given: return sorted(requests, ...)"
     given, returned = Counter(r.request_id for r in requests), Counter(r.request_id for r in ordered)
@@ -101,7 +110,10 @@ def starves_nobody(build: Build, situation: Situation) -> str | None:
     rounds = len(waiting) + 1
     for turn in range(rounds):
         policy.now, policy.seed = 100.0 + turn, situation.seed + turn
-        sent = {made.request_id for made in policy.schedule(list(waiting), copy.deepcopy(idle))}
+        try:
+            sent = {made.request_id for made in policy.schedule(list(waiting), copy.deepcopy(idle))}
+        except Exception as error:
+            return f"schedule() raised {type(error).__name__} when it was called again: {error}"
         waiting = [request for request in waiting if request.request_id not in sent]
     starved = [request.request_id for request in waiting if _takers(request, idle, policy)]
     if not starved:

@@ -3,10 +3,10 @@
 from math import inf
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, cost
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, billed_tokens
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Rejected
-from pointsman.selection.columns import filled, or_else, where_above
+from pointsman.selection.columns import filled, linear, or_else, where_above
 
 
 class WithinBudget:
@@ -16,13 +16,13 @@ class WithinBudget:
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
-        self._price = price_per_gpu_hour
+        self._rates = CostRates(price_per_gpu_hour)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         budget = cycle.request.cost_budget
         if budget is None:
             return ()
-        costs = or_else(cost(cycle.request, candidates, self._price), inf)
+        costs = or_else(linear(self._rates.of(candidates), billed_tokens(cycle.request), 0.0), inf)
         over = where_above(costs, budget)
         if not len(over):
             return ()

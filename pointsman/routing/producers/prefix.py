@@ -39,6 +39,9 @@ class ApproxPrefixCacheProducer:
     unbroken run of blocks, from the first, that this very endpoint was sent and has not evicted since.
     """
 
+    least_block_size = 64
+    """Smaller blocks are hashed as blocks of this size: a finer match is not worth the hashing."""
+
     def __init__(
         self,
         auto_tune: bool = True,
@@ -47,8 +50,6 @@ class ApproxPrefixCacheProducer:
         max_prefix_tokens_to_match: int = 131072,
         max_prefix_blocks_to_match: int = 2048,
         lru_capacity_per_server: int = 31250,
-        *,
-        least_block_size: int = 64,
     ) -> None:
         if block_size is not None and block_size_tokens == 16:
             block_size_tokens = block_size
@@ -56,13 +57,16 @@ class ApproxPrefixCacheProducer:
             raise ValueError(f"blockSizeTokens must be positive when autoTune is off, found {block_size_tokens}")
         if max_prefix_tokens_to_match < 0:
             raise ValueError(f"maxPrefixTokensToMatch must not be negative, found {max_prefix_tokens_to_match}")
+        if max_prefix_blocks_to_match < 0:
+            raise ValueError(f"maxPrefixBlocksToMatch must not be negative, found {max_prefix_blocks_to_match}")
+        if lru_capacity_per_server < 1:
+            raise ValueError(f"lruCapacityPerServer must be at least 1, found {lru_capacity_per_server}")
         self.index = PrefixIndex()
         self._auto_tune = auto_tune
         self._block_size = block_size_tokens
         self._most_tokens = max_prefix_tokens_to_match
         self._most_blocks = max_prefix_blocks_to_match
         self._capacity = lru_capacity_per_server
-        self._least = least_block_size
         self._layout = Layout((), [], {}, [])
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
@@ -90,7 +94,7 @@ class ApproxPrefixCacheProducer:
     def block_size_of(self, endpoint: Endpoint) -> int:
         """Tokens per block, as this endpoint is matched."""
         told = endpoint.metrics.block_size if self._auto_tune and endpoint.metrics is not None else 0
-        return max(told or self._block_size, self._least)
+        return max(told or self._block_size, self.least_block_size)
 
     def capacity_of(self, endpoint: Endpoint) -> int:
         """How many of our blocks fit into this endpoint's cache."""

@@ -128,8 +128,9 @@ class Bands:
         self._by_priority: dict[int, Band] = {}
         self.high_to_low: list[Band] = []
         self.priorities: list[int] = []
+        setting = "priorityBands[]" if 0 in settings else "defaultPriorityBand"
         zero = settings.pop(0, default) or BandSettings()
-        self._zero = self._add(Band(0, zero, place="in all" if single else ""))
+        self._zero = self._add(Band(0, zero, place="in all" if single else "", setting=setting))
         for band in () if single else settings.values():
             self._add(Band(band.priority, band))
 

@@ -1,7 +1,7 @@
 """Scorers for load, speed and cost by what is known of the instances themselves."""
 
 from pointsman.routing.endpoints import LIGHTNESS
-from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, cost, latency_ms
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, latency_ms
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import best_over
@@ -42,8 +42,8 @@ class Cheapest:
     bounded = True
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
-        self._price = price_per_gpu_hour
+        self._rates = CostRates(price_per_gpu_hour)
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        scores = best_over(cost(cycle.request, candidates, self._price))
+        scores = best_over(self._rates.of(candidates))  # the number of tokens is the same everywhere
         return candidates.column(LIGHTNESS) if scores is None else scores

@@ -1,6 +1,7 @@
 """The control plane inside anybody's program: no server, no network, no thread."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,6 +67,8 @@ class ControlPlaneManager:
         self._clock = clock
         self._on_decision = on_decision
         self._on_refusal = on_refusal
+        self._untold: deque[Command] = deque()
+        self._telling = False
         self._decisions: list[SchedulingDecision] = []
         self._refusals: list[tuple[RequestMetadata, Refusal]] = []
 
@@ -186,12 +189,20 @@ class ControlPlaneManager:
         self._dispatcher.fleet[instance_id]  # raises, naming the nearest, if there is none
 
     def _handle(self, event: Event) -> list[SchedulingDecision]:
-        made = []
-        for command in self._dispatcher.handle(event, self._clock()):
-            if isinstance(command, Send):
-                made.append(command.decision)
-            self._tell(command)
-        return made
+        commands = self._dispatcher.handle(event, self._clock())
+        self._untold += commands
+        if not self._telling:  # else a callback called: whoever told it goes on with what this made possible
+            self._tell_all()
+        return [command.decision for command in commands if isinstance(command, Send)]
+
+    def _tell_all(self) -> None:
+        """Tell everything in order. If a callback raises, the rest is told with the next event."""
+        self._telling = True
+        try:
+            while self._untold:
+                self._tell(self._untold.popleft())
+        finally:
+            self._telling = False
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, Send):

@@ -1,0 +1,315 @@
+"""`make bench-scheduling`: what deciding costs, beside a naive implementation in the same run.
+
+Figures are CPU microseconds, the best of seven tries. bench/README.md keeps what was reached.
+"""
+
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from bench import naive
+from bench.measure import cpu_us
+from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
+from pointsman.routing.filters import HasRoom, ServesModel
+from pointsman.routing.prefix_index import PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.routing.queue import BandSettings, FlowControl, Queued, VirtualTokenCounterFairnessPolicy
+from pointsman.routing.scorers import (
+    KvCacheUtilizationScorer,
+    LoraAffinityScorer,
+    PrefixCacheScorer,
+    QueueScorer,
+)
+from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingResult, Trace
+from pointsman.selection.text import text_table
+from pointsman.strategies import (
+    AdaptiveStrategy,
+    CostOptimizedStrategy,
+    FifoStrategy,
+    PriorityStrategy,
+    SloAwareStrategy,
+    Strategy,
+)
+from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.types import ExecutionInstance, RequestMetadata
+
+MODEL, ADAPTER = "llama", "adapter-1"
+PROMPTS = ["".join(chr(97 + (place * 7 + number) % 26) for place in range(2048)) for number in range(64)]
+"""2 KB each, no two with a common beginning."""
+DECISIONS = 1000
+
+
+def main() -> None:
+    progress("scheduling cycle")
+    cycles = [cycle_row(endpoints, target) for endpoints, target in ((5, 0), (8, 30), (25, 0), (100, 60), (1000, 250))]
+    show("A cycle: 2 filters, queue 2 + kv 2 + prefix 3 + lora 1, incl. hashing a 2 KB prompt", CYCLE, cycles)
+    progress("strategies")
+    show("Strategies: 100 requests x 50 instances, per decision", STRATEGY, strategy_rows())
+    progress("queue")
+    show("Queue: per operation, with 10 and with 10,000 waiting", QUEUE, queue_rows())
+    progress("prefix index")
+    show("Prefix index: 64-block prompts, every server was sent its share of 1,000 prompts", PREFIX, prefix_rows())
+    progress("dispatcher")
+    show(
+        "Dispatcher: a request from arrival to end (arrive, first token, end), records kept", DISPATCH, dispatch_rows()
+    )
+
+
+# The cycle
+
+CYCLE = ["endpoints", "us", "target us", "naive us", "ours / naive", "us with trace"]
+
+
+def cycle_row(endpoints: int, target: int) -> list[str]:
+    ours, traced = our_cycle(endpoints, traced=False), our_cycle(endpoints, traced=True)
+    theirs = naive_cycle(endpoints)
+    aim = str(target) if target else ""
+    return [str(endpoints), f"{ours:.1f}", aim, f"{theirs:.1f}", f"{ours / theirs:.2f}", f"{traced:.1f}"]
+
+
+def our_cycle(endpoints: int, *, traced: bool) -> float:
+    fleet = Fleet(
+        [ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64) for n in range(endpoints)]
+    )
+    for n in range(endpoints):
+        fleet.measure(f"i{n}", metrics_of(n), 0.0)
+    producer = ApproxPrefixCacheProducer()
+    scorers = (QueueScorer(), 2), (KvCacheUtilizationScorer(), 2), (PrefixCacheScorer(), 3), (LoraAffinityScorer(), 1)
+    profile: Profile[Endpoint] = Profile("default", ServesModel(), HasRoom(), *scorers, MaxScorePicker())
+    scheduler = Scheduler([profile], producers=[producer])
+    requests = [RequestMetadata(f"r{n}", PROMPTS[n % 64], model_name=MODEL) for n in range(DECISIONS)]
+    for seed, request in enumerate(requests[:256]):
+        cycle = Cycle(request, seed=seed)
+        result = scheduler.run(cycle, fleet.roster)
+        assert isinstance(result, SchedulingResult)
+        producer.dispatched(cycle, result)
+
+    def decide() -> None:
+        for seed, request in enumerate(requests):
+            scheduler.run(Cycle(request, seed=seed, trace=Trace() if traced else None), fleet.roster)
+
+    return cpu_us(decide, DECISIONS)
+
+
+def naive_cycle(endpoints: int) -> float:
+    index = naive.SetIndex()
+    engines = []
+    for n in range(endpoints):
+        reported = metrics_of(n)
+        adapters = set(reported.active_models)
+        engines.append(naive.Engine(f"i{n}", MODEL, reported.waiting_queue_size, reported.kv_cache_usage, adapters, 64))
+    for n in range(256):
+        chosen = naive.choose(PROMPTS[n % 64], MODEL, ADAPTER, engines, index)
+        index.record(chosen.name, naive.chain_of(PROMPTS[n % 64], MODEL))
+
+    def decide() -> None:
+        for n in range(DECISIONS):
+            naive.choose(PROMPTS[n % 64], MODEL, ADAPTER, engines, index)
+
+    return cpu_us(decide, DECISIONS)
+
+
+def metrics_of(number: int) -> Metrics:
+    return Metrics(
+        waiting_queue_size=number % 7,
+        running_requests_size=number % 11,
+        kv_cache_usage=(number % 10) / 10,
+        active_models=frozenset({f"adapter-{number % 4}"}),
+        max_active_models=4,
+    )
+
+
+# Strategies
+
+STRATEGY = ["strategy", "us", "target us", "naive fifo us", "ours / naive"]
+
+
+def strategy_rows() -> list[list[str]]:
+    instances = [
+        ExecutionInstance(
+            instance_id=f"i{n}",
+            model_name=MODEL,
+            max_concurrency=8,
+            current_load=n % 3,
+            avg_latency_ms=100 + n,
+            throughput_tokens_per_sec=1000 + n,
+        )
+        for n in range(50)
+    ]
+    requests = [
+        RequestMetadata(
+            f"r{n}", "hello " * 50, 100, MODEL, n % 5 - 2, slo_deadline_ms=500.0 + 30 * n, arrival_time=n * 0.01
+        )
+        for n in range(100)
+    ]
+    calm = [RequestMetadata(f"r{n}", "hello " * 50, 100, MODEL, arrival_time=n * 0.01) for n in range(100)]
+    baseline = cpu_us(lambda: naive.fifo(requests, instances), 100)
+    strategies: list[tuple[str, Strategy, list[RequestMetadata]]] = [
+        ("fifo", FifoStrategy(), requests),
+        ("priority", PriorityStrategy(), requests),
+        ("slo-aware", SloAwareStrategy(), requests),
+        ("cost-optimized", CostOptimizedStrategy(), calm),
+        ("cost-optimized, deadlines", CostOptimizedStrategy(), requests),
+        ("adaptive", AdaptiveStrategy(), requests),
+    ]
+    rows = []
+    for name, strategy, batch in strategies:
+        assert len(strategy.schedule(batch, instances)) == 100
+        ours = cpu_us(scheduling(strategy, batch, instances), 100)
+        rows.append([name, f"{ours:.1f}", "20", f"{baseline:.1f}", f"{ours / baseline:.2f}"])
+    return rows
+
+
+def scheduling(
+    strategy: Strategy, requests: list[RequestMetadata], instances: list[ExecutionInstance]
+) -> Callable[[], object]:
+    return lambda: strategy.schedule(requests, instances)
+
+
+# The queue
+
+QUEUE = ["fairness, flows", "operation", "us at 10", "us at 10,000", "target us", "10,000 / 10"]
+
+
+def queue_rows() -> list[list[str]]:
+    rows = []
+    for name, band, flows in (
+        ("global strict, 1 flow", BandSettings(max_requests=None, max_bytes=None), 1),
+        (
+            "token counter, 100 flows",
+            BandSettings(max_requests=None, max_bytes=None, fairness=VirtualTokenCounterFairnessPolicy()),
+            100,
+        ),
+    ):
+        few, many = (queue_operations(band, flows, waiting) for waiting in (10, 10_000))
+        for operation in few:
+            ratio = f"{many[operation] / few[operation]:.2f}"
+            rows.append([name, operation, f"{few[operation]:.1f}", f"{many[operation]:.1f}", "10", ratio])
+    return rows
+
+
+def queue_operations(band: BandSettings, flows: int, waiting: int) -> dict[str, float]:
+    """Arrivals and departures in balance, so that the number of waiting requests stays what it is."""
+    rounds, each = 200, 10
+    best = {"offer": float("inf"), "pop and serve": float("inf"), "cancel": float("inf")}
+    for _ in range(5):
+        spent = dict.fromkeys(best, 0.0)
+        queue = FlowControl([band])
+        for n in range(waiting):
+            queue.offer(queued(f"w{n}", n, flows), 0.0, False)
+        for turn in range(rounds):
+            new = [queued(f"x{turn}-{n}", turn * each + n, flows) for n in range(2 * each)]
+            leaving = [item.request.request_id for item in new[each:]]
+            with counted(spent, "offer"):
+                for item in new:
+                    queue.offer(item, 1.0, False)
+            with counted(spent, "cancel"):
+                for name in leaving:
+                    queue.cancel(name)
+            with counted(spent, "pop and serve"):
+                for _ in range(each):
+                    served = queue.pop(1.0, 0.0)
+                    assert served is not None
+                    queue.served(served)
+        done = {"offer": 2 * rounds * each, "pop and serve": rounds * each, "cancel": rounds * each}
+        best = {name: min(best[name], spent[name] / done[name] * 1e6) for name in best}
+    return best
+
+
+@contextmanager
+def counted(spent: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the CPU time of a block."""
+    start = time.process_time()
+    yield
+    spent[name] += time.process_time() - start
+
+
+def queued(name: str, number: int, flows: int) -> Queued:
+    return Queued(RequestMetadata(name, "hello", user_id=f"user-{number % flows}"))
+
+
+# The prefix index
+
+PREFIX = ["servers", "lookup us", "lookups/s", "moonshot/s", "naive us", "ours / naive", "record us", "bytes per entry"]
+
+
+def prefix_rows() -> list[list[str]]:
+    return [prefix_row(servers) for servers in (8, 64, 1000)]
+
+
+def prefix_row(servers: int) -> list[str]:
+    """Prompts share their first 16 blocks, as with a common system prompt: every server holds those."""
+    common = token_bytes("You are a helpful assistant. " * 142)[: 16 * 256]
+    chains = [block_hashes(common + token_bytes(f"{n:08d}" * 1536), first_link(MODEL), 64, 64) for n in range(1000)]
+    tracemalloc.start()
+    index = PrefixIndex()
+    for n, chain in enumerate(chains):
+        index.record(f"s{n % servers}", list(chain), 31250)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    entries = len(index)
+    everybody = (1 << servers) - 1
+    baseline = naive.SetIndex()
+    for n, chain in enumerate(chains):
+        baseline.record(f"s{n % servers}", chain)
+    ours = cpu_us(lambda: [index.runs(chain, everybody) for chain in chains], len(chains))
+    theirs = cpu_us(lambda: [baseline.matches(chain) for chain in chains], len(chains), tries=3)
+
+    def remember() -> None:
+        for chain in chains[:200]:
+            index.record("s0", chain, 31250)
+
+    record = cpu_us(remember, 200)
+    return [
+        str(servers),
+        f"{ours:.2f}",
+        f"{1e6 / ours:,.0f}",
+        "100,000",
+        f"{theirs:.1f}",
+        f"{ours / theirs:.3f}",
+        f"{record:.1f}",
+        f"{size / entries:.0f}",
+    ]
+
+
+# The dispatcher
+
+DISPATCH = ["endpoints", "us per request", "us with traces kept"]
+
+
+def dispatch_rows() -> list[list[str]]:
+    return [[str(n), f"{dispatching(n, False):.1f}", f"{dispatching(n, True):.1f}"] for n in (8, 100)]
+
+
+def dispatching(endpoints: int, traced: bool) -> float:
+    dispatcher = dispatcher_for(FifoStrategy(), traced=traced)
+    for n in range(endpoints):
+        dispatcher.handle(Joined(ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64)), 0.0)
+    turn = 0
+
+    def serve() -> None:
+        nonlocal turn
+        for n in range(DECISIONS):
+            turn += 1
+            request = RequestMetadata(f"r{turn}", "hello", model_name=MODEL, arrival_time=float(turn))
+            commands = dispatcher.handle(Arrived((request,)), float(turn))
+            assert isinstance(commands[0], Send)
+            dispatcher.handle(FirstToken(request.request_id), turn + 0.1)
+            dispatcher.handle(Ended(request.request_id, 10 + n % 5), turn + 0.2)
+
+    return cpu_us(serve, DECISIONS, tries=5)
+
+
+def progress(what: str) -> None:
+    print(f"measuring: {what} ...", file=sys.stderr, flush=True)
+
+
+def show(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    print(f"\n{title}\n{text_table(heads, rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What a request adds to an endpoint: the tokens that it would have to compute there."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.routing.producers import InflightLoadProducer
+from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
+from pointsman.types import RequestMetadata
+from tests.routing.fleets import Candidate, both_lengths, matched, scene
+
+
+def uncached(candidates: list[Candidate], prompt_tokens: int, long: bool) -> list[float]:
+    cycle, roster = scene(candidates, long=long, request=RequestMetadata("r", prompt_tokens=prompt_tokens))
+    InflightLoadProducer().produce(cycle, roster)
+    told = cycle[UNCACHED_REQUEST_TOKENS]
+    assert len(told) == len(roster.whole), "one per row of the whole fleet, whoever is a candidate"
+    return [float(tokens) for tokens in told][: len(candidates)]
+
+
+@both_lengths
+@pytest.mark.parametrize(
+    ("candidates", "prompt", "expected"),
+    [
+        ([matched(0, 4), matched(1, 4), matched(4, 4)], 64, [64, 48, 0]),
+        # The last block is partial: it counts as a whole one.
+        ([matched(0, 4), matched(3, 4)], 50, [64, 16]),
+        # More tokens than were hashed: those beyond are uncached for everybody.
+        ([matched(4, 4), matched(0, 4)], 100, [36, 100]),
+        ([matched(2, 2, block_size=32), matched(2, 4)], 64, [0, 32]),
+        ([matched(0, 0)], 10, [10]),
+        ([matched(5, 4)], 64, [0]),
+        ([Candidate(), Candidate()], 7, [7, 7]),
+        ([matched(0, 1)], 0, [16]),
+    ],
+)
+def test_uncached_tokens(candidates: list[Candidate], prompt: int, expected: list[float], long: bool) -> None:
+    assert uncached(candidates, prompt, long) == expected
+
+
+@both_lengths
+def test_nobody_there(long: bool) -> None:
+    assert uncached([], 10, long) == []
+
+
+@given(
+    st.lists(
+        st.builds(matched, st.integers(0, 50), st.integers(0, 50), st.sampled_from([1, 16, 64])), min_size=1, max_size=5
+    ),
+    st.integers(0, 2000),
+)
+def test_lists_and_arrays_agree_and_nothing_is_negative(candidates: list[Candidate], prompt: int) -> None:
+    short = uncached(candidates, prompt, long=False)
+    assert short == uncached(candidates, prompt, long=True)
+    assert min(short) >= 0

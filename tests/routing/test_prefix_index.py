@@ -1,0 +1,238 @@
+"""Chains of block hashes, and the index of who was sent what, beside a model that keeps plain sets and lists."""
+
+import struct
+from math import ceil
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pointsman.routing.prefix_index import PrefixIndex, bits, block_hashes, first_link, token_bytes
+
+# Hashes
+
+
+def chain_of(model: str, salt: str, words: bytes, block_size: int) -> list[int]:
+    """The published definition, written down once more: h_i = xxh64(le64(xxh64(block i)) || le64(h_{i-1}))."""
+    link = xxhash.xxh64((model + salt).encode(), seed=0).intdigest()
+    chain = []
+    for number in range(ceil(len(words) / 4 / block_size)):
+        block = words[number * block_size * 4 : (number + 1) * block_size * 4]
+        inner = xxhash.xxh64(block, seed=0).intdigest()
+        link = xxhash.xxh64(inner.to_bytes(8, "little") + link.to_bytes(8, "little"), seed=0).intdigest()
+        chain.append(link)
+    return chain
+
+
+def test_the_hash_is_the_published_one() -> None:
+    """Values of xxh64 with seed 0 from its specification, so that not both sides can be wrong in the same way."""
+    assert first_link("") == 0xEF46DB3751D8E999
+    assert first_link("a") == 0xD24EC4F1A98C6E5B
+    assert first_link("ab", "c") == first_link("abc") == 0x44BC2CF5AD770999
+
+
+def test_a_chain_as_written_in_the_published_definition() -> None:
+    prompt = b"0123456789abcdefghi"  # two blocks of 2 tokens, then one whole token and one padded with a zero byte
+    words = token_bytes(prompt)
+    assert words == prompt + b"\0"
+    expected = chain_of("llama", "salt", words, block_size=2)
+    assert len(expected) == 3
+    assert block_hashes(words, first_link("llama", "salt"), 2) == expected
+
+
+@given(
+    st.binary(max_size=200),
+    st.integers(1, 9),
+    st.text(max_size=5),
+    st.text(max_size=3),
+    st.none() | st.integers(0, 60),
+)
+def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: int | None) -> None:
+    words = token_bytes(prompt)
+    told = block_hashes(words, first_link(model, salt), block_size, most)
+    assert told == chain_of(model, salt, words, block_size)[:most]
+
+
+def test_tokens_are_little_endian_and_text_is_utf8() -> None:
+    assert token_bytes([1, 0x01020304, 2**32 - 1]) == struct.pack("<III", 1, 0x01020304, 2**32 - 1)
+    assert token_bytes("né") == b"n\xc3\xa9\0"
+    assert token_bytes("") == token_bytes(b"") == token_bytes([]) == b""
+    assert token_bytes("abcd") == b"abcd"
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_a_token_that_is_none_is_an_error(token: int) -> None:
+    with pytest.raises(struct.error):
+        token_bytes([token])
+
+
+def test_the_last_block_may_be_partial_and_differs_from_the_whole_one() -> None:
+    short, whole = (
+        block_hashes(token_bytes(text), first_link("m"), 2) for text in ("aaaabbbbcccc", "aaaabbbbccccdddd")
+    )
+    assert (len(short), len(whole)) == (2, 2)
+    assert short[0] == whole[0]
+    assert short[1] != whole[1]
+
+
+def test_chains_of_other_models_salts_and_beginnings_share_nothing() -> None:
+    words = token_bytes("x" * 64)
+    chains = [
+        block_hashes(words, first_link("m"), 4),
+        block_hashes(words, first_link("n"), 4),
+        block_hashes(words, first_link("m", "salt"), 4),
+        block_hashes(token_bytes("y" + "x" * 63), first_link("m"), 4),
+    ]
+    assert len({link for chain in chains for link in chain}) == 16
+
+
+# The index
+
+
+def held(index: PrefixIndex, server: str, chain: list[int]) -> int:
+    """How many blocks of this chain, from the first on, the index finds with this server."""
+    slot = index.slot(server)
+    return sum(depth for servers, depth in index.runs(chain, 1 << slot) if servers >> slot & 1)
+
+
+def test_only_the_unbroken_run_of_this_very_server_counts() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2], 10)
+    index.record("b", [1, 2, 3, 4], 10)
+    index.record("c", [2, 3], 10)  # not the first block
+    slots = {name: index.slot(name) for name in "abcd"}
+    everybody = sum(1 << slot for slot in slots.values())
+    found = index.runs([1, 2, 3, 9], everybody)
+    assert found == [(1 << slots["a"], 2), (1 << slots["b"], 3)]
+    assert index.runs([1, 2], everybody) == [(1 << slots["a"] | 1 << slots["b"], 2)]
+    assert index.runs([1, 2, 3, 9], 1 << slots["a"]) == [(1 << slots["a"], 2)], "only those asked for"
+    assert index.runs([], everybody) == []
+    assert index.runs([9], everybody) == []
+    assert index.runs([1], 0) == []
+
+
+def test_a_prefix_is_evicted_from_its_tail() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2, 3, 4, 5], 3)
+    assert len(index) == 3
+    assert held(index, "a", [1, 2, 3, 4, 5]) == 3
+    index.record("a", [7], 3)
+    assert held(index, "a", [1, 2, 3, 4, 5]) == 2
+    assert held(index, "a", [7]) == 1
+
+
+def test_what_was_used_last_stays_and_a_shared_beginning_is_used_by_both() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2], 4)
+    index.record("a", [5, 6], 4)
+    index.record("a", [1, 3], 4)  # uses 1 again: 2 is the oldest now
+    assert [held(index, "a", chain) for chain in ([1, 2], [1, 3], [5, 6])] == [1, 2, 2]
+    index.record("a", [8, 9], 4)
+    assert [held(index, "a", chain) for chain in ([1, 3], [5, 6], [8, 9])] == [2, 0, 2]
+
+
+def test_one_server_evicts_nothing_of_another() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2], 2)
+    index.record("b", [1, 2], 2)
+    index.record("b", [5, 6], 2)
+    assert (held(index, "a", [1, 2]), held(index, "b", [1, 2])) == (2, 0)
+
+
+def test_a_smaller_cache_forgets_at_the_next_record() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2, 3, 4], 4)
+    index.record("a", [5], 2)
+    assert (len(index), held(index, "a", [5]), held(index, "a", [1, 2])) == (2, 1, 1)
+    index.record("a", [6], 0)
+    assert (len(index), len(index._holders)) == (0, 0)
+
+
+def test_a_forgotten_server_leaves_nothing_to_whoever_gets_its_slot() -> None:
+    index = PrefixIndex()
+    index.record("a", [1, 2], 10)
+    index.record("b", [1], 10)
+    slot = index.slot("a")
+    index.forget("a")
+    index.forget("a")
+    index.forget("never seen")
+    assert index.slot("new") == slot
+    assert held(index, "new", [1, 2]) == 0
+    assert held(index, "b", [1, 2]) == 1
+    assert index.servers == {"b", "new"}
+    assert held(index, "a", [1]) == 0, "it starts again from nothing"
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_the_bits_of_a_set(slots: set[int]) -> None:
+    assert list(bits(sum(1 << slot for slot in slots))) == sorted(slots)
+
+
+class Beside(RuleBasedStateMachine):
+    """The index does what plain lists in order of use do, and never has more."""
+
+    chains = st.builds(
+        # A block is named by everything before it, as hashes are: chains that begin alike share their first blocks.
+        lambda turns: [hash(tuple(turns[: depth + 1])) for depth in range(len(turns))],
+        st.lists(st.integers(0, 1), max_size=5),
+    )
+    servers = st.sampled_from("abcde")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.used: dict[str, list[int]] = {}
+        """Oldest first."""
+        self.most: dict[str, int] = {}
+
+    @rule(server=servers, chain=chains, capacity=st.integers(0, 8))
+    def record(self, server: str, chain: list[int], capacity: int) -> None:
+        self.index.record(server, chain, capacity)
+        kept = [link for link in self.used.get(server, []) if link not in chain] + chain[::-1]
+        self.used[server] = kept[max(0, len(kept) - capacity) :]
+        self.most[server] = capacity
+
+    @precondition(lambda self: self.used)
+    @rule(server=servers)
+    def forget(self, server: str) -> None:
+        self.index.forget(server)
+        self.used.pop(server, None)
+        self.most.pop(server, None)
+
+    @rule(chain=chains, among=st.sets(servers))
+    def look_up(self, chain: list[int], among: set[str]) -> None:
+        slots = {name: self.index.slot(name) for name in sorted(among)}
+        for name in among:
+            self.used.setdefault(name, [])
+        assert len(set(slots.values())) == len(slots)
+        told: dict[str, int] = dict.fromkeys(slots, 0)
+        for servers, depth in self.index.runs(chain, sum(1 << slot for slot in slots.values())):
+            for slot in bits(servers):
+                [name] = [name for name, own in slots.items() if own == slot]
+                assert told[name] == 0, "listed twice"
+                told[name] = depth
+        for name in among:
+            run = 0
+            while run < len(chain) and chain[run] in self.used[name]:
+                run += 1
+            assert told[name] == run
+
+    @invariant()
+    def holds_exactly_what_the_model_holds(self) -> None:
+        assert len(self.index) == sum(map(len, self.used.values()))
+        assert all(len(links) <= self.most.get(name, 0) for name, links in self.used.items())
+        expected: dict[int, int] = {}
+        for name, links in self.used.items():
+            for link in links:
+                expected[link] = expected.get(link, 0) | 1 << self.index.slot(name)
+        assert self.index._holders == expected, "and a block that nobody holds takes no memory"
+
+    @invariant()
+    def slots_stay_few(self) -> None:
+        assert {self.index.slot(name) for name in self.index.servers} <= set(range(5))
+
+
+TestBeside = Beside.TestCase
+TestBeside.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
