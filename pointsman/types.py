@@ -82,7 +82,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """A running model server and what its owner knows of it."""
 
     instance_id: str
-    host: str = "127.0.0.1"
+    host: str = ""
+    """Empty: not told."""
     port: int = 0
     model_name: str = ""
     tensor_parallel_size: int = 1

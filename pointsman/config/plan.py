@@ -60,7 +60,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [plugin for plugin in self.plugins.values() if isinstance(plugin, ROLES[role])]
 
     def dispatcher(self, *, max_tries: int = 3, traced: bool = True, seed: int = 0) -> Dispatcher:
-        """A dispatcher that works as the document says.
+        """A dispatcher that works as the document says. One per plan: the plugins remember what they were sent.
 
         With flow control, requests wait in its queue while the pool is saturated; without, what cannot be sent at once
         is refused, and requests of negative priority are turned away while the pool is saturated.

@@ -91,6 +91,7 @@ class Dispatcher:
         self._header_writers = [plugin for plugin in told if isinstance(plugin, HeaderWriter)]
         self._gated = saturation_gates
         self._shedding = shedding
+        self._evicts = make_eviction is not None
         self._waits = waits
         self._max_tries = max_tries
         self._traced = traced
@@ -99,6 +100,9 @@ class Dispatcher:
         self._waiting: dict[str, Queued] = {}
         self._sent: dict[str, Sent] = {}
         self._wake_at: float | None = None
+        """For when the timer is set."""
+        self._due: float | None = None
+        """When the first of those who wait will have waited too long."""
         self._unsaid: list[Command] = []
         """Made while an event was handled that turned out to be wrong; they are said with the next one."""
         self._open = True
@@ -110,17 +114,15 @@ class Dispatcher:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; carry the commands out in their order."""
         commands, self._unsaid = self._unsaid, []
-        for pool in self._pools.with_expired(now):
-            for item, refusal in pool.queue.expire(now, pool.is_empty):
-                self._look(item, now)
-                self._refuse(item.request, refusal, now, commands)
-            self._place_waiting(pool, now, commands)  # those who stood behind may be luckier
+        if self._due is not None and self._due <= now:
+            self._expire(now, commands)
         try:
             _HANDLERS[type(event)](self, event, now, commands)
         except BaseException:
             self._unsaid = commands
             raise
-        self._evict(now, commands)
+        if self._evicts:
+            self._evict(now, commands)
         self._set_timer(commands)
         return commands
 
@@ -294,6 +296,13 @@ class Dispatcher:
         """What was due has expired before any event is handled."""
         self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing was due yet
 
+    def _expire(self, now: float, commands: list[Command]) -> None:
+        for pool in self._pools.with_expired(now):
+            for item, refusal in pool.queue.expire(now, pool.is_empty):
+                self._look(item, now)
+                self._refuse(item.request, refusal, now, commands)
+            self._place_waiting(pool, now, commands)  # those who stood behind may be luckier
+
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
         self._open = False
         for pool in self._pools.waiting():
@@ -301,7 +310,7 @@ class Dispatcher:
                 self._refuse(item.request, refusal, now, commands)
 
     def _set_timer(self, commands: list[Command]) -> None:
-        due = self._pools.next_expiry()
+        due = self._due = self._pools.next_expiry()
         if due is not None and due != self._wake_at:
             commands.append(WakeAt(due))
         self._wake_at = due

@@ -172,21 +172,20 @@ class Fleet:
 
     def instances(self) -> list[ExecutionInstance]:
         """Copies of the instances, with their load and speed as they stand."""
-        columns = self._columns
+        loads, latencies = self._columns[LOAD], self._columns[LATENCY_MS]
         return [
             msgspec.structs.replace(
                 endpoint.instance,
-                current_load=int(columns[LOAD][endpoint.row]),
-                avg_latency_ms=None
-                if isnan(columns[LATENCY_MS][endpoint.row])
-                else float(columns[LATENCY_MS][endpoint.row]),
+                current_load=int(load),
+                avg_latency_ms=None if isnan(latency_ms) else float(latency_ms),
+                labels=dict(endpoint.labels),
             )
-            for endpoint in self._endpoints
+            for endpoint, load, latency_ms in zip(self._endpoints, loads, latencies, strict=True)
         ]
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
         """Take an instance in."""
-        self._join([instance])
+        self._join([_own(instance)])
         return self._by_id[instance.instance_id]
 
     def update(self, instance: ExecutionInstance) -> Endpoint:
@@ -194,13 +193,14 @@ class Fleet:
         endpoint = self[instance.instance_id]
         columns = dict(self._columns)
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
-        endpoint.instance = instance
+        endpoint.instance = instance = _own(instance)
         told = _told(instance)
         if isnan(told[LATENCY_MS]):
             del told[LATENCY_MS]  # what was learned stays
         for name, value in told.items():
             columns[name][endpoint.row] = value
-        self._set_load(columns, endpoint, max(float(ours), instance.current_load))
+        told_load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
+        self._set_load(columns, endpoint, max(float(ours), told_load))
         self._reset(list(self._endpoints), columns)
         return endpoint
 
@@ -250,8 +250,7 @@ class Fleet:
         columns[KV_USAGE][row] = metrics.kv_cache_usage
         columns[MEASURED_AT][row] = now
         columns[SENT_SINCE_MEASURED][row] = 0.0
-        reported = metrics.waiting_queue_size + metrics.running_requests_size
-        self._set_load(columns, endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), reported))
+        self._set_load(columns, endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
 
     def observe(self, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
         """Keep one attribute of an endpoint, with its time."""
@@ -322,9 +321,18 @@ class Fleet:
             self._columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
 
 
+def _own(instance: ExecutionInstance) -> ExecutionInstance:
+    """A copy: its owner may go on changing the original, and must not change what the columns say only in part."""
+    return msgspec.structs.replace(instance, labels=dict(instance.labels))
+
+
 def _told(instance: ExecutionInstance) -> dict[str, float]:
     """The columns that come from the instance's own record."""
     return {name: read(instance) for name, read in _TOLD.items()}
+
+
+def _reported_load(metrics: Metrics | None) -> float:
+    return 0.0 if metrics is None else metrics.waiting_queue_size + metrics.running_requests_size
 
 
 def _has_room(load: float, limit: int | None) -> float:

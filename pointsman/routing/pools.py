@@ -99,6 +99,8 @@ class Pools:
 
     def waiting(self) -> list[Pool]:
         """Those in which somebody waits."""
+        if not self._busy:
+            return []
         waiting = [pool for pool in self._busy.values() if len(pool.queue)]
         if len(waiting) < len(self._busy):
             self._busy = {pool.model: pool for pool in waiting}
@@ -115,4 +117,7 @@ class Pools:
 
     def next_expiry(self) -> float | None:
         """When somebody will have waited too long; None: never, as things stand."""
-        return min((due for pool in self.waiting() if (due := pool.queue.next_expiry()) is not None), default=None)
+        waiting = self.waiting()
+        if not waiting:
+            return None
+        return min((due for pool in waiting if (due := pool.queue.next_expiry()) is not None), default=None)

@@ -1,10 +1,10 @@
 """The promises of filters, scorers, pickers and profile handlers."""
 
-import random
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, TypeAlias
 
+from pointsman.lab.check.dice import loaded
 from pointsman.lab.check.situations import Situation
 from pointsman.selection import (
     Cycle,
@@ -114,15 +114,13 @@ def repeats(method: str) -> Promise:
     def promise(build: Build, situation: Situation) -> str | None:
         answers = []
         for dice in (1, 2):
-            random.seed(dice)  # whoever draws from the program's own dice is found out by loading them differently
             roster = situation.fleet().roster
-            if method == "pick":
-                if not len(roster):
-                    return None
-                answer = build().pick(cycle_of(situation), Ranked(roster, [1.0] * len(roster)))
-            else:
-                answer = getattr(build(), method)(cycle_of(situation), roster)
-            answers.append([str(part) for part in answer])
+            if method == "pick" and not len(roster):
+                return None
+            given = Ranked(roster, [1.0] * len(roster)) if method == "pick" else roster
+            with loaded(dice):
+                answer = getattr(build(), method)(cycle_of(situation), given)
+                answers.append([str(part) for part in answer])
         if answers[0] == answers[1]:
             return None
         return f"{method}() answered differently with the same seed: draw from cycle.chance"

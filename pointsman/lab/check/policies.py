@@ -1,13 +1,13 @@
 """The promises of a scheduling policy."""
 
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from pointsman.lab.check.dice import loaded
 from pointsman.lab.check.situations import Situation
 from pointsman.routing.decisions import demands, vet
 from pointsman.routing.endpoints import Fleet
@@ -94,10 +94,11 @@ def decides_validly(build: Build, situation: Situation) -> str | None:
 
 def repeats(build: Build, situation: Situation) -> str | None:
     """With the same seed, the same decisions."""
-    random.seed(1)  # whoever draws from the program's own dice is found out by loading them differently
-    first = decided(build, situation)
-    random.seed(2)
-    if first == decided(build, situation):
+    with loaded(1):
+        first = decided(build, situation)
+    with loaded(2):
+        second = decided(build, situation)
+    if first == second:
         return None
     return "two fresh policies with the same seed decided differently: draw from a generator seeded with self.seed"
 

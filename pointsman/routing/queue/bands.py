@@ -55,7 +55,11 @@ class Band:
             flow = self.flows[item.flow] = LazyHeap()
         flow.put(item, item.order_key, item.seq)
         if flow.first() is item:
-            self.turns.waits(item.flow, item)
+            try:
+                self.turns.waits(item.flow, item)
+            except Exception:
+                self.discard(item)
+                raise
 
     def next(self) -> Queued:
         """The head of the flow whose turn it is. There must be one."""

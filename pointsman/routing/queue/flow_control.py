@@ -81,15 +81,16 @@ class FlowControl:
         item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
         item.seq = self._arrivals = self._arrivals + 1
         item.order_key = band.ordering.key(item)
-        displaced: Sequence[tuple[Queued, Refusal]] = ()
-        if not (band.room.fits(item.size_bytes) and self._total.fits(item.size_bytes)):
+        fits = band.room.fits(item.size_bytes) and self._total.fits(item.size_bytes)
+        if not fits:
             full = self._cannot_make_room(item, band)
             if full is not None:
                 item.stage = Stage.LEFT
                 return Offered(refusals.queue_is_full(item, full, pool_is_empty))
-            displaced = self._displaced(item, band)
+        band.put(item)  # raises if its key cannot be compared with the others', and then nothing has changed
+        displaced = [] if fits else self._displaced(item, band)
         self._enter(item)
-        self._wait(item)
+        self._waits(item)
         return Offered(None, displaced) if displaced else _WAITS
 
     def put_back(self, item: Queued) -> None:
@@ -102,7 +103,8 @@ class FlowControl:
             self._enter(item)
         else:
             self._expect(item, Stage.HELD)
-        self._wait(item)
+        item.band.put(item)
+        self._waits(item)
         item.band.turns.returned(item)
 
     # Out
@@ -254,9 +256,9 @@ class FlowControl:
         item.band.room.leave(item.size_bytes)
         self._total.leave(item.size_bytes)
 
-    def _wait(self, item: Queued) -> None:
+    def _waits(self, item: Queued) -> None:
+        """It is in the order now."""
         item.stage = Stage.WAITING
-        item.band.put(item)
         self._deadlines.add(item)
         self._sheddable.add(item)
 

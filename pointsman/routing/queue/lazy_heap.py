@@ -38,18 +38,29 @@ class LazyHeap(Generic[M]):
         return self._entries[0][0] if self._entries else None
 
     def put(self, member: M, key: Any, tie: Any) -> None:
-        """Take a member in, or move it to another key."""
+        """Take a member in, or move it to another key. One whose key cannot be compared is not taken in."""
         entries, entry = self._entries, (key, tie, member)
         old = self._live.get(member)
         self._live[member] = entry
+        try:
+            if old is not None and old is entries[0]:
+                heapreplace(entries, entry)
+                self._uncover()
+            else:
+                heappush(entries, entry)
+                self._sweep()
+        except Exception:
+            self._restore(member, old)
+            raise
+
+    def _restore(self, member: M, old: tuple[Any, Any, M] | None) -> None:
+        """As it was before an entry that cannot be compared came in."""
         if old is None:
-            heappush(entries, entry)
-        elif old is entries[0]:
-            heapreplace(entries, entry)
-            self._uncover()
+            del self._live[member]
         else:
-            heappush(entries, entry)
-            self._sweep()
+            self._live[member] = old
+        self._entries[:] = self._live.values()
+        heapify(self._entries)
 
     def pop(self) -> M:
         """Take the first member out."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pointsman.config import build_policy
-from pointsman.errors import UnknownName
+from pointsman.errors import ConfigError, UnknownName
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
@@ -60,6 +60,8 @@ class ControlPlaneManager:
         `arrival_time` of requests is on `clock`."""
         if isinstance(scheduling_policy, str):
             scheduling_policy = build_policy(scheduling_policy, parameters or {})
+        elif parameters:
+            raise ConfigError([f'policy "{scheduling_policy.name}" is made already; parameters go with a name'])
         self.policy = scheduling_policy
         self._dispatcher = dispatcher_for(
             scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s, max_tries=max_tries, seed=seed
