@@ -460,6 +460,8 @@ class Columns(RuleBasedStateMachine):
         self.held: list[tuple[str, Endpoint, float]] = []
         self.reported: dict[str, float] = dict.fromkeys(self.limits, 0.0)
         """What the engine has beyond ours."""
+        self.measured: dict[str, float] = {}
+        """What it had when it was last measured."""
         self.joined = number
 
     def names(self) -> st.SearchStrategy[str]:
@@ -478,6 +480,7 @@ class Columns(RuleBasedStateMachine):
         name = data.draw(self.names())
         self.fleet.remove(name)
         del self.limits[name], self.reported[name]
+        self.measured.pop(name, None)
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data(), limit=st.none() | st.integers(0, 3), load=st.integers(0, 3))
@@ -485,13 +488,14 @@ class Columns(RuleBasedStateMachine):
         name = data.draw(self.names())
         self.fleet.update(instance(name, limit, current_load=load))
         self.limits[name] = limit
-        self.reported[name] = max(0.0, load - self.ours(name))
+        self.reported[name] = max(0.0, (load or self.measured.get(name, 0.0)) - self.ours(name))
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data(), running=st.integers(0, 5), waiting=st.integers(0, 2), block_size=st.sampled_from([0, 16]))
     def measure(self, data: st.DataObject, running: int, waiting: int, block_size: int) -> None:
         name = data.draw(self.names())
         self.fleet.measure(name, Metrics(float(waiting), float(running), block_size=block_size), 1.0)
+        self.measured[name] = float(running + waiting)
         self.reported[name] = max(0.0, running + waiting - self.ours(name))
 
     @precondition(lambda self: self.limits)
