@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from pointsman.routing.endpoints import Extractor
 from pointsman.routing.plugins import (
     Admitter,
     Decider,
@@ -21,6 +22,7 @@ ROLES: dict[str, Any] = {
     "picker": Picker,
     "profile handler": ProfileHandler,
     "producer": Producer,
+    "extractor": Extractor,
     "decider": Decider,
     "admitter": Admitter,
     "fairness policy": FairnessPolicy,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pointsman.routing.decisions import Choice, refusal_text, vet
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, Extractor, Fleet
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -30,6 +30,7 @@ from pointsman.routing.events import (
     Measured,
     Refuse,
     Revoke,
+    Scraped,
     Send,
     ShuttingDown,
     TimerFired,
@@ -76,14 +77,14 @@ class Dispatcher:
         roles. `saturation_gates`: the queue holds work back while its detector finds the pool saturated. Without
         `waits`, what cannot be sent at once is refused, and `shedding` is asked first. `make_eviction`: running work
         of negative priority may be stopped for more important work. `traced`: keep why, for every decision."""
-        self.fleet = Fleet()
+        told = list(plugins)
+        self.fleet = Fleet(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
         self.ledger = Ledger(self.fleet)
         self.records = Records(keep_records)
         self.tally = Tally()
         self._route = route
         self._policy = policy
         self._pools = Pools(make_queue, make_eviction, self.fleet)
-        told = list(plugins)
         self._admitters = [plugin for plugin in told if isinstance(plugin, Admitter)]
         self._producers = [plugin for plugin in told if isinstance(plugin, Producer)]
         self._listeners = [plugin for plugin in told if isinstance(plugin, DispatchListener)]
@@ -289,6 +290,11 @@ class Dispatcher:
     def _measured(self, event: Measured, now: float, commands: list[Command]) -> None:
         self.fleet.measure(event.instance_id, event.metrics, now)
         self._room_on(self.fleet[event.instance_id], now, commands)
+
+    def _scraped(self, event: Scraped, now: float, commands: list[Command]) -> None:
+        endpoint = self.fleet[event.instance_id]
+        self._tell(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
+        self._room_on(endpoint, now, commands)
 
     # Time
 
@@ -545,6 +551,7 @@ _HANDLERS: dict[type[Event], Callable[[Dispatcher, Any, float, list[Command]], N
     Changed: Dispatcher._changed,
     Left: Dispatcher._instance_left,
     Measured: Dispatcher._measured,
+    Scraped: Dispatcher._scraped,
     TimerFired: Dispatcher._timer_fired,
     ShuttingDown: Dispatcher._shutting_down,
 }

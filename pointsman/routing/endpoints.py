@@ -6,7 +6,7 @@ The one rule: only the fleet writes; plugins read. What was never measured is ma
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan, nan
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -84,6 +84,7 @@ class Observed(msgspec.Struct, Generic[T], frozen=True):
         return now - self.at
 
 
+@runtime_checkable
 class Extractor(Protocol):
     """Reads attributes out of what a data source delivered for one endpoint."""
 
@@ -260,7 +261,7 @@ class Fleet:
         self[instance_id]._attributes[attribute.name] = Observed(value, now)
 
     def ingest(self, instance_id: str, source: Any, now: float) -> None:
-        """Let every extractor read what a data source delivered for this endpoint."""
+        """Let every extractor read what a data source delivered for this endpoint. The first that raises ends it."""
         endpoint = self[instance_id]
         for extractor in self.extractors:
             for attribute, value in extractor.extract(source, endpoint):

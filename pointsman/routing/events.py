@@ -1,6 +1,6 @@
 """What the dispatcher is told, and what it tells to do. A runtime turns one into the other."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -73,6 +73,13 @@ class Measured(Event, frozen=True):
 
     instance_id: str
     metrics: Metrics
+
+
+class Scraped(Event, frozen=True):
+    """A data source delivered something about an instance, for the extractors to read."""
+
+    instance_id: str
+    source: Any
 
 
 class TimerFired(Event, frozen=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pointsman.routing.endpoints import Endpoint
 from pointsman.selection import Column, Key
 
 
@@ -30,6 +31,8 @@ class LatencyPrediction(msgspec.Struct, frozen=True):
     dispatched_requests: int = 0
 
 
+NEAR: Key[Endpoint] = Key("near")
+"""The endpoint that the one to be chosen should be near to, as when one prefills for another."""
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""

@@ -1,6 +1,7 @@
 """The dispatcher: every request leaves exactly once, whatever happens in between."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pointsman.routing.decisions import Choice
 from pointsman.routing.dispatcher import Dispatcher
-from pointsman.routing.endpoints import LOAD, Endpoint, Metrics
+from pointsman.routing.endpoints import LOAD, MEASURED_AT, METRICS, WAITING, Attribute, Endpoint, Metrics
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -24,6 +25,7 @@ from pointsman.routing.events import (
     Left,
     Measured,
     Refuse,
+    Scraped,
     Send,
     ShuttingDown,
     TimerFired,
@@ -31,6 +33,7 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.outcomes import Outcome
 from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.queue import FlowControl
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import FifoStrategy, SchedulingPolicy
 from pointsman.strategies.dispatching import dispatcher_for
@@ -185,6 +188,23 @@ def test_speed_is_learned_from_what_was_served() -> None:
     arrive(dispatcher, "a")
     dispatcher.handle(Ended("a", 10), 2.0)
     assert dispatcher.fleet.instances()[0].avg_latency_ms == 2000.0
+
+
+class Reads:
+    """An extractor that chokes on what it does not know."""
+
+    def extract(self, source: Any, endpoint: Endpoint) -> Iterator[tuple[Attribute[Any], Any]]:
+        yield METRICS, Metrics(waiting_queue_size=source["queue"])
+
+
+def test_what_a_data_source_delivers_is_read_by_extractors_and_a_bad_one_disturbs_nobody() -> None:
+    dispatcher = Dispatcher(FifoStrategy(), FlowControl, plugins=[Reads()])
+    dispatcher.handle(Joined(instance("i")), 0.0)
+    dispatcher.handle(Scraped("i", {"queue": 3}), 1.0)
+    assert dispatcher.handle(Scraped("i", {}), 2.0) == []
+    roster = dispatcher.fleet.roster
+    assert (roster.column(WAITING)[0], roster.column(MEASURED_AT)[0]) == (3, 1.0)
+    assert dispatcher.tally.policy_errors == {"Fleet: KeyError: 'queue'": 1}
 
 
 class Raises:

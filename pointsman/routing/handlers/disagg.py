@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 from pointsman.parameters import Parameters, PluginRef
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Decider, RequestCycle
+from pointsman.routing.signals import NEAR
 from pointsman.selection import Key, ProfileFailure, ProfileResult, Roster, SchedulingFailure, SchedulingResult
 from pointsman.selection.handlers import failed
 
@@ -65,15 +66,22 @@ class DisaggProfileHandler:
                 return ()
             if prefill in open_stages:
                 return (prefill,)
+            self._stay_near(cycle, results, prefill)
             return (encode,) if encode in open_stages and self._agreed(cycle, encode, results) else (decode,)
         if decode not in results:
             return (decode,)
         if not chosen(results, decode):
             return ()
+        self._stay_near(cycle, results, decode)
         for stage in (encode, prefill):
             if stage in open_stages and self._agreed(cycle, stage, results):
                 return (stage,)
         return ()
+
+    def _stay_near(self, cycle: RequestCycle, results: Results, stage: str) -> None:
+        """The KV cache goes from one to the other: whoever cares for topology should know where the first is."""
+        for endpoint in chosen(results, stage)[:1]:
+            cycle[NEAR] = endpoint
 
     def _agreed(self, cycle: RequestCycle, stage: str, results: Results) -> bool:
         """Ask the stage's decider, once per cycle."""

@@ -1,14 +1,11 @@
 """Prefers endpoints near the one that holds what the request needs."""
 
-from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.signals import NEAR
 from pointsman.routing.topology import Nearness, nearness
-from pointsman.selection import Column, Key
+from pointsman.selection import Column
 from pointsman.selection.columns import column_of
 from pointsman.types import ExecutionInstance
-
-NEAR: Key[Endpoint] = Key("near")
-"""A handler or producer may put an endpoint here, for example the one that will decode."""
 
 
 class TopologyAffinity:

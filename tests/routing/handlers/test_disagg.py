@@ -6,6 +6,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.handlers import AlwaysDisaggPdDecider, DisaggProfileHandler
 from pointsman.routing.handlers.disagg import Results, StageDeciders, StageProfiles
 from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.signals import NEAR
 from pointsman.selection import ProfileFailure, ProfileResult, SchedulingFailure, SchedulingResult
 from tests.routing.fleets import Candidate, result_of, scene
 
@@ -101,6 +102,15 @@ def test_profiles_may_have_other_names() -> None:
 @pytest.mark.parametrize("order", ["prefill-first", "Prefill_First", "PREFILLFIRST"])
 def test_spellings_of_the_order(order: str) -> None:
     assert DisaggProfileHandler(order).prefill_first
+
+
+@pytest.mark.parametrize(("handler", "first"), [(decode_first(prefill=YES), "decode"), (prefill_first(), "prefill")])
+def test_the_second_stage_is_told_where_the_first_one_is(handler: DisaggProfileHandler, first: str) -> None:
+    cycle, _ = scene(THREE)
+    assert handler.pick_profiles(cycle, ("decode", "prefill"), {}) == (first,)
+    assert cycle.get(NEAR) is None
+    handler.pick_profiles(cycle, ("decode", "prefill"), {first: chose(2)})
+    assert cycle[NEAR] is chose(2).targets[0]
 
 
 def test_results() -> None:
