@@ -5,7 +5,7 @@ import pytest
 from pointsman.routing.endpoints import Fleet
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.scorers import TopologyAffinity
-from pointsman.routing.scorers.topology import NEAR
+from pointsman.routing.signals import NEAR
 from pointsman.selection import Cycle
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance, RequestMetadata
