@@ -35,6 +35,8 @@ HAS_ROOM = "has_room"
 """1 while the load is below the limit."""
 LIGHTNESS = "lightness"
 """limit / (limit + load): 1 when idle, 0.5 at the limit. Without a limit, as if it were LIMIT_IF_UNKNOWN."""
+EXPECTED_MS = "expected_ms"
+"""The average latency, stretched by the load: average / lightness."""
 ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
 """nan: never measured. So are throughput and price."""
@@ -277,9 +279,9 @@ class Fleet:
             return
         unstretched = latency_ms * lightness_then
         before = self._columns[LATENCY_MS][endpoint.row]
-        self._columns[LATENCY_MS][endpoint.row] = (
-            unstretched if isnan(before) else before + 0.2 * (unstretched - before)
-        )
+        average = unstretched if isnan(before) else before + 0.2 * (unstretched - before)
+        self._columns[LATENCY_MS][endpoint.row] = average
+        self._columns[EXPECTED_MS][endpoint.row] = average / self._columns[LIGHTNESS][endpoint.row]
 
     # Reservations
 
@@ -314,7 +316,8 @@ class Fleet:
         row, limit = endpoint.row, endpoint.instance.max_concurrency
         columns[LOAD][row] = load
         columns[HAS_ROOM][row] = _has_room(load, limit)
-        columns[LIGHTNESS][row] = lightness(load, limit)
+        light = columns[LIGHTNESS][row] = lightness(load, limit)
+        columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
         """A waiting request was let through to it on the strength of numbers that do not show it yet."""
@@ -363,6 +366,7 @@ _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LOAD: lambda i: float(i.current_load),
     HAS_ROOM: lambda i: _has_room(i.current_load, i.max_concurrency),
     LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
+    EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
 _START = {
     WAITING: 0.0,

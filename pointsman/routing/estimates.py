@@ -12,7 +12,7 @@ from math import isnan
 
 import numpy as np
 
-from pointsman.routing.endpoints import GPU_SECONDS_PER_TOKEN, LATENCY_MS, LIGHTNESS, LOAD, PRICE, THROUGHPUT, Endpoint
+from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT, Endpoint
 from pointsman.routing.plugins import Endpoints
 from pointsman.selection import Column
 from pointsman.selection.columns import array, column_of
@@ -32,19 +32,18 @@ def output_tokens(request: RequestMetadata) -> int:
 
 def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
     """Expected milliseconds to the whole answer, per candidate; nan where unknown."""
-    average, lightness = candidates.column(LATENCY_MS), candidates.column(LIGHTNESS)
-    if isinstance(average, list):
-        stretched = [mean / light for mean, light in zip(average, lightness, strict=True)]
-        if not isnan(sum(average)):
-            return stretched
+    expected_ms = candidates.column(EXPECTED_MS)
+    if isinstance(expected_ms, list):
+        if not isnan(sum(expected_ms)):
+            return expected_ms
         load, throughput = candidates.column(LOAD), candidates.column(THROUGHPUT)
         tokens_ms = output_tokens(request) * 1000
         return [
             ms if ms == ms else tokens_ms * (busy + 1) / rate
-            for ms, busy, rate in zip(stretched, load, throughput, strict=True)
+            for ms, busy, rate in zip(expected_ms, load, throughput, strict=True)
         ]
     by_tokens = output_tokens(request) * 1000 * (array(candidates.column(LOAD)) + 1)
-    return np.where(np.isnan(average), by_tokens / array(candidates.column(THROUGHPUT)), average / array(lightness))
+    return np.where(np.isnan(expected_ms), by_tokens / array(candidates.column(THROUGHPUT)), expected_ms)
 
 
 class CostRates:
@@ -77,7 +76,7 @@ def expected(
     request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
     """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
-    latency = endpoints.column(LATENCY_MS)[row] / endpoints.column(LIGHTNESS)[row]
+    latency = endpoints.column(EXPECTED_MS)[row]
     tokens = output_tokens(request)
     if latency != latency:
         latency = tokens * 1000 * (endpoints.column(LOAD)[row] + 1) / endpoints.column(THROUGHPUT)[row]

@@ -1,8 +1,8 @@
 """Which server probably has which prefix in its cache: chained block hashes, and an index of who was sent what.
 
 The index keeps, per server, the blocks it was sent in order of use (bounded, oldest out first), and per block the
-set of its holders as the bits of one integer. Looking a prompt up is one dictionary access and one `&` per block,
-however many servers there are.
+set of its holders as the bits of one integer. Looking a prompt up is a few dictionary accesses for each time that its
+holders become fewer, however many blocks and servers there are.
 """
 
 from collections import OrderedDict
@@ -105,21 +105,28 @@ class PrefixIndex:
     def runs(self, chain: Sequence[int], among: int) -> list[tuple[int, int]]:
         """(servers, blocks): servers of the set `among` that hold exactly the first so many blocks, none left out.
 
-        Servers that do not hold the first block are not listed.
+        Servers that do not hold the first block are not listed. A link names everything before it and is forgotten
+        before it, so the holders of each block are among those of the block before: where their set changes is
+        found by bisection.
         """
         found: list[tuple[int, int]] = []
-        known = self._holders.get
-        holding = among
-        for depth, link in enumerate(chain):
-            still = holding & known(link, 0)
-            if still != holding:
-                if depth:
-                    found.append((holding ^ still, depth))
-                if not still:
-                    return found
-                holding = still
-        if chain and holding:
-            found.append((holding, len(chain)))
+        known, last = self._holders.get, len(chain) - 1
+        place = 0
+        holding = known(chain[0], 0) & among if chain else 0
+        while holding:
+            if known(chain[last], 0) & holding == holding:
+                found.append((holding, last + 1))
+                break
+            beyond = last
+            while beyond - place > 1:
+                middle = (place + beyond) // 2
+                if known(chain[middle], 0) & holding == holding:
+                    place = middle
+                else:
+                    beyond = middle
+            still = known(chain[beyond], 0) & holding
+            found.append((holding ^ still, beyond))
+            place, holding = beyond, still
         return found
 
 

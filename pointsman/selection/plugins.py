@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pointsman.selection.chance import Chance
-from pointsman.selection.columns import Column, Positions, take
+from pointsman.selection.columns import Column, Positions
 from pointsman.selection.roster import Roster
 
 if TYPE_CHECKING:
@@ -82,14 +82,15 @@ class Rejected(Iterable[tuple[C, str]], Generic[C]):
         self.candidates = candidates
         self.positions = positions
         self._reason = reason
-        self._facts = [take(fact, positions) for fact in facts]
+        self._facts = [fact.copy() for fact in facts]
 
     def __iter__(self) -> Iterator[tuple[C, str]]:
         if not self._facts:
             return ((self.candidates[position], self._reason) for position in self.positions)
         return (
             (self.candidates[position], self._reason.format(*facts))
-            for position, *facts in zip(self.positions, *self._facts, strict=True)
+            for position in self.positions
+            for facts in ([float(fact[position]) for fact in self._facts],)
         )
 
     def __len__(self) -> int:
