@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-from pointsman.routing.decisions import Choice, refusal_text, vet
+from pointsman.routing.audience import Audience
+from pointsman.routing.choosing import Chooser, hopeless
+from pointsman.routing.decisions import refusal_text
 from pointsman.routing.endpoints import Endpoint, Extractor, Fleet
 from pointsman.routing.events import (
     Arrived,
@@ -36,22 +38,19 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
+from pointsman.routing.journal import Journal
 from pointsman.routing.ledger import Hold, Ledger, holds_of
 from pointsman.routing.outcomes import Outcome, Refusal
-from pointsman.routing.plugins import Admitter, DepartureListener, DispatchListener, HeaderWriter, RequestCycle
+from pointsman.routing.plugins import Admitter
 from pointsman.routing.pools import Pool, Pools, Sent
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
-from pointsman.routing.records import Record, Records
+from pointsman.routing.records import Record
 from pointsman.routing.routes import BatchPolicy, Route
-from pointsman.routing.tally import Tally
-from pointsman.selection import Cycle, Producer, SchedulingFailure, Trace, mixed
+from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata, SchedulingDecision
 
 LOOK_PAST = 8
 """How many requests that nobody can take now do not hold up those behind them."""
-
-NOT_ABOUT_THE_REQUEST = frozenset({"serves-model", "is-healthy", "has-room"})
-"""Filters that turn an endpoint away for what it is, not for what this request wants beyond its model."""
 
 
 class Dispatcher:
@@ -80,24 +79,16 @@ class Dispatcher:
         told = list(plugins)
         self.fleet = Fleet(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
         self.ledger = Ledger(self.fleet)
-        self.records = Records(keep_records)
-        self.tally = Tally()
-        self._route = route
+        self._journal = Journal(keep_records, route.name)
+        self.records, self.tally = self._journal.records, self._journal.tally
+        self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
         self._policy = policy
+        self._audience = Audience(told, shedding, self._journal)
         self._pools = Pools(make_queue, make_eviction, self.fleet)
-        self._admitters = [plugin for plugin in told if isinstance(plugin, Admitter)]
-        self._producers = [plugin for plugin in told if isinstance(plugin, Producer)]
-        self._listeners = [plugin for plugin in told if isinstance(plugin, DispatchListener)]
-        self._departures = [plugin for plugin in told if isinstance(plugin, DepartureListener)]
-        self._header_writers = [plugin for plugin in told if isinstance(plugin, HeaderWriter)]
         self._gated = saturation_gates
-        self._shedding = shedding
         self._evicts = make_eviction is not None
         self._waits = waits
         self._max_tries = max_tries
-        self._traced = traced
-        self._seed = seed
-        self._cycles = 0
         self._waiting: dict[str, Queued] = {}
         self._sent: dict[str, Sent] = {}
         self._wake_at: float | None = None
@@ -107,10 +98,6 @@ class Dispatcher:
         self._unsaid: list[Command] = []
         """Made while an event was handled that turned out to be wrong; they are said with the next one."""
         self._open = True
-
-    def __len__(self) -> int:
-        """Requests that have arrived and not left."""
-        return len(self._waiting) + len(self._sent)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; carry the commands out in their order."""
@@ -127,19 +114,35 @@ class Dispatcher:
         self._set_timer(commands)
         return commands
 
+    def __len__(self) -> int:
+        """Requests that have arrived and not left."""
+        return len(self._waiting) + len(self._sent)
+
+    @property
+    def running(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._sent)
+
+    def waiting(self) -> list[RequestMetadata]:
+        """The requests that wait, per model in the order in which they would go."""
+        return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
+
+    def explain(self, request_id: str, now: float) -> Record | None:
+        """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
+        if request_id in self._waiting:
+            self._look(self._waiting[request_id], now)
+        return self.records.get(request_id)
+
     # Requests
 
     def _arrived(self, event: Arrived, now: float, commands: list[Command]) -> None:
         entered: dict[str, Pool] = {}
         for given in event.requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
-            self.tally.arrived += 1
             if request.request_id in self._waiting or request.request_id in self._sent:
-                why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
-                commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
-                self.tally.ended("", Outcome.REJECTED_OTHER.value, None)
+                self._refuse_double(request, commands)
                 continue
-            self.records.open(request, now)
+            self._journal.arrived(request, now)
             denial = self._denial(request, now)
             if denial is not None:
                 self._refuse(request, denial, now, commands)
@@ -150,20 +153,21 @@ class Dispatcher:
         for pool in entered.values():
             self._place_waiting(pool, now, commands)
 
+    def _refuse_double(self, request: RequestMetadata, commands: list[Command]) -> None:
+        """Its id is taken, and the record of that name belongs to the first."""
+        self.tally.arrived += 1
+        why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
+        commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
+        self.tally.ended("", Outcome.REJECTED_OTHER.value, None)
+
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, "shutting down: nothing new is taken; send it elsewhere")
-        if not self._admitters and self._shedding is None:
+        if self._audience.admits_everybody:
             return None
-        cycle, serving = self._cycle(request, now), self.fleet.serving(request.model_name)
-        if self._admitters:
-            for producer in self._producers:
-                self._tell(producer, producer.produce, cycle, serving)
-        for admitter in [*self._admitters, *([] if self._shedding is None else [self._shedding])]:
-            why = self._tell(admitter, admitter.denial, cycle, serving)
-            if why is not None:
-                return Refusal(Outcome.REJECTED_ADMISSION, why)
-        return None
+        serving = self.fleet.serving(request.model_name)
+        why = self._audience.denial(self._chooser.cycle(request, now), serving)
+        return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[Command]) -> Pool | None:
         """Let it wait; None if it was refused."""
@@ -176,7 +180,7 @@ class Dispatcher:
         try:
             offered = pool.queue.offer(item, now, pool.is_empty)
         except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
-            self.tally.policy_errors[f"{type(error).__name__}: {error}"] += 1
+            self._journal.error(error)
             why = f"it cannot be put in order: {type(error).__name__}: {error}"
             self._refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
             return None
@@ -191,24 +195,18 @@ class Dispatcher:
 
     def _first_token(self, event: FirstToken, now: float, commands: list[Command]) -> None:
         sent = self._sent.get(event.request_id)
-        if sent is None or sent.begun:
-            return
-        sent.begun = True
-        self.ledger.first_token(event.request_id)
-        record = self.records.get(event.request_id)
-        if record is not None:
-            record.first_token_at = now
+        if sent is not None and not sent.begun:
+            sent.begun = True
+            self.ledger.first_token(event.request_id)
+            self._journal.first_token(event.request_id, now)
 
     def _ended(self, event: Ended, now: float, commands: list[Command]) -> None:
         sent = self._released(event.request_id, now)
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
-        record = self.records.get(event.request_id)
-        if record is not None:
-            record.ended_at, record.output_tokens = now, event.output_tokens
         self.fleet.learn_latency(sent.endpoint, (now - sent.at) * 1000, sent.lightness)
-        self._count_end("served", record)
+        self._journal.served(sent.item.request, event.output_tokens, now)
         self._room_on(sent.endpoint, now, commands)
 
     def _failed(self, event: Failed, now: float, commands: list[Command]) -> None:
@@ -224,15 +222,10 @@ class Dispatcher:
 
     def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[Command]) -> None:
         item, culprit = sent.item, event.instance_id or str(sent.endpoint)
-        self.tally.retries[culprit] += 1
-        record = self.records.get(item.request.request_id)
-        if record is not None:
-            record.failures.append((culprit, event.why))
-            record.decision = None
+        self._journal.failed(item.request, culprit, event.why)
         item.tries += 1
         item.excluded |= {culprit}
-        again = event.retry and not sent.begun
-        if again and item.tries < self._max_tries and self._open:
+        if event.retry and not sent.begun and item.tries < self._max_tries and self._open:
             sent.pool.queue.put_back(item)
             self._waiting[item.request.request_id] = item
             self._pools.of(item.request.model_name)
@@ -245,9 +238,8 @@ class Dispatcher:
             when = "and must not be sent again"
         else:
             when = f"at try {item.tries} of {self._max_tries}" if self._open else "while shutting down"
-        self._refuse(
-            item.request, Refusal(Outcome.EVICTED_OTHER, f'"{culprit}" failed {when}: {event.why}'), now, commands
-        )
+        why = f'"{culprit}" failed {when}: {event.why}'
+        self._refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
     def _cancelled(self, event: Cancelled, now: float, commands: list[Command]) -> None:
         gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
@@ -282,8 +274,7 @@ class Dispatcher:
         interrupted = self.ledger.on(gone)
         self.fleet.remove(event.instance_id)
         self._pools.members_changed(now)
-        for listener in self._departures:
-            self._tell(listener, listener.departed, gone)
+        self._audience.departed(gone)
         for request_id in interrupted:
             self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
 
@@ -293,7 +284,7 @@ class Dispatcher:
 
     def _scraped(self, event: Scraped, now: float, commands: list[Command]) -> None:
         endpoint = self.fleet[event.instance_id]
-        self._tell(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
+        self._audience.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
         self._room_on(endpoint, now, commands)
 
     # Time
@@ -329,24 +320,24 @@ class Dispatcher:
                 self._place_waiting(pool, now, commands)
 
     def _place_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
-        if self._policy is not None and self._place_by_policy(self._policy, pool, now, commands):
+        if self._policy is not None and self._place_by(self._policy, pool, now, commands):
             return
         passed: list[Queued] = []
         while len(passed) <= LOOK_PAST:
             try:
                 item = pool.queue.pop(now, self._saturation(pool, now))
             except Exception as error:  # a limit or fairness policy of somebody's own
-                self.tally.policy_errors[f"{type(error).__name__}: {error}"] += 1
+                self._journal.error(error)
                 break
             if item is None:
                 break
             failure = self._place(item, pool, now, commands)
             if failure is not None and not failure.failures:
-                pool.queue.drop(item)  # not even looked for an instance: waiting will not help
+                pool.queue.drop(item)  # nobody was even asked: waiting will not help
                 self._refuse(item.request, Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure)), now, commands)
             elif failure is not None:
                 passed.append(item)
-                if not item.excluded and _hopeless(failure):
+                if not item.excluded and hopeless(failure):
                     break
         for item in passed:
             pool.queue.put_back(item)
@@ -356,73 +347,50 @@ class Dispatcher:
     def _saturation(self, pool: Pool, now: float) -> float:
         if not self._gated:
             return 0.0
-        told = self._tell(self, pool.queue.saturation_of, self.fleet.serving(pool.model), now)
+        told = self._audience.ask(pool.queue, pool.queue.saturation_of, self.fleet.serving(pool.model), now)
         return 0.0 if told is None else float(told)
 
     def _place(
         self, item: Queued, pool: Pool, now: float, commands: list[Command]
     ) -> SchedulingFailure[Endpoint] | None:
         """Send it, or say why nobody can take it now."""
-        cycle = self._cycle(item.request, now)
+        cycle = self._chooser.cycle(item.request, now)
         try:
-            choice = self._choose(cycle, item)
+            choice = self._chooser.choose(cycle, item)
         except Exception as error:
-            self.tally.policy_errors[str(error)] += 1
+            self._journal.error(error)
             pool.queue.drop(item)
             self._refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
             return None
-        record = self.records.get(item.request.request_id)
-        if record is not None:
-            record.trace = cycle.trace
+        failure = choice if isinstance(choice, SchedulingFailure) else None
+        self._journal.tried(item.request, cycle.trace, failure)
         if isinstance(choice, SchedulingFailure):
-            if record is not None:
-                record.failure = choice
-            return choice
+            return failure
+        target = choice.result.target
         if item.enqueued_at < now:
-            self.fleet.sent_from_backlog(choice.result.target)
-        lightness = self.fleet.lightness_of(choice.result.target)
+            self.fleet.sent_from_backlog(target)
+        sent = Sent(item, pool, target, self._chooser.route.name, now, self.fleet.lightness_of(target))
         self.ledger.reserve(item.request.request_id, holds_of(cycle, choice.result))
-        for listener in self._listeners:
-            self._tell(listener, listener.dispatched, cycle, choice.result)
-        headers: dict[str, str | None] = {}
-        for writer in self._header_writers:
-            headers |= self._tell(writer, writer.request_headers, cycle, choice.result) or {}
-        sent = Sent(item, pool, choice.result.target, self._route.name, now, lightness)
+        headers = self._audience.dispatched(cycle, choice.result)
         self._send(sent, choice.decision, headers, commands)
         return None
 
-    def _choose(self, cycle: RequestCycle, item: Queued) -> Choice | SchedulingFailure[Endpoint]:
-        endpoints = self.fleet.roster
-        if item.excluded:
-            failed = [endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded]
-            others = endpoints.without(failed)
-            if any(endpoint.serves(item.request.model_name) for endpoint in others):
-                endpoints = others
-            if cycle.trace is not None:
-                cycle.trace.note(f"failed it before: {', '.join(sorted(item.excluded))}")
-        return self._route.choose(cycle, endpoints)
-
-    def _place_by_policy(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
+    def _place_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
         """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
-        wanted = [item.request for item in waiting.values()]
-        requests, instances = list(wanted), self.fleet.instances()
-        policy.now, policy.seed = now, mixed(self._seed, self._cycles)
-        self._cycles += 1
         try:
-            decisions = policy.schedule(requests, instances)
-            vetted = vet(decisions, wanted, Fleet(self.fleet.instances()), policy.price_per_gpu_hour)
+            vetted = self._chooser.choose_by(policy, [item.request for item in waiting.values()], now)
         except Exception as error:
-            self.tally.policy_errors[f"{policy.name}: {type(error).__name__}: {error}"] += 1
+            self._journal.error(error, policy.name)
             return False
         for _, broken in vetted.bad:
             self.tally.broken_promises[broken] += 1
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
             pool.queue.take(item, now)
-            lightness = self.fleet.lightness_of(endpoint)
+            sent = Sent(item, pool, endpoint, policy.name, now, self.fleet.lightness_of(endpoint))
             self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
-            self._send(Sent(item, pool, endpoint, policy.name, now, lightness), made, {}, commands)
+            self._send(sent, made, {}, commands)
         return True
 
     def _send(
@@ -430,24 +398,38 @@ class Dispatcher:
     ) -> None:
         request = sent.item.request
         sent.pool.queue.served(sent.item)
+        sent.pool.started(sent.item)
         del self._waiting[request.request_id]
         self._sent[request.request_id] = sent
-        self.tally.dispatched(sent.strategy, made.target_instance_id, sent.at - sent.item.enqueued_at)
-        sent.pool.started(sent.item)
-        record = self.records.get(request.request_id)
-        if record is not None:
-            record.strategy, record.decision, record.sent_at, record.failure = sent.strategy, made, sent.at, None
+        self._journal.sent(sent, made)
         commands.append(Send(request, made, sent.endpoint, headers))
+
+    def _look(self, item: Queued, now: float) -> None:
+        """Note in its record what would happen to it now, with every reason."""
+        cycle = self._chooser.cycle(item.request, now, traced=True)
+        try:
+            choice = self._chooser.choose(cycle, item)
+        except Exception as error:
+            self._journal.tried(item.request, cycle.trace, SchedulingFailure(str(error), {}))
+            return
+        failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
+        self._journal.tried(item.request, cycle.trace, failure)
+
+    def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
+        """Why it waits although there is an instance for it."""
+        pool = self._pools.of(item.request.model_name)
+        if not self._gated or pool is None:
+            return None
+        return SchedulingFailure(f"held back: the pool is saturated to {self._saturation(pool, now):.0%}", {})
 
     # Leaving
 
     def _released(self, request_id: str, now: float) -> Sent | None:
         """Take a request that was sent back from its instance. None: it is not out, or came back before."""
         sent = self._sent.pop(request_id, None)
-        if sent is None:
-            return None
-        self.ledger.release(request_id)
-        sent.pool.ended(sent.item, now)
+        if sent is not None:
+            self.ledger.release(request_id)
+            sent.pool.ended(sent.item, now)
         return sent
 
     def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
@@ -465,14 +447,7 @@ class Dispatcher:
 
     def _left(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
         self._waiting.pop(request.request_id, None)
-        record = self.records.get(request.request_id)
-        if record is not None:
-            record.refusal, record.ended_at = refusal, now
-        self._count_end(refusal.outcome.value, record)
-
-    def _count_end(self, outcome: str, record: Record | None) -> None:
-        strategy = record.strategy if record is not None and record.strategy else self._route.name
-        self.tally.ended(strategy, outcome, None if record is None else record.met_deadline)
+        self._journal.refused(request, refusal, now)
 
     def _evict(self, now: float, commands: list[Command]) -> None:
         for pool in self._pools.waiting():
@@ -481,64 +456,6 @@ class Dispatcher:
             for item, refusal in pool.eviction.victims(now, self._saturation(pool, now), pool.queue.blocked):
                 self._sent[item.request.request_id].revoked = refusal
                 commands.append(Revoke(item.request, refusal))
-
-    # Why
-
-    def explain(self, request_id: str, now: float) -> Record | None:
-        """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
-        if request_id in self._waiting:
-            self._look(self._waiting[request_id], now)
-        return self.records.get(request_id)
-
-    @property
-    def running(self) -> int:
-        """Requests that were sent and have not ended."""
-        return len(self._sent)
-
-    def waiting(self) -> list[RequestMetadata]:
-        """The requests that wait, per model in the order in which they would go."""
-        return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
-
-    def _look(self, item: Queued, now: float) -> None:
-        """Note in its record what would happen to it now, with every reason."""
-        record = self.records.get(item.request.request_id)
-        if record is None:
-            return
-        cycle: RequestCycle = Cycle(item.request, now=now, seed=self._seed, trace=Trace())
-        try:
-            choice = self._choose(cycle, item)
-        except Exception as error:
-            record.failure = SchedulingFailure(str(error), {})
-            return
-        record.trace = cycle.trace
-        record.failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
-
-    def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
-        """Why it waits although there is an instance for it."""
-        pool = self._pools.of(item.request.model_name)
-        if not self._gated or pool is None:
-            return None
-        return SchedulingFailure(f"held back: the pool is saturated to {self._saturation(pool, now):.0%}", {})
-
-    def _cycle(self, request: RequestMetadata, now: float) -> RequestCycle:
-        self._cycles += 1
-        seed = mixed(self._seed, self._cycles)
-        return Cycle(request, now=now, seed=seed, trace=Trace() if self._traced else None)
-
-    def _tell(self, plugin: object, call: Callable[..., Any], *about: Any) -> Any:
-        """A listener that fails does not disturb the request it was told of."""
-        try:
-            return call(*about)
-        except Exception as error:
-            self.tally.policy_errors[f"{type(plugin).__name__}: {type(error).__name__}: {error}"] += 1
-            return None
-
-
-def _hopeless(failure: SchedulingFailure[Endpoint]) -> bool:
-    """Whether the next request for the same model would fare no better."""
-    return bool(failure.failures) and all(
-        run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in failure.failures.values()
-    )
 
 
 _HANDLERS: dict[type[Event], Callable[[Dispatcher, Any, float, list[Command]], None]] = {

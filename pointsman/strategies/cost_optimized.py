@@ -21,10 +21,12 @@ class CostOptimizedStrategy(Strategy):
             raise ValueError(f"pricePerGpuHour must be positive, found {price_per_gpu_hour}")
         self.price_per_gpu_hour = price_per_gpu_hour
         cheapest = Cheapest(price_per_gpu_hour)
-        self._cheapest = rule("cheapest", cheapest, price=price_per_gpu_hour, first=[MeetsDeadline()])
+        self._cheapest = rule("cheapest", cheapest, price=price_per_gpu_hour)
+        self._in_time = rule("in time, cheapest", cheapest, price=price_per_gpu_hour, first=[MeetsDeadline()])
 
     def order(self, request: RequestMetadata) -> float:
         return arrival(request)
 
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
-        return self._cheapest
+        deadline = cycle.request.deadline
+        return self._cheapest if deadline is None or deadline <= cycle.now else self._in_time

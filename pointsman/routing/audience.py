@@ -1,0 +1,69 @@
+"""The plugins that are asked or told about requests, outside of choosing. One that raises disturbs nobody."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.journal import Journal
+from pointsman.routing.plugins import (
+    Admitter,
+    DepartureListener,
+    DispatchListener,
+    Endpoints,
+    HeaderWriter,
+    RequestCycle,
+)
+from pointsman.selection import Producer, SchedulingResult
+
+T = TypeVar("T")
+
+
+class Audience:
+    """Admitters, listeners and header writers, by the roles that the plugins fill."""
+
+    def __init__(self, plugins: Sequence[Any], shedding: Admitter | None, journal: Journal) -> None:
+        admitters = [plugin for plugin in plugins if isinstance(plugin, Admitter)]
+        self._producers = [plugin for plugin in plugins if admitters and isinstance(plugin, Producer)]
+        """Admitters may read what producers tell; the gate of our own does not."""
+        self._admitters = [*admitters, shedding] if shedding is not None else admitters
+        self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
+        self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
+        self._writers = [plugin for plugin in plugins if isinstance(plugin, HeaderWriter)]
+        self._journal = journal
+
+    @property
+    def admits_everybody(self) -> bool:
+        """Whether there is nobody to ask."""
+        return not self._admitters
+
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+        """Why the first who denies the request does so; None if nobody does."""
+        for producer in self._producers:
+            self.ask(producer, producer.produce, cycle, endpoints)
+        for admitter in self._admitters:
+            why = self.ask(admitter, admitter.denial, cycle, endpoints)
+            if why is not None:
+                return why
+        return None
+
+    def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
+        """Tell of a decision; the headers that somebody wants on the request."""
+        for listener in self._listeners:
+            self.ask(listener, listener.dispatched, cycle, result)
+        headers: dict[str, str | None] = {}
+        for writer in self._writers:
+            headers |= self.ask(writer, writer.request_headers, cycle, result) or {}
+        return headers
+
+    def departed(self, endpoint: Endpoint) -> None:
+        """Tell that an instance has left."""
+        for listener in self._departures:
+            self.ask(listener, listener.departed, endpoint)
+
+    def ask(self, plugin: object, call: Callable[..., T], *about: Any) -> T | None:
+        """What it answers; None, and a line in the journal, if it raises."""
+        try:
+            return call(*about)
+        except Exception as error:
+            self._journal.error(error, type(plugin).__name__)
+            return None

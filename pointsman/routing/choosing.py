@@ -1,0 +1,60 @@
+"""Finding instances: for one waiting request through a route, or for all of them through a user's policy."""
+
+from collections.abc import Sequence
+
+from pointsman.routing.decisions import Choice, Vetted, vet
+from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.queue import Queued
+from pointsman.routing.routes import BatchPolicy, Route
+from pointsman.selection import Cycle, SchedulingFailure, Trace, mixed
+from pointsman.types import RequestMetadata
+
+NOT_ABOUT_THE_REQUEST = frozenset({"serves-model", "is-healthy", "has-room"})
+"""Filters that turn an endpoint away for what it is, not for what this request wants beyond its model."""
+
+
+class Chooser:
+    """Asks the route or the policy, each time with dice of their own, so that any choice can be repeated."""
+
+    def __init__(self, route: Route, fleet: Fleet, *, traced: bool, seed: int) -> None:
+        self.route = route
+        self._fleet = fleet
+        self._traced = traced
+        self._seed = seed
+        self._turns = 0
+
+    def cycle(self, request: RequestMetadata, now: float, *, traced: bool = False) -> RequestCycle:
+        """A cycle for this request, with a trace if traces are kept or this one is wanted."""
+        trace = Trace() if traced or self._traced else None
+        return Cycle(request, now=now, seed=self._next_seed(), trace=trace)
+
+    def choose(self, cycle: RequestCycle, item: Queued) -> Choice | SchedulingFailure[Endpoint]:
+        """An instance for this request. Those that failed it are left out, as long as another serves its model."""
+        endpoints = self._fleet.roster
+        if item.excluded:
+            endpoints = self._others(endpoints, item)
+            if cycle.trace is not None:
+                cycle.trace.note(f"failed it before: {', '.join(sorted(item.excluded))}")
+        return self.route.choose(cycle, endpoints)
+
+    def choose_by(self, policy: BatchPolicy, requests: Sequence[RequestMetadata], now: float) -> Vetted:
+        """What a policy decides about all of these requests, held against its promises. It may raise what it likes."""
+        policy.now, policy.seed = now, self._next_seed()
+        decisions = policy.schedule(list(requests), self._fleet.instances())
+        return vet(decisions, requests, Fleet(self._fleet.instances()), policy.price_per_gpu_hour)
+
+    def _others(self, endpoints: Endpoints, item: Queued) -> Endpoints:
+        others = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
+        serves = any(endpoint.serves(item.request.model_name) for endpoint in others)
+        return others if serves else endpoints
+
+    def _next_seed(self) -> int:
+        self._turns += 1
+        return mixed(self._seed, self._turns)
+
+
+def hopeless(failure: SchedulingFailure[Endpoint]) -> bool:
+    """Whether the next request for the same model would fare no better."""
+    runs = failure.failures.values()
+    return bool(runs) and all(run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in runs)
