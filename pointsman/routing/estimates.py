@@ -7,14 +7,13 @@ Cost: the tokens' share of what the instance's GPUs cost while it makes them at 
 unknown.
 """
 
-from collections.abc import Sequence
 from math import isnan
 
 import numpy as np
 
-from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT, Endpoint
+from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT
 from pointsman.routing.plugins import Endpoints
-from pointsman.selection import Column
+from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import array, column_of
 from pointsman.types import RequestMetadata
 
@@ -47,24 +46,20 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
 
 
 class CostRates:
-    """What a token costs on each endpoint, at its own price or else the given one; nan where unknown.
-
-    Worked out once, until the members change.
-    """
+    """What a token costs on each endpoint, at its own price or else the given one; nan where unknown."""
 
     def __init__(self, price_per_gpu_hour: float) -> None:
         self._price = price_per_gpu_hour
-        self._members: Sequence[Endpoint] = ()
-        self._rates: Column = []
+        self._rates = PerMembers(self._worked_out)
 
     def of(self, candidates: Endpoints) -> Column:
         """One rate per candidate."""
-        if candidates.whole is not self._members:
-            everybody = candidates.uncut()
-            price, gpu_seconds = array(everybody.column(PRICE)), array(everybody.column(GPU_SECONDS_PER_TOKEN))
-            rates = np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds
-            self._members, self._rates = candidates.whole, column_of(rates, candidates.arrays)
-        return candidates.cut(self._rates)
+        return candidates.cut(self._rates.of(candidates))
+
+    def _worked_out(self, everybody: Endpoints) -> Column:
+        price, gpu_seconds = array(everybody.column(PRICE)), array(everybody.column(GPU_SECONDS_PER_TOKEN))
+        rates = np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds
+        return column_of(rates, everybody.arrays)
 
 
 def billed_tokens(request: RequestMetadata) -> int:

@@ -26,12 +26,12 @@ from pointsman.selection.plugins import (
     plugin_name,
 )
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
-from pointsman.selection.roster import Roster
+from pointsman.selection.roster import PerMembers, Roster
 from pointsman.selection.scheduler import Scheduler
 from pointsman.selection.trace import Trace
 
 __all__ = [
-    "Cycle", "Key", "Roster", "Column", "Positions",
+    "Cycle", "Key", "Roster", "PerMembers", "Column", "Positions",
     "Producer", "Filter", "Scorer", "Picker", "ProfileHandler", "Rejected", "Scored", "Ranked", "Weighted",
     "Profile", "ProfileResult", "ProfileFailure",
     "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler", "FallbackProfileHandler",

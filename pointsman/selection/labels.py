@@ -12,7 +12,7 @@ import numpy as np
 from pointsman.errors import did_you_mean
 from pointsman.selection.columns import Column, Positions, column_of, take
 from pointsman.selection.plugins import Rejected
-from pointsman.selection.roster import Roster
+from pointsman.selection.roster import PerMembers, Roster
 
 Labels: TypeAlias = Mapping[str, str]
 Operator: TypeAlias = Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -88,23 +88,21 @@ class LabelColumn(Generic[L]):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self._members: Sequence[L] = ()
-        self._values: list[str | None] = []
-        self._which: Positions = ()
+        self._read = PerMembers(self._values_of)
 
     def judged(self, candidates: Roster[L], judge: Callable[[str | None], float]) -> Column:
         """What `judge` says of each candidate's value; None is no such label."""
-        if candidates.whole is not self._members:
-            self._read(candidates)
-        verdicts = column_of([judge(value) for value in self._values], candidates.arrays)
-        return candidates.cut(take(verdicts, self._which))
+        values, which = self._read.of(candidates)
+        verdicts = column_of([judge(value) for value in values], candidates.arrays)
+        return candidates.cut(take(verdicts, which))
 
-    def _read(self, candidates: Roster[L]) -> None:
-        found = [member.labels.get(self.key) for member in candidates.whole]
-        self._members, self._values = candidates.whole, list(dict.fromkeys(found))
-        place_of = {value: place for place, value in enumerate(self._values)}
+    def _values_of(self, everybody: Roster[L]) -> tuple[list[str | None], Positions]:
+        """The values that there are, and which of them each member has."""
+        found = [member.labels.get(self.key) for member in everybody]
+        values = list(dict.fromkeys(found))
+        place_of = {value: place for place, value in enumerate(values)}
         which = [place_of[value] for value in found]
-        self._which = np.array(which, dtype=np.intp) if candidates.arrays else which
+        return values, np.array(which, dtype=np.intp) if everybody.arrays else which
 
 
 class RejectedForLabels(Rejected[L]):

@@ -1,6 +1,6 @@
 """The candidates of one choice, with their numbers in columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar, overload
 
@@ -9,6 +9,7 @@ import numpy as np
 from pointsman.selection.columns import ARRAYS_FROM, Column, Positions, take
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 class Roster(Sequence[C], Generic[C]):
@@ -90,3 +91,21 @@ class Roster(Sequence[C], Generic[C]):
             for position in sorted(positions, reverse=True):
                 del rows[position]
         return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays)
+
+
+class PerMembers(Generic[C, T]):
+    """Something worked out about the members of a roster once, and kept until they change."""
+
+    __slots__ = ("_members", "_work", "_worked_out")
+
+    def __init__(self, work: Callable[[Roster[C]], T]) -> None:
+        self._work = work
+        self._members: Sequence[C] | None = None
+        self._worked_out: T
+
+    def of(self, candidates: Roster[C]) -> T:
+        """What is true of everybody whom these candidates were cut from."""
+        if candidates.whole is not self._members:
+            self._worked_out = self._work(candidates.uncut())
+            self._members = candidates.whole
+        return self._worked_out

@@ -11,7 +11,7 @@ PUBLIC = {
     },
     "pointsman.selection": {
         "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
-        "MaxScorePicker", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile", "ProfileFailure",
+        "MaxScorePicker", "PerMembers", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile", "ProfileFailure",
         "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "Roster", "Scheduler",
         "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler", "Trace", "Weighted",
         "WeightedRandomPicker", "mixed", "plugin_name",

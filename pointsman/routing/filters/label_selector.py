@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.selection import Column
+from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import column_of, where_zero
 from pointsman.selection.labels import LabelExpression, Labels, LabelSelector, RejectedForLabels
 
@@ -16,15 +15,15 @@ class LabelSelectorFilter:
         self, match_labels: dict[str, str] | None = None, match_expressions: Sequence[LabelExpression] = ()
     ) -> None:
         self.selector = LabelSelector(match_labels, match_expressions)
-        self._members: Sequence[Endpoint] = ()
-        self._matching: Column = []
+        self._matching = PerMembers(self._matches)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        if candidates.whole is not self._members:  # members have changed: look at their labels again
-            matching = [float(self.selector.matches(endpoint.labels)) for endpoint in candidates.whole]
-            self._members, self._matching = candidates.whole, column_of(matching, candidates.arrays)
-        others = where_zero(candidates.cut(self._matching))
+        others = where_zero(candidates.cut(self._matching.of(candidates)))
         return RejectedForLabels(candidates, others, self._why) if len(others) else ()
+
+    def _matches(self, everybody: Endpoints) -> Column:
+        matching = [float(self.selector.matches(endpoint.labels)) for endpoint in everybody]
+        return column_of(matching, everybody.arrays)
 
     def _why(self, labels: Labels) -> str:
         return f"labels do not match: {self.selector.mismatch(labels)}"

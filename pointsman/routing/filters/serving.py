@@ -1,10 +1,8 @@
 """Filters that no profile should be without: an endpoint that cannot serve the request is never picked."""
 
-from collections.abc import Sequence
-
 from pointsman.routing.endpoints import ACCEPTS, HAS_ROOM, LIMIT, LOAD, Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.selection import Positions, Rejected
+from pointsman.selection import PerMembers, Positions, Rejected
 from pointsman.selection.columns import where_zero
 
 
@@ -12,8 +10,8 @@ class ServesModel:
     """Demands that the endpoint serves the requested model, by its name or as one of its adapters."""
 
     def __init__(self) -> None:
-        self._members: Sequence[Endpoint] = ()
-        self._others: dict[str, Positions] = {}
+        self._others: PerMembers[Endpoint, dict[str, Positions]] = PerMembers(lambda _: {})
+        """By model, the rows of those who do not serve it."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         others = self._not_serving(cycle.request.model_name, candidates)
@@ -24,13 +22,12 @@ class ServesModel:
             return ()
         if candidates.rows is not None:
             return _positions_of_others(model, candidates)
-        if candidates.whole is not self._members:  # members have changed: forget what was known of the old ones
-            self._members, self._others = candidates.whole, {}
-        others = self._others.get(model)
+        known = self._others.of(candidates)
+        others = known.get(model)
         if others is None:
             others = _positions_of_others(model, candidates)
             if len(others) < len(candidates):  # names that nobody serves come from clients, without end
-                self._others[model] = others
+                known[model] = others
         return others
 
 
@@ -41,9 +38,18 @@ def _positions_of_others(model: str, candidates: Endpoints) -> Positions:
 class IsHealthy:
     """Demands that the endpoint accepts requests, as its health check or operator says."""
 
+    def __init__(self) -> None:
+        self._closed = PerMembers(_rows_of_closed)
+
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        closed = where_zero(candidates.column(ACCEPTS))
+        closed = self._closed.of(candidates)
+        if len(closed) and candidates.rows is not None:
+            closed = where_zero(candidates.column(ACCEPTS))
         return Rejected(candidates, closed, "not accepting requests") if len(closed) else ()
+
+
+def _rows_of_closed(everybody: Endpoints) -> Positions:
+    return where_zero(everybody.column(ACCEPTS))
 
 
 class HasRoom:

@@ -9,7 +9,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.prefix_index import PrefixIndex, bits, block_hashes, first_link, token_bytes
 from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
-from pointsman.selection import Column, Key, SchedulingResult
+from pointsman.selection import Column, Key, PerMembers, SchedulingResult
 from pointsman.selection.columns import column_of
 from pointsman.types import RequestMetadata
 
@@ -23,7 +23,6 @@ _MANY = 64
 class Layout(msgspec.Struct):
     """What depends on the members of the fleet alone."""
 
-    members: Sequence[Endpoint]
     rows: list[int]
     """slot -> row"""
     pools: dict[int, int]
@@ -67,12 +66,10 @@ class ApproxPrefixCacheProducer:
         self._most_tokens = max_prefix_tokens_to_match
         self._most_blocks = max_prefix_blocks_to_match
         self._capacity = lru_capacity_per_server
-        self._layout = Layout((), [], {}, [])
+        self._layout = PerMembers(self._laid_out)
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
-        layout = self._layout
-        if candidates.whole is not layout.members:
-            layout = self._layout = self._laid_out(candidates)
+        layout = self._layout.of(candidates)
         chains = self._chains(cycle.request, layout.pools)
         cycle[_CHAINS] = chains
         match, total = self._matched(layout, chains, candidates.arrays)
@@ -105,18 +102,17 @@ class ApproxPrefixCacheProducer:
             return metrics.num_blocks
         return max(1, metrics.num_blocks * metrics.block_size // self.block_size_of(endpoint))
 
-    def _laid_out(self, candidates: Endpoints) -> Layout:
-        members: Sequence[Endpoint] = candidates.whole
-        for gone in self.index.servers - {endpoint.id for endpoint in members}:
+    def _laid_out(self, everybody: Endpoints) -> Layout:
+        for gone in self.index.servers - {endpoint.id for endpoint in everybody}:
             self.index.forget(gone)
-        slots = [self.index.slot(endpoint.id) for endpoint in members]
-        sizes = [self.block_size_of(endpoint) for endpoint in members]
+        slots = [self.index.slot(endpoint.id) for endpoint in everybody]
+        sizes = [self.block_size_of(endpoint) for endpoint in everybody]
         rows = [0] * (max(slots, default=-1) + 1)
         pools: dict[int, int] = {}
         for row, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             rows[slot] = row
             pools[size] = pools.get(size, 0) | 1 << slot
-        return Layout(members, rows, pools, column_of([float(size) for size in sizes], candidates.arrays))
+        return Layout(rows, pools, column_of([float(size) for size in sizes], everybody.arrays))
 
     def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[list[int]]]:
         first = first_link(request.model_name, request.cache_salt)
@@ -136,7 +132,7 @@ class ApproxPrefixCacheProducer:
     def _matched(
         self, layout: Layout, chains: Mapping[int, Sequence[list[int]]], arrays: bool
     ) -> tuple[Column, Column]:
-        width = len(layout.members)
+        width = len(layout.block_sizes)
         match: Column = np.zeros(width) if arrays else [0.0] * width
         totals = {size: float(sum(map(len, prompts))) for size, prompts in chains.items()}
         for size, prompts in chains.items():

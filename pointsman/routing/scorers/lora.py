@@ -1,10 +1,8 @@
 """The scorer that keeps LoRA adapters where they are loaded."""
 
-from collections.abc import Sequence
-
 from pointsman.routing.endpoints import Endpoint, Metrics
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.selection import Column
+from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import column_of, placed
 
 MOST_MODELS = 256
@@ -22,19 +20,19 @@ class LoraAffinityScorer:
     bounded = True
 
     def __init__(self) -> None:
-        self._members: Sequence[Endpoint] = ()
-        self._known: dict[str, tuple[list[Metrics | None], Column]] = {}
+        self._known: PerMembers[Endpoint, dict[str, tuple[list[Metrics | None], Column]]] = PerMembers(lambda _: {})
+        """By model: the metrics that were looked at, and the scores that came of them."""
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        model, members = cycle.request.model_name, candidates.whole
-        if members is not self._members or len(self._known) > MOST_MODELS:
-            self._members, self._known = members, {}
-        seen, scores = self._known.get(model) or _nothing_seen(candidates)
-        now = [endpoint.metrics for endpoint in members]
+        model, known = cycle.request.model_name, self._known.of(candidates)
+        if len(known) > MOST_MODELS:
+            known.clear()
+        seen, scores = known.get(model) or _nothing_seen(candidates)
+        now = [endpoint.metrics for endpoint in candidates.whole]
         if now != seen:
             changed = [row for row, (new, old) in enumerate(zip(now, seen, strict=True)) if new is not old]
             scores = placed(scores, changed, [_affinity(model, now[row]) for row in changed])
-            self._known[model] = now, scores
+            known[model] = now, scores
         return candidates.cut(scores)
 
 
