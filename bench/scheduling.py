@@ -1,6 +1,6 @@
 """`make bench-scheduling`: what deciding costs, beside a naive implementation in the same run.
 
-Figures are CPU microseconds, the best of seven tries. bench/README.md keeps what was reached.
+Figures are CPU microseconds, the best of several tries. bench/README.md keeps what was reached.
 """
 
 import sys
@@ -146,7 +146,7 @@ def strategy_rows() -> list[list[str]]:
         for n in range(100)
     ]
     calm = [RequestMetadata(f"r{n}", "hello " * 50, 100, MODEL, arrival_time=n * 0.01) for n in range(100)]
-    baseline = cpu_us(lambda: naive.fifo(requests, instances), 100)
+    baseline = cpu_us(lambda: naive.fifo(requests, instances), 100, tries=40)
     strategies: list[tuple[str, Strategy, list[RequestMetadata]]] = [
         ("fifo", FifoStrategy(), requests),
         ("priority", PriorityStrategy(), requests),
@@ -158,7 +158,7 @@ def strategy_rows() -> list[list[str]]:
     rows = []
     for name, strategy, batch in strategies:
         assert len(strategy.schedule(batch, instances)) == 100
-        ours = cpu_us(scheduling(strategy, batch, instances), 100)
+        ours = cpu_us(scheduling(strategy, batch, instances), 100, tries=40)
         rows.append([name, f"{ours:.1f}", "20", f"{baseline:.1f}", f"{ours / baseline:.2f}"])
     return rows
 

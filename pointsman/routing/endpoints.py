@@ -31,8 +31,8 @@ LOAD = "load"
 """Requests it has: ours in flight, and what it reported beyond those."""
 LIMIT = "max_concurrency"
 """inf: no limit known."""
-HAS_ROOM = "has_room"
-"""1 while the load is below the limit."""
+IS_FULL = "is_full"
+"""1 while the load has reached the limit."""
 LIGHTNESS = "lightness"
 """limit / (limit + load): 1 when idle, 0.5 at the limit. Without a limit, as if it were LIMIT_IF_UNKNOWN."""
 EXPECTED_MS = "expected_ms"
@@ -315,7 +315,7 @@ class Fleet:
     def _set_load(columns: Mapping[str, Column], endpoint: Endpoint, load: float) -> None:
         row, limit = endpoint.row, endpoint.instance.max_concurrency
         columns[LOAD][row] = load
-        columns[HAS_ROOM][row] = _has_room(load, limit)
+        columns[IS_FULL][row] = _is_full(load, limit)
         light = columns[LIGHTNESS][row] = lightness(load, limit)
         columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 
@@ -339,8 +339,8 @@ def _reported_load(metrics: Metrics | None) -> float:
     return 0.0 if metrics is None else metrics.waiting_queue_size + metrics.running_requests_size
 
 
-def _has_room(load: float, limit: int | None) -> float:
-    return float(limit is None or load < limit)
+def _is_full(load: float, limit: int | None) -> float:
+    return float(limit is not None and load >= limit)
 
 
 def lightness(load: float, limit: int | None) -> float:
@@ -364,7 +364,7 @@ _TOLD: dict[str, Callable[[ExecutionInstance], float]] = {
 }
 _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LOAD: lambda i: float(i.current_load),
-    HAS_ROOM: lambda i: _has_room(i.current_load, i.max_concurrency),
+    IS_FULL: lambda i: _is_full(i.current_load, i.max_concurrency),
     LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }

@@ -51,10 +51,20 @@ class CostRates:
     def __init__(self, price_per_gpu_hour: float) -> None:
         self._price = price_per_gpu_hour
         self._rates = PerMembers(self._worked_out)
+        self._cheapness = PerMembers(self._tokens_for_one)
 
     def of(self, candidates: Endpoints) -> Column:
         """One rate per candidate."""
         return candidates.cut(self._rates.of(candidates))
+
+    def cheapness(self, candidates: Endpoints) -> Column:
+        """How many tokens the same money buys from each candidate; 0 where unknown, infinite where they are free."""
+        return candidates.cut(self._cheapness.of(candidates))
+
+    def _tokens_for_one(self, everybody: Endpoints) -> Column:
+        with np.errstate(divide="ignore"):
+            bought = 1 / array(self._rates.of(everybody))
+        return column_of(np.where(np.isnan(bought), 0.0, bought), everybody.arrays)
 
     def _worked_out(self, everybody: Endpoints) -> Column:
         price, gpu_seconds = array(everybody.column(PRICE)), array(everybody.column(GPU_SECONDS_PER_TOKEN))

@@ -5,6 +5,7 @@ know which of the two it has. Nothing here changes its argument.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from math import copysign, floor, inf, isfinite, nan
 from typing import TypeAlias
 
@@ -182,6 +183,13 @@ def where_zero(column: Column) -> Positions:
     return () if column.all() else _places(column == 0.0)
 
 
+def where_set(column: Column) -> Positions:
+    """Positions whose value is not 0."""
+    if isinstance(column, list):
+        return list(compress(range(len(column)), column))
+    return _places(column != 0.0) if column.any() else ()
+
+
 def where_largest(column: Column) -> Positions:
     """Positions of the largest value, in order."""
     if isinstance(column, list):
@@ -206,6 +214,19 @@ def or_else(column: Column, value: float) -> Column:
     if isinstance(column, list):
         return [number if number == number else value for number in column]
     return np.where(np.isnan(column), value, column)
+
+
+def share_of_best(column: Column) -> Column | None:
+    """Each value over the largest: 1 for the best, 0.5 for one half as large. None if none is above 0.
+
+    Where the best is infinite, everything else is nothing beside it.
+    """
+    best = largest(column)
+    if best <= 0:
+        return None
+    if best == inf:
+        return placed(filled(0.0, column), where_at_least(column, inf), 1.0)
+    return [value / best for value in column] if isinstance(column, list) else column / best
 
 
 def best_over(column: Column) -> Column | None:

@@ -11,10 +11,10 @@ PUBLIC = {
     },
     "pointsman.selection": {
         "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
-        "MaxScorePicker", "PerMembers", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile", "ProfileFailure",
-        "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "Roster", "Scheduler",
-        "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler", "Trace", "Weighted",
-        "WeightedRandomPicker", "mixed", "plugin_name",
+        "MaxScorePicker", "PerMembers", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile",
+        "ProfileFailure", "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "Roster",
+        "Scheduler", "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler", "Trace",
+        "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
     },
     "pointsman.routing.filters": {
         "DecodeFilter", "EncodeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter", "MeetsDeadline",

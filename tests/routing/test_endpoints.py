@@ -13,9 +13,9 @@ from pointsman.errors import ConfigError, UnknownName
 from pointsman.routing.endpoints import (
     ACCEPTS,
     GPU_SECONDS_PER_TOKEN,
-    HAS_ROOM,
     IN_FLIGHT_REQUESTS,
     IN_FLIGHT_TOKENS,
+    IS_FULL,
     KV_USAGE,
     LATENCY_MS,
     LIGHTNESS,
@@ -38,7 +38,7 @@ from pointsman.types import ExecutionInstance
 
 EVERY = (
     WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD, LIMIT,
-    HAS_ROOM, LIGHTNESS, ACCEPTS, LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE,
+    IS_FULL, LIGHTNESS, ACCEPTS, LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE,
 )  # fmt: skip
 
 
@@ -91,13 +91,13 @@ def test_what_was_told_and_what_is_not_known(others: int) -> None:
     assert row_of(fleet, "full") == {
         WAITING: 0, RUNNING: 0, KV_USAGE: 0, MEASURED_AT: -inf, SENT_SINCE_MEASURED: 0,
         IN_FLIGHT_REQUESTS: 0, IN_FLIGHT_TOKENS: 0,
-        LOAD: 2, LIMIT: 2, HAS_ROOM: 0, LIGHTNESS: 0.5, ACCEPTS: 0,
+        LOAD: 2, LIMIT: 2, IS_FULL: 1, LIGHTNESS: 0.5, ACCEPTS: 0,
         LATENCY_MS: 80, THROUGHPUT: 50, GPU_SECONDS_PER_TOKEN: 0.08, PRICE: 0,
     }  # fmt: skip
     bare = row_of(fleet, "bare")
     unknown = {LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE}
     assert {name for name, number in bare.items() if isnan(number)} == unknown
-    assert (bare[LIMIT], bare[HAS_ROOM], bare[LIGHTNESS], bare[ACCEPTS]) == (inf, 1, 1, 1)
+    assert (bare[LIMIT], bare[IS_FULL], bare[LIGHTNESS], bare[ACCEPTS]) == (inf, 0, 1, 1)
     assert fleet["bare"].metrics is None
 
 
@@ -112,7 +112,7 @@ def test_a_speed_of_zero_means_that_nobody_has_measured(nothing: float | None) -
 
 def test_a_limit_of_zero_has_no_room() -> None:
     fleet = Fleet([instance("i", limit=0)])
-    assert (value(fleet, "i", HAS_ROOM), value(fleet, "i", LIGHTNESS)) == (0, 1)
+    assert (value(fleet, "i", IS_FULL), value(fleet, "i", LIGHTNESS)) == (1, 1)
 
 
 def test_ids_are_unique_and_a_bad_list_changes_nothing() -> None:
@@ -308,7 +308,7 @@ def test_load_is_ours_in_flight_and_what_was_reported_beyond_that(ours: int, rep
         fleet.reserve(fleet["i0"], 1.0)
     fleet.measure("i0", Metrics(running_requests_size=reported), 1.0)
     assert value(fleet, "i0", LOAD) == load
-    assert value(fleet, "i0", HAS_ROOM) == 1
+    assert value(fleet, "i0", IS_FULL) == 0
     for _ in range(ours):
         fleet.release(fleet["i0"], 1.0)
     assert value(fleet, "i0", LOAD) == load - ours
@@ -375,7 +375,7 @@ def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: in
     row = row_of(fleet, "i")
     assert (row[LIMIT], row[ACCEPTS], row[THROUGHPUT], row[PRICE]) == (1, 0, 100, 3)
     assert (row[IN_FLIGHT_REQUESTS], row[IN_FLIGHT_TOKENS], row[KV_USAGE], row[MEASURED_AT]) == (1, 8, 0.5, 3)
-    assert (row[LOAD], row[HAS_ROOM], row[LIGHTNESS]) == (1, 0, 0.5), "the new limit counts at once"
+    assert (row[LOAD], row[IS_FULL], row[LIGHTNESS]) == (1, 1, 0.5), "the new limit counts at once"
     assert row[LATENCY_MS] == 10
     assert endpoint.observed(TEMPERATURE) is not None
     fleet.update(instance("i", current_load=5, avg_latency_ms=20))
@@ -529,7 +529,7 @@ class Columns(RuleBasedStateMachine):
             assert row[IN_FLIGHT_TOKENS] == sum(tokens for _, held, tokens in self.held if held is fleet[name])
             assert row[LOAD] == load >= 0
             assert row[LIMIT] == (inf if limit is None else limit)
-            assert row[HAS_ROOM] == (limit is None or load < limit)
+            assert row[IS_FULL] == (limit is not None and load >= limit)
             assert row[LIGHTNESS] == most / (most + load)
 
 

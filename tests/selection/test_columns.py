@@ -1,7 +1,7 @@
 """Lists and arrays mean the same."""
 
 from collections.abc import Callable
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,20 @@ def test_best_over_gives_unknowns_nothing(column: list[float]) -> None:
         assert score == (0.0 if isnan(value) else min(known) / value)
 
 
+@given(st.lists(st.one_of(st.floats(0, 1e6), st.just(inf)), min_size=1, max_size=30))
+def test_share_of_best_is_one_for_the_best_and_survives_what_is_infinite(column: list[float]) -> None:
+    scores = both(c.share_of_best, column)
+    assert bool(scores) == (max(column) > 0)
+    for value, score in zip(column, scores, strict=False):
+        assert score == (float(value == inf) if max(column) == inf else value / max(column))
+
+
 @given(NUMBERS, st.floats(0, 1e6))
 def test_positions_are_the_same_in_both_kinds(column: list[float], limit: float) -> None:
     assert both(c.where_at_least, column, limit=limit) == [i for i, v in enumerate(column) if v >= limit]
     assert both(c.where_above, column, limit=limit) == [i for i, v in enumerate(column) if v > limit]
     assert both(c.where_zero, column) == [i for i, v in enumerate(column) if v == 0]
+    assert both(c.where_set, column) == [i for i, v in enumerate(column) if v != 0]
     assert both(c.where_largest, column) == [i for i, v in enumerate(column) if v == max(column)]
 
 

@@ -1,9 +1,9 @@
 """Filters that no profile should be without: an endpoint that cannot serve the request is never picked."""
 
-from pointsman.routing.endpoints import ACCEPTS, HAS_ROOM, LIMIT, LOAD, Endpoint
+from pointsman.routing.endpoints import ACCEPTS, IS_FULL, LIMIT, LOAD, Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import PerMembers, Positions, Rejected
-from pointsman.selection.columns import where_zero
+from pointsman.selection.columns import where_set, where_zero
 
 
 class ServesModel:
@@ -56,7 +56,7 @@ class HasRoom:
     """Demands that the endpoint runs fewer requests than its `max_concurrency`. No known limit: always room."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        full = where_zero(candidates.column(HAS_ROOM))
+        full = where_set(candidates.column(IS_FULL))
         if not len(full):
             return ()
         load, limit = candidates.column(LOAD), candidates.column(LIMIT)

@@ -4,7 +4,7 @@ from pointsman.routing.endpoints import LIGHTNESS
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, latency_ms
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Column
-from pointsman.selection.columns import best_over
+from pointsman.selection.columns import best_over, share_of_best
 
 
 class LeastLoaded:
@@ -45,5 +45,5 @@ class Cheapest:
         self._rates = CostRates(price_per_gpu_hour)
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        scores = best_over(self._rates.of(candidates))  # the number of tokens is the same everywhere
+        scores = share_of_best(self._rates.cheapness(candidates))
         return candidates.column(LIGHTNESS) if scores is None else scores
