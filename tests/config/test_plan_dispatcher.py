@@ -388,3 +388,19 @@ def test_an_event_that_is_wrong_loses_nobodys_refusal(event: Event, error: type[
     assert refused(desk.tell(TimerFired(), 12.0)) == {"b": (Outcome.EVICTED_TTL, 429)}
     assert refused(desk.tell(TimerFired(), 13.0)) == {}
     assert len(desk.dispatcher) == 1
+
+
+def test_a_session_comes_back_to_its_instance_by_the_header_of_the_answer() -> None:
+    plan = load_picker(
+        "featureGates: [flowControl]\nplugins:\n- type: session-affinity-filter\n- type: random-picker\n"
+    )
+    dispatcher = plan.dispatcher()
+    for name in "abcdefgh":
+        dispatcher.handle(Joined(ExecutionInstance(instance_id=name)), 0.0)
+        dispatcher.handle(Measured(name, Metrics()), 0.0)
+    [first] = [c for c in dispatcher.handle(Arrived((RequestMetadata("r0"),)), 0.0) if isinstance(c, Send)]
+    token = first.response_headers["x-session-token"]
+    for number in range(1, 6):
+        again = RequestMetadata(f"r{number}", headers={"x-session-token": token})
+        [sent] = [c for c in dispatcher.handle(Arrived((again,)), 0.0) if isinstance(c, Send)]
+        assert sent.endpoint is first.endpoint
