@@ -158,7 +158,7 @@ class Dispatcher:
         self.tally.arrived += 1
         why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
-        self.tally.ended("", Outcome.REJECTED_OTHER.value, None)
+        self.tally.ended("", "", Outcome.REJECTED_OTHER.value, None)
 
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
@@ -277,6 +277,7 @@ class Dispatcher:
         self._audience.departed(gone)
         for request_id in interrupted:
             self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
+        self.tally.departed(event.instance_id)
 
     def _measured(self, event: Measured, now: float, commands: list[Command]) -> None:
         self.fleet.measure(event.instance_id, event.metrics, now)
@@ -384,7 +385,7 @@ class Dispatcher:
             self._journal.error(error, policy.name)
             return False
         for _, broken in vetted.bad:
-            self.tally.broken_promises[broken] += 1
+            self.tally.broken_promise(broken)
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
             pool.queue.take(item, now)

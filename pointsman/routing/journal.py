@@ -62,8 +62,11 @@ class Journal:
     def error(self, error: Exception, whose: str = "") -> None:
         """A policy or plugin raised."""
         said = f"{type(error).__name__}: {error}"
-        self.tally.policy_errors[f"{whose}: {said}" if whose else said] += 1
+        self.tally.policy_error(f"{whose}: {said}" if whose else said)
 
     def _ended(self, outcome: str, record: Record | None) -> None:
-        strategy = self._strategy if record is None else record.strategy or self._strategy
-        self.tally.ended(strategy, outcome, None if record is None else record.met_deadline)
+        if record is None:
+            self.tally.ended(self._strategy, "", outcome, None)
+            return
+        instance = "" if record.decision is None else record.decision.target_instance_id
+        self.tally.ended(record.strategy or self._strategy, instance, outcome, record.met_deadline)

@@ -6,6 +6,11 @@ from typing import Any
 WAITING_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 
 
+MOST_KINDS = 100
+OTHERS = "(others)"
+DEPARTED = "(departed)"
+
+
 class Histogram:
     """How often a value was up to each bound."""
 
@@ -24,9 +29,10 @@ class Histogram:
                 return
         self.counts[-1] += 1
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
+    def merge(self, other: "Histogram") -> None:
+        """Count what another with the same bounds has counted."""
+        self.total += other.total
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """The cumulative form that Prometheus takes."""
@@ -37,67 +43,116 @@ class Histogram:
         return {"count": so_far, "sum": self.total, "buckets": cumulative}
 
 
+class Account:
+    """What one strategy did with one instance."""
+
+    __slots__ = ("decisions", "met", "missed", "waited_s")
+
+    def __init__(self) -> None:
+        self.decisions = 0
+        self.waited_s = Histogram()
+        """Time from arrival to dispatch."""
+        self.met = 0
+        """Deadlines of requests that have ended; and those missed."""
+        self.missed = 0
+
+    def add(self, other: "Account") -> None:
+        """Count what another has counted."""
+        self.decisions += other.decisions
+        self.met += other.met
+        self.missed += other.missed
+        self.waited_s.merge(other.waited_s)
+
+    @property
+    def slo_attainment(self) -> float | None:
+        """The share of deadlines met; None if there were none."""
+        ended = self.met + self.missed
+        return self.met / ended if ended else None
+
+
 class Tally:
     """Counts since the dispatcher was made; they only grow."""
 
     def __init__(self) -> None:
         self.arrived = 0
-        self.decisions: Counter[tuple[str, str]] = Counter()
-        """By strategy and instance."""
+        self.accounts: dict[tuple[str, str], Account] = {}
+        """By strategy and instance; a request that was never sent counts for no instance."""
         self.outcomes: Counter[str] = Counter()
         """How requests ended: served, or the outcome of their refusal."""
         self.retries: Counter[str] = Counter()
         """Tries that failed, by instance."""
-        self.waited_s: dict[str, Histogram] = {}
-        """Time from arrival to dispatch, by strategy."""
-        self.deadlines: Counter[tuple[str, bool]] = Counter()
-        """Ended requests with a deadline, by strategy and whether it was met."""
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a policy that were not carried out, by what was wrong."""
         self.policy_errors: Counter[str] = Counter()
         """Exceptions of policies and plugins."""
 
     def dispatched(self, strategy: str, instance_id: str, waited_s: float) -> None:
-        self.decisions[strategy, instance_id] += 1
-        waited = self.waited_s.get(strategy)
-        if waited is None:
-            waited = self.waited_s[strategy] = Histogram()
-        waited.add(waited_s)
+        account = self._account(strategy, instance_id)
+        account.decisions += 1
+        account.waited_s.add(waited_s)
 
-    def ended(self, strategy: str, outcome: str, met_deadline: bool | None) -> None:
+    def ended(self, strategy: str, instance_id: str, outcome: str, met_deadline: bool | None) -> None:
         self.outcomes[outcome] += 1
         if met_deadline is not None:
-            self.deadlines[strategy, met_deadline] += 1
+            account = self._account(strategy, instance_id)
+            account.met += met_deadline
+            account.missed += not met_deadline
 
-    def slo_attainment(self, strategy: str | None = None) -> float | None:
-        """The share of ended requests with a deadline that met it; None if there were none."""
-        met = missed = 0
-        for (name, kept), count in self.deadlines.items():
-            if strategy is None or name == strategy:
-                met, missed = (met + count, missed) if kept else (met, missed + count)
-        return met / (met + missed) if met + missed else None
+    def broken_promise(self, what: str) -> None:
+        _count(self.broken_promises, what)
+
+    def policy_error(self, what: str) -> None:
+        _count(self.policy_errors, what)
+
+    def departed(self, instance_id: str) -> None:
+        """Count what it did under one name with all others that have left: instances come and go without end."""
+        for strategy, instance in [key for key in self.accounts if key[1] == instance_id]:
+            self._account(strategy, DEPARTED).add(self.accounts.pop((strategy, instance)))
+        if instance_id in self.retries:
+            self.retries[DEPARTED] += self.retries.pop(instance_id)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        strategies = {strategy for strategy, _ in self.decisions}
+        strategies, instances = self._summed(0), self._summed(1)
+        total = Account()
+        for account in self.accounts.values():
+            total.add(account)
         return {
             "requests_arrived": self.arrived,
-            "decisions": self.decisions.total(),
-            "decisions_by_strategy": {
-                name: sum(count for (strategy, _), count in self.decisions.items() if strategy == name)
-                for name in sorted(strategies)
-            },
-            "decisions_by_instance": {
-                name: sum(count for (_, instance), count in self.decisions.items() if instance == name)
-                for name in sorted({instance for _, instance in self.decisions})
-            },
+            "decisions": total.decisions,
+            "decisions_by_strategy": {name: one.decisions for name, one in strategies.items() if one.decisions},
+            "decisions_by_instance": {name: one.decisions for name, one in instances.items() if one.decisions},
             "outcomes": dict(self.outcomes),
             "retries_by_instance": dict(self.retries),
-            "waiting_seconds": {strategy: waited.as_dict() for strategy, waited in self.waited_s.items()},
-            "slo_attainment": self.slo_attainment(),
-            "slo_attainment_by_strategy": {
-                name: self.slo_attainment(name) for name in sorted({strategy for strategy, _ in self.deadlines})
-            },
+            "waiting_seconds": {n: one.waited_s.as_dict() for n, one in strategies.items() if one.decisions},
+            "waiting_seconds_by_instance": {n: one.waited_s.as_dict() for n, one in instances.items() if one.decisions},
+            "slo_attainment": total.slo_attainment,
+            "slo_attainment_by_strategy": _attained(strategies),
+            "slo_attainment_by_instance": _attained(instances),
             "broken_promises": dict(self.broken_promises),
             "policy_errors": dict(self.policy_errors),
         }
+
+    def _account(self, strategy: str, instance_id: str) -> Account:
+        account = self.accounts.get((strategy, instance_id))
+        if account is None:
+            account = self.accounts[strategy, instance_id] = Account()
+        return account
+
+    def _summed(self, part: int) -> dict[str, Account]:
+        """The accounts added up by one part of their keys, sorted, without the empty name."""
+        sums: dict[str, Account] = {}
+        for key, account in self.accounts.items():
+            sums.setdefault(key[part], Account()).add(account)
+        sums.pop("", None)
+        return dict(sorted(sums.items()))
+
+
+def _attained(accounts: dict[str, Account]) -> dict[str, float]:
+    shares = {name: account.slo_attainment for name, account in accounts.items()}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _count(counter: Counter[str], what: str) -> None:
+    """Messages may name requests, of which there is no end: past some number of kinds they are counted as one."""
+    counter[what if what in counter or len(counter) < MOST_KINDS else OTHERS] += 1

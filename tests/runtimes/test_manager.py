@@ -359,6 +359,11 @@ def test_every_metric() -> None:
     plane.manager.cancel("w1")  # and the second takes it then
     plane.submit("w2")  # an id that is under way
     buckets = {"0.001": 4, "0.005": 4, "0.01": 4, "0.05": 4, "0.1": 4, "0.5": 4, "1.0": 5, "5.0": 6, "10.0": 6}
+    by_instance = plane.manager.metrics()["waiting_seconds_by_instance"]
+    assert {name: (waited["count"], waited["sum"]) for name, waited in by_instance.items()} == {
+        first: (2, 1.0),
+        second: (4, 2.0),
+    }
     assert plane.manager.metrics() == {
         "requests_arrived": 7,
         "decisions": 6,
@@ -369,8 +374,10 @@ def test_every_metric() -> None:
         "waiting_seconds": {
             "fifo": {"count": 6, "sum": 3.0, "buckets": {**buckets, "30.0": 6, "60.0": 6, "+Inf": 6}},
         },
+        "waiting_seconds_by_instance": by_instance,
         "slo_attainment": 0.5,
         "slo_attainment_by_strategy": {"fifo": 0.5},
+        "slo_attainment_by_instance": {first: 1.0, second: 0.0},
         "broken_promises": {},
         "policy_errors": {},
         "waiting": 1,
