@@ -33,9 +33,7 @@ class Unplaced(NamedTuple):
 def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) -> str:
     """Why nobody can take this request."""
     model = f'"{request.model_name}"' if request.model_name else "this request"
-    return f"no instance can take {model}: {failure}".replace(" candidates:", " instances:").replace(
-        "there are no candidates", "there are no instances"
-    )
+    return f"no instance can take {model}: {failure.in_words('instances')}"
 
 
 class Choice(NamedTuple):

@@ -32,6 +32,7 @@ class Record:
 
     def __init__(self, request: RequestMetadata, arrived_at: float) -> None:
         self.request = request
+        """Without its prompt."""
         self.arrived_at = arrived_at
         self.strategy = ""
         self.trace: Trace | None = None
@@ -115,9 +116,10 @@ class Records:
         return len(self._by_id)
 
     def open(self, request: RequestMetadata, now: float) -> Record:
-        """A record for a request that has just arrived."""
+        """A record for a request that has just arrived. Its prompt is not kept: it may be large, and is its user's."""
         arrived = now if request.arrival_time is None else request.arrival_time
-        record = self._by_id[request.request_id] = Record(request, arrived)
+        kept = msgspec.structs.replace(request, prompt="", token_ids=None, prompt_tokens=request.input_tokens)
+        record = self._by_id[request.request_id] = Record(kept, arrived)
         self._by_id.move_to_end(request.request_id)
         if len(self._by_id) > self._most:
             self._by_id.popitem(last=False)

@@ -17,7 +17,7 @@ Column: TypeAlias = list[float] | Array
 Positions: TypeAlias = Sequence[int] | NDArray[np.intp]
 
 ARRAYS_FROM = 64
-"""Rosters this long keep their columns as arrays (measured: `make bench-scheduling`)."""
+"""Rosters this long keep their columns as arrays; docs/rejected-designs.md has the measurements."""
 
 
 def column_of(values: Sequence[float] | Array, arrays: bool) -> Column:

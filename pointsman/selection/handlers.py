@@ -44,8 +44,12 @@ class SchedulingFailure(Generic[C]):
         """(candidate, filter, reason) for every candidate of every failed profile."""
         return [reason for failure in self.failures.values() for reason in failure.reasons()]
 
+    def in_words(self, noun: str = "candidates") -> str:
+        """The reason given, or else those of the failed profiles."""
+        return self.why or "; ".join(failure.in_words(noun) for failure in self.failures.values())
+
     def __str__(self) -> str:
-        return self.why or "; ".join(map(str, self.failures.values()))
+        return self.in_words()
 
 
 def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:

@@ -90,11 +90,15 @@ class ProfileFailure(Generic[C]):
         """(candidate, filter, reason) for every candidate."""
         return [(who, name, why) for name, rejected in self.stages for who, why in rejected]
 
-    def __str__(self) -> str:
+    def in_words(self, noun: str = "candidates") -> str:
+        """How many were turned away for each kind of reason."""
         if not self.considered:
-            return "there are no candidates"
+            return f"there are no {noun}"
         kinds = Counter(why.partition(":")[0] for _, _, why in self.reasons())
-        return f"{self.considered} candidates: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        return f"{self.considered} {noun}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+
+    def __str__(self) -> str:
+        return self.in_words()
 
 
 class Weighted(NamedTuple):

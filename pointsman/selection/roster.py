@@ -19,7 +19,7 @@ class Roster(Sequence[C], Generic[C]):
     remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
     """
 
-    __slots__ = ("_columns", "_reader", "arrays", "rows", "whole")
+    __slots__ = ("_columns", "_reader", "_whole_arrays", "arrays", "rows", "whole")
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Roster(Sequence[C], Generic[C]):
         *,
         rows: Positions | None = None,
         arrays: bool | None = None,
+        whole_arrays: bool | None = None,
     ) -> None:
         self.whole = candidates
         """Everybody of the roster that this one was cut from. The same object as long as the members are the same,
@@ -37,6 +38,7 @@ class Roster(Sequence[C], Generic[C]):
         """Which rows of the whole roster these are; None means all of them."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
         """Whether columns of this roster are arrays or lists."""
+        self._whole_arrays = self.arrays if whole_arrays is None else whole_arrays
         self._reader: itemgetter[tuple[float, ...]] | None = None
 
     def __len__(self) -> int:
@@ -73,11 +75,11 @@ class Roster(Sequence[C], Generic[C]):
 
     def uncut(self) -> "Roster[C]":
         """The whole roster, whose positions are the rows."""
-        return self if self.rows is None else Roster(self.whole, self._columns, arrays=self.arrays)
+        return self if self.rows is None else Roster(self.whole, self._columns, arrays=self._whole_arrays)
 
     def only(self, row: int) -> "Roster[C]":
-        """The one candidate in this row of the whole roster."""
-        return Roster(self.whole, self._columns, rows=(row,), arrays=False)
+        """The one candidate in this row of the whole roster; its columns are lists."""
+        return Roster(self.whole, self._columns, rows=(row,), arrays=False, whole_arrays=self._whole_arrays)
 
     def without(self, positions: Positions) -> "Roster[C]":
         """The roster that is left when the candidates at these positions are gone."""
@@ -90,7 +92,7 @@ class Roster(Sequence[C], Generic[C]):
             rows = list(range(len(self.whole)) if self.rows is None else self.rows)
             for position in sorted(positions, reverse=True):
                 del rows[position]
-        return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays)
+        return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays, whole_arrays=self._whole_arrays)
 
 
 class PerMembers(Generic[C, T]):

@@ -194,6 +194,12 @@ def test_buckets_only_grow_to_the_count(values: list[float]) -> None:
         assert count == sum(value <= bound for value in values)
 
 
+def test_prompts_are_not_kept() -> None:
+    records = Records()
+    record = records.open(RequestMetadata("r", "secret " * 1000, token_ids=tuple(range(9))), 1.0)
+    assert (record.request.prompt, record.request.token_ids, record.request.input_tokens) == ("", None, 9)
+
+
 def test_a_tally_of_nothing() -> None:
     assert Tally().as_dict() == {
         "requests_arrived": 0,

@@ -83,3 +83,4 @@ def test_a_cut_roster_reads_its_own_rows(arrays: bool, first: list[int], second:
     assert left.whole is roster.whole
     assert list(roster.only(7)) == ["c7"]
     assert roster.only(7).column("n") == [7.0]
+    assert roster.only(7).uncut().arrays is left.uncut().arrays is arrays

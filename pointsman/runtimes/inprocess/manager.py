@@ -153,13 +153,12 @@ class ControlPlaneManager:
 
     def pending(self) -> list[Unplaced]:
         """The requests that wait, each with the reason, as things stand. Costs a scheduling cycle for each."""
-        now = self._clock()
-        records = [self._dispatcher.explain(request.request_id, now) for request in self._dispatcher.waiting()]
-        return [
-            Unplaced(record.request, record.failure or SchedulingFailure("it is next", {}))
-            for record in records
-            if record is not None
-        ]
+        now, unplaced = self._clock(), []
+        for request in self._dispatcher.waiting():
+            record = self._dispatcher.explain(request.request_id, now)
+            failure = None if record is None else record.failure
+            unplaced.append(Unplaced(request, failure or SchedulingFailure("it is next", {})))
+        return unplaced
 
     def explain(self, request_id: str) -> Record:
         """Everything about one request: print it, or take its `as_dict()`."""
