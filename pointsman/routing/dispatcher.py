@@ -50,7 +50,10 @@ from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata, SchedulingDecision
 
 LOOK_PAST = 8
-"""How many requests that nobody can take now do not hold up those behind them."""
+"""How many requests that wait for an instance which has not failed them yet do not hold up those behind them."""
+
+LOOK_AGAIN = 3
+"""How many requests that nobody could take, for reasons of their own, are tried again on each event."""
 
 
 class Dispatcher:
@@ -324,6 +327,7 @@ class Dispatcher:
         if self._policy is not None and self._place_by(self._policy, pool, now, commands):
             return
         passed: list[Queued] = []
+        pool.queue.look_again(LOOK_AGAIN)
         while len(passed) <= LOOK_PAST:
             try:
                 item = pool.queue.pop(now, self._saturation(pool, now))
@@ -336,10 +340,12 @@ class Dispatcher:
             if failure is not None and not failure.failures:
                 pool.queue.drop(item)  # nobody was even asked: waiting will not help
                 self._refuse(item.request, Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure)), now, commands)
-            elif failure is not None:
+            elif failure is not None and (item.excluded or hopeless(failure)):
                 passed.append(item)
-                if not item.excluded and hopeless(failure):
+                if not item.excluded:
                     break
+            elif failure is not None:
+                pool.queue.set_aside(item)
         for item in passed:
             pool.queue.put_back(item)
         if not self._waits:

@@ -92,6 +92,28 @@ def test_a_request_that_nobody_can_take_does_not_hold_up_those_behind_it() -> No
     assert sent(commands) == [("rich", "i")]
 
 
+def test_however_many_nobody_can_take_the_others_go_by() -> None:
+    dispatcher = fifo(instance("i", limit=2))
+    dispatcher.handle(Arrived(tuple(request(f"broke{n}", cost_budget=0.0) for n in range(100))), 0.0)
+    assert sent(arrive(dispatcher, "rich", now=1.0)) == [("rich", "i")]
+    assert len(dispatcher.waiting()) == 100
+    assert sent(arrive(dispatcher, "second", now=2.0)) == [("second", "i")]
+    assert sent(arrive(dispatcher, "third", now=3.0)) == []
+    assert sent(dispatcher.handle(Ended("rich"), 4.0)) == [("third", "i")]
+
+
+def test_whom_nobody_could_take_is_looked_at_again_before_those_who_came_later() -> None:
+    dispatcher = fifo(instance("dear", limit=9))
+    thrifty = tuple(request(f"r{n}", cost_budget=1.0, max_tokens=10) for n in range(5))
+    assert sent(dispatcher.handle(Arrived(thrifty), 0.0)) == []
+    cheap = instance("cheap", limit=1, throughput_tokens_per_sec=1000)
+    assert sent(dispatcher.handle(Joined(cheap), 1.0)) == [("r0", "cheap")]
+    later = request("later", cost_budget=1.0, max_tokens=10)
+    assert sent(dispatcher.handle(Arrived((later,)), 2.0)) == []
+    order = [sent(dispatcher.handle(Ended(name), 3.0)) for name in ("r0", "r1", "r2", "r3", "r4")]
+    assert [name for [(name, _)] in order] == ["r1", "r2", "r3", "r4", "later"]
+
+
 def test_a_failed_try_goes_elsewhere_at_once_and_ends_after_too_many() -> None:
     dispatcher = fifo(instance("i"), instance("j"), instance("k"), max_tries=2)
     [(_, first)] = sent(arrive(dispatcher, "a"))

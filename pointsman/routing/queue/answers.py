@@ -32,4 +32,6 @@ class BandDepth(msgspec.Struct, frozen=True):
     requests: int
     size_bytes: int
     flows: dict[str, int]
-    """Requests per flow, of flows that have any."""
+    """Requests per flow, of flows that have any in the order."""
+    aside: int = 0
+    """Requests beside the order: nobody can take them now, for reasons of their own."""

@@ -7,6 +7,7 @@ from copy import deepcopy
 import msgspec
 
 from pointsman.errors import ConfigError
+from pointsman.routing.queue.aside import Aside
 from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnessPolicy
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
@@ -33,7 +34,7 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Band:
     """The waiting work of one priority: flows, each in order, and whose turn it is."""
 
-    __slots__ = ("flows", "in_flight", "ordering", "priority", "room", "turns")
+    __slots__ = ("aside", "flows", "in_flight", "ordering", "priority", "room", "turns")
 
     def __init__(
         self, priority: int, settings: BandSettings, *, place: str = "", setting: str = "priorityBands[]"
@@ -43,6 +44,7 @@ class Band:
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
         """Only those with waiting work."""
+        self.aside = Aside()
         self.in_flight = 0
         """Requests served and not ended; turns may want to hear of their end."""
         place = place or f"at priority {priority}"
@@ -71,6 +73,9 @@ class Band:
 
     def take(self, item: Queued) -> None:
         """It goes to be served."""
+        if item in self.aside:
+            self.aside.remove(item)
+            self.put(item)  # so that it has its turn like everybody
         flow = self.flows[item.flow]
         flow.discard(item)
         self.turns.taken(item)
@@ -78,6 +83,9 @@ class Band:
 
     def discard(self, item: Queued) -> None:
         """It leaves without having had its turn."""
+        if item in self.aside:
+            self.aside.remove(item)
+            return
         flow = self.flows[item.flow]
         was_head = flow.first() is item
         flow.discard(item)
@@ -86,6 +94,7 @@ class Band:
 
     def in_order(self) -> Iterator[Queued]:
         """Everybody, as they would be taken if nobody came or went. Tried out on a copy of the turns; for display."""
+        yield from self.aside
         turns = deepcopy(self.turns)
         left = {name: deque(flow.in_order()) for name, flow in self.flows.items()}
         while (name := turns.next()) is not None:

@@ -6,6 +6,7 @@ with a refusal that says why. In between a request is
     offer -> waiting -> pop, take -> held -> served -> ended
                 ^                     |        |
                 +------ put_back -----+--------+
+                +------ set_aside ----+
 
 and out of waiting also by cancel, expire, drain or an offer that displaces it, out of held also by drop.
 
@@ -64,6 +65,7 @@ class FlowControl:
         self._by_id: dict[str, Queued] = {}
         """Waiting and held."""
         self._arrivals = 0
+        self._looks = self._looks_allowed = 0
         self.blocked: Blocked | None = None
         """The band whose ceiling stopped the last `pop`, if one did."""
 
@@ -107,14 +109,25 @@ class FlowControl:
         self._waits(item)
         item.band.turns.returned(item)
 
+    def set_aside(self, item: Queued) -> None:
+        """Nobody can take it now, for reasons of its own: it waits beside the order, and its flow is not charged."""
+        self._expect(item, Stage.HELD)
+        item.band.aside.add(item)
+        self._waits(item)
+        item.band.turns.returned(item)
+
     # Out
+
+    def look_again(self, number: int) -> None:
+        """So many of those that were set aside may be popped once more, before those in the order."""
+        self._looks = self._looks_allowed = min(number, sum(len(band.aside) for band in self._bands.high_to_low))
 
     def saturation_of(self, endpoints: Endpoints, now: float) -> float:
         """How full the pool is, as `pop` wants to know it."""
         return self._pool.of(endpoints, now)
 
     def pop(self, now: float, saturation: float) -> Queued | None:
-        """Who goes next; None if nobody waits or may go now. Follow it with `served`, `put_back` or `drop`.
+        """Who goes next; None if nobody may go now. Follow it with `served`, `put_back`, `set_aside` or `drop`.
 
         Of the bands that have work, the highest goes; if it is blocked, those below wait too.
         """
@@ -123,13 +136,19 @@ class FlowControl:
             return None
         ceilings = self._limits.ceilings(saturation, self._bands.priorities)
         for band, ceiling in zip(self._bands.high_to_low, ceilings, strict=True):
-            if not band.flows:
+            look = self._looks > 0 and len(band.aside) > 0
+            if not band.flows and not look:
                 continue
             if saturation >= ceiling:
                 self.blocked = Blocked(band.priority, ceiling)
                 return None
-            return self._hold(band.next(), now)
+            return self._hold(self._once_more(band) if look else band.next(), now)
         return None
+
+    def _once_more(self, band: Band) -> Queued:
+        first_look = self._looks == self._looks_allowed
+        self._looks -= 1
+        return band.aside.first() if first_look else band.aside.longest_unseen()
 
     def take(self, item: Queued, now: float) -> None:
         """This one goes, whoever's turn it is: somebody who sees all that waits has chosen it. Follow it as `pop`."""
@@ -219,6 +238,7 @@ class FlowControl:
                 requests=band.room.requests,
                 size_bytes=band.room.size_bytes,
                 flows={name: len(flow) for name, flow in band.flows.items()},
+                aside=len(band.aside),
             )
             for band in self._bands.high_to_low
         ]

@@ -48,6 +48,8 @@ class Lives(RuleBasedStateMachine):
         self.pool_is_empty = False
         self.offered = 0
         self.waiting: set[Queued] = set()
+        self.aside: set[Queued] = set()
+        """Those of the waiting ones that are beside the order."""
         self.held: list[Queued] = []
         self.served: list[Queued] = []
         self.left: list[Queued] = []
@@ -56,6 +58,7 @@ class Lives(RuleBasedStateMachine):
         for one, refusal in pairs:
             assert refusal.why
             self.waiting.remove(one)
+            self.aside.discard(one)
             self.left.append(one)
 
     @rule(
@@ -76,17 +79,27 @@ class Lives(RuleBasedStateMachine):
         else:
             self.left.append(one)
 
-    @rule(saturation=st.sampled_from([0.0, 0.5, 1.0]))
-    def pop(self, saturation: float) -> None:
+    @rule(saturation=st.sampled_from([0.0, 0.5, 1.0]), looks=st.integers(0, 2))
+    def pop(self, saturation: float, looks: int) -> None:
+        self.queue.look_again(looks)
         one = self.queue.pop(self.now, saturation)
+        in_order = self.waiting - self.aside
         if one is None:
-            assert saturation >= 1.0 or not self.waiting
+            assert saturation >= 1.0 or not (self.waiting if looks else in_order)
             return
         self.waiting.remove(one)
         assert saturation < 1.0
-        rivals = [other for other in self.waiting if other.band is one.band and other.flow == one.flow]
+        if one in self.aside:
+            assert looks, "beside the order until somebody wants to look again"
+            rivals = [other for other in self.aside if other.band is one.band and other is not one]
+            self.aside.remove(one)
+        else:
+            rivals = [
+                other for other in in_order if other.band is one.band and other.flow == one.flow and other is not one
+            ]
         assert all((one.enqueued_at, one.seq) < (other.enqueued_at, other.seq) for other in rivals)
-        assert all(other.band.priority <= one.band.priority for other in self.waiting)
+        others = self.waiting if looks else in_order - {one}
+        assert all(other.band.priority <= one.band.priority for other in others)
         self.held.append(one)
 
     @precondition(lambda self: self.waiting)
@@ -95,10 +108,11 @@ class Lives(RuleBasedStateMachine):
         one = sorted(self.waiting, key=lambda one: one.seq)[number % len(self.waiting)]
         self.queue.take(one, self.now)
         self.waiting.remove(one)
+        self.aside.discard(one)
         self.held.append(one)
 
     @precondition(lambda self: self.held)
-    @rule(how=st.sampled_from(["served", "put back", "drop"]), which=st.randoms(use_true_random=False))
+    @rule(how=st.sampled_from(["served", "put back", "set aside", "drop"]), which=st.randoms(use_true_random=False))
     def decide(self, how: str, which: object) -> None:
         one = self.held.pop(which.randrange(len(self.held)))  # type: ignore[attr-defined]
         if how == "served":
@@ -107,6 +121,10 @@ class Lives(RuleBasedStateMachine):
         elif how == "put back":
             self.queue.put_back(one)
             self.waiting.add(one)
+        elif how == "set aside":
+            self.queue.set_aside(one)
+            self.waiting.add(one)
+            self.aside.add(one)
         else:
             self.queue.drop(one)
             self.left.append(one)
@@ -128,6 +146,7 @@ class Lives(RuleBasedStateMachine):
         assert (cancelled is not None) is (f"{number}" in ids(self.waiting))
         if cancelled is not None:
             self.waiting.remove(cancelled)
+            self.aside.discard(cancelled)
             self.left.append(cancelled)
 
     @rule(later=st.integers(0, 5), pool_is_empty=st.booleans())
@@ -165,7 +184,8 @@ class Lives(RuleBasedStateMachine):
         assert len(self.queue) == len(inside) == sum(depth.requests for depth in depths)
         size_bytes = sum(one.size_bytes for one in inside)
         assert self.queue.waiting_bytes == size_bytes == sum(depth.size_bytes for depth in depths)
-        assert sum(sum(depth.flows.values()) for depth in depths) == len(self.waiting)
+        assert sum(sum(depth.flows.values()) for depth in depths) == len(self.waiting - self.aside)
+        assert sum(depth.aside for depth in depths) == len(self.aside)
 
 
 TestLives = Lives.TestCase
