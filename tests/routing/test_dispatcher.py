@@ -324,17 +324,30 @@ class Fire(RuleBasedStateMachine):
                 assert command.request.request_id not in self.running, "refused while it runs"
                 self.outcomes[command.request.request_id] += 1
 
-    @rule(number=st.integers(1, 5), model=st.sampled_from("mx"), priority=st.integers(-2, 2))
-    def arrive(self, number: int, model: str, priority: int) -> None:
+    @rule(
+        number=st.integers(1, 5),
+        model=st.sampled_from("mx"),
+        priority=st.integers(-2, 2),
+        budget=st.sampled_from([None, None, 0.0, 0.01]),
+        timeout_s=st.sampled_from([None, 4.0]),
+    )
+    def arrive(self, number: int, model: str, priority: int, budget: float | None, timeout_s: float | None) -> None:
         names = [f"r{self.count + n}" for n in range(number)]
         self.count += number
-        self.tell(Arrived(tuple(request(name, model, priority=priority) for name in names)))
+        facts = {"priority": priority, "cost_budget": budget, "timeout_s": timeout_s}
+        self.tell(Arrived(tuple(request(name, model, **facts) for name in names)))
 
-    @rule(name=st.sampled_from("ijk"), limit=st.integers(0, 3), model=st.sampled_from("mx"))
-    def come_or_change(self, name: str, limit: int, model: str) -> None:
+    @rule(
+        name=st.sampled_from("ijk"),
+        limit=st.integers(0, 3),
+        model=st.sampled_from("mx"),
+        speed=st.sampled_from([None, 1.0, 1000.0]),
+    )
+    def come_or_change(self, name: str, limit: int, model: str, speed: float | None) -> None:
         known = name in self.limits
         self.limits[name] = limit
-        self.tell(Changed(instance(name, limit, model)) if known else Joined(instance(name, limit, model)))
+        told = instance(name, limit, model, throughput_tokens_per_sec=speed)
+        self.tell(Changed(told) if known else Joined(told))
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data())
