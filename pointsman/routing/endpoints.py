@@ -340,12 +340,12 @@ def _reported_load(metrics: Metrics | None) -> float:
 
 
 def _is_full(load: float, limit: int | None) -> float:
-    return float(limit is not None and load >= limit)
+    return 1.0 if limit is not None and load >= limit else 0.0
 
 
 def lightness(load: float, limit: int | None) -> float:
     """limit / (limit + load)"""
-    most = LIMIT_IF_UNKNOWN if limit is None else max(limit, 1)
+    most = LIMIT_IF_UNKNOWN if limit is None else limit or 1
     return most / (most + load)
 
 
