@@ -4,33 +4,34 @@ A policy is named in configuration; each band gets `Turns` of its own from it. T
 and who stands first in each. Every method costs at most log-many steps in the number of flows.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
-class Turns:
+class Turns(ABC):
     """The turns of one band. The last three methods may be left as they are."""
 
+    @abstractmethod
     def waits(self, flow: str, head: Queued) -> None:
         """This flow has waiting work, first of it `head`. Called when it starts, and whenever its head changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leaves(self, flow: str) -> None:
         """This flow has no waiting work any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next(self) -> str | None:
         """The flow whose turn it is; None when nobody waits. Asking changes nothing."""
-        raise NotImplementedError
 
     def taken(self, item: Queued) -> None:
         """A request goes to be served: mostly the head of the next flow, but others may be taken out of turn. `waits`
         or `leaves` follows. Charge it now, as more may be taken before this one is sent."""
 
     def returned(self, item: Queued) -> None:
-        """What was taken was not served after all. If it waits again, `waits` has been called before."""
+        """What was taken was not served after all. If it is in the order again, `waits` has been called before."""
 
     def ended(self, item: Queued, output_tokens: int) -> None:
         """What was taken has been served."""

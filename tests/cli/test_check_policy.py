@@ -1,0 +1,100 @@
+"""`pointsman check policy`, as it is typed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pointsman.cli.main import main
+
+OWN = """
+from pointsman.strategies import FifoStrategy, SchedulingPolicy
+from pointsman.types import SchedulingDecision
+
+
+class Good(FifoStrategy):
+    pass
+
+
+class Bad(SchedulingPolicy):
+    def __init__(self, target: str = "i0") -> None:
+        self.target = target
+
+    def schedule(self, requests, instances):
+        return [SchedulingDecision(request.request_id, self.target) for request in requests]
+"""
+
+
+@pytest.fixture
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current directory, as a user has one."""
+    (tmp_path / "my_checked_policies.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield "my_checked_policies"
+    sys.modules.pop("my_checked_policies", None)
+
+
+def test_the_command_finds_a_module_in_the_current_directory(
+    own_directory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "policy", f"{own_directory}:Good", "--examples", "5"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "this scheduling policy keeps all its promises"
+    bad = ["check", "policy", f"{own_directory}:Bad", "--examples", "20"]
+    assert main([*bad, "--parameters", '{"target": "moon"}']) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN  decides only what may be done" in out
+    assert 'there is no instance "moon"' in out
+
+
+def test_the_command_speaks_json(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "policy", f"{own_directory}:Bad", "--json", "--examples", "20"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["roles"] == ["scheduling policy"]
+    assert "answers in every situation" in report["kept"]
+    broken = {one["promise"]: one for one in report["broken"]}
+    assert broken["decides only what may be done"].keys() == {"promise", "what", "example"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fifa"], 'unknown policy or plugin "fifa"; did you mean "fifo"?'),
+        (["no_such_module:Policy"], 'there is no module "no_such_module"'),
+        (["pointsman.strategies:Fifi"], 'has no "Fifi"'),
+        (["fifo", "--parameters", '{"prise": 3}'], "prise"),
+        (["cost-optimized", "--parameters", '{"pricePerGpuHour": -1}'], "pricePerGpuHour must be positive, found -1"),
+    ],
+)
+def test_what_cannot_be_built_is_a_message(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["check", "policy", *args]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--parameters", "{"], "'{' is not JSON"),
+        (["--parameters", "limit=3"], "'limit=3' is not JSON"),
+        (["--parameters", "[1]"], "'[1]' is not a JSON object"),
+        (["--parameters", "3"], "'3' is not a JSON object"),
+        (["--examples", "0"], "'0' is not a number from 1 on"),
+        (["--examples", "-5"], "'-5' is not a number from 1 on"),
+        (["--examples", "many"], "'many' is not a number from 1 on"),
+    ],
+)
+def test_wrong_usage_is_a_message_and_exits_with_2(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["check", "policy", "fifo", *args])
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,26 @@
+"""What a check found, in a form that tests can look at."""
+
+from typing import Any
+
+import pytest
+
+from pointsman.lab.check import Broken, check, policies
+
+
+def found(build: Any, promise: str, examples: int = 60) -> Broken:
+    """What was found about this promise; of the others only the cheap ones are tried, to save time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policies, "PROMISES", {name: one for name, one in policies.PROMISES.items() if name == promise})
+        report = check(build, examples)
+    told = {broken.promise: broken for broken in report.broken}
+    assert promise in told, str(report)
+    assert promise not in report.kept
+    assert not report.ok
+    assert told[promise].what in str(report)
+    return told[promise]
+
+
+def lines(broken: Broken) -> list[str]:
+    """The rows of the tables of its example: no heads, no rules."""
+    rows = [line.split() for line in broken.example.splitlines()]
+    return [row[0] for row in rows if row[0].startswith(("r", "i")) and not row[0].endswith("_id")]
