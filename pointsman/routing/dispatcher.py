@@ -16,7 +16,7 @@ import msgspec
 
 from pointsman.routing.audience import Audience
 from pointsman.routing.choosing import Chooser, hopeless
-from pointsman.routing.decisions import refusal_text
+from pointsman.routing.decisions import Unplaced, refusal_text
 from pointsman.routing.endpoints import Endpoint, Extractor, Fleet
 from pointsman.routing.events import (
     Arrived,
@@ -301,8 +301,15 @@ class Dispatcher:
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._look(item, now)
-                self._refuse(item.request, refusal, now, commands)
+                self._refuse(item.request, self._with_reason(item.request, refusal), now, commands)
             self._place_waiting(pool, now, commands)  # those who stood behind may be luckier
+
+    def _with_reason(self, request: RequestMetadata, refusal: Refusal) -> Refusal:
+        """The refusal, and why nobody took the request when it was last looked at."""
+        record = self.records.get(request.request_id)
+        if record is None or record.failure is None:
+            return refusal
+        return Refusal(refusal.outcome, f"{refusal.why} ({Unplaced(request, record.failure).why})")
 
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
         self._open = False
@@ -428,7 +435,12 @@ class Dispatcher:
         pool = self._pools.of(item.request.model_name)
         if not self._gated or pool is None:
             return None
-        return SchedulingFailure(f"held back: the pool is saturated to {self._saturation(pool, now):.0%}", {})
+        why = f"held back: the pool is saturated to {self._saturation(pool, now):.0%}"
+        serving = self.fleet.serving(pool.model)
+        unmeasured = sum(endpoint.metrics is None for endpoint in serving)
+        if unmeasured:
+            why += f"; {unmeasured} of {len(serving)} instances have never been measured"
+        return SchedulingFailure(why, {})
 
     # Leaving
 

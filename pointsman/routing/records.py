@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.routing.decisions import refusal_text
+from pointsman.routing.decisions import Unplaced
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.outcomes import Refusal
 from pointsman.selection import SchedulingFailure, Trace
@@ -99,7 +99,7 @@ class Record:
         if self.refusal is not None:
             lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.why}")
         if self.decision is None and self.failure is not None:
-            lines.append(refusal_text(self.request, self.failure))
+            lines.append(Unplaced(self.request, self.failure).why)
         if self.trace is not None:
             lines += ["", str(self.trace)]
         return "\n".join(lines)

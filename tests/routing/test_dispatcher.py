@@ -166,6 +166,9 @@ def test_waiting_too_long_ends_with_a_reason_that_names_every_instance() -> None
     [gone] = dispatcher.handle(TimerFired(), 11.0)
     assert isinstance(gone, Refuse)
     assert (gone.refusal.status, gone.refusal.drop_reason) == (429, "rejected-ttl-expired")
+    assert gone.refusal.why.endswith(
+        '(no instance can take "m": 3 instances: 1 serving another model, 1 not accepting requests, 1 full)'
+    )
     record = dispatcher.explain("b", 12.0)
     assert record is not None
     assert record.reasons() == {
