@@ -115,4 +115,4 @@ class RejectedForLabels(Rejected[L]):
         self._why = why
 
     def __iter__(self) -> Iterator[tuple[L, str]]:
-        return ((who, self._why(who.labels)) for who in map(self.candidates.__getitem__, self.positions))
+        return ((who, self._why(who.labels)) for who in map(self.candidate, self.positions))

@@ -76,21 +76,25 @@ class Rejected(Iterable[tuple[C, str]], Generic[C]):
     stays true when the columns move on.
     """
 
-    __slots__ = ("_facts", "_reason", "candidates", "positions")
+    __slots__ = ("_facts", "_reason", "_rows", "_whole", "positions")
 
     def __init__(self, candidates: Roster[C], positions: Positions, reason: str, *facts: Column) -> None:
-        self.candidates = candidates
+        # Members and rows, but not the roster: whoever keeps this must not keep the columns of the time.
+        self._whole, self._rows = candidates.whole, candidates.rows
         self.positions = positions
         self._reason = reason
         self._facts = [fact.copy() for fact in facts]
 
+    def candidate(self, position: int) -> C:
+        """Who stood at this position of the roster."""
+        return self._whole[position if self._rows is None else self._rows[position]]
+
     def __iter__(self) -> Iterator[tuple[C, str]]:
         if not self._facts:
-            return ((self.candidates[position], self._reason) for position in self.positions)
+            return ((self.candidate(position), self._reason) for position in self.positions)
         return (
-            (self.candidates[position], self._reason.format(*facts))
+            (self.candidate(position), self._reason.format(*(float(fact[position]) for fact in self._facts)))
             for position in self.positions
-            for facts in ([float(fact[position]) for fact in self._facts],)
         )
 
     def __len__(self) -> int:

@@ -156,7 +156,7 @@ class Profile(Generic[C]):
                 candidates = candidates.without(rejected.positions)
                 left = len(candidates)
         if trace is not None:
-            trace.stages, trace.survivors = stages, candidates
+            trace.stages, trace.survivors = stages, candidates.members()
         if not left:
             return ProfileFailure(self.name, considered, stages)
         ranked = Ranked(candidates, self._totals(cycle, candidates, trace))
@@ -229,7 +229,7 @@ class Listed(Rejected[C]):
         self._reasons = reasons
 
     def __iter__(self) -> Iterator[tuple[C, str]]:
-        return ((self.candidates[position], why) for position, why in self._reasons.items())
+        return ((self.candidate(position), why) for position, why in self._reasons.items())
 
 
 def _within_bounds(scores: Column) -> Column:

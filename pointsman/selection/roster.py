@@ -77,6 +77,10 @@ class Roster(Sequence[C], Generic[C]):
         """The whole roster, whose positions are the rows."""
         return self if self.rows is None else Roster(self.whole, self._columns, arrays=self._whole_arrays)
 
+    def members(self) -> "Roster[C]":
+        """The same candidates without their columns, for whoever keeps them longer than the columns are wanted."""
+        return Roster(self.whole, rows=self.rows, arrays=self.arrays)
+
     def only(self, row: int) -> "Roster[C]":
         """The one candidate in this row of the whole roster; its columns are lists."""
         return Roster(self.whole, self._columns, rows=(row,), arrays=False, whole_arrays=self._whole_arrays)

@@ -32,9 +32,10 @@ class ScoreTrace(msgspec.Struct):
 class ProfileTrace:
     """One run of one profile."""
 
-    def __init__(self, profile: str, candidates: Sequence[Any]) -> None:
+    def __init__(self, profile: str, considered: int) -> None:
         self.profile = profile
-        self.candidates = candidates
+        self.considered = considered
+        """How many candidates there were."""
         self.stages: Sequence[tuple[str, Any]] = ()
         self.survivors: Sequence[Any] = ()
         self.scores: list[ScoreTrace] = []
@@ -51,7 +52,7 @@ class ProfileTrace:
         """Plain data, ready for JSON."""
         return {
             "profile": self.profile,
-            "candidates": len(self.candidates),
+            "candidates": self.considered,
             "rejected": [
                 {"candidate": str(who), "filter": name, "reason": why}
                 for name, rejected in self.stages
@@ -87,7 +88,7 @@ class ProfileTrace:
                 rows.append([who, *numbers, f"{float(self.totals[position]):.3f}", verdict])
         for name, rejected in self.stages:
             rows += [[str(who), *[""] * len(heads), "", f"{name}: {why}"] for who, why in rejected]
-        lines = [f'profile "{self.profile}", {len(self.candidates)} candidates']
+        lines = [f'profile "{self.profile}", {self.considered} candidates']
         lines += [
             f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped"
             for score in self.scores
@@ -105,7 +106,7 @@ class Trace:
 
     def begin(self, profile: str, candidates: Sequence[Any]) -> ProfileTrace:
         """Called by a profile that starts to run."""
-        self.profiles.append(ProfileTrace(profile, candidates))
+        self.profiles.append(ProfileTrace(profile, len(candidates)))
         return self.profiles[-1]
 
     def note(self, text: str) -> None:
