@@ -208,7 +208,7 @@ class Dispatcher:
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
-        self.fleet.learn_latency(sent.endpoint, (now - sent.at) * 1000, sent.lightness)
+        self.fleet.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(sent.item.request, event.output_tokens, now)
         self._room_on(sent.endpoint, now, commands)
 
@@ -383,7 +383,7 @@ class Dispatcher:
         target = choice.result.target
         if item.enqueued_at < now:
             self.fleet.sent_from_backlog(target)
-        sent = Sent(item, pool, target, self._chooser.route.name, now, self.fleet.lightness_of(target))
+        sent = Sent(item, pool, target, self._chooser.route.name, self.fleet.lightness_of(target))
         self.ledger.reserve(item.request.request_id, holds_of(cycle, choice.result))
         headers = self._audience.dispatched(cycle, choice.result)
         self._send(sent, choice.decision, headers, commands)
@@ -402,7 +402,7 @@ class Dispatcher:
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
             pool.queue.take(item, now)
-            sent = Sent(item, pool, endpoint, policy.name, now, self.fleet.lightness_of(endpoint))
+            sent = Sent(item, pool, endpoint, policy.name, self.fleet.lightness_of(endpoint))
             self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
             self._send(sent, made, {}, commands)
         return True

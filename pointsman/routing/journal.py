@@ -29,10 +29,11 @@ class Journal:
             record.trace, record.failure = trace, failure
 
     def sent(self, sent: Sent, made: SchedulingDecision) -> None:
-        self.tally.dispatched(sent.strategy, made.target_instance_id, sent.at - sent.item.enqueued_at)
+        self.tally.dispatched(sent.strategy, made.target_instance_id, sent.item.taken_at - sent.item.enqueued_at)
         record = self.records.get(made.request_id)
         if record is not None:
-            record.strategy, record.decision, record.sent_at, record.failure = sent.strategy, made, sent.at, None
+            record.strategy, record.decision, record.failure = sent.strategy, made, None
+            record.sent_at = sent.item.taken_at
 
     def first_token(self, request_id: str, now: float) -> None:
         record = self.records.get(request_id)

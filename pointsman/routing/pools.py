@@ -13,16 +13,13 @@ MOST_POOLS = 1_000
 class Sent:
     """A request on an instance."""
 
-    __slots__ = ("at", "begun", "endpoint", "item", "lightness", "pool", "revoked", "strategy")
+    __slots__ = ("begun", "endpoint", "item", "lightness", "pool", "revoked", "strategy")
 
-    def __init__(
-        self, item: Queued, pool: "Pool", endpoint: Endpoint, strategy: str, at: float, lightness: float
-    ) -> None:
+    def __init__(self, item: Queued, pool: "Pool", endpoint: Endpoint, strategy: str, lightness: float) -> None:
         self.item = item
         self.pool = pool
         self.endpoint = endpoint
         self.strategy = strategy
-        self.at = at
         self.lightness = lightness
         """Of the endpoint, just before."""
         self.begun = False

@@ -165,15 +165,13 @@ def where_finite(column: Column) -> Positions:
     return _places(np.isfinite(column))
 
 
-def where_at_least(column: Column, limit: float | Column) -> Positions:
+def where_at_least(column: Column, limit: float) -> Positions:
     """Positions whose value is not below the limit."""
     if isinstance(column, list):
-        if isinstance(limit, float | int):
-            return [] if max(column, default=0.0) < limit else [i for i, v in enumerate(column) if v >= limit]
-        if max(column, default=0.0) < min(limit, default=inf):
+        if max(column, default=-inf) < limit:
             return []
-        return [i for i, (value, bound) in enumerate(zip(column, limit, strict=True)) if value >= bound]
-    return _places(column >= np.asarray(limit))
+        return [position for position, value in enumerate(column) if value >= limit]
+    return _places(column >= limit)
 
 
 def where_zero(column: Column) -> Positions:

@@ -53,7 +53,7 @@ class Queued:
         """How long its client lets it wait; once offered, how long it may wait. None: no limit."""
         self.enqueued_at = 0.0
         self.taken_at = 0.0
-        """When it was last taken out."""
+        """When it was last taken out of the queue, which is when it was sent if it was."""
         self.order_key: Any = None
         """Its place under the ordering of its band, smaller first; equals go by `seq`."""
         self.seq = 0

@@ -34,6 +34,8 @@ from pointsman.strategies import SchedulingPolicy
 from pointsman.strategies.dispatching import dispatcher_for, keeps_its_order
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
+REFUSALS_KEPT = 10_000
+
 
 class ControlPlaneManager:
     """Register instances, submit requests, send them where the decisions say, and report how they ended.
@@ -71,8 +73,9 @@ class ControlPlaneManager:
         self._on_refusal = on_refusal
         self._untold: deque[Command] = deque()
         self._telling = False
-        self._decisions: list[SchedulingDecision] = []
-        self._refusals: list[tuple[RequestMetadata, Refusal]] = []
+        self._decisions: dict[str, SchedulingDecision] = {}
+        """Not handed over yet, of requests that are still where they say."""
+        self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=REFUSALS_KEPT)
 
     @property
     def notes(self) -> list[str]:
@@ -103,6 +106,7 @@ class ControlPlaneManager:
     def remove_instance(self, instance_id: str, why: str = "it was removed") -> None:
         """It is gone, on purpose or not: its unanswered requests go back to the queue, in their old places."""
         self._expect(instance_id)
+        self._decisions = {r: made for r, made in self._decisions.items() if made.target_instance_id != instance_id}
         self._handle(Left(instance_id, why))
 
     def instances(self) -> list[ExecutionInstance]:
@@ -121,14 +125,17 @@ class ControlPlaneManager:
 
     def completed(self, request_id: str, output_tokens: int | None = None) -> list[SchedulingDecision]:
         """The request was answered. The decisions that the free place made possible."""
+        self._decisions.pop(request_id, None)
         return self._handle(Ended(request_id, output_tokens))
 
     def failed(self, request_id: str, why: str, *, retry: bool = True) -> list[SchedulingDecision]:
         """Its instance failed it: it goes back to its place in the queue, and to another instance if there is one."""
+        self._decisions.pop(request_id, None)
         return self._handle(Failed(request_id, why, retry))
 
     def cancel(self, request_id: str) -> list[SchedulingDecision]:
         """Its client has gone."""
+        self._decisions.pop(request_id, None)
         return self._handle(Cancelled(request_id))
 
     def tick(self) -> list[SchedulingDecision]:
@@ -142,13 +149,17 @@ class ControlPlaneManager:
     # What came of it
 
     def decisions(self) -> list[SchedulingDecision]:
-        """Decisions made since the last call, oldest first, if there is no `on_decision`."""
-        taken, self._decisions = self._decisions, []
+        """Decisions made since the last call, oldest first, if there is no `on_decision`.
+
+        Those that no longer hold are left out: the request has ended or failed meanwhile, or its instance is gone.
+        """
+        taken, self._decisions = list(self._decisions.values()), {}
         return taken
 
     def refusals(self) -> list[tuple[RequestMetadata, Refusal]]:
-        """Refusals since the last call, oldest first, if there is no `on_refusal`."""
-        taken, self._refusals = self._refusals, []
+        """Refusals since the last call, oldest first, if there is no `on_refusal`; at most the newest 10,000."""
+        taken = list(self._refusals)
+        self._refusals.clear()
         return taken
 
     def pending(self) -> list[Unplaced]:
@@ -210,8 +221,9 @@ class ControlPlaneManager:
             if self._on_decision is not None:
                 self._on_decision(command.decision)
             else:
-                self._decisions.append(command.decision)
+                self._decisions[command.request.request_id] = command.decision
         elif isinstance(command, Refuse):
+            self._decisions.pop(command.request.request_id, None)
             if self._on_refusal is not None:
                 self._on_refusal(command.request, command.refusal)
             else:
