@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+RUNS   := $(VENV)/.runs
+BENCH  := .venv-bench
 
-.PHONY: run test lint types tests format bench-scheduling clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway clean
 
-run: $(READY)  ## schedule a batch on a made-up fleet with each strategy, with the reasons
-	@$(BIN)/python examples/strategies.py
+run: $(RUNS)  ## two real llama.cpp instances of a model that talks, and the gateway in front of them
+	@$(BIN)/pointsman up examples/smollm2.yaml
 
 test: $(READY) lint types tests  ## formatter, linter, strict types, and the whole suite
 
@@ -28,12 +30,25 @@ format: $(READY)
 bench-scheduling: $(READY)  ## the scheduling table of bench/README.md
 	$(BIN)/python -m bench.scheduling
 
-$(READY): pyproject.toml requirements/dev.txt
+bench-gateway: $(READY) $(BENCH)/.ready  ## the gateway beside nginx, Envoy and the routers; ARGS=--quick for a short run
+	$(BIN)/python -m bench.gateway --peers $(BENCH) $(ARGS)
+
+# Everything is pinned, so nothing that a package asks for besides is wanted.
+$(RUNS): pyproject.toml requirements/run.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pointsman needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/run.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(READY): $(RUNS) requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/dev.txt
+	touch $@
+
+$(BENCH)/.ready: requirements/bench-gateway.txt
+	$(PYTHON) -m venv $(BENCH)
+	-$(BENCH)/bin/pip install --quiet --requirement requirements/bench-gateway.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -242,8 +242,9 @@ def prefix_rows() -> list[list[str]]:
 
 def prefix_row(servers: int) -> list[str]:
     """Prompts share their first 16 blocks, as with a common system prompt: every server holds those."""
-    common = token_bytes("You are a helpful assistant. " * 142)[: 16 * 256]
-    chains = [block_hashes(common + token_bytes(f"{n:08d}" * 1536), first_link(MODEL), 64, 64) for n in range(1000)]
+    common = ("You are a helpful assistant. " * 142)[: 16 * 256]
+    prompts = [token_bytes(common + f"{n:08d}" * 1536) for n in range(1000)]
+    chains = [block_hashes(prompt, first_link(MODEL), 64, 64).links for prompt in prompts]
     tracemalloc.start()
     index = PrefixIndex()
     for n, chain in enumerate(chains):

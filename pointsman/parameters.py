@@ -34,6 +34,22 @@ class DurationText(msgspec.Struct, frozen=True):
 Duration = Annotated[float, DurationText()]
 """Seconds."""
 
+
+class FileName(msgspec.Struct, frozen=True):
+    """In YAML this is a path, relative to the document's folder; the plugin gets an absolute one.
+
+    `package:NAME/FILE` is a file inside an installed Python package, and stays as it is.
+    """
+
+    or_name: bool = False
+    """It may also be the name of something elsewhere, such as a model on a hub. Then only what is there, or begins with
+    a dot, a slash or ~, is taken for a path."""
+    must_exist: bool = True
+
+
+ExistingFile = Annotated[str, FileName()]
+FileOrName = Annotated[str, FileName(or_name=True)]
+
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 

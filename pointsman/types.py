@@ -4,6 +4,7 @@ Requests and decisions never change once made. An instance is the caller's own r
 the caller may update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
 """
 
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 
 import msgspec
@@ -32,7 +33,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """One request, as far as deciding needs to know it."""
 
     request_id: str
-    prompt: str | bytes | tuple[str | bytes, ...] = ""
+    prompt: str | bytes | memoryview | tuple[str | bytes, ...] = ""
     max_tokens: int | None = None
     model_name: str = ""
     """Empty: any model will do."""
@@ -46,13 +47,22 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """The most this request may cost, in the currency of `price_per_gpu_hour`."""
     timeout_s: float | None = None
     """The client gives up after waiting this long; None: when the queue does."""
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = {}
     """Lower-cased names."""
     prompt_tokens: int | None = None
     """Counted by a tokenizer; otherwise a quarter of the prompt's bytes stands in for it."""
     token_ids: tuple[int, ...] | None = None
     cache_salt: str = ""
-    multimodal: bool = False
+    multimodal: bool | None = None
+    """Whether it has parts that are not text; None: look into the prompt, if it is the JSON of the OpenAI API."""
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether it has parts that are not text. Looking into a long prompt takes time, so only ask if it matters."""
+        if self.multimodal is not None or not isinstance(self.prompt, bytes | memoryview):
+            return bool(self.multimodal)
+        prompt = bytes(self.prompt)
+        return any(mark in prompt for mark in (b'"image_url"', b'"input_image"', b'"input_audio"'))
 
     @property
     def input_tokens(self) -> int:
@@ -85,6 +95,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     host: str = ""
     """Empty: not told."""
     port: int = 0
+    tls: bool = False
+    """It is spoken to over HTTPS."""
     model_name: str = ""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1

@@ -6,13 +6,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pointsman.cli.options import add_command
+
+EXAMPLE = """\
+examples:
+  pointsman check config examples/smollm2.yaml
+  pointsman check config *.yaml --json
+"""
+
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "config",
-        help="check configuration files",
+        summary="check configuration files",
         description="Load each file without starting anything. Prints every problem with its line, or a summary.",
+        example=EXAMPLE,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EndpointPickerConfig or Pointsman YAML")
     parser.add_argument("--json", action="store_true", help="print JSON: one object per file")

@@ -4,6 +4,8 @@ import argparse
 import json
 from typing import Any
 
+from pointsman.cli.options import add_command, at_least_one
+
 EXAMPLE = """\
 examples:
   pointsman check policy slo-aware
@@ -14,18 +16,18 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "policy",
-        help="check a policy or plugin of your own",
+        summary="check a policy or plugin of your own",
         description="Try a scheduling policy, filter, scorer, picker or profile handler in generated situations: no "
         "instances, all full, other models, duplicates, huge batches, missing metrics. Says which promise it breaks, "
         "with the smallest example.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
     )
     parser.add_argument("name", help="package.module:Name, or the name of a built-in one")
     parser.add_argument("--parameters", type=_parameters, default={}, metavar="JSON", help="what to build it with")
-    parser.add_argument("--examples", type=_at_least_one, default=200, metavar="N", help="situations per promise (200)")
+    parser.add_argument("--examples", type=at_least_one, default=200, metavar="N", help="situations per promise (200)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -38,12 +40,6 @@ def _parameters(text: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"limit\": 3}}'")
     return given
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

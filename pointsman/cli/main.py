@@ -1,20 +1,26 @@
 """`pointsman`: reads the command line and runs a command."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli import check, schema
-from pointsman.errors import PointsmanError
+from pointsman.cli import apply, check, down, drain, explain, key, logs, plan, requests, schema, status, up
+from pointsman.errors import ConfigError, PointsmanError
 
-COMMANDS = (check, schema)
+COMMANDS = (up, plan, apply, status, explain, requests, logs, drain, down, key, check, schema)
 
 EXAMPLE = """\
 example:
-  pointsman schema > pointsman.schema.json     completion in your editor
+  pointsman up examples/smollm2.yaml           real models and a gateway, until Ctrl-C
+  pointsman plan examples/smollm2.yaml         what it would start
+  pointsman status                             what runs, and what is wrong
+  pointsman requests                           the newest requests
+  pointsman explain REQUEST_ID                 why one went where it went
   pointsman check config scheduling.yaml       every mistake of a file, before it goes live
   pointsman check policy mymodule:MyPolicy     which promise a policy of yours breaks, with the smallest example
+  pointsman schema > pointsman.schema.json     completion in your editor
 """
 
 
@@ -27,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
     except PointsmanError as error:
-        print(f"pointsman: {error}", file=sys.stderr)
+        _report(error, as_json=getattr(args, "json", False))
         return 1
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -35,6 +41,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _report(error: PointsmanError, *, as_json: bool) -> None:
+    """Say what is wrong: to a person, or in the form of the admin API's errors."""
+    problems = list(getattr(error, "problems", ()))
+    if as_json:
+        told = {"message": str(error), **getattr(error, "error", {})}
+        if isinstance(error, ConfigError):
+            import msgspec
+
+            told["problems"] = msgspec.to_builtins(problems)
+        print(json.dumps({"error": told}, indent=2, ensure_ascii=False))
+    elif any(_place(problem) for problem in problems):
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        print(f"{error}\npointsman: {count}; nothing of it was applied", file=sys.stderr)
+    else:
+        print(f"pointsman: {error}", file=sys.stderr)
+
+
+def _place(problem: object) -> object:
+    """The file that a problem is in, if it is in one."""
+    return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,16 +4,25 @@ import argparse
 import json
 from typing import Any
 
+from pointsman.cli.options import add_command
+
+EXAMPLE = """\
+example:
+  pointsman schema --kind Pointsman > pointsman.schema.json
+"""
+
 KINDS = ("EndpointPickerConfig", "Pointsman")
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "schema",
-        help="print the JSON schema of configuration files",
-        description="Print the JSON schema of configuration files, with every built-in plugin and its parameters. "
-        "Editors that speak YAML use it: # yaml-language-server: $schema=pointsman.schema.json",
+        summary="print the JSON schema of configuration files",
+        description="Print the JSON schema of configuration files, with every built-in plugin and engine and their "
+        "parameters. Editors that speak YAML use it: # yaml-language-server: $schema=pointsman.schema.json",
+        example=EXAMPLE,
     )
     parser.add_argument("--kind", choices=KINDS, help="only this kind of document")
     parser.set_defaults(run=run)

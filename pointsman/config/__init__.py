@@ -1,16 +1,19 @@
 """Configuration: YAML enters; plans leave, with everything built and nothing running.
 
 The one rule: all or nothing. Every problem of a file is reported at once, with its line, and nothing of a bad file is
-applied. `load` takes a file (`Path`) or text (`str`); see `schema` for the documents, `registry` for the names.
+applied. `load` takes a file (`Path`), or text (`str`) and the folder that its paths are relative to; see `schema` for
+the documents, `registry` for the names.
 """
 
+from pointsman.config.endpoints import endpoint_engine, load_endpoints
 from pointsman.config.json_schema import json_schema
-from pointsman.config.loading import build_named, build_policy, load, load_deployments, load_picker
+from pointsman.config.loading import build_named, build_policy, load, load_deployments, load_manifest, load_picker
 from pointsman.config.plan import DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import Problem
 
 __all__ = [
-    "load", "load_picker", "load_deployments", "build_policy", "build_named",
+    "load", "load_picker", "load_manifest", "load_deployments", "load_endpoints",
+    "build_policy", "build_named", "endpoint_engine",
     "PickerPlan", "DeploymentPlan", "PointsmanPlan",
     "Problem", "json_schema",
 ]  # fmt: skip

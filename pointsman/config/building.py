@@ -157,15 +157,11 @@ def built(
 ) -> Any:
     """An object of this type; INVALID if its parameters are wrong, or one that it refers to could not be made."""
     problems = validator.problems
-    before = len(problems)
-    given = dict(parameters)
-    spellings = {spelling for field in kind.parameters.values() for spelling in field.spellings}
-    extra = {name: given.pop(name) for name in list(given) if name not in spellings} if kind.takes_anything else {}
-    values = validator.fields(given, kind.parameters, (*path, "parameters"), kind="parameter")
-    if len(problems) > before or unresolved:
+    arguments = arguments_of(kind, parameters, path, validator)
+    if arguments is INVALID or unresolved:
         return INVALID
     try:
-        return kind.build(**values, **extra)
+        return kind.build(**arguments)
     except ConfigError as error:
         for problem in error.problems:
             problems.add(path, str(problem))
@@ -174,3 +170,13 @@ def built(
     except Exception as error:  # somebody's own class: it must not take the whole check down
         problems.add(path, f"{kind.name} cannot be made: {type(error).__name__}: {error}")
     return INVALID
+
+
+def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: Path, validator: Validator) -> Any:
+    """What a class is built with, by the names in Python; INVALID if anything is wrong with it."""
+    before = len(validator.problems)
+    given = dict(parameters)
+    spellings = {spelling for field in kind.parameters.values() for spelling in field.spellings}
+    extra = {name: given.pop(name) for name in list(given) if name not in spellings} if kind.takes_anything else {}
+    values = validator.fields(given, kind.parameters, (*path, "parameters"), kind="parameter")
+    return INVALID if len(validator.problems) > before else values | extra

@@ -4,20 +4,22 @@ The schema is made from the same types and signatures that loading uses. It cann
 anything; `pointsman check config` does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from pointsman.config.endpoints import reads_endpoints
+from pointsman.config.manifest import EndpointSpec, EngineSpec
 from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE
 from pointsman.config.quantities import QuantityText
-from pointsman.config.registry import PluginType, plugins, policies
+from pointsman.config.registry import PluginType, can_be_started, engines, plugins, policies
 from pointsman.config.schema import KINDS, PluginSpec, SchedulingSpec
 from pointsman.config.validation import Field, fields_of, unmarked
 from pointsman.config.wording import is_list, is_mapping
-from pointsman.parameters import DurationText, PluginRef
+from pointsman.parameters import DurationText, FileName, PluginRef
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -52,11 +54,15 @@ class _Schemas:
         for mark in marks:
             if isinstance(mark, PluginRef):
                 return {"type": "string", "description": f"the name of a {mark.role}"}
+            if isinstance(mark, FileName):
+                return {"type": "string", "description": _path_in_words(mark)}
             if isinstance(mark, DurationText):
-                return {"type": ["string", "number"], "description": "a duration: 200ms, 60s, 1m30s, or seconds"}
+                words = "a duration: 200ms, 60s, 1m30s, or seconds"
+                return {"type": ["string", "number"], "description": words} | _bounds(marks)
             if isinstance(mark, QuantityText):
-                return {"type": ["string", "number"], "description": "an amount: 500, 2k, 1Gi"}
-        return self._unmarked(kind)
+                words = "an amount: 500, 2k, 1Gi"
+                return {"type": ["string", "number"], "description": words} | _bounds(marks)
+        return self._unmarked(kind) | _bounds(marks)
 
     def _unmarked(self, kind: Any) -> dict[str, Any]:
         origin = get_origin(kind)
@@ -80,9 +86,14 @@ class _Schemas:
             self.definitions[kind.__name__] = {}  # first, in case it contains itself
             schema = self.fields(fields_of(kind), kind.__doc__ or "")
             if kind is PluginSpec:
-                schema |= self._typed(schema, "type", plugins(), ELSEWHERE)
+                schema |= self._typed(schema, "type", list(plugins()), ELSEWHERE, PARAMETERS_ELSEWHERE)
             if kind is SchedulingSpec:
-                schema |= self._typed(schema, "policy", policies(), {})
+                schema |= self._typed(schema, "policy", list(policies()))
+            if kind is EngineSpec:
+                schema |= self._typed(schema, "type", [engine for engine in engines() if can_be_started(engine)])
+            if kind is EndpointSpec:
+                readers = [engine for engine in engines() if reads_endpoints(engine)]
+                schema["properties"] |= {"engine": {**_choices(readers), "default": "openai"}}
             self.definitions[kind.__name__] = schema
         return {"$ref": f"#/$defs/{kind.__name__}"}
 
@@ -97,22 +108,44 @@ class _Schemas:
         return schema | ({"required": required} if required else {}) | {"description": description.partition("\n")[0]}
 
     def _typed(
-        self, schema: dict[str, Any], field: str, types: Iterable[PluginType], others: Mapping[str, str]
+        self,
+        schema: dict[str, Any],
+        field: str,
+        types: Sequence[PluginType],
+        ignored: Mapping[str, str] = MappingProxyType({}),
+        ignored_parameters: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """`parameters` depend on `field`: known names complete, and anybody's own class is accepted."""
-        known = [{"const": kind.name, "description": kind.summary} for kind in types]
-        ignored = [{"const": name, "description": f"ignored: {why}"} for name, why in others.items()]
-        own = {"type": "string", "pattern": OWN_CLASS, "description": "your own class: package.module:Name"}
-        choices = {"anyOf": [*known, *ignored, own]}
-        cases = [self._case(field, kind) for kind in types if kind.parameters]
-        return {"properties": schema["properties"] | {field: choices}, "allOf": cases}
+        """`parameters` depend on `field`."""
+        cases = [self._case(field, kind, ignored_parameters) for kind in types if kind.parameters]
+        return {"properties": schema["properties"] | {field: _choices(types, ignored)}, "allOf": cases}
 
-    def _case(self, field: str, kind: PluginType) -> dict[str, Any]:
+    def _case(self, field: str, kind: PluginType, ignored_parameters: Iterable[str]) -> dict[str, Any]:
         parameters = self.fields(kind.parameters, kind.summary)
-        if field == "type":
-            parameters["properties"] |= {name: {"type": "string"} for name in sorted(PARAMETERS_ELSEWHERE)}
+        parameters["properties"] |= {name: {"type": "string"} for name in sorted(ignored_parameters)}
         needed = ["parameters"] if "required" in parameters else []
         return {
             "if": {"properties": {field: {"const": kind.name}}, "required": [field]},
             "then": {"properties": {"parameters": parameters}, "required": needed},
         }
+
+
+def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Known names complete, and anybody's own class is accepted."""
+    known = [{"const": kind.name, "description": kind.summary} for kind in types]
+    known += [{"const": name, "description": f"ignored: {why}"} for name, why in ignored.items()]
+    own = {"type": "string", "pattern": OWN_CLASS, "description": "your own class: package.module:Name"}
+    return {"anyOf": [*known, own]}
+
+
+def _bounds(marks: Iterable[Any]) -> dict[str, Any]:
+    """What `Meta` says of numbers. Text with a unit is not bounded by them."""
+    words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+    bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
+    return {
+        word: getattr(mark, name) for mark in bounds for name, word in words.items() if getattr(mark, name) is not None
+    }
+
+
+def _path_in_words(mark: FileName) -> str:
+    words = "a path, relative to the folder of this file; or package:NAME/FILE, inside an installed Python package"
+    return f"{words}; or the name of a model on a hub" if mark.or_name else words

@@ -13,10 +13,14 @@ from pointsman.config.schema import FlowControlSpec, PickerBody
 from pointsman.config.validation import usable
 from pointsman.config.wording import found
 from pointsman.errors import did_you_mean
+from pointsman.routing.queue import UtilizationDetector
+
+MEASURED_S = 1.0
+"""Numbers of instances that run are at most so old, if all is well."""
 
 
-def picker_plan(body: PickerBody, problems: Problems, path: Path) -> PickerPlan | None:
-    """The plan; None if anything is wrong with the document."""
+def picker_plan(body: PickerBody, problems: Problems, path: Path, *, queues: bool = False) -> PickerPlan | None:
+    """The plan; None if anything is wrong with the document. `queues`: requests wait also without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
     for place, spec in usable(specs):
@@ -29,7 +33,17 @@ def picker_plan(body: PickerBody, problems: Problems, path: Path) -> PickerPlan 
     if gates["flowControl"]:
         flow_control = FlowControls(plugins, problems, path).plan(body.flow_control or FlowControlSpec(), detector)
     elif body.flow_control and _has_settings(body.flow_control):
-        plugins.note("flowControl is ignored, except for its saturationDetector: the feature gate flowControl is off")
+        but = "" if queues else ", except for its saturationDetector"
+        plugins.note(f"flowControl is ignored{but}: the feature gate flowControl is off")
+    if queues and gates["flowControl"] and isinstance(detector, UtilizationDetector) and detector.oldest_s < MEASURED_S:
+        plugins.note(
+            f"the saturation detector takes numbers older than {detector.oldest_s:g}s for saturated, and instances are "
+            "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s"
+        )
+    if queues and not gates["flowControl"] and _names_a_detector(body):
+        plugins.note(
+            "saturationDetector is ignored: the feature gate flowControl is off, so requests wait for room only"
+        )
     for name, field in _other_references(body, path):
         if name and name not in ELSEWHERE:
             plugins.exists(name, field)
@@ -41,6 +55,7 @@ def picker_plan(body: PickerBody, problems: Problems, path: Path) -> PickerPlan 
         saturation_detector=detector,
         flow_control=flow_control,
         gates=gates,
+        queues=queues,
         notes=tuple(plugins.notes),
     )
 
@@ -57,6 +72,10 @@ def _gates(body: PickerBody, problems: Problems, path: Path) -> dict[str, bool]:
         else:
             gates[name] = value.lower() != "false"
     return gates
+
+
+def _names_a_detector(body: PickerBody) -> bool:
+    return bool(body.saturation_detector or (body.flow_control and body.flow_control.saturation_detector))
 
 
 def _has_settings(spec: FlowControlSpec) -> bool:

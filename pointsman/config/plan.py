@@ -1,10 +1,14 @@
 """What a document builds: everything ready to run, and nothing running yet."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pointsman.config.flow import FlowControlPlan
+from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.control.desired import Desired, DesiredDeployment
+from pointsman.engines import Engine
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
@@ -12,6 +16,7 @@ from pointsman.routing.queue.pool import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
+from pointsman.strategies.dispatching import dispatcher_for
 
 
 class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,26 +29,33 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     flow_control: FlowControlPlan | None = None
     """None: the gate is off."""
     gates: dict[str, bool]
+    queues: bool = False
+    """Without the gate too, requests wait for room, in a queue of the default form."""
     notes: tuple[str, ...] = ()
     """What the author should know: names that were accepted and do nothing."""
 
-    def dispatcher(self, *, max_tries: int = 3, traced: bool = True, seed: int = 0) -> Dispatcher:
+    def dispatcher(
+        self, *, max_tries: int = 3, traced: bool = True, keep_records: int = 10_000, seed: int = 0
+    ) -> Dispatcher:
         """A dispatcher that works as the document says. One per plan: the plugins remember what they were sent.
 
-        With flow control, requests wait in its queue while the pool is saturated; without, what cannot be sent at once
-        is refused, and requests of negative priority are turned away while the pool is saturated.
+        With flow control, requests wait in its queue while the pool is saturated. Without, and if it `queues`, they
+        wait until an instance has room; if not, what cannot be sent at once is refused, and requests of negative
+        priority are turned away while the pool is saturated.
         """
         flow = self.flow_control
+        waits = flow is not None or self.queues
         return Dispatcher(
             ConfiguredRoute(self.scheduler),
             FlowControl if flow is None else flow.build,
             plugins=self.plugins.values(),
             saturation_gates=flow is not None,
-            shedding=LegacyAdmission(self.saturation_detector) if flow is None else None,
+            shedding=None if waits else LegacyAdmission(self.saturation_detector),
             make_eviction=InFlightEviction if flow is not None and flow.enable_eviction else None,
-            waits=flow is not None,
+            waits=waits,
             max_tries=max_tries,
             traced=traced,
+            keep_records=keep_records,
             seed=seed,
         )
 
@@ -62,24 +74,64 @@ def _parts(profile: Profile[Endpoint]) -> str:
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment and how its requests are scheduled: by a policy, or by the plugins of a picker."""
+    """A deployment: what runs, and how its requests are scheduled, by a policy or by the plugins of a picker."""
 
-    name: str
-    model: str
+    desired: DesiredDeployment
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
+    scheduling_recipe: str = ""
+    """What the scheduling was made from. Where it is equal, so is the scheduling."""
+    engine: Engine | None = None
+    """None: nothing of ours is started."""
+    endpoints_file: Path | None = None
+    """Names more endpoints, for `load_endpoints`. It need not be there yet."""
+    price: PriceSpec | None = None
+
+    @property
+    def name(self) -> str:
+        return self.desired.name
+
+    @property
+    def model(self) -> str:
+        """What clients call it."""
+        return self.desired.model
+
+    def dispatcher(self, *, max_tries: int = 3, keep_records: int = 10_000, seed: int = 0) -> Dispatcher:
+        """A dispatcher that schedules as the document says; what cannot be sent at once waits. One per plan."""
+        if self.policy is not None:
+            return dispatcher_for(self.policy, max_tries=max_tries, keep_records=keep_records, seed=seed)
+        assert self.picker is not None, "a deployment has a policy or a picker"
+        return self.picker.dispatcher(max_tries=max_tries, keep_records=keep_records, seed=seed)
+
+    def summary(self) -> str:
+        """What runs and who decides."""
+        wanted = self.desired
+        runs = [f"{wanted.replicas} x {wanted.engine.type}"] if wanted.engine is not None else []
+        if wanted.endpoints:
+            runs.append(f"{len(wanted.endpoints)} endpoint{'s' if len(wanted.endpoints) > 1 else ''}")
+        if self.endpoints_file is not None:
+            runs.append(f"endpoints of {self.endpoints_file.name}")
+        how = self.policy.name if self.policy is not None else "endpoint picker"
+        return f"{self.name} ({', '.join([*runs, how])})"
 
 
 class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a `Pointsman` document builds."""
 
     deployments: tuple[DeploymentPlan, ...] = ()
+    gateway: GatewaySpec = GatewaySpec()
+    workers: tuple[WorkerSpec, ...] = ()
+    """Empty: this machine."""
     notes: tuple[str, ...] = ()
+
+    def desired(self) -> Desired:
+        """What should run, for the controller."""
+        return Desired({plan.name: plan.desired for plan in self.deployments})
 
     def summary(self) -> str:
         """One line: what it would run."""
-        how = [
-            f"{one.name} ({one.policy.name if one.policy is not None else 'endpoint picker'})"
-            for one in self.deployments
-        ]
-        return f"{len(how)} deployments: {', '.join(how)}" if how else "no deployments"
+        count = len(self.deployments)
+        if not count:
+            return "no deployments"
+        told = ", ".join(plan.summary() for plan in self.deployments)
+        return f"{count} deployment{'s' if count > 1 else ''}: {told}; gateway on {self.gateway.listen}"

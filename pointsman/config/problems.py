@@ -51,6 +51,10 @@ class Problems:
                 return line
         return 0
 
+    def written(self, path: Path) -> bool:
+        """Whether the file spells this out, and did not just leave it to its default."""
+        return path in self._lines
+
     def apart(self) -> "Problems":
         """A collector for the same file whose problems do not count unless somebody takes them over."""
         return Problems(self.file, self._lines)

@@ -16,6 +16,8 @@ from pointsman.config.problems import Path, Problems
 from pointsman.config.published import REPLACED
 from pointsman.config.roles import is_plugin, is_policy
 from pointsman.config.validation import Field, unmarked
+from pointsman.config.wording import a
+from pointsman.engines import ENGINES, Engine
 from pointsman.errors import did_you_mean
 from pointsman.parameters import Spelled, camel_case
 from pointsman.selection.plugins import kebab_case
@@ -90,7 +92,7 @@ class Registry:
         elif not isinstance(made, type):
             problems.add(path, f'"{name}" is not a class but a {type(made).__name__}')
         elif not self._belongs(made):
-            problems.add(path, f'"{name}" is not a {self.word}: {self._wanted}')
+            problems.add(path, f'"{name}" is not {a(self.word)}: {self._wanted}')
         else:
             return plugin_type(name, made, builtin=False)
         return None
@@ -148,6 +150,18 @@ def policies() -> Registry:
     }
     wanted = "it needs the methods prioritize and schedule of a SchedulingPolicy"
     return Registry("scheduling policy", built_in, is_policy, wanted)
+
+
+@cache
+def engines() -> Registry:
+    """All kinds of model servers."""
+    wanted = "it must be a subclass of pointsman.engines.Engine with a launch method"
+    return Registry("engine", ENGINES, lambda made: issubclass(made, Engine) and not inspect.isabstract(made), wanted)
+
+
+def can_be_started(engine: PluginType) -> bool:
+    """Whether it is more than a way to read servers that somebody else started."""
+    return bool(getattr(engine.build, "launchable", False))
 
 
 def _exported(packages: Iterable[str]) -> Iterator[tuple[str, type]]:

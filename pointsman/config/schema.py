@@ -2,18 +2,24 @@
 
 Fields are snake case here and camel case in YAML; those that end in "ref" hold the name of a plugin of the document.
 """
+# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
 from typing import Annotated, Any, Literal
 
-import msgspec
+from msgspec import Meta
 
+from pointsman.config.manifest import (
+    Count,
+    EndpointSpec,
+    EngineSpec,
+    GatewaySpec,
+    LifecycleSpec,
+    PriceSpec,
+    WorkerSpec,
+)
 from pointsman.config.quantities import Quantity
-from pointsman.parameters import Duration, Spelled
-
-
-class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Base of everything that is written as fields with values."""
-
+from pointsman.config.section import Section
+from pointsman.parameters import Duration, FileName, Spelled
 
 # EndpointPickerConfig
 
@@ -181,6 +187,21 @@ class DeploymentSpec(Section, frozen=True):
 
     name: str
     model: str
+    """What clients call it."""
+    aliases: list[str] = []
+    """Further names that clients may use."""
+    replicas: Annotated[int, Meta(ge=0)] = 1
+    """Instances of `engine` to run."""
+    engine: EngineSpec | None = None
+    endpoints: list[EndpointSpec] = []
+    """Servers that somebody else started; beside those of `engine`, or instead of them."""
+    endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
+    """A YAML list of more of them, watched for changes."""
+    max_concurrency: Count | None = None
+    """Requests at once on each instance; left out: what the engine says."""
+    labels: dict[str, str] = {}
+    lifecycle: LifecycleSpec = LifecycleSpec()
+    price: PriceSpec | None = None
     scheduling: SchedulingSpec | None = None
 
 
@@ -189,7 +210,10 @@ class Pointsman(Section, frozen=True):
 
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Pointsman"] = "Pointsman"
+    workers: list[WorkerSpec] = []
+    """Empty: this machine."""
     deployments: list[DeploymentSpec] = []
+    gateway: GatewaySpec = GatewaySpec()
 
 
 KINDS: dict[str, type[Section]] = {"EndpointPickerConfig": EndpointPickerConfig, "Pointsman": Pointsman}

@@ -7,6 +7,7 @@ collector has at least one problem more. The one rule: never stop at the first p
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from math import isfinite
+from pathlib import Path as FilePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -14,9 +15,9 @@ import msgspec
 
 from pointsman.config.problems import Path, Problems
 from pointsman.config.quantities import QuantityText, quantity
-from pointsman.config.wording import expected, found, is_list, is_mapping, listed
+from pointsman.config.wording import bounds_in_words, expected, found, is_list, is_mapping, listed
 from pointsman.errors import did_you_mean
-from pointsman.parameters import DurationText, PluginRef, Spelled, seconds
+from pointsman.parameters import DurationText, FileName, PluginRef, Spelled, seconds
 
 T = TypeVar("T")
 
@@ -43,10 +44,12 @@ Resolve = Callable[[str, PluginRef, Path], Any]
 class Validator:
     """Walks data and types together."""
 
-    def __init__(self, problems: Problems, resolve: Resolve | None = None) -> None:
+    def __init__(self, problems: Problems, resolve: Resolve | None = None, folder: FilePath | None = None) -> None:
         self.problems = problems
         self._resolve = resolve
         """None: references stay the names that they are."""
+        self._folder = folder
+        """What paths are relative to. None: they stay as they are."""
 
     def value(self, data: Any, annotation: Any, path: Path) -> Any:
         """The data as a value of this type."""
@@ -57,13 +60,12 @@ class Validator:
             if isinstance(mark, PluginRef):
                 name = self.value(data, str, path)
                 return name if name is INVALID or self._resolve is None else self._resolve(name, mark, path)
-            if isinstance(mark, DurationText):
-                return self._with_unit(data, seconds, "a duration such as 200ms, 60s or 1m30s", path)
-            if isinstance(mark, QuantityText):
-                return self._with_unit(data, quantity, "an amount such as 500, 2k or 1Gi", path)
-        value = self._unmarked_value(data, kind, path)
+            if isinstance(mark, FileName):
+                name = self.value(data, str, path)
+                return name if name is INVALID or self._folder is None else self._file(name, self._folder, mark, path)
+        value = self._measured_value(data, kind, marks, path)
         bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
-        return value if value is INVALID or not bounds else self._bounded(value, annotation, path)
+        return value if value is INVALID or not bounds else self._bounded(value, data, annotation, path)
 
     def fields(self, data: Any, fields: Mapping[str, "Field"], path: Path, *, kind: str = "field") -> dict[str, Any]:
         """The values of named fields, by their names in Python. Fields that are absent and optional are left out."""
@@ -85,6 +87,13 @@ class Validator:
                 self.problems.add(path, f'{kind} "{written}" is missing')
                 values[field.name] = INVALID
         return values
+
+    def _measured_value(self, data: Any, kind: Any, marks: Collection[Any], path: Path) -> Any:
+        if any(isinstance(mark, DurationText) for mark in marks):
+            return self._with_unit(data, seconds, "a duration such as 200ms, 60s or 1m30s", path)
+        if any(isinstance(mark, QuantityText) for mark in marks):
+            return self._with_unit(data, quantity, "an amount such as 500, 2k or 1Gi", path)
+        return self._unmarked_value(data, kind, path)
 
     def _unmarked_value(self, data: Any, kind: Any, path: Path) -> Any:
         origin = get_origin(kind)
@@ -132,7 +141,7 @@ class Validator:
     def _one_of(self, data: Any, members: list[Any], path: Path) -> Any:
         for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
             apart = self.problems.apart()
-            value = Validator(apart, self._resolve).value(data, member, path)
+            value = Validator(apart, self._resolve, self._folder).value(data, member, path)
             if not apart:
                 return value
             if len(members) == 1 or (is_mapping(unmarked(member)[0]) and isinstance(data, dict)):
@@ -181,12 +190,27 @@ class Validator:
             return INVALID
         return read(str(data)) if read is quantity else float(data)
 
-    def _bounded(self, value: Any, annotation: Any, path: Path) -> Any:
+    def _file(self, name: str, folder: FilePath, mark: FileName, path: Path) -> Any:
+        if name.startswith("package:") or not name:
+            return name
+        try:
+            file = folder / FilePath(name).expanduser()
+            there = file.exists()
+        except (OSError, RuntimeError) as error:  # nobody may look there, or nobody has that home
+            self.problems.add(path, f"cannot look for {found(name)}: {error}")
+            return INVALID
+        if mark.or_name:
+            return str(file) if there or name[0] in "./~" else name
+        if mark.must_exist and not file.is_file():
+            self.problems.add(path, f"there is no file {file}" if not there else f"{file} is not a file")
+            return INVALID
+        return str(file)
+
+    def _bounded(self, value: Any, data: Any, annotation: Any, path: Path) -> Any:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as error:
-            wanted = str(error).removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
-            self.problems.add(path, f"expected {wanted}, found {found(value)}")
+            self.problems.add(path, f"{bounds_in_words(str(error))}, found {found(data)}")
             return INVALID
         return value
 

@@ -1,6 +1,7 @@
 """Types and values in the words of somebody who writes YAML."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import NoneType
@@ -28,6 +29,16 @@ def expected(annotation: Any) -> str:
     if is_list(annotation):
         return "a list"
     return _PLAIN.get(annotation) or str(getattr(annotation, "__name__", "a value"))
+
+
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+
+
+def bounds_in_words(told: str) -> str:
+    """What msgspec says of a value out of bounds, "Expected `int` >= 1": must be at least 1."""
+    wanted = told.removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
+    bound = re.fullmatch(r"(?:int|float) (>=|<=|>|<) (.+)", wanted)
+    return f"must be {_BOUNDS[bound[1]]} {float(bound[2]):g}" if bound is not None else f"expected {wanted}"
 
 
 def found(data: Any) -> str:

@@ -52,7 +52,10 @@ class Audience:
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
         """Tell of a decision; the headers that somebody wants on the request."""
         for listener in self._listeners:
-            self.ask(listener, listener.dispatched, cycle, result)
+            try:
+                listener.dispatched(cycle, result)
+            except Exception as error:
+                self._journal.error(error, type(listener).__name__)
         headers: dict[str, str | None] = {}
         for writer in self._writers:
             headers |= self.ask(writer, writer.request_headers, cycle, result) or {}

@@ -14,6 +14,12 @@ NOT_ABOUT_THE_REQUEST = frozenset({"serves-model", "is-healthy", "has-room"})
 """Filters that turn an endpoint away for what it is, not for what this request wants beyond its model."""
 
 
+APART = 0xD1342543DE82EF95
+"""How far the dice of one choice are from those of the next: odd, and unlike the steps that dice themselves make."""
+
+_64_BITS = (1 << 64) - 1
+
+
 class Chooser:
     """Asks the route or the policy, each time with dice of their own, so that any choice can be repeated."""
 
@@ -21,8 +27,7 @@ class Chooser:
         self.route = route
         self._fleet = fleet
         self._traced = traced
-        self._seed = seed
-        self._turns = 0
+        self._dice = mixed(seed, 0)
 
     def cycle(self, request: RequestMetadata, now: float, *, traced: bool = False) -> RequestCycle:
         """A cycle for this request, with a trace if traces are kept or this one is wanted."""
@@ -50,8 +55,8 @@ class Chooser:
         return others if serves else endpoints
 
     def _next_seed(self) -> int:
-        self._turns += 1
-        return mixed(self._seed, self._turns)
+        self._dice = (self._dice + APART) & _64_BITS  # dice are spread when they are thrown
+        return self._dice
 
 
 def hopeless(failure: SchedulingFailure[Endpoint]) -> bool:

@@ -36,34 +36,58 @@ def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint])
     return f"no instance can take {model}: {failure.in_words('instances')}"
 
 
+class Decided:
+    """A decision as the numbers of its moment; it is put into words when somebody reads it, which is rare."""
+
+    __slots__ = ("_expected", "_how", "_instance", "_load", "request_id", "target_instance_id")
+
+    def __init__(
+        self,
+        request: RequestMetadata,
+        endpoint: Endpoint,
+        endpoints: Endpoints,
+        price_per_gpu_hour: float,
+        *how: object,
+    ) -> None:
+        """Before the load of the endpoint counts the request. `how`: a format string and what goes into it."""
+        self.request_id = request.request_id
+        self._instance = endpoint.instance
+        self.target_instance_id = endpoint.instance.instance_id
+        self._how = how
+        self._load = endpoints.whole_column(LOAD)[endpoint.row]
+        self._expected = expected(request, endpoint.row, endpoints, price_per_gpu_hour)
+
+    @property
+    def decision(self) -> SchedulingDecision:
+        """With its words."""
+        instance, (latency, price) = self._instance, self._expected
+        running = f"{self._load:.0f}"
+        if instance.max_concurrency is not None:
+            running += f" of {instance.max_concurrency}"
+        about = "" if latency is None else f", about {latency:.0f} ms"
+        template, *facts = self._how
+        return SchedulingDecision(
+            self.request_id,
+            self.target_instance_id,
+            instance.parallelism,
+            instance.tensor_parallel_size,
+            instance.pipeline_parallel_size,
+            latency,
+            price,
+            f"{str(template).format(*facts)} ({running} running{about})",
+        )
+
+
 class Choice(NamedTuple):
     """What a cycle chose, and the decision it amounts to."""
 
     result: SchedulingResult[Endpoint]
-    decision: SchedulingDecision
+    decided: Decided
 
-
-def decision(
-    request: RequestMetadata, endpoint: Endpoint, endpoints: Endpoints, price_per_gpu_hour: float, how: str
-) -> SchedulingDecision:
-    """The decision for this endpoint, before its load counts the request."""
-    instance, row = endpoint.instance, endpoint.row
-    everybody = endpoints.uncut()
-    latency, price = expected(request, row, everybody, price_per_gpu_hour)
-    running = f"{everybody.column(LOAD)[row]:.0f}"
-    if instance.max_concurrency is not None:
-        running += f" of {instance.max_concurrency}"
-    about = "" if latency is None else f", about {latency:.0f} ms"
-    return SchedulingDecision(
-        request.request_id,
-        instance.instance_id,
-        instance.parallelism,
-        instance.tensor_parallel_size,
-        instance.pipeline_parallel_size,
-        latency,
-        price,
-        f"{how} ({running} running{about})",
-    )
+    @property
+    def decision(self) -> SchedulingDecision:
+        """With its words."""
+        return self.decided.decision
 
 
 def demands(price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> tuple[Filter[Endpoint], ...]:

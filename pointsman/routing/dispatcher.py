@@ -9,14 +9,14 @@ an answer or with a refusal that says why. Work is dispatched on events, as much
 instance may have room again.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from pointsman.routing.audience import Audience
 from pointsman.routing.choosing import Chooser, hopeless
-from pointsman.routing.decisions import Unplaced, refusal_text
+from pointsman.routing.decisions import Choice, Decided, Unplaced, refusal_text
 from pointsman.routing.endpoints import Endpoint, Extractor, Fleet
 from pointsman.routing.events import (
     Arrived,
@@ -41,11 +41,12 @@ from pointsman.routing.events import (
 from pointsman.routing.journal import Journal
 from pointsman.routing.ledger import Hold, Ledger, holds_of
 from pointsman.routing.outcomes import Outcome, Refusal
-from pointsman.routing.plugins import Admitter
+from pointsman.routing.plugins import Admitter, RequestCycle
 from pointsman.routing.pools import Pool, Pools, Sent
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
-from pointsman.routing.records import Record
+from pointsman.routing.records import Record, Records
 from pointsman.routing.routes import BatchPolicy, Route
+from pointsman.routing.tally import Tally
 from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata, SchedulingDecision
 
@@ -83,7 +84,6 @@ class Dispatcher:
         self.fleet = Fleet(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
         self.ledger = Ledger(self.fleet)
         self._journal = Journal(keep_records, route.name)
-        self.records, self.tally = self._journal.records, self._journal.tally
         self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
         self._policy = policy
         self._audience = Audience(told, shedding, self._journal)
@@ -94,6 +94,8 @@ class Dispatcher:
         self._max_tries = max_tries
         self._waiting: dict[str, Queued] = {}
         self._sent: dict[str, Sent] = {}
+        self._unhindered = policy is None and not saturation_gates and self._audience.admits_everybody
+        """Nobody but the choice itself stands between a request and an instance."""
         self._wake_at: float | None = None
         """For when the timer is set."""
         self._due: float | None = None
@@ -114,8 +116,57 @@ class Dispatcher:
             raise
         if self._evicts:
             self._evict(now, commands)
+        if self._pools.busy or self._wake_at is not None:
+            self._set_timer(commands)
+        return commands
+
+    def succeed(self, predecessor: "Dispatcher", now: float) -> list[Command]:
+        """Take everything over from another dispatcher, which must not be used any more: its instances and what is
+        known of them, its records and counts, the requests that run and those that wait."""
+        self._journal.go_on_from(predecessor._journal)
+        self.fleet.go_on_from(predecessor.fleet)
+        commands, predecessor._unsaid = predecessor._unsaid, []
+        for before in predecessor._sent.values():
+            self._go_on_running(before, predecessor.ledger.holds(before.item.request.request_id), now)
+        for pool in predecessor._pools.waiting():
+            for item in pool.queue.waiting():
+                successor = self._enter(item.request, now, commands)
+                if successor is not None:
+                    again = self._waiting[item.request.request_id]
+                    again.tries, again.excluded = item.tries, item.excluded
+        for pool in self._pools.waiting():
+            self._place_waiting(pool, now, commands)
         self._set_timer(commands)
         return commands
+
+    def _go_on_running(self, before: Sent, holds: Sequence[Hold], now: float) -> None:
+        """Count a request that another dispatcher has sent."""
+        request = before.item.request
+        pool = self._pools.of(request.model_name)
+        assert pool is not None, "somebody serves it"
+        item = pool.queue.already_sent(request, before.item)
+        pool.started(item)
+        sent = Sent(item, pool, self.fleet.twin_of(before.endpoint), before.strategy, before.lightness)
+        sent.begun, sent.revoked = before.begun, before.revoked
+        self._sent[request.request_id] = sent
+        self.ledger.reserve(
+            request.request_id, [hold._replace(endpoint=self.fleet.twin_of(hold.endpoint)) for hold in holds]
+        )
+
+    @property
+    def records(self) -> Records:
+        """The story of each request, the newest kept."""
+        return self._journal.records
+
+    @property
+    def tally(self) -> Tally:
+        """What was counted over all of them."""
+        return self._journal.tally
+
+    @property
+    def strategy(self) -> str:
+        """Who decides."""
+        return self._chooser.route.name if self._policy is None else self._policy.name
 
     def __len__(self) -> int:
         """Requests that have arrived and not left."""
@@ -139,6 +190,8 @@ class Dispatcher:
     # Requests
 
     def _arrived(self, event: Arrived, now: float, commands: list[Command]) -> None:
+        if len(event.requests) == 1 and self._unhindered and self._goes_at_once(event.requests[0], now, commands):
+            return
         entered: dict[str, Pool] = {}
         for given in event.requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
@@ -155,6 +208,25 @@ class Dispatcher:
                 entered[pool.model] = pool
         for pool in entered.values():
             self._place_waiting(pool, now, commands)
+
+    def _goes_at_once(self, given: RequestMetadata, now: float, commands: list[Command]) -> bool:
+        """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
+        pool = self._pools.idle(given.model_name)
+        if pool is None or given.request_id in self._sent or not self._open:
+            return False
+        request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
+        item = Queued(request, ttl_s=request.timeout_s)
+        cycle = self._chooser.cycle(request, now)
+        try:
+            choice = self._chooser.choose(cycle, item)
+            if isinstance(choice, SchedulingFailure):
+                return False
+            pool.queue.goes_at_once(item, now)
+        except Exception:  # it will happen again in the queue, and is told there
+            return False
+        self._journal.arrived(request, now).trace = cycle.trace
+        self._dispatch(cycle, choice, item, pool, commands)
+        return True
 
     def _refuse_double(self, request: RequestMetadata, commands: list[Command]) -> None:
         """Its id is taken, and the record of that name belongs to the first."""
@@ -209,8 +281,9 @@ class Dispatcher:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
         self.fleet.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
-        self._journal.served(sent.item.request, event.output_tokens, now)
-        self._room_on(sent.endpoint, now, commands)
+        self._journal.served(event, now)
+        if self._pools.busy:
+            self._room_on(sent.endpoint, now, commands)
 
     def _failed(self, event: Failed, now: float, commands: list[Command]) -> None:
         sent = self._released(event.request_id, now)
@@ -380,14 +453,21 @@ class Dispatcher:
         self._journal.tried(item.request, cycle.trace, failure)
         if isinstance(choice, SchedulingFailure):
             return failure
-        target = choice.result.target
         if item.enqueued_at < now:
-            self.fleet.sent_from_backlog(target)
-        sent = Sent(item, pool, target, self._chooser.route.name, self.fleet.lightness_of(target))
-        self.ledger.reserve(item.request.request_id, holds_of(cycle, choice.result))
-        headers = self._audience.dispatched(cycle, choice.result)
-        self._send(sent, choice.decision, headers, commands)
+            self.fleet.sent_from_backlog(choice.result.target)
+        pool.queue.served(item)
+        del self._waiting[item.request.request_id]
+        self._dispatch(cycle, choice, item, pool, commands)
         return None
+
+    def _dispatch(self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool, commands: list[Command]) -> None:
+        """It goes to the instance that was chosen."""
+        result = choice.result
+        target = result.target
+        sent = Sent(item, pool, target, self._chooser.route.name, self.fleet.lightness_of(target))
+        self.ledger.reserve(item.request.request_id, holds_of(cycle, result))
+        headers = self._audience.dispatched(cycle, result)
+        self._send(sent, choice.decided, headers, commands)
 
     def _place_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
         """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
@@ -402,18 +482,18 @@ class Dispatcher:
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
             pool.queue.take(item, now)
+            pool.queue.served(item)
+            del self._waiting[made.request_id]
             sent = Sent(item, pool, endpoint, policy.name, self.fleet.lightness_of(endpoint))
             self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
             self._send(sent, made, {}, commands)
         return True
 
     def _send(
-        self, sent: Sent, made: SchedulingDecision, headers: dict[str, str | None], commands: list[Command]
+        self, sent: Sent, made: Decided | SchedulingDecision, headers: dict[str, str | None], commands: list[Command]
     ) -> None:
         request = sent.item.request
-        sent.pool.queue.served(sent.item)
         sent.pool.started(sent.item)
-        del self._waiting[request.request_id]
         self._sent[request.request_id] = sent
         self._journal.sent(sent, made)
         answer = self._audience.answer_headers(request, sent.endpoint)

@@ -137,6 +137,8 @@ class Fleet:
     def __init__(self, instances: Sequence[ExecutionInstance] = (), extractors: Sequence[Extractor] = ()) -> None:
         self.extractors = tuple(extractors)
         self._by_id: dict[str, Endpoint] = {}
+        self._stamp = [0]
+        """Counts measurements."""
         self._reset([], {})
         self._join(instances)
 
@@ -236,7 +238,8 @@ class Fleet:
         arrays = len(endpoints) >= ARRAYS_FROM
         self._endpoints = endpoints
         self._columns = {name: column_of(column, arrays) for name, column in columns.items()}
-        self._roster: Roster[Endpoint] = Roster(endpoints, self._columns)
+        self._roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
+        self._stamp[0] += 1
         self._serving: dict[str, Roster[Endpoint]] = {}
 
     # Observations
@@ -247,6 +250,7 @@ class Fleet:
         before, endpoint.metrics = endpoint.metrics, metrics
         if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
             self._reset(list(self._endpoints), self._columns)
+        self._stamp[0] += 1
         row, columns = endpoint.row, self._columns
         columns[WAITING][row] = metrics.waiting_queue_size
         columns[RUNNING][row] = metrics.running_requests_size
@@ -268,6 +272,23 @@ class Fleet:
         for extractor in self.extractors:
             for attribute, value in extractor.extract(source, endpoint):
                 self.observe(instance_id, attribute, value, now)
+
+    def age_of(self, endpoint: Endpoint, now: float) -> float | None:
+        """Seconds since the engine was last measured; None: never."""
+        return None if endpoint.metrics is None else now - float(self._columns[MEASURED_AT][endpoint.row])
+
+    def go_on_from(self, other: "Fleet") -> None:
+        """Take over the members of another fleet, with what was observed and learned of them, but no reservations."""
+        for before, instance in zip(other.roster, other.instances(), strict=True):
+            endpoint = self.add(msgspec.structs.replace(instance, current_load=before.instance.current_load))
+            if before.metrics is not None:
+                measured_at = float(other._columns[MEASURED_AT][before.row])
+                self.measure(instance.instance_id, before.metrics, measured_at)
+            endpoint._attributes.update(before._attributes)
+
+    def twin_of(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint of the same instance here; one of an instance that has left is its own twin."""
+        return self._by_id.get(str(endpoint), endpoint)
 
     def lightness_of(self, endpoint: Endpoint) -> float:
         """Its lightness as it stands."""

@@ -81,12 +81,15 @@ def expected(
     request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
     """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
-    latency = endpoints.column(EXPECTED_MS)[row]
-    tokens = output_tokens(request)
+    column = endpoints.whole_column
+    latency = column(EXPECTED_MS)[row]
     if latency != latency:
-        latency = tokens * 1000 * (endpoints.column(LOAD)[row] + 1) / endpoints.column(THROUGHPUT)[row]
-    price = endpoints.column(PRICE)[row]
+        latency = output_tokens(request) * 1000 * (column(LOAD)[row] + 1) / column(THROUGHPUT)[row]
+    gpu_seconds = column(GPU_SECONDS_PER_TOKEN)[row]
+    if gpu_seconds != gpu_seconds:
+        return None if latency != latency else float(latency), None
+    price = column(PRICE)[row]
     if price != price:
         price = price_per_gpu_hour
-    money = price / 3600 * endpoints.column(GPU_SECONDS_PER_TOKEN)[row] * billed_tokens(request)
-    return None if latency != latency else float(latency), None if money != money else float(money)
+    money = price / 3600 * gpu_seconds * billed_tokens(request)
+    return None if latency != latency else float(latency), float(money)

@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pointsman.routing.decisions import Decided
 from pointsman.routing.endpoints import Endpoint, Metrics
 from pointsman.routing.outcomes import Refusal
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -30,6 +31,10 @@ class Ended(Event, frozen=True):
 
     request_id: str
     output_tokens: int | None = None
+    input_tokens: int | None = None
+    """As the engine counted."""
+    cached_tokens: int | None = None
+    """Of those, found in its prefix cache."""
 
 
 class Failed(Event, frozen=True):
@@ -94,12 +99,18 @@ class Send(msgspec.Struct, frozen=True):
     """Send this request to this instance."""
 
     request: RequestMetadata
-    decision: SchedulingDecision
+    made: Decided | SchedulingDecision
     endpoint: Endpoint
     headers: dict[str, str | None] = {}
     """To set on the request to the engine; None: to remove."""
     response_headers: dict[str, str] = {}
     """To set on the answer to the client."""
+
+    @property
+    def decision(self) -> SchedulingDecision:
+        """What was decided, in words."""
+        made = self.made
+        return made if isinstance(made, SchedulingDecision) else made.decision
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -1,6 +1,8 @@
 """What the dispatcher writes down: the story of each request, and the counts over all of them."""
 
+from pointsman.routing.decisions import Decided
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.events import Ended
 from pointsman.routing.outcomes import Refusal
 from pointsman.routing.pools import Sent
 from pointsman.routing.records import Record, Records
@@ -18,9 +20,13 @@ class Journal:
         self._strategy = strategy
         """Whose requests they are until somebody has decided."""
 
-    def arrived(self, request: RequestMetadata, now: float) -> None:
+    def go_on_from(self, other: "Journal") -> None:
+        """Write on where another stopped."""
+        self.records, self.tally = other.records, other.tally
+
+    def arrived(self, request: RequestMetadata, now: float) -> Record:
         self.tally.arrived += 1
-        self.records.open(request, now)
+        return self.records.open(request, now)
 
     def tried(self, request: RequestMetadata, trace: Trace | None, failure: SchedulingFailure[Endpoint] | None) -> None:
         """Somebody was looked for, and found or not."""
@@ -28,12 +34,13 @@ class Journal:
         if record is not None:
             record.trace, record.failure = trace, failure
 
-    def sent(self, sent: Sent, made: SchedulingDecision) -> None:
-        self.tally.dispatched(sent.strategy, made.target_instance_id, sent.item.taken_at - sent.item.enqueued_at)
+    def sent(self, sent: Sent, made: Decided | SchedulingDecision) -> None:
+        item = sent.item
+        self.tally.dispatched(sent.strategy, made.target_instance_id, item.taken_at - item.enqueued_at)
         record = self.records.get(made.request_id)
         if record is not None:
-            record.strategy, record.decision, record.failure = sent.strategy, made, None
-            record.sent_at = sent.item.taken_at
+            record.strategy, record.made, record.failure = sent.strategy, made, None
+            record.sent_at = item.taken_at
 
     def first_token(self, request_id: str, now: float) -> None:
         record = self.records.get(request_id)
@@ -46,12 +53,14 @@ class Journal:
         record = self.records.get(request.request_id)
         if record is not None:
             record.failures.append((culprit, why))
-            record.decision = None
+            record.made = None
 
-    def served(self, request: RequestMetadata, output_tokens: int | None, now: float) -> None:
-        record = self.records.get(request.request_id)
+    def served(self, event: Ended, now: float) -> None:
+        record = self.records.get(event.request_id)
         if record is not None:
-            record.ended_at, record.output_tokens = now, output_tokens
+            record.ended_at, record.output_tokens = now, event.output_tokens
+            if event.input_tokens is not None:
+                record.input_tokens, record.cached_tokens = event.input_tokens, event.cached_tokens
         self._ended("served", record)
 
     def refused(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
@@ -69,5 +78,4 @@ class Journal:
         if record is None:
             self.tally.ended(self._strategy, "", outcome, None)
             return
-        instance = "" if record.decision is None else record.decision.target_instance_id
-        self.tally.ended(record.strategy or self._strategy, instance, outcome, record.met_deadline)
+        self.tally.ended(record.strategy or self._strategy, record.instance, outcome, record.met_deadline)

@@ -26,6 +26,8 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
     """
     uncached = cycle.get(UNCACHED_REQUEST_TOKENS)
     prompt = float(cycle.request.input_tokens)
+    if len(result.results) == 1 and uncached is None:
+        return [Hold(result.target, prompt)]
     return [
         Hold(
             run.targets[0],
@@ -75,6 +77,10 @@ class Ledger:
         for hold in holds or ():
             self._fleet.release(hold.endpoint, hold.tokens)
         return holds is not None
+
+    def holds(self, request_id: str) -> list[Hold]:
+        """Where a request is counted, and for how much."""
+        return list(self._holds.get(request_id, ()))
 
     def on(self, endpoint: Endpoint) -> list[str]:
         """The requests that an endpoint has a part in, oldest first."""

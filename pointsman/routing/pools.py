@@ -73,7 +73,7 @@ class Pools:
         self._make_eviction = make_eviction
         self._fleet = fleet
         self._by_model: dict[str, Pool] = {}
-        self._busy: dict[str, Pool] = {}
+        self.busy: dict[str, Pool] = {}
         """At least those in which somebody waits."""
 
     def of(self, model: str) -> Pool | None:
@@ -84,8 +84,13 @@ class Pools:
                 return None
             eviction = None if self._make_eviction is None else self._make_eviction()
             pool = self._by_model[model] = Pool(model, self._make_queue(), eviction, self._fleet)
-        self._busy[model] = pool
+        self.busy[model] = pool
         return pool
+
+    def idle(self, model: str) -> Pool | None:
+        """The pool of this model if nobody waits there, and nobody who does not wait would upset the turns."""
+        pool = self._by_model.get(model)
+        return pool if pool is not None and not len(pool.queue) and pool.queue.forgets_turns else None
 
     def _forget(self) -> int:
         """Forget the pools of models that nobody serves and nobody asks for; how many they were."""
@@ -96,11 +101,11 @@ class Pools:
 
     def waiting(self) -> list[Pool]:
         """Those in which somebody waits."""
-        if not self._busy:
+        if not self.busy:
             return []
-        waiting = [pool for pool in self._busy.values() if len(pool.queue)]
-        if len(waiting) < len(self._busy):
-            self._busy = {pool.model: pool for pool in waiting}
+        waiting = [pool for pool in self.busy.values() if len(pool.queue)]
+        if len(waiting) < len(self.busy):
+            self.busy = {pool.model: pool for pool in waiting}
         return waiting
 
     def members_changed(self, now: float) -> None:

@@ -6,41 +6,62 @@ holders become fewer, however many blocks and servers there are.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from struct import Struct
+from typing import NamedTuple
 
-from xxhash import xxh64_intdigest
+from xxhash import xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
 """A token id is four bytes, and without a tokenizer four bytes of text stand in for a token."""
 
-_PAIR = Struct("<QQ").pack
+FINE = 64
+"""So many blocks of a prompt are hashed one by one. What comes then is hashed `COARSE` blocks at a time: in a long
+prompt the exact end of a match matters less than the time it takes to find."""
+COARSE = 8
 
 
 def first_link(model: str, cache_salt: str = "") -> int:
     """The hash that a chain for this model starts from."""
-    return xxh64_intdigest((model + cache_salt).encode())
+    return xxh3_64_intdigest((model + cache_salt).encode())
 
 
-def token_bytes(prompt: str | bytes | Sequence[int]) -> bytes:
+def token_bytes(prompt: str | bytes | memoryview | Sequence[int]) -> bytes | memoryview:
     """A prompt as the bytes of its tokens."""
+    if isinstance(prompt, bytes | memoryview):
+        return prompt
     if isinstance(prompt, str):
-        prompt = prompt.encode()
-    if isinstance(prompt, bytes):
-        short = len(prompt) % BYTES_PER_TOKEN
-        return prompt if not short else prompt + b"\0" * (BYTES_PER_TOKEN - short)
+        return prompt.encode()
     return Struct(f"<{len(prompt)}I").pack(*prompt)
 
 
-def block_hashes(tokens: bytes, first: int, block_size: int, most: int | None = None) -> list[int]:
-    """The chain of a prompt: each hash names its block and everything before it. The last block may be partial."""
+class Chain(NamedTuple):
+    """A prompt as hashes, each of which names its part of the prompt and everything before it."""
+
+    links: list[int]
+    """One for each of the first blocks, then one for so many blocks together."""
+    blocks: int
+    """In all; the last may be partial."""
+
+    def blocks_in(self, links: int) -> int:
+        """How many blocks the first so many links stand for."""
+        return links if links <= FINE else min(FINE + (links - FINE) * COARSE, self.blocks)
+
+
+def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: int | None = None) -> Chain:
+    """The chain of a prompt, of at most so many blocks."""
     step = block_size * BYTES_PER_TOKEN
     end = len(tokens) if most is None else min(len(tokens), most * step)
-    link, chain = first, []
-    for start in range(0, end, step):
-        link = xxh64_intdigest(_PAIR(xxh64_intdigest(tokens[start : start + step]), link))
-        chain.append(link)
-    return chain
+    link = first  # the seed of each hash chains it to what came before
+    fine = min(end, FINE * step)
+    links = [link := xxh3_64_intdigest(tokens[start : start + step], link) for start in range(0, fine, step)]
+    if end > fine:
+        wide = step * COARSE
+        last = end - (end - fine) % wide
+        links += [link := xxh3_64_intdigest(tokens[start : start + wide], link) for start in range(fine, last, wide)]
+        if last < end:
+            links.append(xxh3_64_intdigest(tokens[last:end], link))
+    return Chain(links, -(-end // step))
 
 
 class PrefixIndex:
@@ -49,7 +70,10 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._recency: dict[int, OrderedDict[int, None]] = {}
+        self._recency: dict[int, OrderedDict[int, int]] = {}
+        """By slot: the links that it holds, oldest first, each with the blocks that it stands for."""
+        self._held: dict[int, int] = {}
+        """By slot: blocks in all."""
         self._holders: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -68,23 +92,37 @@ class PrefixIndex:
             self._slots[server] = slot
         return slot
 
-    def record(self, server: str, chain: Sequence[int], capacity: int) -> None:
-        """This server was sent a prompt with these blocks and has room for `capacity` of them in all."""
+    def record(self, server: str, links: Sequence[int], capacity: int) -> None:
+        """This server was sent a prompt with these links and has room for `capacity` blocks in all."""
         slot = self.slot(server)
         bit = 1 << slot
         recency = self._recency.get(slot)
         if recency is None:
             recency = self._recency[slot] = OrderedDict()
-        holders, known = self._holders, self._holders.get
+        held = self._held.get(slot, 0)
         # Deepest first, so that a prefix is forgotten from its tail, as engines evict: a run stays unbroken.
-        for link in reversed(chain):
+        if len(links) > FINE:
+            held += self._use(links[FINE:], COARSE, recency, bit)
+            links = links[:FINE]
+        held += self._use(links, 1, recency, bit)
+        while held > capacity:
+            link, blocks = recency.popitem(last=False)
+            held -= blocks
+            self._drop(link, bit)
+        self._held[slot] = held
+
+    def _use(self, links: Sequence[int], blocks: int, recency: OrderedDict[int, int], bit: int) -> int:
+        """Links of so many blocks each are used by a server; how many blocks are new to it."""
+        holders, known, refresh = self._holders, self._holders.get, recency.move_to_end
+        new = 0
+        for link in reversed(links):
             if link in recency:
-                recency.move_to_end(link)
+                refresh(link)
             else:
-                recency[link] = None
+                recency[link] = blocks
                 holders[link] = known(link, 0) | bit
-        while len(recency) > capacity:
-            self._drop(recency.popitem(last=False)[0], bit)
+                new += blocks
+        return new
 
     def forget(self, server: str) -> None:
         """The server has left or lost its cache."""
@@ -92,6 +130,7 @@ class PrefixIndex:
         if slot is None:
             return
         self._free.append(slot)
+        self._held.pop(slot, None)
         for link in self._recency.pop(slot, ()):
             self._drop(link, 1 << slot)
 
@@ -102,37 +141,29 @@ class PrefixIndex:
         else:
             del self._holders[link]
 
-    def runs(self, chain: Sequence[int], among: int) -> list[tuple[int, int]]:
-        """(servers, blocks): servers of the set `among` that hold exactly the first so many blocks, none left out.
+    def runs(self, links: Sequence[int], among: int) -> list[tuple[int, int]]:
+        """(servers, depth): servers of the set `among` that hold exactly the first so many links, none left out.
 
-        Servers that do not hold the first block are not listed. A link names everything before it and is forgotten
-        before it, so the holders of each block are among those of the block before: where their set changes is
+        Servers that do not hold the first link are not listed. A link names everything before it and is forgotten
+        before it, so the holders of each are among those of the one before: where their set changes is
         found by bisection.
         """
         found: list[tuple[int, int]] = []
-        known, last = self._holders.get, len(chain) - 1
+        known, last = self._holders.get, len(links) - 1
         place = 0
-        holding = known(chain[0], 0) & among if chain else 0
+        holding = known(links[0], 0) & among if links else 0
         while holding:
-            if known(chain[last], 0) & holding == holding:
+            if known(links[last], 0) & holding == holding:
                 found.append((holding, last + 1))
                 break
             beyond = last
             while beyond - place > 1:
                 middle = (place + beyond) // 2
-                if known(chain[middle], 0) & holding == holding:
+                if known(links[middle], 0) & holding == holding:
                     place = middle
                 else:
                     beyond = middle
-            still = known(chain[beyond], 0) & holding
+            still = known(links[beyond], 0) & holding
             found.append((holding ^ still, beyond))
             place, holding = beyond, still
         return found
-
-
-def bits(servers: int) -> Iterator[int]:
-    """The slots in a set of servers."""
-    while servers:
-        lowest = servers & -servers
-        yield lowest.bit_length() - 1
-        servers ^= lowest

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.routing.decisions import Unplaced
+from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.outcomes import Refusal
 from pointsman.selection import SchedulingFailure, Trace
@@ -17,52 +17,91 @@ class Record:
 
     __slots__ = (
         "arrived_at",
-        "decision",
+        "cached_tokens",
+        "cost_budget",
+        "deadline_ms",
         "ended_at",
         "failure",
         "failures",
         "first_token_at",
+        "input_tokens",
+        "made",
+        "model",
         "output_tokens",
+        "priority",
         "refusal",
-        "request",
+        "request_id",
         "sent_at",
         "strategy",
         "trace",
+        "user_id",
     )
 
     def __init__(self, request: RequestMetadata, arrived_at: float) -> None:
-        self.request = request
-        """Without its prompt."""
+        # Not the request itself: its prompt may be large, and is its user's.
+        self.request_id = request.request_id
+        self.model = request.model_name
+        self.priority = request.priority
+        self.deadline_ms = request.slo_deadline_ms
+        self.user_id = request.user_id
+        self.cost_budget = request.cost_budget
         self.arrived_at = arrived_at
         self.strategy = ""
         self.trace: Trace | None = None
         """Of the last decision or attempt."""
         self.failure: SchedulingFailure[Endpoint] | None = None
         """Why nobody could take it, when it was last tried."""
-        self.decision: SchedulingDecision | None = None
+        self.made: Decided | SchedulingDecision | None = None
         self.failures: list[tuple[str, str]] = []
         """(instance, what went wrong) of each try that came to nothing."""
         self.sent_at: float | None = None
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
+        self.input_tokens = request.input_tokens
+        """Of its prompt: estimated, then as the engine counted; and how many of them were in its cache."""
+        self.cached_tokens: int | None = None
         self.output_tokens: int | None = None
         self.refusal: Refusal | None = None
+
+    @property
+    def request(self) -> RequestMetadata:
+        """The request without its prompt and headers."""
+        return RequestMetadata(
+            self.request_id,
+            model_name=self.model,
+            priority=self.priority,
+            slo_deadline_ms=self.deadline_ms,
+            user_id=self.user_id,
+            arrival_time=self.arrived_at,
+            cost_budget=self.cost_budget,
+            prompt_tokens=self.input_tokens,
+        )
+
+    @property
+    def decision(self) -> SchedulingDecision | None:
+        """What was decided, in words."""
+        return self.made.decision if isinstance(self.made, Decided) else self.made
 
     @property
     def state(self) -> str:
         """waiting, running, served or refused."""
         if self.refusal is not None:
             return "refused"
-        if self.decision is None:
+        if self.made is None:
             return "waiting"
         return "running" if self.ended_at is None else "served"
 
     @property
+    def instance(self) -> str:
+        """Where it is or was; empty if nowhere."""
+        return "" if self.made is None else self.made.target_instance_id
+
+    @property
     def met_deadline(self) -> bool | None:
         """Whether the answer came in time; None if there is no deadline, or no end yet."""
-        if self.request.slo_deadline_ms is None or self.ended_at is None:
+        if self.deadline_ms is None or self.ended_at is None:
             return None
-        return self.refusal is None and (self.ended_at - self.arrived_at) * 1000 <= self.request.slo_deadline_ms
+        return self.refusal is None and (self.ended_at - self.arrived_at) * 1000 <= self.deadline_ms
 
     def reasons(self) -> dict[str, str]:
         """Why each instance was turned away, when it was last tried."""
@@ -70,19 +109,32 @@ class Record:
             return {}
         return {str(endpoint): f"{plugin}: {why}" for endpoint, plugin, why in self.failure.reasons()}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+    def summary(self) -> dict[str, Any]:
+        """In short: who, where, how long. Plain data."""
         return {
-            "request_id": self.request.request_id,
-            "model": self.request.model_name,
+            "request_id": self.request_id,
+            "model": self.model,
+            "tenant": self.user_id,
+            "priority": self.priority,
             "state": self.state,
             "strategy": self.strategy,
-            "decision": None if self.decision is None else msgspec.to_builtins(self.decision),
+            "instance": self.instance,
+            "tries": len(self.failures) + (self.made is not None),
             "waited_ms": _ms(self.arrived_at, self.sent_at if self.sent_at is not None else self.ended_at),
             "first_token_ms": _ms(self.arrived_at, self.first_token_at),
             "total_ms": _ms(self.arrived_at, self.ended_at),
+            "input_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
+            "deadline_ms": self.deadline_ms,
             "met_deadline": self.met_deadline,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            **self.summary(),
+            "decision": msgspec.to_builtins(self.decision),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None
             if self.refusal is None
@@ -91,14 +143,34 @@ class Record:
             "trace": None if self.trace is None else self.trace.as_dict(),
         }
 
+    def _happened(self) -> list[str]:
+        """What was expected and what came of it, in a line; none before it was sent."""
+        if self.sent_at is None:
+            return []
+        told = [f"waited {(self.sent_at - self.arrived_at) * 1000:.1f} ms"]
+        if self.first_token_at is not None:
+            told.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms")
+        if self.ended_at is not None:
+            expected = None if (decision := self.decision) is None else decision.estimated_latency_ms
+            guess = "" if expected is None else f" (expected {expected:.1f} ms)"
+            told.append(f"ended after {(self.ended_at - self.arrived_at) * 1000:.1f} ms{guess}")
+        if self.output_tokens is not None:
+            cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} from the cache)"
+            told.append(f"{self.input_tokens} tokens in{cached}, {self.output_tokens} out")
+        if self.met_deadline is not None:
+            told.append(f"{'met' if self.met_deadline else 'missed'} its deadline of {self.deadline_ms:g} ms")
+        return ["; ".join(told)]
+
     def __str__(self) -> str:
-        lines = [f'request "{self.request.request_id}" is {self.state}']
-        if self.decision is not None:
-            lines.append(f"sent to {self.decision.target_instance_id}: {self.decision.reason}")
+        decision = self.decision
+        lines = [f'request "{self.request_id}" is {self.state}']
+        if decision is not None:
+            lines.append(f"sent to {decision.target_instance_id}: {decision.reason}")
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
+        lines += self._happened()
         if self.refusal is not None:
             lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.why}")
-        if self.decision is None and self.failure is not None:
+        if decision is None and self.failure is not None:
             lines.append(Unplaced(self.request, self.failure).why)
         if self.trace is not None:
             lines += ["", str(self.trace)]
@@ -116,13 +188,14 @@ class Records:
         return len(self._by_id)
 
     def open(self, request: RequestMetadata, now: float) -> Record:
-        """A record for a request that has just arrived. Its prompt is not kept: it may be large, and is its user's."""
-        arrived = now if request.arrival_time is None else request.arrival_time
-        kept = msgspec.structs.replace(request, prompt="", token_ids=None, prompt_tokens=request.input_tokens)
-        record = self._by_id[request.request_id] = Record(kept, arrived)
-        self._by_id.move_to_end(request.request_id)
-        if len(self._by_id) > self._most:
-            self._by_id.popitem(last=False)
+        """A record for a request that has just arrived."""
+        records, request_id = self._by_id, request.request_id
+        record = Record(request, now if request.arrival_time is None else request.arrival_time)
+        if request_id in records:
+            del records[request_id]
+        records[request_id] = record
+        if len(records) > self._most:
+            records.popitem(last=False)
         return record
 
     def get(self, request_id: str) -> Record | None:

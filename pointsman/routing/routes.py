@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from pointsman.routing.decisions import Choice, decision
+from pointsman.routing.decisions import Choice, Decided
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Scheduler, SchedulingFailure
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+BEST_OF = '{}: best of {} by profile "{}"'
 
 
 class Route(Protocol):
@@ -54,5 +56,7 @@ class ConfiguredRoute:
         result = self._scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):
             return result
-        words = f'{self.name}: best of {len(result.results[result.primary].ranked)} by profile "{result.primary}"'
-        return Choice(result, decision(cycle.request, result.target, endpoints, self._price, words))
+        primary = result.primary
+        run = result.results[primary]
+        how = (BEST_OF, self.name, len(run.ranked), primary)
+        return Choice(result, Decided(cycle.request, run.targets[0], endpoints, self._price, *how))

@@ -1,5 +1,6 @@
 """What the dispatcher counts. docs/metrics.md says what each number means and when to worry."""
 
+from bisect import bisect_left
 from collections import Counter
 from typing import Any
 
@@ -23,11 +24,7 @@ class Histogram:
 
     def add(self, value: float) -> None:
         self.total += value
-        for place, bound in enumerate(self.bounds):
-            if value <= bound:
-                self.counts[place] += 1
-                return
-        self.counts[-1] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
 
     def merge(self, other: "Histogram") -> None:
         """Count what another with the same bounds has counted."""

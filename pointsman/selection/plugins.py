@@ -127,7 +127,8 @@ class Scorer(Protocol[C]):
     """Says how good each candidate is. Weights belong to the profile, not to the scorer.
 
     A scorer with a class attribute `bounded = True` promises that its scores are within [0, 1] by construction; the
-    kernel does not look at each of them then.
+    kernel does not look at each of them then. One with `steady = True` promises that they follow from measurements
+    alone, whatever the request and whatever has been sent: the kernel asks it again only after the next measurement.
     """
 
     def scores(self, cycle: Cycle[Any], candidates: Roster[C]) -> Sequence[float] | Column:

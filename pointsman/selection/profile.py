@@ -109,6 +109,17 @@ class Weighted(NamedTuple):
     name: str = ""
 
 
+class Steady(NamedTuple, Generic[C]):
+    """What the steady scorers of a profile said of these members at this measurement."""
+
+    members: Sequence[C]
+    stamp: int
+    totals: Column | None
+    scored: list[tuple[str, float, Column, Column]]
+    left: Sequence[int]
+    """Places of the scorers that must be asked each time."""
+
+
 class Profile(Generic[C]):
     """Zero or more filters, zero or more scorers, exactly one picker.
 
@@ -137,6 +148,10 @@ class Profile(Generic[C]):
             found = ", ".join(called for called, _ in pickers) or "none"
             raise ConfigError([f'profile "{name}" needs exactly one picker, found: {found}'])
         [(self.picker_name, self.picker)] = pickers
+        everybody = range(len(self.scorers))
+        self._changing = [place for place in everybody if not getattr(self.scorers[place][1], "steady", False)]
+        self._nothing_steady: Steady[C] = Steady((), -1, None, [], everybody)
+        self._steady = self._nothing_steady
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
         """Filter, score, pick."""
@@ -156,7 +171,8 @@ class Profile(Generic[C]):
                 candidates = candidates.without(rejected.positions)
                 left = len(candidates)
         if trace is not None:
-            trace.stages, trace.survivors = stages, candidates.members()
+            trace.stages = stages
+            trace.survivors = candidates.whole if candidates.rows is None else candidates.members()
         if not left:
             return ProfileFailure(self.name, considered, stages)
         ranked = Ranked(candidates, self._totals(cycle, candidates, trace))
@@ -171,25 +187,54 @@ class Profile(Generic[C]):
         return ProfileResult(self.name, targets, ranked)
 
     def _totals(self, cycle: Cycle[Any], candidates: Roster[C], trace: ProfileTrace | None) -> Column:
-        size, arrays = len(candidates), candidates.arrays
-        totals: Column | None = None
-        for name, scorer, weight, bounded in self.scorers:
-            try:
-                told = scorer.scores(cycle, candidates)
-            except Exception as error:
-                raise broken(name, error) from error
-            if len(told) != size:
-                raise PluginError(name, f"gave {len(told)} scores for {size} candidates")
-            column = column_of(told, arrays)
-            scores = column if bounded else _within_bounds(column)
+        steady = self._steady_part(cycle, candidates)
+        totals, scored = steady.totals, list(steady.scored)
+        for place in steady.left:
+            name, _, weight, _ = self.scorers[place]
+            raw, scores = self._scores(place, cycle, candidates)
             totals = _weighted_sum(totals, scores, weight)
             if trace is not None:
-                trace.scored(name, weight, column, scores)
+                kept = raw.copy()  # a scorer may own and reuse what it returned
+                scored.insert(place, (name, weight, kept, kept if raw is scores else scores))
         if totals is None:
-            totals = column_of([0.0] * size, arrays)
+            totals = column_of([0.0] * len(candidates), candidates.arrays)
+        elif not steady.left:
+            totals = totals.copy()
         if trace is not None:
-            trace.totals = totals.copy()
+            trace.scored_by = scored
+            trace.totals = totals.copy()  # pickers are handed the totals, and may be anybody's
         return totals
+
+    def _steady_part(self, cycle: Cycle[Any], candidates: Roster[C]) -> "Steady[C]":
+        """What the steady scorers say, worked out again only after a measurement."""
+        if candidates.stamp is None or candidates.rows is not None:
+            return self._nothing_steady
+        kept = self._steady
+        if kept.members is candidates.whole and kept.stamp == candidates.stamp[0]:
+            return kept
+        totals: Column | None = None
+        scored = []
+        for place in range(len(self.scorers)):
+            if place in self._changing:
+                continue
+            name, _, weight, _ = self.scorers[place]
+            raw, scores = self._scores(place, cycle, candidates)
+            totals = _weighted_sum(totals, scores, weight)
+            scored.append((name, weight, raw, scores))
+        self._steady = Steady(candidates.whole, candidates.stamp[0], totals, scored, self._changing)
+        return self._steady
+
+    def _scores(self, place: int, cycle: Cycle[Any], candidates: Roster[C]) -> tuple[Column, Column]:
+        """What a scorer says, as it is and within bounds."""
+        name, scorer, _, bounded = self.scorers[place]
+        try:
+            told = scorer.scores(cycle, candidates)
+        except Exception as error:
+            raise broken(name, error) from error
+        if len(told) != len(candidates):
+            raise PluginError(name, f"gave {len(told)} scores for {len(candidates)} candidates")
+        column = told if type(told) is list and not candidates.arrays else column_of(told, candidates.arrays)
+        return column, column if bounded else _within_bounds(column)
 
 
 def broken(name: str, error: Exception) -> PluginError:

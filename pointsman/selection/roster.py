@@ -19,7 +19,7 @@ class Roster(Sequence[C], Generic[C]):
     remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
     """
 
-    __slots__ = ("_columns", "_reader", "_whole_arrays", "arrays", "rows", "whole")
+    __slots__ = ("_columns", "_reader", "_whole_arrays", "arrays", "rows", "stamp", "whole")
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class Roster(Sequence[C], Generic[C]):
         rows: Positions | None = None,
         arrays: bool | None = None,
         whole_arrays: bool | None = None,
+        stamp: list[int] | None = None,
     ) -> None:
         self.whole = candidates
         """Everybody of the roster that this one was cut from. The same object as long as the members are the same,
@@ -38,6 +39,9 @@ class Roster(Sequence[C], Generic[C]):
         """Which rows of the whole roster these are; None means all of them."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
         """Whether columns of this roster are arrays or lists."""
+        self.stamp = stamp
+        """Its one number changes with every measurement, for what is worked out from measurements alone; None: nobody
+        keeps it."""
         self._whole_arrays = self.arrays if whole_arrays is None else whole_arrays
         self._reader: itemgetter[tuple[float, ...]] | None = None
 
@@ -62,6 +66,10 @@ class Roster(Sequence[C], Generic[C]):
         """The numbers called `name`, one per candidate of this roster. Read only."""
         column = self._columns[name]
         return column if self.rows is None else self.cut(column)
+
+    def whole_column(self, name: str) -> Column:
+        """The same numbers for everybody of the whole roster, by row."""
+        return self._columns[name]
 
     def cut(self, whole: Column) -> Column:
         """A column made for the whole roster, cut to the rows that are left."""

@@ -32,6 +32,8 @@ class Scheduler(Generic[C]):
         self.handler: ProfileHandler[C] = SingleProfileHandler() if handler is None else handler
         self.producers = tuple(producers)
         self._names = tuple(self.profiles)
+        self._only = profiles[0] if len(profiles) == 1 and type(self.handler) is SingleProfileHandler else None
+        """The profile that every cycle runs, once."""
         self.producer_failures: dict[str, int] = {}
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
@@ -41,6 +43,8 @@ class Scheduler(Generic[C]):
                 producer.produce(cycle, candidates)
             except Exception as error:  # what it would have told is missing; the decision is still possible
                 self._producer_failed(cycle, producer, error)
+        if self._only is not None:
+            return self._single(self._only.run(cycle, candidates))
         results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
         for _ in range(MOST_ROUNDS):
             try:
@@ -62,6 +66,13 @@ class Scheduler(Generic[C]):
             return self.handler.process_results(cycle, results)
         except Exception as error:
             raise broken(plugin_name(self.handler), error) from error
+
+    @staticmethod
+    def _single(result: ProfileResult[C] | ProfileFailure[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
+        """What the handler of a single profile would make of it."""
+        if isinstance(result, ProfileFailure):
+            return SchedulingFailure("", {result.profile: result})
+        return SchedulingResult({result.profile: result}, result.profile)
 
     def _producer_failed(self, cycle: Cycle[Any], producer: Producer[C], error: Exception) -> None:
         name = plugin_name(producer)

@@ -32,21 +32,24 @@ class ScoreTrace(msgspec.Struct):
 class ProfileTrace:
     """One run of one profile."""
 
+    __slots__ = ("considered", "picker", "profile", "scored_by", "stages", "survivors", "targets", "totals")
+
     def __init__(self, profile: str, considered: int) -> None:
         self.profile = profile
         self.considered = considered
         """How many candidates there were."""
         self.stages: Sequence[tuple[str, Any]] = ()
         self.survivors: Sequence[Any] = ()
-        self.scores: list[ScoreTrace] = []
+        self.scored_by: list[tuple[str, float, Column, Column]] = []
+        """(scorer, weight, scores, scores within bounds)"""
         self.totals: Column = []
         self.picker = ""
         self.targets: Sequence[Any] = ()
 
-    def scored(self, scorer: str, weight: float, raw: Column, bounded: Column) -> None:
-        """Keep a copy: a scorer may own and reuse the column that it returned."""
-        kept = raw.copy()
-        self.scores.append(ScoreTrace(scorer, weight, kept, kept if raw is bounded else bounded))
+    @property
+    def scores(self) -> list[ScoreTrace]:
+        """What each scorer said."""
+        return [ScoreTrace(*one) for one in self.scored_by]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -100,14 +103,17 @@ class ProfileTrace:
 class Trace:
     """One cycle: its profile runs in order, and notes of anything unusual."""
 
+    __slots__ = ("notes", "profiles")
+
     def __init__(self) -> None:
         self.profiles: list[ProfileTrace] = []
         self.notes: list[str] = []
 
     def begin(self, profile: str, candidates: Sequence[Any]) -> ProfileTrace:
         """Called by a profile that starts to run."""
-        self.profiles.append(ProfileTrace(profile, len(candidates)))
-        return self.profiles[-1]
+        begun = ProfileTrace(profile, len(candidates))
+        self.profiles.append(begun)
+        return begun
 
     def note(self, text: str) -> None:
         """Something a reader of this trace should know."""

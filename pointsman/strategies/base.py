@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pointsman.routing.decisions import Choice, Unplaced, decision, demands
+from pointsman.routing.decisions import Choice, Decided, Unplaced, demands
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -140,5 +140,5 @@ class Strategy(SchedulingPolicy):
         result = how.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):
             return result
-        words = f"{self.name}: {how.words} of {len(result.results[result.primary].ranked)}"
-        return Choice(result, decision(cycle.request, result.target, endpoints, self.price_per_gpu_hour, words))
+        best_of = ("{}: {} of {}", self.name, how.words, len(result.results[result.primary].ranked))
+        return Choice(result, Decided(cycle.request, result.target, endpoints, self.price_per_gpu_hour, *best_of))

@@ -38,6 +38,7 @@ def dispatcher_for(
     ttl_s: float = 60.0,
     max_tries: int = 3,
     traced: bool = True,
+    keep_records: int = 10_000,
     seed: int = 0,
 ) -> Dispatcher:
     """A dispatcher whose queue is in the policy's order and whose choices are the policy's.
@@ -53,5 +54,6 @@ def dispatcher_for(
         policy=None if keeps_its_order(policy) else policy,
         max_tries=max_tries,
         traced=traced,
+        keep_records=keep_records,
         seed=seed,
     )

@@ -36,7 +36,16 @@ PUBLIC = {
         "AdaptiveStrategy", "CostOptimizedStrategy", "FifoStrategy", "PriorityStrategy", "Rule", "SchedulingPolicy",
         "SloAwareStrategy", "Strategy", "rule",
     },
+    "pointsman.engines": {
+        "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Samples", "Sglang", "Simulated",
+        "Vllm",
+    },
+    "pointsman.control": {
+        "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "EngineSpec", "InstanceStatus",
+        "Lifecycle", "Phase", "Step", "What",
+    },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
+    "pointsman.runtimes.local": {"Change", "Changes", "ManifestText", "Plane", "stored_manifest"},
     "pointsman.lab.check": {"Broken", "Report", "check"},
 }  # fmt: skip
 

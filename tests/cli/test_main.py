@@ -132,11 +132,26 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "Pointsman"
 
 
+ASKING = ["plan", "apply", "status", "explain", "requests", "logs", "drain", "down"]
+
+
+@pytest.mark.parametrize("command", ["up", *ASKING, "key", "schema", "check config", "check policy"])
+def test_every_command_shows_an_example_and_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([*command.split(), "--help"])
+    assert exited.value.code == 0
+    out = capsys.readouterr().out
+    assert f"  pointsman {command}" in out.partition("example")[2]
+    assert "--json" in out or command == "schema"
+    assert ("--state DIR" in out and "--url URL" in out) is (command in ASKING)
+
+
 def test_help_shows_an_example_and_loads_nothing_heavy() -> None:
     code = "import sys, pointsman.cli.main as m; m.parser().format_help(); print(*sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(result.stdout.split())
-    assert loaded.isdisjoint({"numpy", "msgspec", "yaml", "hypothesis", "pointsman.config", "pointsman.routing"})
+    ours = {"pointsman.config", "pointsman.routing", "pointsman.selection"}
+    assert loaded.isdisjoint({"numpy", "msgspec", "yaml", "hypothesis", "asyncio", "http.client", *ours})
     assert "example:" in pointsman("--help").stdout
 
 

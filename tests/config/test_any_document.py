@@ -13,7 +13,9 @@ from pointsman.config import Problem, json_schema, load
 from pointsman.errors import ConfigError
 
 DOCUMENTS = [yaml.safe_load(file.read_text()) for file in sorted((Path(__file__).parent / "published").glob("*.yaml"))]
-DOCUMENTS.append({"kind": "Pointsman", "deployments": [{"name": "a", "model": "m", "scheduling": {"policy": "fifo"}}]})
+DOCUMENTS += [
+    yaml.safe_load(file.read_text()) for file in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+]
 
 WRONG = st.sampled_from(
     [None, "", "x", 0, -1, 1.5, True, [], {}, [None], {"x": 1}, ["x"], "queue-scorer", float("nan")]

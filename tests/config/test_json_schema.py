@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from pointsman.config import json_schema
-from pointsman.config.registry import plugins
+from pointsman.config.registry import engines, plugins
 
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
 KINDS: dict[str, Any] = {
     "object": dict, "array": list, "string": str, "number": int | float, "integer": int, "boolean": bool,
@@ -34,6 +35,11 @@ def errors(data: Any, schema: dict[str, Any], root: dict[str, Any], path: str = 
         yield f"{path}: not like {schema['pattern']}"
     if "anyOf" in schema and all(any(errors(data, one, root)) for one in schema["anyOf"]):
         yield f"{path}: none of {len(schema['anyOf'])}"
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        if data < schema.get("minimum", data):
+            yield f"{path}: below {schema['minimum']}"
+        if data <= schema.get("exclusiveMinimum", data - 1):
+            yield f"{path}: not above {schema['exclusiveMinimum']}"
     for part in schema.get("allOf", []):
         yield from errors(data, part, root, path)
     if "if" in schema:
@@ -61,6 +67,12 @@ def test_published_documents_fit(file: Path) -> None:
     assert found(file.read_text(), "EndpointPickerConfig") == []
 
 
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_fit(file: Path) -> None:
+    assert found(file.read_text()) == []
+    assert found(file.read_text(), "Pointsman") == []
+
+
 def test_our_own_document_fits() -> None:
     text = """\
 kind: Pointsman
@@ -68,6 +80,10 @@ deployments:
 - {name: a, model: m, scheduling: {policy: slo-aware, parameters: {urgentBelowMs: 5}}}
 - {name: b, model: m, scheduling: {policy: "mine:Policy", parameters: {whatever: 5}}}
 - {name: c, model: m, scheduling: {config: {plugins: [{type: queue-scorer}]}}}
+- {name: d, model: m, engine: {type: "mine:Engine", parameters: {whatever: 5}}}
+- {name: e, model: m, replicas: 0, engine: {type: simulated}, lifecycle: {backoff: 100ms, stopGrace: 5}}
+- {name: f, model: m, endpoints: [{url: "http://a:1", engine: "mine:Engine"}, {url: "http://a:2", engine: vllm}]}
+gateway: {limits: {maxBodyBytes: 64Mi, headerTimeout: 5s}}
 """
     assert found(text) == []
     assert found(text, "Pointsman") == []
@@ -93,6 +109,26 @@ deployments:
             "$.plugins[0].parameters.concurrencyMode: not one of",
         ),
         ("{kind: Pointsman, deployments: [{name: a}]}", "$.deployments[0]: model is missing"),
+        ("{kind: Pointsman, gatway: {}}", "$.gatway: unknown"),
+        ("{kind: Pointsman, gateway: {keys: [{tenant: a}]}}", "$.gateway.keys[0]: sha256 is missing"),
+        ("{kind: Pointsman, gateway: {limits: {maxConnections: 0}}}", "$.gateway.limits.maxConnections: below 1"),
+        ("{kind: Pointsman, gateway: {drainTimeout: 0}}", "$.gateway.drainTimeout: not above 0"),
+        (
+            "{kind: Pointsman, deployments: [{name: a, model: m, engine: {type: openai}}]}",
+            "$.deployments[0].engine.type: none of",
+        ),
+        (
+            "{kind: Pointsman, deployments: [{name: a, model: m, engine: {type: vllm}}]}",
+            "$.deployments[0].engine: parameters is missing",
+        ),
+        (
+            "{kind: Pointsman, deployments: [{name: a, model: m, engine: {type: simulated, parameters: {x: 1}}}]}",
+            "$.deployments[0].engine.parameters.x: unknown",
+        ),
+        (
+            "{kind: Pointsman, deployments: [{name: a, model: m, endpoints: [{url: 'http://a:1', engine: command}]}]}",
+            "$.deployments[0].endpoints[0].engine: none of",
+        ),
     ],
 )
 def test_mistakes_do_not_fit(text: str, error: str) -> None:
@@ -113,3 +149,15 @@ def test_it_is_json_and_refers_to_nothing_that_is_not_there(kind: str | None) ->
     schema = json.loads(json.dumps(json_schema(kind)))
     refs = set(re.findall(r"#/\$defs/(\w+)", json.dumps(schema)))
     assert refs <= set(schema["$defs"])
+
+
+def test_every_engine_completes_with_its_parameters() -> None:
+    spec = json_schema("Pointsman")["$defs"]["EngineSpec"]
+    names = {choice["const"] for choice in spec["properties"]["type"]["anyOf"] if "const" in choice}
+    assert names == {"command", "llama.cpp", "sglang", "simulated", "vllm"}
+    cases = {case["if"]["properties"]["type"]["const"]: case["then"]["properties"] for case in spec["allOf"]}
+    assert set(cases) == names
+    for engine in engines():
+        if engine.name in names:
+            assert set(cases[engine.name]["parameters"]["properties"]) == set(engine.parameters)
+    assert cases["llama.cpp"]["parameters"]["properties"]["slots"] == {"type": "integer", "minimum": 1, "default": 4}

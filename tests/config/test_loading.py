@@ -261,18 +261,22 @@ kind: Pointsman
 deployments:
 - name: chat
   model: llama-70b
+  endpoints: &servers [{{url: "http://localhost:8000"}}]
   scheduling: {{policy: slo-aware, parameters: {{urgentBelowMs: 250}}}}
 - name: batch
   model: llama-8b
+  endpoints: *servers
   scheduling: {{policy: "{own_module}:MyPolicy", parameters: {{patience_s: 9}}}}
 - name: search
   model: e5
+  endpoints: *servers
   scheduling:
     config:
       plugins:
       - type: queue-scorer
 - name: plain
   model: tiny
+  endpoints: *servers
 """)
     assert isinstance(plan, PointsmanPlan)
     chat, batch, search, plain = plan.deployments
@@ -313,21 +317,22 @@ deployments:
         ),
         ("model: ''", "model: must not be empty"),
         ("scheduling: {policy: fifo}", 'field "model" is missing'),
-        ("model: m, replicas: 2", "replicas: unknown field; known: model, name, scheduling"),
+        ("model: m, replica: 2", 'replica: unknown field; did you mean "replicas"?'),
     ],
 )
 def test_mistakes_in_deployments(own_module: str, fields: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        load_deployments(f"kind: Pointsman\ndeployments:\n- {{name: a, {fields}}}\n")
+        load_deployments(f"kind: Pointsman\ndeployments:\n- {{name: a, endpointsFile: servers.yaml, {fields}}}\n")
     [found] = raised.value.problems
     assert str(found).removeprefix("<text>:3: deployments[0]").lstrip(".: ").startswith(problem)
 
 
 def test_deployments_have_names_of_their_own() -> None:
+    line = "- {name: a, model: %s, engine: {type: simulated}}\n"
     with pytest.raises(
         ConfigError, match=r'<text>:3: deployments\[1\].name: there is already a deployment "a" on line 2'
     ):
-        load_deployments("deployments:\n- {name: a, model: m}\n- {name: a, model: n}\n")
+        load_deployments("deployments:\n" + line % "m" + line % "n")
 
 
 def test_the_kind_is_told_from_the_content_if_it_is_not_written() -> None:

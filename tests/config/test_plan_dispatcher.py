@@ -109,7 +109,9 @@ def test_an_instance_that_joins_takes_what_waits() -> None:
     desk = Desk(GATE + ONE_EACH)
     assert desk.arrive("a", "b")[:-1] == []
     assert sent(desk.tell(Joined(instance("i")))) == {"a": "i"}
-    assert sent(desk.tell(Joined(instance("j")))) == {"b": "j"}
+    assert sent(desk.tell(Joined(instance("j")))).keys() == {"b"}, (
+        "to whom is up to the dice: the profile knows no limit"
+    )
 
 
 def test_no_model_waits_for_the_saturation_of_another() -> None:

@@ -96,7 +96,7 @@ def test_values(data: Any, annotation: Any, value: Any) -> None:
         ("blue", Color, 'expected "red" or "green", found "blue"'),
         ([], int | str, "expected a whole number or text, found a list"),
         ({"number": 3}, Even, "number must be even, found 3"),
-        (-1, Annotated[int, msgspec.Meta(ge=0)], "expected int >= 0, found -1"),
+        (-1, Annotated[int, msgspec.Meta(ge=0)], "must be at least 0, found -1"),
         ("x" * 100, int, f'expected a whole number, found "{"x" * 55}..."'),
     ],
 )

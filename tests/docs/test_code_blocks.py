@@ -65,9 +65,9 @@ def run(block: Block, page: Path, namespace: dict[str, object]) -> None:
 
 
 def in_this_suite(command: str) -> str:
-    """`make` runs in the checkout, and of what would run this suite again only the plan is made."""
+    """`make` runs in the checkout; of what would run this suite again, or run for ever, only the plan is made."""
     if command.startswith("make"):
-        dry = "--dry-run " if re.match(r"make (test|bench)", command) else ""
+        dry = "--dry-run " if re.match(r"make (run|test|bench)", command) else ""
         return f"cd {ROOT} && make {dry}{command.removeprefix('make').strip()}"
     return command
 

@@ -93,7 +93,7 @@ def test_counting_load_in_the_instances_that_were_given() -> None:
 class Tags(FirstFit):
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
         for request in requests:
-            request.headers["x-seen"] = "yes"
+            request.headers["x-seen"] = "yes"  # type: ignore[index]
         return super().schedule(requests, instances)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.decisions import Unplaced, decision, demands, refusal_text, vet
+from pointsman.routing.decisions import Decided, Unplaced, demands, refusal_text, vet
 from pointsman.routing.endpoints import IN_FLIGHT_TOKENS, LOAD, Endpoint, Fleet
 from pointsman.selection import (
     Cycle,
@@ -158,7 +158,9 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
         pipeline_parallel_size=2,
     )
     fleet = Fleet([instance("j"), busy])
-    made = decision(request("a"), fleet["i"], fleet.roster.without([0]), 3.0, "fifo: least loaded of 1")
+    made = Decided(
+        request("a"), fleet["i"], fleet.roster.without([0]), 3.0, "{}: least loaded of {}", "fifo", 1
+    ).decision
     assert (made.request_id, made.target_instance_id) == ("a", "i")
     assert made.parallelism_strategy is ParallelismType.HYBRID
     assert (made.tensor_parallel_size, made.pipeline_parallel_size) == (2, 2)
@@ -169,6 +171,6 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
 
 def test_a_decision_about_an_instance_of_which_nothing_is_known() -> None:
     fleet = Fleet([instance("i", limit=None)])
-    made = decision(request("a"), fleet["i"], fleet.roster, 3.0, "why not")
+    made = Decided(request("a"), fleet["i"], fleet.roster, 3.0, "why not").decision
     assert (made.estimated_latency_ms, made.estimated_cost, made.reason) == (None, None, "why not (0 running)")
     assert made.parallelism_strategy is ParallelismType.NONE

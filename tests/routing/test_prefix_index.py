@@ -9,37 +9,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pointsman.routing.prefix_index import PrefixIndex, bits, block_hashes, first_link, token_bytes
+from pointsman.routing.prefix_index import COARSE, FINE, Chain, PrefixIndex, block_hashes, first_link, token_bytes
 
 # Hashes
 
 
 def chain_of(model: str, salt: str, words: bytes, block_size: int) -> list[int]:
-    """The published definition, written down once more: h_i = xxh64(le64(xxh64(block i)) || le64(h_{i-1}))."""
-    link = xxhash.xxh64((model + salt).encode(), seed=0).intdigest()
+    """The definition, written down once more: h_i = xxh3_64(block i, seed h_{i-1}), from the model and its salt."""
+    link = xxhash.xxh3_64((model + salt).encode(), seed=0).intdigest()
     chain = []
     for number in range(ceil(len(words) / 4 / block_size)):
+        assert number < FINE, "these prompts are short"
         block = words[number * block_size * 4 : (number + 1) * block_size * 4]
-        inner = xxhash.xxh64(block, seed=0).intdigest()
-        link = xxhash.xxh64(inner.to_bytes(8, "little") + link.to_bytes(8, "little"), seed=0).intdigest()
+        link = xxhash.xxh3_64(block, seed=link).intdigest()
         chain.append(link)
     return chain
 
 
-def test_the_hash_is_the_published_one() -> None:
-    """Values of xxh64 with seed 0 from its specification, so that not both sides can be wrong in the same way."""
-    assert first_link("") == 0xEF46DB3751D8E999
-    assert first_link("a") == 0xD24EC4F1A98C6E5B
-    assert first_link("ab", "c") == first_link("abc") == 0x44BC2CF5AD770999
+@given(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=20), st.data())
+def test_a_hash_names_its_block_and_everything_before_it(blocks: list[bytes], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(blocks) - 1))
+    other = data.draw(st.binary(min_size=8, max_size=8).filter(lambda block: block != blocks[place]))
+    changed = [*blocks[:place], other, *blocks[place + 1 :]]
+    before, after = (block_hashes(b"".join(words), first_link("m"), 2).links for words in (blocks, changed))
+    assert before[:place] == after[:place]
+    assert all(one != another for one, another in zip(before[place:], after[place:], strict=True))
 
 
-def test_a_chain_as_written_in_the_published_definition() -> None:
-    prompt = b"0123456789abcdefghi"  # two blocks of 2 tokens, then one whole token and one padded with a zero byte
-    words = token_bytes(prompt)
-    assert words == prompt + b"\0"
-    expected = chain_of("llama", "salt", words, block_size=2)
+def test_a_chain_as_it_is_defined() -> None:
+    prompt = b"0123456789abcdefghi"  # two blocks of 2 tokens, then one whole token and part of another
+    expected = chain_of("llama", "salt", prompt, block_size=2)
     assert len(expected) == 3
-    assert block_hashes(words, first_link("llama", "salt"), 2) == expected
+    assert block_hashes(token_bytes(prompt), first_link("llama", "salt"), 2) == Chain(expected, 3)
 
 
 @given(
@@ -52,12 +53,28 @@ def test_a_chain_as_written_in_the_published_definition() -> None:
 def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: int | None) -> None:
     words = token_bytes(prompt)
     told = block_hashes(words, first_link(model, salt), block_size, most)
-    assert told == chain_of(model, salt, words, block_size)[:most]
+    assert told.links == chain_of(model, salt, words, block_size)[:most]
+    assert told.blocks == len(told.links)
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 3), st.none() | st.integers(0, 900))
+def test_long_prompts(shared: int, length: int, block_size: int, most: int | None) -> None:
+    """What two prompts share is found to the block near the beginning, and then to so many blocks together."""
+    shared = min(shared, length)
+    one, other = b"x" * length, b"x" * shared + b"y" * (length - shared)
+    chains = [block_hashes(words, first_link("m"), block_size, most) for words in (one, other)]
+    equal = sum(a == b for a, b in zip(chains[0].links, chains[1].links, strict=True))
+    assert chains[0].links[:equal] == chains[1].links[:equal], "from the first on"
+    assert chains[0].blocks == chains[0].blocks_in(len(chains[0].links)) == chains[1].blocks
+    step = block_size * 4
+    whole = length if most is None else min(length, most * step)
+    found, there = chains[0].blocks_in(equal), min(shared, whole) // step
+    assert found == chains[0].blocks if shared >= whole else found <= there < found + (1 if there < FINE else COARSE)
 
 
 def test_tokens_are_little_endian_and_text_is_utf8() -> None:
     assert token_bytes([1, 0x01020304, 2**32 - 1]) == struct.pack("<III", 1, 0x01020304, 2**32 - 1)
-    assert token_bytes("né") == b"n\xc3\xa9\0"
+    assert token_bytes("né") == b"n\xc3\xa9"
     assert token_bytes("") == token_bytes(b"") == token_bytes([]) == b""
     assert token_bytes("abcd") == b"abcd"
 
@@ -70,7 +87,7 @@ def test_a_token_that_is_none_is_an_error(token: int) -> None:
 
 def test_the_last_block_may_be_partial_and_differs_from_the_whole_one() -> None:
     short, whole = (
-        block_hashes(token_bytes(text), first_link("m"), 2) for text in ("aaaabbbbcccc", "aaaabbbbccccdddd")
+        block_hashes(token_bytes(text), first_link("m"), 2).links for text in ("aaaabbbbcccc", "aaaabbbbccccdddd")
     )
     assert (len(short), len(whole)) == (2, 2)
     assert short[0] == whole[0]
@@ -85,7 +102,7 @@ def test_chains_of_other_models_salts_and_beginnings_share_nothing() -> None:
         block_hashes(words, first_link("m", "salt"), 4),
         block_hashes(token_bytes("y" + "x" * 63), first_link("m"), 4),
     ]
-    assert len({link for chain in chains for link in chain}) == 16
+    assert len({link for chain in chains for link in chain.links}) == 16
 
 
 # The index
@@ -165,9 +182,15 @@ def test_a_forgotten_server_leaves_nothing_to_whoever_gets_its_slot() -> None:
     assert held(index, "a", [1]) == 0, "it starts again from nothing"
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_the_bits_of_a_set(slots: set[int]) -> None:
-    assert list(bits(sum(1 << slot for slot in slots))) == sorted(slots)
+def test_links_of_many_blocks_take_up_so_many() -> None:
+    index = PrefixIndex()
+    long = list(range(FINE + 3))
+    index.record("a", long, FINE + 3 * COARSE)
+    assert held(index, "a", long) == FINE + 3
+    index.record("a", [-1], FINE + 3 * COARSE)
+    assert held(index, "a", long) == FINE + 2, "the last of them made room for a single block"
+    index.record("a", [-2], FINE + 3 * COARSE)
+    assert (held(index, "a", long), held(index, "a", [-1])) == (FINE + 2, 1)
 
 
 class Beside(RuleBasedStateMachine):
@@ -209,7 +232,7 @@ class Beside(RuleBasedStateMachine):
         assert len(set(slots.values())) == len(slots)
         told: dict[str, int] = dict.fromkeys(slots, 0)
         for servers, depth in self.index.runs(chain, sum(1 << slot for slot in slots.values())):
-            for slot in bits(servers):
+            for slot in (place for place in range(servers.bit_length()) if servers >> place & 1):
                 [name] = [name for name, own in slots.items() if own == slot]
                 assert told[name] == 0, "listed twice"
                 told[name] = depth

@@ -31,10 +31,10 @@ def record(**facts: Any) -> Record:
     ("facts", "state"),
     [
         ({}, "waiting"),
-        ({"decision": SENT, "sent_at": 11.0}, "running"),
-        ({"decision": SENT, "ended_at": 12.0}, "served"),
+        ({"made": SENT, "sent_at": 11.0}, "running"),
+        ({"made": SENT, "ended_at": 12.0}, "served"),
         ({"refusal": GONE, "ended_at": 12.0}, "refused"),
-        ({"decision": SENT, "refusal": GONE, "ended_at": 12.0}, "refused"),
+        ({"made": SENT, "refusal": GONE, "ended_at": 12.0}, "refused"),
         ({"failures": [("i", "reset")], "sent_at": 11.0}, "waiting"),
     ],
 )
@@ -61,7 +61,7 @@ def test_whether_the_deadline_was_met(facts: dict[str, Any], met: bool | None) -
 
 def test_as_plain_data() -> None:
     told = record(
-        decision=SENT,
+        made=SENT,
         strategy="fifo",
         sent_at=10.25,
         first_token_at=10.5,
@@ -73,8 +73,12 @@ def test_as_plain_data() -> None:
     assert told.as_dict() == {
         "request_id": "r",
         "model": "m",
+        "tenant": "",
+        "priority": 0,
         "state": "served",
         "strategy": "fifo",
+        "instance": "i",
+        "tries": 2,
         "decision": {
             "request_id": "r",
             "target_instance_id": "i",
@@ -88,7 +92,10 @@ def test_as_plain_data() -> None:
         "waited_ms": 250.0,
         "first_token_ms": 500.0,
         "total_ms": 2000.0,
+        "input_tokens": 0,
+        "cached_tokens": None,
         "output_tokens": 7,
+        "deadline_ms": 5000.0,
         "met_deadline": True,
         "failed_tries": [{"instance": "j", "why": "reset"}],
         "refusal": None,
@@ -100,6 +107,8 @@ def test_as_plain_data() -> None:
         'request "r" is served',
         "sent to i: fifo: least loaded of 1 (0 running)",
         "tried j: reset",
+        "waited 250.0 ms; first token after 500.0 ms; ended after 2000.0 ms; 0 tokens in, 7 out; "
+        "met its deadline of 5000 ms",
     ]
 
 

@@ -56,7 +56,10 @@ class HasRoom:
     """Demands that the endpoint runs fewer requests than its `max_concurrency`. No known limit: always room."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        full = where_set(candidates.column(IS_FULL))
+        is_full = candidates.column(IS_FULL)
+        if isinstance(is_full, list) and 1.0 not in is_full:
+            return ()
+        full = where_set(is_full)
         if not len(full):
             return ()
         load, limit = candidates.column(LOAD), candidates.column(LIMIT)

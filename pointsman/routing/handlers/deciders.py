@@ -37,4 +37,4 @@ class AlwaysDisaggMultimodalDecider:
     """Encode elsewhere if the prompt has parts that are not text."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
-        return cycle.request.multimodal
+        return cycle.request.is_multimodal

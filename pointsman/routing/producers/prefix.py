@@ -1,20 +1,30 @@
 """How much of a prompt each endpoint probably has in its cache, from what was sent to it before."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.prefix_index import PrefixIndex, bits, block_hashes, first_link, token_bytes
+from pointsman.routing.prefix_index import Chain, PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
 from pointsman.selection import Column, Key, PerMembers, SchedulingResult
 from pointsman.selection.columns import column_of
 from pointsman.types import RequestMetadata
 
-_CHAINS: Key[Mapping[int, Sequence[list[int]]]] = Key("prefix-chains")
-"""By block size: the chain of each prompt of the request."""
+
+class Hashed(NamedTuple):
+    """What was worked out of a request, for when it is sent."""
+
+    chains: Mapping[int, Sequence[Chain]]
+    """By block size: the chain of each prompt."""
+    layout: "Layout"
+    match: Column
+
+
+_HASHED: Key[Hashed] = Key("prefix-hashed")
 
 _MANY = 64
 """From this many servers on, a set of bits is spread over a column in one go."""
@@ -28,6 +38,8 @@ class Layout(msgspec.Struct):
     pools: dict[int, int]
     """block size -> the servers that have it"""
     block_sizes: Column
+    servers: list[tuple[int, int]]
+    """row -> its block size, and how many of our blocks fit into its cache"""
 
 
 class ApproxPrefixCacheProducer:
@@ -61,6 +73,9 @@ class ApproxPrefixCacheProducer:
         if lru_capacity_per_server < 1:
             raise ValueError(f"lruCapacityPerServer must be at least 1, found {lru_capacity_per_server}")
         self.index = PrefixIndex()
+        self.prompt_tokens = 0
+        """Of all prompts sent, in whole blocks; and how many of them were expected in the cache of the instance."""
+        self.expected_cached_tokens = 0
         self._auto_tune = auto_tune
         self._block_size = block_size_tokens
         self._most_tokens = max_prefix_tokens_to_match
@@ -71,19 +86,24 @@ class ApproxPrefixCacheProducer:
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
         layout = self._layout.of(candidates)
         chains = self._chains(cycle.request, layout.pools)
-        cycle[_CHAINS] = chains
         match, total = self._matched(layout, chains, candidates.arrays)
+        cycle[_HASHED] = Hashed(chains, layout, match)
         cycle[PREFIX_MATCH] = PrefixMatch(match, total, layout.block_sizes, match)
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None:
-        chains = cycle.get(_CHAINS)
-        if chains is None:
+        hashed = cycle.get(_HASHED)
+        if hashed is None:
             return
-        for profile in dict.fromkeys((result.primary, "prefill")):
-            if profile in result.results:
-                endpoint = result.results[profile].targets[0]
-                for chain in chains.get(self.block_size_of(endpoint), ()):
-                    self.index.record(endpoint.id, chain, self.capacity_of(endpoint))
+        self._remember(hashed, result.target)
+        if len(result.results) > 1 and result.primary != "prefill" and "prefill" in result.results:
+            self._remember(hashed, result.results["prefill"].targets[0])
+
+    def _remember(self, hashed: Hashed, endpoint: Endpoint) -> None:
+        size, capacity = hashed.layout.servers[endpoint.row]
+        for chain in hashed.chains[size]:
+            self.index.record(endpoint.id, chain.links, capacity)
+            self.prompt_tokens += chain.blocks * size
+        self.expected_cached_tokens += int(hashed.match[endpoint.row]) * size
 
     def departed(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.id)
@@ -112,10 +132,15 @@ class ApproxPrefixCacheProducer:
         for row, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             rows[slot] = row
             pools[size] = pools.get(size, 0) | 1 << slot
-        return Layout(rows, pools, column_of([float(size) for size in sizes], everybody.arrays))
+        block_sizes = column_of([float(size) for size in sizes], everybody.arrays)
+        capacities = [self.capacity_of(endpoint) for endpoint in everybody]
+        return Layout(rows, pools, block_sizes, list(zip(sizes, capacities, strict=True)))
 
-    def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[list[int]]]:
+    def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[Chain]]:
         first = first_link(request.model_name, request.cache_salt)
+        if len(pools) == 1 and isinstance(request.prompt, bytes | memoryview) and request.token_ids is None:
+            [size] = pools
+            return {size: [block_hashes(request.prompt, first, size, self._most_of(size))]}
         if request.token_ids is not None:
             prompts = [token_bytes(request.token_ids)]
         elif isinstance(request.prompt, tuple):
@@ -129,26 +154,35 @@ class ApproxPrefixCacheProducer:
             return self._most_tokens // block_size
         return self._most_blocks or None
 
-    def _matched(
-        self, layout: Layout, chains: Mapping[int, Sequence[list[int]]], arrays: bool
-    ) -> tuple[Column, Column]:
+    def _matched(self, layout: Layout, chains: Mapping[int, Sequence[Chain]], arrays: bool) -> tuple[Column, Column]:
         width = len(layout.block_sizes)
         match: Column = np.zeros(width) if arrays else [0.0] * width
-        totals = {size: float(sum(map(len, prompts))) for size, prompts in chains.items()}
+        if len(chains) == 1 and not arrays:
+            [(size, prompts)] = chains.items()
+            if len(prompts) == 1:
+                self._match(prompts[0], layout.pools[size], match, layout.rows)
+                return match, [float(prompts[0].blocks)] * width
+        totals = {size: float(sum(chain.blocks for chain in prompts)) for size, prompts in chains.items()}
         for size, prompts in chains.items():
             for chain in prompts:
-                for servers, depth in self.index.runs(chain, layout.pools[size]):
-                    _add(match, servers, depth, layout.rows)
+                self._match(chain, layout.pools[size], match, layout.rows)
         if len(totals) == 1:
             [total] = totals.values()
             return match, np.full(width, total) if arrays else [total] * width
         return match, column_of([totals[int(size)] for size in layout.block_sizes], arrays)
 
+    def _match(self, chain: Chain, pool: int, match: Column, rows: list[int]) -> None:
+        """Add what the servers of a pool hold of a chain."""
+        for servers, depth in self.index.runs(chain.links, pool):
+            _add(match, servers, chain.blocks_in(depth), rows)
 
-def _add(match: Column, servers: int, depth: int, rows: list[int]) -> None:
+
+def _add(match: Column, servers: int, blocks: int, rows: list[int]) -> None:
     if isinstance(match, list) or servers.bit_count() < _MANY:
-        for slot in bits(servers):
-            match[rows[slot]] += depth
+        while servers:
+            lowest = servers & -servers
+            match[rows[lowest.bit_length() - 1]] += blocks
+            servers ^= lowest
     else:
         raw = np.frombuffer(servers.to_bytes(-(-len(rows) // 8), "little"), dtype=np.uint8)
-        match[np.asarray(rows)[np.flatnonzero(np.unpackbits(raw, bitorder="little"))]] += depth
+        match[np.asarray(rows)[np.flatnonzero(np.unpackbits(raw, bitorder="little"))]] += blocks

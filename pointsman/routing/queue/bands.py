@@ -141,6 +141,8 @@ class Bands:
         self._by_priority: dict[int, Band] = {}
         self.high_to_low: list[Band] = []
         self.priorities: list[int] = []
+        self.forget_turns = True
+        """Whether in all of them who went before makes no difference once nobody waits."""
         setting = "priorityBands[]" if 0 in settings else "defaultPriorityBand"
         zero = settings.pop(0, default) or BandSettings()
         self._zero = self._add(Band(0, zero, place="in all" if single else "", setting=setting))
@@ -178,3 +180,4 @@ class Bands:
     def _reorder(self) -> None:
         self.priorities = sorted(self._by_priority, reverse=True)
         self.high_to_low = [self._by_priority[priority] for priority in self.priorities]
+        self.forget_turns = all(band.turns.forgets for band in self.high_to_low)

@@ -5,7 +5,7 @@ and who stands first in each. Every method costs at most log-many steps in the n
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
@@ -13,6 +13,9 @@ from pointsman.routing.queue.lazy_heap import LazyHeap
 
 class Turns(ABC):
     """The turns of one band. The last three methods may be left as they are."""
+
+    forgets: ClassVar[bool] = False
+    """Whether who went before makes no difference once nobody waits. Then a request that need not wait is not told."""
 
     @abstractmethod
     def waits(self, flow: str, head: Queued) -> None:
@@ -54,6 +57,8 @@ class GlobalStrictFairnessPolicy:
 
 
 class _ByHead(Turns):
+    forgets = True
+
     def __init__(self) -> None:
         self._flows: LazyHeap[str] = LazyHeap()
 
@@ -79,6 +84,8 @@ class RoundRobinFairnessPolicy:
 
 class _InTurn(Turns):
     """Two heaps, as an elevator has: flows beyond the last chosen one, and those whose turn is in the next round."""
+
+    forgets = True
 
     def __init__(self) -> None:
         self._last = ""

@@ -29,6 +29,7 @@ from pointsman.routing.queue.pool import PoolSaturation
 from pointsman.routing.queue.room import Room, check_bounds
 from pointsman.routing.queue.saturation import SaturationDetector, UtilizationDetector
 from pointsman.routing.queue.shedding import Sheddable
+from pointsman.types import RequestMetadata
 
 _WAITS = Offered()
 
@@ -94,6 +95,37 @@ class FlowControl:
         self._enter(item)
         self._waits(item)
         return Offered(None, displaced) if displaced else _WAITS
+
+    def already_sent(self, request: RequestMetadata, before: Queued) -> Queued:
+        """A request that went through another queue and is being served: from here on it is one of ours."""
+        item = Queued(request, ttl_s=request.timeout_s)
+        item.band = self._bands.of(item.priority)
+        item.enqueued_at = before.enqueued_at
+        item.tries, item.excluded = before.tries, before.excluded
+        item.seq = self._arrivals = self._arrivals + 1
+        item.order_key = item.band.ordering.key(item)
+        item.band.put(item)
+        self._enter(item)
+        self._waits(item)
+        self.take(item, before.taken_at)
+        self.served(item)
+        return item
+
+    @property
+    def forgets_turns(self) -> bool:
+        """Whether who went before makes no difference once nobody waits: then nobody need wait to be counted."""
+        return self._bands.forget_turns
+
+    def goes_at_once(self, item: Queued, now: float) -> None:
+        """Nobody waits, and it has been sent without waiting either: `ended` or `put_back` follows."""
+        self._expect(item, Stage.NEW)
+        item.band = band = self._bands.of(item.priority)
+        item.enqueued_at = item.taken_at = now
+        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        item.order_key = band.ordering.key(item)
+        item.seq = self._arrivals = self._arrivals + 1
+        item.stage = Stage.SERVED
+        band.in_flight += 1
 
     def put_back(self, item: Queued) -> None:
         """It could not be placed, or was sent and failed: it waits again where it stood, and its flow is not charged.

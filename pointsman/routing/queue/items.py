@@ -27,15 +27,15 @@ class Queued:
     """One request that was, is or will be in the queue. Only the queue writes, save for `tries` and `excluded`."""
 
     __slots__ = (
+        "_flow",
+        "_size_bytes",
         "band",
         "enqueued_at",
         "excluded",
-        "flow",
         "order_key",
         "priority",
         "request",
         "seq",
-        "size_bytes",
         "stage",
         "taken_at",
         "tries",
@@ -46,9 +46,9 @@ class Queued:
 
     def __init__(self, request: RequestMetadata, *, size_bytes: int | None = None, ttl_s: float | None = None) -> None:
         self.request = request
-        self.flow = flow_of(request)
+        self._flow: str | None = None
         self.priority = request.priority
-        self.size_bytes = request.prompt_bytes if size_bytes is None else size_bytes
+        self._size_bytes = size_bytes
         self.ttl_s = ttl_s
         """How long its client lets it wait; once offered, how long it may wait. None: no limit."""
         self.enqueued_at = 0.0
@@ -62,6 +62,21 @@ class Queued:
         """How often it was sent and failed; the dispatcher's."""
         self.excluded: frozenset[str] = frozenset()
         """Instances that failed it; the dispatcher's."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The room that it takes up while it waits."""
+        if self._size_bytes is None:
+            self._size_bytes = self.request.prompt_bytes
+        return self._size_bytes
+
+    @property
+    def flow(self) -> str:
+        """Whom it shares its turns with; worked out when it first waits."""
+        flow = self._flow
+        if flow is None:
+            flow = self._flow = flow_of(self.request)
+        return flow
 
     def __repr__(self) -> str:
         return f"<{self.request.request_id}: {self.stage.value}, flow {self.flow}, priority {self.priority}>"

@@ -14,6 +14,7 @@ class QueueScorer:
     """
 
     bounded = True
+    steady = True
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         return falling(candidates.column(WAITING))
@@ -26,6 +27,7 @@ class RunningRequestsSizeScorer:
     """
 
     bounded = True
+    steady = True
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         return falling(candidates.column(RUNNING))
@@ -33,6 +35,8 @@ class RunningRequestsSizeScorer:
 
 class KvCacheUtilizationScorer:
     """Prefers free KV cache: the share of it that is free. An endpoint never measured counts as all free."""
+
+    steady = True
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         return linear(candidates.column(KV_USAGE), -1.0, 1.0)

@@ -73,14 +73,13 @@ def test_looking_records_nothing(long: bool) -> None:
     assert len(subject.index) == 0
 
 
-def test_the_blocks_that_are_remembered_are_the_published_ones() -> None:
+def test_the_blocks_that_are_remembered_are_those_that_were_sent() -> None:
     subject, fleet = producer(block_size=8), fleet_of()
     send(subject, fleet, 0, STORY[:44], model_name="llama", cache_salt="s")
-    link = xxhash.xxh64_intdigest(b"llamas")
+    link = xxhash.xxh3_64_intdigest(b"llamas")
     expected = set()
     for block in (STORY[:32], STORY[32:44]):
-        inner = xxhash.xxh64_digest(block.encode())[::-1]  # a digest is big-endian
-        link = xxhash.xxh64_intdigest(inner + link.to_bytes(8, "little"))
+        link = xxhash.xxh3_64_intdigest(block.encode(), link)
         expected.add(link)
     assert set(subject.index._holders) == expected
 
@@ -169,12 +168,11 @@ def test_a_block_size_that_changes_makes_the_cache_unknown(long: bool) -> None:
     assert matches(subject, fleet)[:2] == [(8, 8), (4, 4)]
 
 
-def test_a_block_size_that_changes_between_asking_and_sending_records_nothing_wrong() -> None:
+def test_a_block_size_that_changes_between_asking_and_sending_counts_for_nothing() -> None:
     subject, fleet = producer(), fleet_of()
     cycle = asked(subject, fleet.roster)
     fleet.measure("0", Metrics(block_size=2), 1.0)
     subject.dispatched(cycle, went_to(fleet.roster, 0))
-    assert len(subject.index) == 0
     assert matches(subject, fleet)[0] == (0, 8)
 
 

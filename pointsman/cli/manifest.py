@@ -1,0 +1,29 @@
+"""Manifests as commands take them: read once, checked here before anybody is asked to run them."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pointsman.config import PointsmanPlan
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add FILE."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a manifest, Pointsman YAML")
+
+
+def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
+    """What the admin API is sent, and what it builds. Raises `ConfigError` with every problem and its line."""
+    from pointsman.config import load_manifest
+    from pointsman.config.source import text_of
+
+    text, folder = text_of(file), str(file.absolute().parent)
+    return {"text": text, "folder": folder, "file": str(file)}, load_manifest(text, folder, str(file))
+
+
+def show_changes(answer: dict[str, Any], none: str, notes: "tuple[str, ...]", file: Path) -> None:
+    """Print what changes and why, or `none`, and what the author of the manifest should know."""
+    print(answer["text"] if answer["changes"] else none)
+    for note in notes:
+        print(f"{file}: note: {note}")

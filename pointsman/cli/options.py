@@ -1,0 +1,71 @@
+"""What several commands take: where the plane is, a manifest, numbers and times."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+SOCKET = "admin.sock"
+"""In the state directory: the admin API, for whoever may open it."""
+KEY = "POINTSMAN_ADMIN_KEY"
+
+
+def add_command(commands: Any, name: str, *, summary: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A command whose help ends with an example."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_state(parser: Any) -> None:
+    """Add --state."""
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="the state directory of the plane ($POINTSMAN_STATE, else ~/.local/state/pointsman)",
+    )
+
+
+def state_folder(given: Path | None) -> Path:
+    """The directory that --state or the environment names, absolute. It need not exist."""
+    named = given or os.environ.get("POINTSMAN_STATE")
+    if named:
+        return Path(named).expanduser().absolute()
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # one that is not absolute does not count
+    return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "pointsman"
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add what says where the plane is, and --json."""
+    where = parser.add_mutually_exclusive_group()
+    add_state(where)
+    where.add_argument(
+        "--url", metavar="URL", help=f"the gateway of a plane elsewhere, http://host:port; its admin key is in ${KEY}"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def at_least_one(text: str) -> int:
+    """A whole number, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def time_span(text: str) -> float:
+    """Seconds, for argparse: 30, 30s, 5m."""
+    from pointsman.parameters import seconds
+
+    try:
+        found = float(text) if text.isdecimal() else seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return found

@@ -1,0 +1,68 @@
+"""`pointsman plan FILE`: what applying a manifest would change, and why."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from pointsman.cli.manifest import add_file, read_manifest, show_changes
+from pointsman.cli.options import add_command, add_connection
+
+if TYPE_CHECKING:
+    from pointsman.config import PointsmanPlan
+
+EXAMPLE = """\
+examples:
+  pointsman plan examples/smollm2.yaml
+  pointsman plan examples/smollm2.yaml --json
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "plan",
+        summary="what applying a manifest would change, and why",
+        description="Compare a manifest with what runs, and change nothing. If no plane runs, say what `pointsman up` "
+        "would start.",
+        example=EXAMPLE,
+    )
+    add_file(parser)
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the changes."""
+    from pointsman.cli.client import NoPlane, client_of
+
+    manifest, plan = read_manifest(args.file)
+    try:
+        answer = client_of(args).post("plan", body=manifest)
+    except NoPlane as nobody:
+        if args.url:
+            raise
+        answer = _from_nothing(plan)
+        if not args.json:
+            start = f"pointsman up {args.file} would start one that listens on {plan.gateway.listen}"
+            print(f"{nobody.found}; {start}, and:")
+    if args.json:
+        print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
+    else:
+        show_changes(answer, "nothing would change", plan.notes, args.file)
+    return 0
+
+
+def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
+    """What would be done where nothing runs yet, as the admin API says it."""
+    import msgspec
+
+    from pointsman.control.reconcile import reconcile
+    from pointsman.runtimes.local.changes import changes_between
+    from pointsman.runtimes.local.watching import EndpointsFiles
+
+    listed = EndpointsFiles()
+    listed.configure(plan)
+    listed.look()
+    changes = changes_between(None, plan, reconcile(listed.desired(), []))
+    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}

@@ -1,0 +1,79 @@
+"""`pointsman requests`: the newest requests, and what became of them."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pointsman.cli.options import add_command, add_connection, at_least_one
+
+EXAMPLE = """\
+examples:
+  pointsman requests
+  pointsman requests --only refused -n 5
+  pointsman requests --model smollm2 --instance chat-1 --json
+"""
+
+STATES = ("waiting", "running", "served", "refused")
+HEADS = ("request", "model", "tenant", "state", "instance", "tries", "waited", "first token", "total", "tokens")
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "requests",
+        summary="the newest requests and what became of them",
+        description="List requests, the newest first. pointsman explain says more about one of them.",
+        example=EXAMPLE,
+    )
+    parser.add_argument("--model", help="those for this model, as the client wrote it")
+    parser.add_argument("--only", choices=STATES, help="those that are in this state")
+    parser.add_argument("--instance", help="those that went to this instance")
+    parser.add_argument("--tenant", help="those of this tenant")
+    parser.add_argument("-n", "--limit", type=at_least_one, default=20, metavar="N", help="at most so many (20)")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list."""
+    from pointsman.cli.client import client_of
+
+    answer = client_of(args).get(
+        "requests",
+        model=args.model,
+        state=args.only,
+        instance=args.instance,
+        tenant=args.tenant,
+        limit=args.limit,
+    )
+    print(json.dumps(answer, indent=2, ensure_ascii=False) if args.json else _table(answer))
+    return 0
+
+
+def _table(answer: Mapping[str, Any]) -> str:
+    from pointsman.selection.text import text_table
+
+    listed = answer["requests"]
+    if not listed:
+        return "no such requests are known"
+    table = text_table(HEADS, [_row(request) for request in listed])
+    more = answer.get("found", len(listed)) - len(listed)
+    return f"{table}\n{more} more; -n shows more of them" if more > 0 else table
+
+
+def _row(request: Mapping[str, Any]) -> list[str]:
+    from pointsman.cli.display import milliseconds
+
+    tokens = [request.get("input_tokens"), request.get("output_tokens")]
+    return [
+        request["request_id"],
+        request["model"],
+        request.get("tenant") or "",
+        request["state"],
+        request.get("instance") or "",
+        str(request.get("tries") or ""),
+        *(milliseconds(request.get(name)) for name in ("waited_ms", "first_token_ms", "total_ms")),
+        " + ".join(str(count) for count in tokens if count is not None),
+    ]

@@ -1,0 +1,59 @@
+"""`pointsman status`: what runs, how it is doing, and what is wrong."""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from pointsman.cli.options import add_command, add_connection
+
+EXAMPLE = """\
+examples:
+  pointsman status
+  pointsman status --watch
+  pointsman status --json | jq '.deployments[].instances[] | select(.phase != "ready")'
+"""
+
+EVERY_S = 1.0
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "status",
+        summary="what runs and how it is doing",
+        description="Show the deployments and instances of a running plane, with the reason for everything that is "
+        "not as it should be.",
+        example=EXAMPLE,
+    )
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it once, or again and again."""
+    from pointsman.cli.client import client_of
+
+    client = client_of(args)
+    _show(client.get("status"), args)
+    while args.watch:
+        time.sleep(EVERY_S)
+        _show(client.get("status"), args)
+    return 0
+
+
+def _show(status: dict[str, Any], args: argparse.Namespace) -> None:
+    from pointsman.cli.display import Paint, status_text
+
+    if args.json:
+        print(json.dumps(status, indent=None if args.watch else 2, ensure_ascii=False), flush=True)
+        return
+    text = status_text(status, Paint(sys.stdout))
+    if args.watch and sys.stdout.isatty():
+        text = f"\x1b[H\x1b[J{text}"  # from the top left corner, over what was there
+    elif args.watch:
+        text += "\n"
+    print(text, flush=True)

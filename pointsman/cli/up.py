@@ -1,0 +1,150 @@
+"""`pointsman up`: runs a manifest in the foreground, and shows how it is doing."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from pointsman.cli.manifest import read_manifest
+from pointsman.cli.options import add_command, add_state, state_folder
+
+if TYPE_CHECKING:
+    from pointsman.gateway.embedded import Embedded
+    from pointsman.runtimes.local import ManifestText
+
+EXAMPLE = """\
+example:
+  pointsman up examples/smollm2.yaml
+  curl http://127.0.0.1:8080/v1/completions -d '{"model": "smollm2", "prompt": "Once upon a time"}'
+"""
+PROMPT = "Say hello in five words."
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "up",
+        summary="run a manifest here, with a gateway in front",
+        description="Starts the instances of a manifest, waits until they answer, and serves requests until Ctrl-C or "
+        "SIGTERM. Without FILE, what last ran in the state directory. Instances that an earlier plane left running are "
+        "taken over.",
+        example=EXAMPLE,
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, Pointsman YAML")
+    add_state(parser)
+    parser.add_argument("--json", action="store_true", help="print each change of the status as one line of JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 after a clean stop."""
+    from pathlib import Path
+
+    import uvloop
+
+    from pointsman.runtimes.local import ManifestText
+
+    manifest = None
+    if args.file is not None:
+        written, plan = read_manifest(Path(args.file))
+        manifest = ManifestText(**written)
+        for note in plan.notes:
+            print(f"{args.file}: note: {note}", file=sys.stderr)
+    return uvloop.run(_up(manifest, args))
+
+
+async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
+    import asyncio
+    import signal
+
+    from pointsman.gateway.embedded import Embedded
+
+    began = time.monotonic()
+    embedded = Embedded(state_folder(args.state))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, embedded.ask_to_stop)
+    view = JsonView(embedded) if args.json else View(embedded, began)
+    await embedded.start(manifest)
+    embedded.plane.listeners.append(view.news)
+    view.news()
+    await embedded.until_stopped()
+    view.stopping()
+    cut_off = await embedded.stop()
+    view.stopped(cut_off)
+    return 0
+
+
+class View:
+    """What a person sees: a line for each thing that happens, and the whole status once it is ready."""
+
+    def __init__(self, embedded: "Embedded", began: float) -> None:
+        self._embedded = embedded
+        self._began = began
+        self._said: dict[str, str] = {}
+        self._was_ready = False
+
+    def news(self) -> None:
+        """Something may have changed."""
+        from pointsman.cli.display import Paint, deployments_of, status_text
+
+        status = self._embedded.status()
+        deployments = deployments_of(status)
+        for deployment in deployments:
+            words = deployment.in_words()
+            if self._said.get(deployment.name) != words:
+                self._say(f"{deployment.name}: {words}")
+                self._said[deployment.name] = words
+        if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
+            self._was_ready = True
+            print(f"\nready in {time.monotonic() - self._began:.1f} s\n")
+            print(status_text(status, Paint(sys.stdout)))
+            print(
+                f"\ntry it:\n\n{_curl(status)}\n\nthen: pointsman explain REQUEST_ID   (its x-request-id)", flush=True
+            )
+
+    def stopping(self) -> None:
+        """Somebody has asked to stop."""
+        under_way = self._embedded.gateway.under_way
+        self._say(f"stopping: {under_way} requests under way; Ctrl-C once more to cut them off")
+
+    def stopped(self, cut_off: int) -> None:
+        """Everything has ended."""
+        self._say(f"stopped; {cut_off} requests were cut off" if cut_off else "stopped")
+
+    @staticmethod
+    def _say(words: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
+
+
+class JsonView(View):
+    """The same for programs: each status as a line."""
+
+    def __init__(self, embedded: "Embedded") -> None:
+        super().__init__(embedded, 0.0)
+        self._last = ""
+
+    def news(self) -> None:
+        """Something may have changed."""
+        self._write({"event": "status", **self._embedded.status()})
+
+    def stopping(self) -> None:
+        """Somebody has asked to stop."""
+        self._write({"event": "stopping", "under_way": self._embedded.gateway.under_way})
+
+    def stopped(self, cut_off: int) -> None:
+        """Everything has ended."""
+        self._write({"event": "stopped", "cut_off": cut_off})
+
+    @staticmethod
+    def _write(said: dict[str, Any]) -> None:
+        print(json.dumps(said, ensure_ascii=False), flush=True)
+
+
+def _curl(status: dict[str, Any]) -> str:
+    """A request that the reader can send."""
+    model = next((one["model"] for one in status["deployments"]), "")
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
+    return f"curl -iN {status['url']}/v1/chat/completions -d '{json.dumps(body)}'"

@@ -1,0 +1,258 @@
+"""The controller: what should run does run, without touching a process, a socket or a clock.
+
+    (wanted) -> starting -> ready -> draining -> stopping -> (gone)
+                    ^         |                     |
+                    |      unhealthy -> stopping    |
+                    |                       |       |
+                    +---- backing off <-----+-------+  crashed, hung, or never ready: the reason and a count are kept
+
+Enters: events, each with the time. Leaves: commands. The one rule: an instance is in service only after it has done
+real work, and is stopped only after it was taken out of service. An event changes what is known; then `reconcile` says
+what follows from that, and what is due is done. News of instances that are not there (any more) is ignored.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pointsman.control.desired import Desired, DesiredDeployment
+from pointsman.control.differences import endpoint_recipe
+from pointsman.control.events import (
+    Adopted,
+    Answered,
+    Applied,
+    Command,
+    DrainAsked,
+    Drained,
+    Event,
+    Exited,
+    Launched,
+    LaunchFailed,
+    RequestsFail,
+    ShuttingDown,
+    Silent,
+    TimerFired,
+    WakeAt,
+)
+from pointsman.control.instances import Instance, InstanceStatus, Phase
+from pointsman.control.reconcile import DRAIN_ASKED, Step, What, lifecycle_steps, reconcile
+from pointsman.control.turn import Turn
+
+
+class Controller:
+    """Starts, watches, replaces and stops instances: `handle(event, now) -> commands`."""
+
+    def __init__(self) -> None:
+        self.desired: Desired | None = None
+        """What was last applied; None: nothing yet, and nothing is decided."""
+        self._instances: dict[str, Instance] = {}
+        self._dues: dict[str, float] = {}
+        """When something must be done about each. Kept, as most events concern one of many."""
+        self._wake_at: float | None = None
+        """For when the timer is set."""
+        self._open = True
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in; carry the commands out in their order."""
+        turn = Turn(self._instances, now)
+        _HANDLERS[type(event)](self, event, turn)
+        if self.desired is not None or not self._open:
+            self._reconcile(turn)
+            for instance_id in [one for one, due in self._dues.items() if due <= now]:
+                turn.tick(instance_id)
+            self._reconcile(turn)
+            self._set_timer(turn)
+        return turn.commands
+
+    def __len__(self) -> int:
+        """Instances that are not gone."""
+        return len(self._instances)
+
+    def instances(self) -> list[InstanceStatus]:
+        """All that are not gone, by deployment and id."""
+        found = sorted(self._instances.values(), key=lambda one: (one.deployment, len(one.id), one.id))
+        return [instance.status() for instance in found]
+
+    def preview(self, desired: Desired) -> list[Step]:
+        """What `Applied(desired)` would lead to that is not under way already, and why. Nothing is changed."""
+        if not self._open:
+            return []
+        before = self.desired or Desired()
+        under_way = [] if self.desired is None else reconcile(before, self._instances.values())
+        steps = [*reconcile(desired, self._instances.values()), *lifecycle_steps(before, desired)]
+        return [step for step in steps if step not in under_way]
+
+    # What is wanted
+
+    def _applied(self, event: Applied, turn: Turn) -> None:
+        self.desired = event.desired
+        turn.changed = True
+        turn.touched.update(self._instances)
+        for instance in self._instances.values():
+            spec = event.desired.deployments.get(instance.deployment)
+            if spec is not None:
+                instance.spec = _known(instance, spec)
+
+    def _drain_asked(self, event: DrainAsked, turn: Turn) -> None:
+        instance = turn.find(event.instance_id)
+        if instance is None or instance.leaving or instance.drain_asked:
+            return
+        instance.drain_asked, instance.reason = True, DRAIN_ASKED
+        turn.changed = True
+        if instance.endpoint is not None:  # nobody can take its place: it is only kept out
+            turn.drain(instance)
+
+    def _shutting_down(self, event: ShuttingDown, turn: Turn) -> None:
+        self._open = False
+        turn.changed = True
+
+    # News of processes
+
+    def _adopted(self, event: Adopted, turn: Turn) -> None:
+        known = turn.find(event.instance_id)
+        if known is not None and known.phase is not Phase.BACKING_OFF:
+            return  # its process is known
+        nothing = DesiredDeployment(name=event.deployment, model="")
+        instance = Instance(id=event.instance_id, spec=nothing, recipe=event.recipe, since=turn.now)
+        instance.spec = _known(instance, (self.desired or Desired()).deployments.get(event.deployment, nothing))
+        self._instances[instance.id] = instance
+        turn.launched(instance, event.host, event.port, event.pid)
+        turn.changed = True
+
+    def _launched(self, event: Launched, turn: Turn) -> None:
+        instance = self._process(event.instance_id, turn)
+        if instance is not None and instance.pid is None:
+            turn.launched(instance, event.host, event.port, event.pid)
+
+    def _launch_failed(self, event: LaunchFailed, turn: Turn) -> None:
+        instance = self._process(event.instance_id, turn)
+        if instance is not None and instance.pid is None:
+            turn.ended(instance, f"could not be started: {event.why}")
+
+    def _exited(self, event: Exited, turn: Turn) -> None:
+        instance = self._process(event.instance_id, turn)
+        if instance is not None:
+            turn.ended(instance, event.why)
+
+    def _process(self, instance_id: str, turn: Turn) -> Instance | None:
+        """The instance, if it has a process of ours, or is about to."""
+        instance = turn.find(instance_id)
+        if instance is None or instance.endpoint is not None or instance.phase is Phase.BACKING_OFF:
+            return None
+        return instance
+
+    # News of their health
+
+    def _answered(self, event: Answered, turn: Turn) -> None:
+        instance = turn.find(event.instance_id)
+        if instance is None or not instance.asked:
+            return
+        if instance.phase is Phase.READY:
+            instance.asked, instance.heard_at, instance.silent = False, turn.now, 0
+        elif event.readiness:
+            turn.admit(instance)
+
+    def _silent(self, event: Silent, turn: Turn) -> None:
+        instance = turn.find(event.instance_id)
+        if instance is None or not instance.asked:
+            return
+        instance.asked, instance.heard_at, instance.silence = False, turn.now, event.why
+        instance.silent += 1
+        if instance.phase is Phase.READY:
+            if instance.silent >= instance.spec.lifecycle.failures_until_unhealthy:
+                probes = f"{instance.silent} probes in a row" if instance.silent > 1 else "a probe"
+                turn.give_up(instance, f"did not answer {probes}: {event.why}")
+        elif instance.serving is not None:
+            turn.give_up(instance, f"{instance.reason}; and a probe failed: {event.why}")
+        elif instance.endpoint is not None:
+            instance.failures += 1
+            instance.reason = f"does not answer: {event.why}"
+
+    def _requests_fail(self, event: RequestsFail, turn: Turn) -> None:
+        instance = turn.find(event.instance_id)
+        if instance is None or instance.phase is not Phase.READY:
+            return
+        if instance.doubted and turn.now - instance.since < instance.spec.lifecycle.probe_interval_s:
+            turn.give_up(instance, f"requests fail on it, although probes do not: {event.why}")
+        else:
+            turn.doubt(instance, f"requests fail on it: {event.why}")
+
+    def _drained(self, event: Drained, turn: Turn) -> None:
+        instance = turn.find(event.instance_id)
+        if instance is not None and instance.phase is Phase.DRAINING and instance.serving is not None:
+            turn.drained(instance, instance.reason)
+
+    # What follows
+
+    def _timer_fired(self, event: TimerFired, turn: Turn) -> None:
+        self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing is due yet
+
+    def _set_timer(self, turn: Turn) -> None:
+        due = min(self._dues.values(), default=None)
+        if due is not None and due != self._wake_at:
+            turn.commands.append(WakeAt(due))
+        self._wake_at = due
+
+    def _reconcile(self, turn: Turn) -> None:
+        if turn.changed:
+            turn.changed = False
+            desired = self.desired or Desired()
+            for instance in self._instances.values():
+                instance.outdated = ""
+            for step in reconcile(desired, self._instances.values(), shutting_down=not self._open):
+                self._take(step, desired, turn)
+        self._note_dues(turn)
+
+    def _note_dues(self, turn: Turn) -> None:
+        for instance_id in turn.touched:
+            instance = self._instances.get(instance_id)
+            due = None if instance is None else instance.due
+            if due is None:
+                self._dues.pop(instance_id, None)
+            else:
+                self._dues[instance_id] = due
+        turn.touched.clear()
+
+    def _take(self, step: Step, desired: Desired, turn: Turn) -> None:
+        turn.touched.add(step.subject)
+        if step.what is What.STOP or step.what is What.REMOVE:
+            turn.leave(self._instances[step.subject], step.why)
+            return
+        spec = desired.deployments[step.deployment]
+        endpoint = next((one for one in spec.endpoints if one.name == step.endpoint), None)
+        if step.what is What.START:
+            turn.start(Instance(id=step.subject, spec=spec, recipe=spec.recipe))
+        elif step.what is What.ADD and endpoint is not None:
+            recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
+            turn.start(Instance(id=step.subject, spec=spec, recipe=recipe, endpoint=endpoint))
+        elif step.what is What.UPDATE:
+            turn.update(self._instances[step.subject], spec, endpoint)
+        elif step.what is What.RESTART:
+            turn.renew(self._instances[step.subject], spec, step.why)
+        elif step.what is What.REPLACE:
+            self._instances[step.subject].outdated = step.why
+
+
+def _known(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
+    """What holds for an instance at once, before anybody is told: all, if it is nothing to tell, else its lifecycle."""
+    same = instance.endpoint is not None or instance.recipe == spec.recipe
+    if same and (instance.foreign or instance.served(True) == instance.served(True, spec)):
+        return spec
+    return msgspec.structs.replace(instance.spec, lifecycle=spec.lifecycle)
+
+
+_HANDLERS: dict[type[Event], Callable[[Controller, Any, Turn], None]] = {
+    Applied: Controller._applied,
+    DrainAsked: Controller._drain_asked,
+    ShuttingDown: Controller._shutting_down,
+    Adopted: Controller._adopted,
+    Launched: Controller._launched,
+    LaunchFailed: Controller._launch_failed,
+    Exited: Controller._exited,
+    Answered: Controller._answered,
+    Silent: Controller._silent,
+    RequestsFail: Controller._requests_fail,
+    Drained: Controller._drained,
+    TimerFired: Controller._timer_fired,
+}

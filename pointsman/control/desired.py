@@ -1,0 +1,92 @@
+"""What should run, as one frozen value. Equal values are the same wish: applying one twice does nothing."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take, in seconds, and how often they may fail."""
+
+    start_timeout_s: float = 120.0
+    """From launch to the first completion."""
+    probe_interval_s: float = 2.0
+    probe_timeout_s: float = 5.0
+    """An instance that does not answer within this has failed the probe."""
+    failures_until_unhealthy: int = 2
+    """Probes in a row."""
+    drain_timeout_s: float = 60.0
+    """Requests under way get this long to end before the instance is stopped."""
+    stop_grace_s: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    backoff_s: float = 0.5
+    """Before the first restart after a crash; doubles each time, back to this after `backoff_max_s` without one."""
+    backoff_max_s: float = 60.0
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """Which engine runs, with the parameters as they were written."""
+
+    type: str
+    parameters: Mapping[str, Any] = {}
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that somebody else started."""
+
+    name: str
+    url: str
+    """http://host:port or https://host:port, without a path."""
+    engine: str = "openai"
+    """Whose metrics it speaks: vllm, llama.cpp, sglang, simulated; openai: none."""
+    max_concurrency: int | None = None
+    labels: Mapping[str, str] = {}
+
+    @property
+    def address(self) -> Address:
+        """What its URL says; config has checked that it says something."""
+        scheme, _, rest = self.url.rpartition("://")
+        host, colon, port = rest.partition("/")[0].rpartition(":")
+        tls = scheme == "https"
+        if not colon or not port.isdecimal():
+            return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls)
+        return Address(host.strip("[]"), int(port), tls)
+
+
+class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A named set of equal instances of one model."""
+
+    name: str
+    model: str
+    """What clients call it."""
+    aliases: tuple[str, ...] = ()
+    replicas: int = 1
+    """Instances of `engine` to run; 0 without an engine."""
+    engine: EngineSpec | None = None
+    endpoints: tuple[DesiredEndpoint, ...] = ()
+    max_concurrency: int | None = None
+    """Requests at once on each instance; None: what the engine says."""
+    engine_slots: int | None = None
+    """What the engine says: how many requests each instance of it runs at once; None: it says nothing."""
+    labels: Mapping[str, str] = {}
+    lifecycle: Lifecycle = Lifecycle()
+
+    @property
+    def recipe(self) -> str:
+        """What an instance was started from. Where it differs, the instance must be replaced."""
+        return msgspec.json.encode([self.model, self.engine], order="sorted").decode()
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """All deployments, by name."""
+
+    deployments: Mapping[str, DesiredDeployment] = {}

@@ -1,0 +1,170 @@
+"""What the controller is told, and what it tells to do. A runtime turns one into the other.
+
+A runtime promises to carry commands out in their order. Each `Launch` ends in `LaunchFailed`, or in `Launched` and some
+day `Exited`, after which nothing more is heard of that process. Each `Probe` is answered once, with `Answered` or
+`Silent`, unless another `Probe` of the same instance took its place or its process has ended; then it is not answered.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from pointsman.control.desired import Desired, DesiredEndpoint
+from pointsman.types import ExecutionInstance
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+
+class Applied(Event, frozen=True):
+    """This is wanted from now on."""
+
+    desired: Desired
+
+
+class Adopted(Event, frozen=True):
+    """A process of an earlier plane still runs; the runtime has taken it over.
+
+    Told before the first `Applied`, which decides what becomes of it: else it would be started a second time.
+    """
+
+    instance_id: str
+    deployment: str
+    recipe: str
+    host: str
+    port: int
+    pid: int
+
+
+class Launched(Event, frozen=True):
+    """The process of an instance runs."""
+
+    instance_id: str
+    pid: int
+    host: str
+    port: int
+
+
+class LaunchFailed(Event, frozen=True):
+    """It could not even be started."""
+
+    instance_id: str
+    why: str
+
+
+class Exited(Event, frozen=True):
+    """The process of an instance has ended; so has its whole group."""
+
+    instance_id: str
+    why: str
+    """As a person would say it: exit code 1: the last line of its log, or killed by SIGKILL."""
+
+
+class Answered(Event, frozen=True):
+    """A probe of an instance succeeded."""
+
+    instance_id: str
+    readiness: bool
+    """It did real work; False: it only said that it is healthy."""
+
+
+class Silent(Event, frozen=True):
+    """A probe of an instance failed or was not answered in time."""
+
+    instance_id: str
+    why: str
+
+
+class RequestsFail(Event, frozen=True):
+    """Clients' requests fail on an instance, several in a row, whatever its health check says."""
+
+    instance_id: str
+    why: str
+
+
+class Drained(Event, frozen=True):
+    """No request is under way on an instance any more."""
+
+    instance_id: str
+
+
+class DrainAsked(Event, frozen=True):
+    """An operator wants an instance out of service. It is replaced."""
+
+    instance_id: str
+
+
+class ShuttingDown(Event, frozen=True):
+    """Everything is drained and stopped; nothing is started any more."""
+
+
+class TimerFired(Event, frozen=True):
+    """The time of a `WakeAt` has come."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Start a process for this instance, on a free port."""
+
+    instance_id: str
+    deployment: str
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Ask an instance once, now, instead of any probe under way; say `Answered` or `Silent` within the timeout."""
+
+    instance_id: str
+    readiness: bool
+    timeout_s: float
+    endpoint: DesiredEndpoint | None = None
+    """Whom to ask, if somebody else started it: always the same for an instance, save for its limit and labels."""
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Send requests to this instance from now on. It was not in service before."""
+
+    deployment: str
+    instance: ExecutionInstance
+
+
+class Update(msgspec.Struct, frozen=True):
+    """What is known of an instance in service has changed: its limit, its labels, whether it takes new requests."""
+
+    deployment: str
+    instance: ExecutionInstance
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """It serves no more. What it was doing is sent elsewhere, as far as that can be."""
+
+    deployment: str
+    instance_id: str
+    why: str
+
+
+class AwaitDrained(msgspec.Struct, frozen=True):
+    """Say `Drained` as soon as no request is under way on it."""
+
+    deployment: str
+    instance_id: str
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """SIGTERM to the process group of an instance. May be said again once it is `Launched`, if it was not by then."""
+
+    instance_id: str
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """SIGKILL to the process group of an instance. May be said again once it is `Launched`, if it was not by then."""
+
+    instance_id: str
+
+
+class WakeAt(msgspec.Struct, frozen=True):
+    """Fire the timer at this time, unless a later command names another."""
+
+    at: float
+
+
+Command: TypeAlias = Launch | Probe | Admit | Update | Withdraw | AwaitDrained | Terminate | Kill | WakeAt

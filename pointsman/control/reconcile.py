@@ -1,0 +1,211 @@
+"""From what should run and what does to the next steps, each with its reason.
+
+Enters: the desired state and the instances as they are. Leaves: steps; nothing is changed. The one rule: whoever
+carries the steps out and asks again gets none of them a second time; only `REPLACE` is said for as long as it waits.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
+from pointsman.control.differences import between_facts, between_lifecycles, between_recipes, endpoint_recipe
+from pointsman.control.instances import Instance, Phase
+
+WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
+"""From most to least: who is kept when there are too many."""
+
+DRAIN_ASKED = "an operator asked for it to be drained"
+
+
+class What(Enum):
+    """What is to be done about an instance."""
+
+    START = "start"
+    STOP = "stop"
+    """Drained before, if it is in service."""
+    RESTART = "restart"
+    """It is not in service, so its process may end before the next one starts."""
+    REPLACE = "replace"
+    """It is in service, and will be stopped when another has taken over. Nothing is to be done about it now."""
+    UPDATE = "update"
+    ADD = "add"
+    """A server that somebody else started."""
+    REMOVE = "remove"
+    """Such a server; it is drained before."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing to do, and why."""
+
+    what: What
+    subject: str
+    """The instance; the deployment, if the step is about its lifecycle."""
+    why: str
+    deployment: str
+    endpoint: str = ""
+    """The name of a server that somebody else started, if it is about one."""
+
+
+def reconcile(desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False) -> list[Step]:
+    """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired."""
+    mine: dict[str, list[Instance]] = {}
+    taken = set()
+    for instance in observed:
+        taken.add(instance.id)
+        if not instance.leaving:
+            mine.setdefault(instance.deployment, []).append(instance)
+    wanted = {} if shutting_down else desired.deployments
+    steps: list[Step] = []
+    for name, members in mine.items():
+        if name not in wanted:  # first, so that there is room for others
+            why = "everything is shut down" if shutting_down else f'deployment "{name}" is not wanted any more'
+            steps += [_leave(instance, why) for instance in members]
+    for name, spec in wanted.items():
+        members = mine.get(name, [])
+        steps += _processes(spec, [one for one in members if one.endpoint is None], taken)
+        steps += _endpoints(spec, [one for one in members if one.endpoint is not None], taken)
+    return steps
+
+
+def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
+    """What `after` says anew about how long things may take; for people, as nothing is to be done about it."""
+    steps = []
+    for name, spec in after.deployments.items():
+        known = before.deployments.get(name)
+        changed = between_lifecycles(known.lifecycle, spec.lifecycle) if known is not None else ""
+        if changed:
+            steps.append(Step(What.UPDATE, name, changed, name))
+    return steps
+
+
+# Instances that we run
+
+
+def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[Step]:
+    """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready."""
+    wanted = max(spec.replicas, 0) if spec.engine is not None else 0
+    recipe = spec.recipe
+    current: list[Instance] = []
+    outdated: list[Instance] = []
+    steps: list[Step] = []
+    for instance in members:
+        good = instance.recipe == recipe
+        if instance.serving is not None and (instance.drain_asked or not good):
+            outdated.append(instance)
+        elif instance.drain_asked:
+            steps.append(_leave(instance, DRAIN_ASKED))
+        else:
+            current.append(instance)
+    there = len(current) + len(outdated)
+    count = f"{_count(wanted)} wanted, {there} there"
+    current.sort(key=lambda one: (WORTH.index(one.phase), *_number(one)))
+    ready = sum(one.phase is Phase.READY for one in current[:wanted])
+    held = _replace(outdated, max(wanted - ready, 0), recipe, steps)
+    room = min(wanted, wanted + 1 - len(held))
+    steps += [_leave(instance, count) for instance in current[room:]]
+    for instance in current[:room]:
+        steps += _amend(instance, spec, recipe)
+    for number in range(len(current), room):
+        why = count if number + len(held) < wanted else f"to take over from {held[0].id}"
+        steps.append(Step(What.START, _free_id(spec.name, taken), why, spec.name))
+    return steps
+
+
+def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Step]:
+    """What one that stays must be told, or must be started anew for."""
+    if instance.recipe != recipe:
+        return [Step(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
+    changed = _changed(instance, spec, None)
+    return [Step(What.UPDATE, instance.id, changed, spec.name)] if changed else []
+
+
+def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> str:
+    """What those who send requests to it must be told anew."""
+    if instance.foreign or (instance.spec == spec and instance.endpoint == endpoint):
+        return ""
+    return between_facts(instance.served(True), instance.served(True, spec, endpoint))
+
+
+def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[Step]) -> list[Instance]:
+    """Those who must still serve until others can. The rest is let go: the unhealthy first, then in order."""
+    order = sorted(outdated, key=lambda one: (one.phase is Phase.READY, not one.drain_asked, *_number(one)))
+    spare = max(len(order) - needed, 0)
+    for place, instance in enumerate(order):
+        why = DRAIN_ASKED if instance.drain_asked else between_recipes(instance.recipe, recipe)
+        steps.append(Step(What.STOP if place < spare else What.REPLACE, instance.id, why, instance.deployment))
+    return order[spare:]
+
+
+def _free_id(deployment: str, taken: set[str]) -> str:
+    number = 1
+    while f"{deployment}-{number}" in taken:
+        number += 1
+    taken.add(f"{deployment}-{number}")
+    return f"{deployment}-{number}"
+
+
+def _number(instance: Instance) -> tuple[int, str]:
+    """m-2 comes before m-10."""
+    return len(instance.id), instance.id
+
+
+def _count(wanted: int) -> str:
+    return f"{wanted} replica is" if wanted == 1 else f"{wanted} replicas are"
+
+
+# Servers that somebody else started
+
+
+def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[Step]:
+    wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with one name, the first
+    steps = []
+    for name, endpoint in reversed(wanted.items()):
+        steps += _endpoint(spec, endpoint, [one for one in members if _name(one) == name], taken)
+    why = "it is not listed any more"
+    return steps + [_leave(instance, why) for instance in members if _name(instance) not in wanted]
+
+
+def _endpoint(
+    spec: DesiredDeployment, endpoint: DesiredEndpoint, members: list[Instance], taken: set[str]
+) -> list[Step]:
+    """One that has moved is another: the new one first, and the old one until then."""
+    recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
+    current = [one for one in members if one.recipe == recipe]
+    steps = []
+    if not current:
+        added = _free_endpoint_id(spec.name, endpoint.name, taken)
+        steps.append(Step(What.ADD, added, f"it is listed, at {endpoint.url}", spec.name, endpoint.name))
+    for instance in current:
+        changed = _changed(instance, spec, endpoint)
+        if changed:
+            steps.append(Step(What.UPDATE, instance.id, changed, spec.name, endpoint.name))
+    taken_over = any(one.phase is Phase.READY for one in current)
+    for instance in members:
+        if instance.recipe != recipe:
+            why = between_recipes(instance.recipe, recipe)
+            if instance.serving is None or taken_over:
+                steps.append(_leave(instance, why))
+            else:
+                steps.append(Step(What.REPLACE, instance.id, why, spec.name, endpoint.name))
+    return steps
+
+
+def _free_endpoint_id(deployment: str, name: str, taken: set[str]) -> str:
+    """Its name, with its deployment before it if that is taken, and with a number after it if that is, too."""
+    found, number = name, 1
+    while found in taken:
+        found = f"{deployment}-{name}" if number == 1 else f"{deployment}-{name}-{number}"
+        number += 1
+    taken.add(found)
+    return found
+
+
+def _name(instance: Instance) -> str:
+    return "" if instance.endpoint is None else instance.endpoint.name
+
+
+def _leave(instance: Instance, why: str) -> Step:
+    what = What.STOP if instance.endpoint is None else What.REMOVE
+    return Step(what, instance.id, why, instance.deployment, _name(instance))

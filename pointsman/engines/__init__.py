@@ -1,0 +1,27 @@
+"""Kinds of model servers, one adapter each.
+
+Enters: the parameters of `engine:`, and what a server says of itself. Leaves: the command that starts one, the requests
+that try it, and its load as `Metrics`. The one rule: an adapter knows one server's language and does nothing itself.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pointsman.engines.base import Engine, Launch, Probe
+from pointsman.engines.command import Command
+from pointsman.engines.llama_cpp import LlamaCpp
+from pointsman.engines.openai import OpenAI
+from pointsman.engines.prometheus import Samples
+from pointsman.engines.sglang import Sglang
+from pointsman.engines.simulated import Simulated
+from pointsman.engines.vllm import Vllm
+
+ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
+    {engine.name: engine for engine in (LlamaCpp, Vllm, Sglang, Command, Simulated, OpenAI)}
+)
+"""By what `type:` says in a manifest."""
+
+__all__ = [
+    "ENGINES", "Engine", "Launch", "Probe", "Samples",
+    "Command", "LlamaCpp", "OpenAI", "Sglang", "Simulated", "Vllm",
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""What Pointsman must know of a kind of model server: how to start it, how to ask it, how to read it.
+
+An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it names
+commands and requests, and reads text; a runtime does the rest.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from pointsman.engines.prometheus import Samples
+from pointsman.routing.endpoints import Metrics
+
+Work = Literal["completions", "chat", "embeddings"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
+"""For servers in Python: without compiled bytecode they start slowly, vLLM three times so."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """A process to start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None] = {}
+    """Added to the environment of the plane; None: taken out of it."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A request that tells something about a server by being answered with 2xx."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    """JSON."""
+
+
+class Engine(ABC):
+    """One kind of model server, with the parameters of one deployment."""
+
+    name: ClassVar[str]
+    """What `type:` says in a manifest."""
+    launchable: ClassVar[bool] = True
+    """False: only for endpoints that somebody else started."""
+    health: Probe = Probe("GET", "/health")
+    """Answered while the server lives, also under load."""
+    metrics_path: str = "/metrics"
+    """Empty: it says nothing of itself."""
+    work: Work = "completions"
+    """What it is asked for to show that it is ready."""
+
+    @classmethod
+    def of_endpoint(cls) -> "Engine":
+        """The adapter of a server that somebody else started: it is asked and read, never launched."""
+        return cls()
+
+    @abstractmethod
+    def launch(self, model: str, host: str, port: int) -> Launch:
+        """The process that serves `model` there."""
+
+    def readiness(self, model: str) -> Probe:
+        """One small piece of real work: a server may be healthy and die on its first token."""
+        if self.work == "embeddings":
+            return _post("/v1/embeddings", model=model, input="Hello")
+        if self.work == "chat":
+            messages = [{"role": "user", "content": "Hello"}]
+            return _post("/v1/chat/completions", model=model, messages=messages, max_tokens=1, temperature=0)
+        return _post("/v1/completions", model=model, prompt="Hello", max_tokens=1, temperature=0)
+
+    def metrics(self, samples: Samples) -> Metrics | None:
+        """What its /metrics says; None: nothing that we can read."""
+        return None
+
+    @property
+    def slots(self) -> int | None:
+        """How many requests it runs at once; None: not known."""
+        return None
+
+
+def _post(path: str, **body: object) -> Probe:
+    return Probe("POST", path, msgspec.json.encode(body))

@@ -1,0 +1,73 @@
+"""Any OpenAI-compatible server that a command starts."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pointsman.engines.base import Engine, Launch, Positive, Probe, Work
+from pointsman.engines.llama_cpp import llama_cpp_metrics
+from pointsman.engines.prometheus import Samples
+from pointsman.engines.sglang import sglang_metrics
+from pointsman.engines.vllm import vllm_metrics
+from pointsman.errors import ConfigError
+from pointsman.routing.endpoints import Metrics
+
+_PLACE = re.compile(r"\{(?:port|host|model)\}")
+
+
+class Command(Engine):
+    """A server of your own, started by a command in which {port}, {host} and {model} are filled in."""
+
+    name = "command"
+
+    def __init__(
+        self,
+        command: Sequence[str] | str,
+        *,
+        health: str = "/health",
+        metrics: Literal["none", "vllm", "llama.cpp", "sglang"] = "none",
+        metrics_path: str = "/metrics",
+        slots: Positive | None = None,
+        work: Work = "completions",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._argv = _words(command) if isinstance(command, str) else list(command)
+        if not any("{port}" in word for word in self._argv):
+            written = shlex.join(self._argv)
+            raise ConfigError([f"the command must take its port from us: put {{port}} where it belongs in: {written}"])
+        self.health = Probe("GET", health)
+        self.metrics_path = "" if metrics == "none" else metrics_path
+        self._dialect = metrics
+        self._slots = slots
+        self._env = dict(env or {})
+        self.work = work
+
+    def launch(self, model: str, host: str, port: int) -> Launch:
+        # Not str.format: JSON among the arguments keeps its braces.
+        filled = {"{port}": str(port), "{host}": host, "{model}": model}
+        argv = tuple(_PLACE.sub(lambda place: filled[place[0]], word) for word in self._argv)
+        return Launch(argv, self._env)
+
+    def metrics(self, samples: Samples) -> Metrics | None:
+        match self._dialect:
+            case "vllm":
+                return vllm_metrics(samples)
+            case "llama.cpp":
+                return llama_cpp_metrics(samples, self._slots)
+            case "sglang":
+                return sglang_metrics(samples)
+        return None
+
+    @property
+    def slots(self) -> int | None:
+        return self._slots
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            [f"the command cannot be split into words ({error}); write it as a list: {command}"]
+        ) from None

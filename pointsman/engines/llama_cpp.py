@@ -1,0 +1,79 @@
+"""llama.cpp: its own HTTP server, in a process of ours (`pointsman.runtimes.engines.llama_cpp`)."""
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+from pointsman.engines.prometheus import Samples
+from pointsman.parameters import ExistingFile
+from pointsman.routing.endpoints import Metrics
+
+
+class LlamaCpp(Engine):
+    """llama.cpp's server on GGUF weights."""
+
+    name = "llama.cpp"
+
+    def __init__(
+        self,
+        model: ExistingFile,
+        *,
+        context_tokens: Positive = 2048,
+        slots: Positive = 4,
+        threads: Positive = 1,
+        batch_tokens: Positive = 256,
+        prompt_cache_mib: Annotated[int, msgspec.Meta(ge=0)] = 256,
+        embeddings: bool = False,
+        pooling: Literal["model", "mean", "cls", "last"] = "model",
+        extra: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._options = {
+            "--model": model,
+            "--context-tokens": context_tokens,
+            "--slots": slots,
+            "--threads": threads,
+            "--batch-tokens": batch_tokens,
+            "--prompt-cache-mib": prompt_cache_mib,
+        }
+        self._pooling = pooling
+        self._extra = dict(extra or {})
+        self._env = dict(env or {})
+        self._slots: int | None = slots
+        self.work = "embeddings" if embeddings else "completions"
+
+    @classmethod
+    def of_endpoint(cls) -> Engine:
+        adapter = cls("")
+        adapter._slots = None
+        return adapter
+
+    def launch(self, model: str, host: str, port: int) -> Launch:
+        argv = [sys.executable, "-P", "-m", "pointsman.runtimes.engines.llama_cpp"]
+        argv += ["--alias", model, "--host", host, "--port", str(port)]
+        for option, value in self._options.items():
+            argv += [option, str(value)]
+        if self.work == "embeddings":
+            argv += ["--embeddings", "--pooling", self._pooling]
+        for name, value in self._extra.items():
+            argv += ["--set", f"{name}={msgspec.json.encode(value).decode()}"]
+        return Launch(tuple(argv), {**BYTECODE, **self._env})
+
+    def metrics(self, samples: Samples) -> Metrics | None:
+        return llama_cpp_metrics(samples, self._slots)
+
+    @property
+    def slots(self) -> int | None:
+        return self._slots
+
+
+def llama_cpp_metrics(samples: Samples, slots: int | None) -> Metrics | None:
+    """What llama.cpp's server says of itself. It has no gauge of its cache: the share of busy slots stands for it."""
+    running = samples.value("llamacpp:requests_processing")
+    waiting = samples.value("llamacpp:requests_deferred")
+    if running is None or waiting is None:
+        return None
+    return Metrics(waiting, running, min(running / slots, 1.0) if slots else 0.0)

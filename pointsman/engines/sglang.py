@@ -1,0 +1,73 @@
+"""SGLang: `python -m sglang.launch_server`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+from pointsman.engines.prometheus import Samples, share, whole
+from pointsman.parameters import FileOrName
+from pointsman.routing.endpoints import Metrics
+
+
+class Sglang(Engine):
+    """SGLang's OpenAI server."""
+
+    name = "sglang"
+
+    def __init__(
+        self,
+        model: FileOrName,
+        *,
+        args: Sequence[str] = (),
+        python: str = "",
+        tensor_parallel_size: Positive = 1,
+        max_running_requests: Positive | None = None,
+        embeddings: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model = model
+        self._args = tuple(args)
+        self._python = python or sys.executable
+        self._tensor_parallel_size = tensor_parallel_size
+        self._max_running_requests = max_running_requests
+        self._env = dict(env or {})
+        self.work = "embeddings" if embeddings else "completions"
+
+    @classmethod
+    def of_endpoint(cls) -> Engine:
+        return cls("")
+
+    def launch(self, model: str, host: str, port: int) -> Launch:
+        argv = [self._python, "-m", "sglang.launch_server", "--model-path", self._model, "--served-model-name", model]
+        argv += ["--host", host, "--port", str(port), "--enable-metrics"]
+        if self._tensor_parallel_size > 1:
+            argv += ["--tp-size", str(self._tensor_parallel_size)]
+        if self._max_running_requests is not None:
+            argv += ["--max-running-requests", str(self._max_running_requests)]
+        if self.work == "embeddings":
+            argv += ["--is-embedding"]
+        return Launch((*argv, *self._args), {**BYTECODE, **self._env})
+
+    def metrics(self, samples: Samples) -> Metrics | None:
+        return sglang_metrics(samples)
+
+    @property
+    def slots(self) -> int | None:
+        return self._max_running_requests
+
+
+def sglang_metrics(samples: Samples) -> Metrics | None:
+    """What SGLang says of itself."""
+    running = samples.value("sglang:num_running_reqs")
+    waiting = samples.value("sglang:num_queue_reqs")
+    if running is None or waiting is None:
+        return None
+    # Gauges since 0.5.11, before that labels.
+    cache = next(iter(samples.labels("sglang:cache_config_info")), {})
+    return Metrics(
+        waiting_queue_size=waiting,
+        running_requests_size=running,
+        kv_cache_usage=share(samples.mean("sglang:token_usage")),
+        block_size=int(samples.mean("sglang:page_size") or whole(cache.get("page_size"))),
+        num_blocks=int(samples.value("sglang:num_pages") or whole(cache.get("num_pages"))),
+    )

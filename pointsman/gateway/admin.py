@@ -1,0 +1,211 @@
+"""The admin API: what runs, what was decided and why, and changes, for whoever has its key or owns the state folder.
+
+Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: it does what the plane offers, and decides nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.http import error_body, error_kind
+from pointsman.gateway.requests import HttpRequest
+from pointsman.routing.records import Record
+from pointsman.runtimes.local.changes import Changes, ManifestText
+
+PREFIX = b"/admin/v1/"
+
+
+class Operations(Protocol):
+    """What can be asked of a plane."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def plan(self, manifest: ManifestText) -> Changes: ...
+
+    async def apply(self, manifest: ManifestText) -> Changes: ...
+
+    def logs(self, instance_id: str, lines: int) -> str: ...
+
+    async def drain(self, instance_id: str) -> None: ...
+
+
+class NotFound(PointsmanError):
+    """There is no such thing."""
+
+
+class BadQuery(PointsmanError):
+    """What stands behind the question mark cannot be meant."""
+
+
+class Call(msgspec.Struct):
+    """One request, taken apart."""
+
+    parts: list[str]
+    query: dict[str, str]
+    body: bytes
+
+
+class Admin:
+    """Answers requests under `/admin/v1`."""
+
+    def __init__(self, gateway: Gateway, plane: Operations, stop: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._plane = plane
+        self._stop = stop
+        self._tasks: set[asyncio.Task[None]] = set()
+        gateway.page_trees[PREFIX] = self.serve
+
+    def serve(self, client: ClientConnection, request: HttpRequest) -> None:
+        """Answer a request; what takes time does not hold up anybody."""
+        if not client.is_local and not self._gateway.keys.opens_admin(request):
+            client.error(401, "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)")
+            return
+        parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
+        query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
+        call = Call(parts, query, request.body)
+        method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
+        handler = self._handler(method, parts)
+        if handler is None:
+            client.error(404, f"there is no {method} {request.path.decode('latin-1')[:200]}", "not_found")
+            return
+        running = Running(client)
+        client.serving = running
+        task = self._gateway.loop.create_task(self._answer(running, handler(call)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _handler(self, method: str, parts: list[str]) -> "Callable[[Call], Coroutine[Any, Any, Any]] | None":
+        match method, parts:
+            case "GET", ["status"]:
+                return self._status
+            case "POST", ["plan"]:
+                return self._plan
+            case "POST", ["apply"]:
+                return self._apply
+            case "GET", ["requests"]:
+                return self._requests
+            case "GET", ["requests", _]:
+                return self._request
+            case "GET", ["instances", _, "logs"]:
+                return self._logs
+            case "POST", ["instances", _, "drain"]:
+                return self._drain
+            case "POST", ["down"]:
+                return self._down
+        return None
+
+    async def _answer(self, running: "Running", work: Awaitable[Any]) -> None:
+        try:
+            status, said = 200, msgspec.json.encode(await work)
+        except ConfigError as error:
+            problems = msgspec.to_builtins(error.problems)
+            status, said = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
+        except (NotFound, UnknownName) as error:
+            status, said = 404, error_body(str(error), error_kind(404), "not_found")
+        except (PointsmanError, msgspec.MsgspecError) as error:
+            status, said = 400, error_body(str(error), error_kind(400))
+        except Exception as error:
+            status, said = 500, error_body(f"{type(error).__name__}: {error}", error_kind(500))
+        if running.client is not None:
+            running.client.answer(status, said)
+
+    async def _status(self, call: Call) -> dict[str, Any]:
+        return self._plane.status()
+
+    async def _plan(self, call: Call) -> dict[str, Any]:
+        return _changes(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
+
+    async def _apply(self, call: Call) -> dict[str, Any]:
+        return _changes(await self._plane.apply(msgspec.json.decode(call.body, type=ManifestText)))
+
+    async def _logs(self, call: Call) -> dict[str, Any]:
+        return {"instance": call.parts[1], "text": self._plane.logs(call.parts[1], _number(call.query, "lines", 100))}
+
+    async def _drain(self, call: Call) -> dict[str, Any]:
+        await self._plane.drain(call.parts[1])
+        return {"instance": call.parts[1], "draining": True}
+
+    async def _down(self, call: Call) -> dict[str, Any]:
+        self._gateway.loop.call_soon(self._stop)
+        return {"stopping": True}
+
+    async def _request(self, call: Call) -> dict[str, Any]:
+        request_id, now = call.parts[1], time.monotonic()
+        for lane in self._gateway.traffic.all_lanes():
+            record = lane.dispatcher.explain(request_id, now)
+            if record is not None:
+                return {**_told(record, now), "text": str(record)}
+        kept = self._gateway.settings.keep_records
+        raise NotFound(f'nothing is known of a request "{request_id}"; the newest {kept} of each deployment are kept')
+
+    async def _requests(self, call: Call) -> dict[str, Any]:
+        now, query = time.monotonic(), call.query
+        limit = _number(query, "limit", 50)
+        records = [
+            record
+            for lane in self._gateway.traffic.all_lanes()
+            for record in lane.dispatcher.records.newest()
+            if _matches(record, query)
+        ]
+        records.sort(key=lambda record: record.arrived_at, reverse=True)
+        return {"requests": [_short(record, now) for record in records[:limit]], "found": len(records)}
+
+
+class Running:
+    """An admin request under way."""
+
+    def __init__(self, client: ClientConnection) -> None:
+        self.client: ClientConnection | None = client
+
+    def abandon(self) -> None:
+        """The client has gone; what it asked for is done all the same."""
+        self.client = None
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+def _number(query: Mapping[str, str], name: str, otherwise: int) -> int:
+    """A number in a query. Raises `BadQuery`."""
+    written = query.get(name)
+    if written is None:
+        return otherwise
+    if not written.isascii() or not written.isdecimal() or len(written) > 9:
+        raise BadQuery(f'{name} is "{written[:60]}"; it must be a whole number')
+    return int(written)
+
+
+def _changes(changes: Changes) -> dict[str, Any]:
+    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
+
+
+def _told(record: Record, now: float) -> dict[str, Any]:
+    arrived = datetime.now(UTC) - timedelta(seconds=now - record.arrived_at)
+    return {
+        **record.as_dict(),
+        "arrived": arrived.isoformat(timespec="milliseconds"),
+    }
+
+
+def _short(record: Record, now: float) -> dict[str, Any]:
+    told = record.summary()
+    arrived = datetime.now(UTC) - timedelta(seconds=now - record.arrived_at)
+    return {**told, "arrived": arrived.isoformat(timespec="milliseconds")}
+
+
+def _matches(record: Record, query: Mapping[str, str]) -> bool:
+    return (
+        query.get("model", record.model) == record.model
+        and query.get("state", record.state) == record.state
+        and query.get("tenant", record.user_id) == record.user_id
+        and query.get("instance", record.instance) == record.instance
+    )

@@ -1,0 +1,127 @@
+"""A plane and its gateway in one process: what `pointsman up` runs.
+
+Enters: a manifest and a state directory. Leaves: a gateway that answers, until it is told to stop. The one rule: it
+ends in the order in which requests go: no new ones, then those under way, then the instances.
+"""
+
+import asyncio
+import gc
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pointsman.config.manifest import GatewaySpec
+from pointsman.config.plan import PointsmanPlan
+from pointsman.errors import PointsmanError
+from pointsman.gateway.admin import Admin
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.pages import add_pages
+from pointsman.gateway.server import Listeners
+from pointsman.runtimes.local import Changes, ManifestText, Plane
+from pointsman.runtimes.local.link import reachable
+
+SOCKET = "admin.sock"
+
+
+class Embedded:
+    """A plane with a gateway in front."""
+
+    def __init__(self, state: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.gateway = Gateway(GatewaySpec(), self._loop)
+        self.plane = Plane(state, self.gateway.traffic)
+        self.plane.reconfigured.append(self._reconfigure)
+        self._listeners = Listeners(self.gateway)
+        self._socket = self.plane.state / SOCKET
+        self._stop_asked = asyncio.Event()
+        self._impatient = asyncio.Event()
+        add_pages(self.gateway, lambda: self.plane.ready)
+        Admin(self.gateway, self, self.ask_to_stop)
+
+    @property
+    def url(self) -> str:
+        """Where clients send requests."""
+        return self._listeners.url
+
+    async def start(self, manifest: ManifestText | None) -> None:
+        """Run a manifest; None: the one that was last in force in this state directory."""
+        try:
+            await self.plane.start(manifest)
+            await self._listeners.open(self.plane.current.gateway)
+            await self._listeners.open_local(self._bound())
+        except BaseException:
+            await self.stop()
+            raise
+        gc.collect()
+        gc.freeze()  # what is there now stays: it need not be looked through again and again
+        gc.set_threshold(20_000, 20, 100)
+
+    def ask_to_stop(self) -> None:
+        """Stop soon; asked once more: at once."""
+        if self._stop_asked.is_set():
+            self._impatient.set()
+        self._stop_asked.set()
+
+    async def until_stopped(self) -> None:
+        """Wait until somebody asks to stop."""
+        await self._stop_asked.wait()
+
+    async def stop(self) -> int:
+        """No new requests, then those under way, then the instances. How many requests had to be cut off."""
+        self._listeners.close(local=False)
+        draining = self._loop.create_task(self.gateway.drain(self.gateway.settings.drain_timeout))
+        hurrying = self._loop.create_task(self._impatient.wait())
+        await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        draining.cancel()
+        cut_off = self.gateway.under_way
+        self.gateway.cut_off("the gateway is shutting down")
+        await self.plane.stop()
+        self._listeners.close(local=True)
+        self.gateway.close()
+        with suppress(FileNotFoundError):
+            self._socket.unlink()
+        return cut_off
+
+    # What the admin API offers
+
+    def status(self) -> dict[str, Any]:
+        """What runs, how it is doing, and where requests go."""
+        return {**self.plane.status(), "url": self.url, "pid": os.getpid()}
+
+    def plan(self, manifest: ManifestText) -> Changes:
+        """What applying a manifest would change."""
+        return self.plane.plan(manifest)
+
+    async def apply(self, manifest: ManifestText) -> Changes:
+        """Put a manifest in force."""
+        return await self.plane.apply(manifest)
+
+    def logs(self, instance_id: str, lines: int) -> str:
+        """The last lines that an instance wrote."""
+        return self.plane.logs(instance_id, lines)
+
+    async def drain(self, instance_id: str) -> None:
+        """Take an instance out of service; another takes its place first."""
+        await self.plane.drain(instance_id)
+
+    def _reconfigure(self, plan: PointsmanPlan) -> None:
+        self.gateway.configure(plan.gateway)
+
+    def _bound(self) -> socket.socket:
+        """The socket of the state directory. Only one plane is in it, so what an earlier one left behind may go."""
+        with suppress(FileNotFoundError):
+            self._socket.unlink()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            with reachable(self._socket) as path:
+                bound.bind(path)
+        except OSError as error:
+            bound.close()
+            raise PointsmanError(f"cannot make {self._socket}: {error.strerror}; try another --state") from error
+        finally:
+            os.umask(before)
+        return bound

@@ -1,0 +1,260 @@
+"""The gateway: knows all connections and requests under way, and brings them together.
+
+It is the carrier of the dispatchers' commands: it sends, refuses and revokes as they say, and tells them what became
+of it.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from pointsman.config.manifest import GatewaySpec
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.exchange import Exchange
+from pointsman.gateway.keys import Keys
+from pointsman.gateway.metrics import GatewayMetrics
+from pointsman.gateway.openai import BadRequest, metadata, read_body
+from pointsman.gateway.requests import HttpRequest
+from pointsman.gateway.retries import RetryBudget
+from pointsman.gateway.tenants import Tenant
+from pointsman.gateway.upstream import UpstreamPool
+from pointsman.routing.events import Arrived, Refuse, Revoke, Send
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.types import ExecutionInstance
+
+INFERENCE = frozenset(
+    {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"},
+)
+"""Paths whose requests go to instances."""
+
+SWEEP_S = 0.25
+"""How often timeouts are looked at."""
+
+Page = Callable[[ClientConnection, HttpRequest], None]
+
+
+class Gateway:
+    """The front door."""
+
+    def __init__(self, settings: GatewaySpec, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.settings = settings
+        self.limits = settings.limits
+        self.upstream = settings.upstream
+        self.traffic: Traffic = Traffic(
+            loop, self, max_tries=settings.upstream.max_tries, keep_records=settings.keep_records
+        )
+        self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
+        self.retries = RetryBudget(settings.upstream.retry_budget)
+        self.metrics = GatewayMetrics()
+        self.clients: set[ClientConnection] = set()
+        self.draining = False
+        """Nothing new is taken; what is under way is finished."""
+        self.pages: dict[bytes, Page] = {}
+        """What is answered here, by path."""
+        self.page_trees: dict[bytes, Page] = {}
+        """The same for everything below a path."""
+        self._exchanges: dict[str, Exchange] = {}
+        self._pools: dict[str, UpstreamPool] = {}
+        self._prefix = f"req-{secrets.token_hex(4)}-"
+        self._count = 0
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def configure(self, settings: GatewaySpec) -> None:
+        """Take new settings over, as far as they can change while it runs."""
+        self.settings = settings
+        self.limits, self.upstream = settings.limits, settings.upstream
+        self.traffic.max_tries, self.traffic.keep_records = settings.upstream.max_tries, settings.keep_records
+        self.retries.share = settings.upstream.retry_budget
+        self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
+
+    # Clients
+
+    def admits(self, client: ClientConnection) -> bool:
+        """Take a new connection in, if there is room."""
+        self.clients.add(client)
+        return client.is_local or len(self.clients) <= self.limits.max_connections
+
+    def serve(self, client: ClientConnection, request: HttpRequest) -> None:
+        """Answer a request, now or later."""
+        path = request.path
+        if path in INFERENCE:
+            if request.method == b"POST":
+                self._infer(client, request)
+            else:
+                client.error(405, "send this as POST", headers=b"allow: POST\r\n")
+            return
+        page = self.pages.get(path)
+        if page is None:
+            page = next((page for tree, page in self.page_trees.items() if path.startswith(tree)), None)
+        if page is not None:
+            page(client, request)
+        else:
+            shown = path[:100].decode("latin-1")
+            known = ", ".join(sorted(path.decode() for path in INFERENCE | self.pages.keys()))
+            client.error(404, f"there is nothing at {shown}; there is {known}", "not_found")
+
+    def refused_unread(self, status: int) -> None:
+        """A request could not even be read."""
+        self.metrics.unread[status] += 1
+
+    def _infer(self, client: ClientConnection, http: HttpRequest) -> None:
+        now = time.monotonic()
+        tenant: Tenant | None = None
+        if self.keys.required:
+            tenant = self.keys.tenant_of(client, http)
+            if tenant is None:
+                client.error(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
+                return
+        try:
+            body = read_body(http.body)
+            lane = self._lane_of(body.model)
+            if lane is None:
+                self._unknown_model(client, body.model)
+                return
+            request = metadata(self._request_id(http), body, http.headers, now, "" if tenant is None else tenant.name)
+        except BadRequest as error:
+            client.error(400, str(error), "invalid_body")
+            return
+        if tenant is not None:
+            request = tenant.bounded(request)
+            denial = tenant.denial(request, now)
+            if denial is not None:
+                self.metrics.turned_away[tenant.name] += 1
+                retry = b"retry-after: %d\r\n" % denial.retry_after_s
+                client.error(429, denial.why, "rate_limit_exceeded", retry)
+                return
+        self.retries.request()
+        exchange = Exchange(self, client, http, lane, request, tenant)
+        client.serving = exchange
+        self._exchanges[request.request_id] = exchange
+        commands = lane.dispatcher.handle(Arrived((request,)), now)
+        lane.carry_out(commands)
+
+    def _lane_of(self, model: str) -> Lane | None:
+        by_model = self.traffic.by_model
+        lane = by_model.get(model)
+        if lane is None and not model and len(self.traffic.lanes) == 1:
+            lane = next(iter(self.traffic.lanes.values()))
+        return lane
+
+    def _unknown_model(self, client: ClientConnection, model: str) -> None:
+        known = sorted(self.traffic.by_model)
+        if not model:
+            client.error(400, f"name a model; there are: {', '.join(known) or 'none'}", "model_missing")
+            return
+        near = get_close_matches(model, known, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known[:20]) or 'none'}"
+        client.error(404, f'there is no model "{model[:200]}"; {hint}', "model_not_found")
+
+    def _request_id(self, http: HttpRequest) -> str:
+        given = http.headers.get(b"x-request-id")
+        if given is not None:
+            del http.headers[b"x-request-id"]
+            if 0 < len(given) <= 128 and given.isascii() and given.decode("ascii").isprintable():
+                name = given.decode("ascii")
+                if name not in self._exchanges:
+                    return name
+        self._count += 1
+        return f"{self._prefix}{self._count:x}"
+
+    # The carrier of the dispatchers
+
+    def send(self, lane: Lane, command: Send) -> None:
+        """Send a request to an instance."""
+        exchange = self._exchanges.get(command.request.request_id)
+        if exchange is not None:
+            exchange.send(command)
+
+    def refuse(self, lane: Lane, command: Refuse) -> None:
+        """Answer a request with a refusal."""
+        exchange = self._exchanges.get(command.request.request_id)
+        if exchange is not None:
+            exchange.refuse(command.refusal)
+
+    def revoke(self, lane: Lane, command: Revoke) -> None:
+        """Stop a request."""
+        exchange = self._exchanges.get(command.request.request_id)
+        if exchange is not None:
+            exchange.revoke(command.refusal)
+
+    def leave(self, exchange: Exchange) -> None:
+        """A request has ended."""
+        self._exchanges.pop(exchange.request.request_id, None)
+
+    def retry_after(self, lane: Lane) -> int:
+        """Seconds after which it is worth trying again: about as long as those who wait will take."""
+        dispatcher = lane.dispatcher
+        latencies = [instance.avg_latency_ms for instance in dispatcher.fleet.instances()]
+        known = [latency for latency in latencies if latency is not None]
+        if not known:
+            return 1
+        waves = (len(dispatcher) / max(sum(i.max_concurrency or 64 for i in dispatcher.fleet.instances()), 1)) or 1.0
+        return max(1, min(60, round(waves * sum(known) / len(known) / 1000)))
+
+    # Instances
+
+    def pool_of(self, instance: ExecutionInstance) -> UpstreamPool:
+        """The connections to an instance."""
+        pool = self._pools.get(instance.instance_id)
+        if pool is None or not pool.leads_to(instance):
+            if pool is not None:
+                pool.close()
+            pool = UpstreamPool(instance, self.loop, self.upstream.connect_timeout)
+            self._pools[instance.instance_id] = pool
+        return pool
+
+    # Time
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        for client in [client for client in self.clients if client.deadline < now]:
+            client.timed_out()
+        for exchange in [exchange for exchange in self._exchanges.values() if exchange.deadline < now]:
+            exchange.timed_out()
+        idle_since = now - self.upstream.idle_timeout
+        for pool in self._pools.values():
+            pool.close_idle(idle_since)
+        serving = {str(endpoint) for lane in self.traffic.lanes.values() for endpoint in lane.dispatcher.fleet.roster}
+        for gone in [name for name in self._pools if name not in serving and name not in self._in_use()]:
+            self._pools.pop(gone).close()
+
+    def _in_use(self) -> set[str]:
+        return {exchange.instance_id for exchange in self._exchanges.values()}
+
+    # The end
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take nothing new, and wait for what is under way. How many requests had to be cut off."""
+        self.draining = True
+        for client in list(self.clients):
+            client.drain()
+        until = time.monotonic() + timeout_s
+        while self._exchanges and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        return len(self._exchanges)
+
+    def cut_off(self, why: str) -> None:
+        """Nobody is waited for any longer: whoever is not answered is told so."""
+        refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, why)
+        for exchange in list(self._exchanges.values()):
+            exchange.revoke(refusal)
+
+    def close(self) -> None:
+        """End everything."""
+        self._sweeper.cancel()
+        for client in list(self.clients):
+            client.transport.abort()
+        for pool in self._pools.values():
+            pool.close()
+        for lane in self.traffic.lanes.values():
+            lane.stop_timer()
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have come and are not answered."""
+        return len(self._exchanges)

@@ -1,0 +1,198 @@
+"""What the gateway counts, and everything that `/metrics` says. docs/metrics.md has the meaning of each number."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from pointsman.gateway.usage import Usage
+from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.routing.tally import Histogram
+from pointsman.runtimes.traffic import Lane, Traffic
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+
+
+class DeploymentCounts:
+    """Counts of one deployment; they only grow."""
+
+    __slots__ = ("abandoned", "between_tokens", "broken_off", "first_token", "statuses", "tokens", "total")
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        """Answers by HTTP status."""
+        self.total = Histogram(SECONDS)
+        """Seconds from arrival to the end of the answer."""
+        self.first_token = Histogram(SECONDS)
+        """Seconds from arrival to the first event of a stream."""
+        self.between_tokens = Histogram(TOKEN_SECONDS)
+        """Seconds between two pieces of a stream."""
+        self.abandoned = 0
+        """Requests whose client went away."""
+        self.broken_off = 0
+        """Answers that ended with an error after they had begun."""
+        self.tokens: Counter[str] = Counter()
+        """As engines counted them: input, cached, output."""
+
+    def used(self, usage: Usage) -> None:
+        """Count what an engine said an answer took."""
+        tokens = self.tokens
+        tokens["input"] += usage.input or 0
+        tokens["output"] += usage.output or 0
+        tokens["cached"] += usage.cached or 0
+
+
+class GatewayMetrics:
+    """Counts of the front door, by deployment."""
+
+    def __init__(self) -> None:
+        self._deployments: dict[str, DeploymentCounts] = {}
+        self.unread: Counter[int] = Counter()
+        """Requests that could not be read, by status."""
+        self.turned_away: Counter[str] = Counter()
+        """Requests beyond what their tenant may send, by tenant."""
+
+    def of(self, deployment: str) -> DeploymentCounts:
+        """The counts of a deployment."""
+        counts = self._deployments.get(deployment)
+        if counts is None:
+            counts = self._deployments[deployment] = DeploymentCounts()
+        return counts
+
+    def text(self, traffic: Traffic, connections: int) -> str:
+        """Everything, as Prometheus reads it."""
+        page = Page()
+        page.gauge("connections", "Connections of clients now.", {(): connections})
+        page.counter("unread_requests", "Requests that could not be read.", _labelled(self.unread, "status"))
+        page.counter(
+            "limited_requests", "Requests beyond their tenant's limits.", _labelled(self.turned_away, "tenant")
+        )
+        self._requests(page)
+        _decisions(page, traffic.lanes.values())
+        _now(page, traffic.lanes.values())
+        return page.text()
+
+    def _requests(self, page: "Page") -> None:
+        each = [((("deployment", name),), counts) for name, counts in sorted(self._deployments.items())]
+        page.counter(
+            "requests",
+            "Requests answered, by HTTP status.",
+            {(*one, ("status", str(status))): n for one, c in each for status, n in sorted(c.statuses.items())},
+        )
+        page.histogram("request_seconds", "Arrival to the end of the answer.", {one: c.total for one, c in each})
+        page.histogram("first_token_seconds", "Arrival to the first event.", {one: c.first_token for one, c in each})
+        page.histogram(
+            "between_tokens_seconds", "Between two pieces of a stream.", {one: c.between_tokens for one, c in each}
+        )
+        page.counter("abandoned_requests", "Requests whose client left.", {one: c.abandoned for one, c in each})
+        page.counter("broken_off_answers", "Answers that failed midway.", {one: c.broken_off for one, c in each})
+        page.counter(
+            "tokens",
+            "Tokens as the engines counted them.",
+            {(*one, ("kind", kind)): n for one, c in each for kind, n in sorted(c.tokens.items())},
+        )
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Page:
+    """Prometheus text, put together line by line."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def counter(self, name: str, meaning: str, values: Mapping[Labels, float]) -> None:
+        self._values(f"{name}_total", "counter", meaning, values)
+
+    def gauge(self, name: str, meaning: str, values: Mapping[Labels, float]) -> None:
+        self._values(name, "gauge", meaning, values)
+
+    def histogram(self, name: str, meaning: str, values: Mapping[Labels, Histogram]) -> None:
+        if values:
+            self._head(name, "histogram", meaning)
+        for labels, histogram in values.items():
+            told = histogram.as_dict()
+            for bound, count in told["buckets"].items():
+                self._line(f"{name}_bucket", (*labels, ("le", bound)), count)
+            self._line(f"{name}_sum", labels, told["sum"])
+            self._line(f"{name}_count", labels, told["count"])
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    def _values(self, name: str, kind: str, meaning: str, values: Mapping[Labels, float]) -> None:
+        if values:
+            self._head(name, kind, meaning)
+        for labels, value in values.items():
+            self._line(name, labels, value)
+
+    def _head(self, name: str, kind: str, meaning: str) -> None:
+        self._lines += [f"# HELP pointsman_{name} {meaning}", f"# TYPE pointsman_{name} {kind}"]
+
+    def _line(self, name: str, labels: Labels, value: float) -> None:
+        written = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+        self._lines.append(f"pointsman_{name}{{{written}}} {value}" if written else f"pointsman_{name} {value}")
+
+
+def _decisions(page: Page, lanes: Collection[Lane]) -> None:
+    each = [((("deployment", lane.plan.name),), lane) for lane in lanes]
+    accounts = {
+        (*one, ("strategy", strategy), ("instance", instance)): account
+        for one, lane in each
+        for (strategy, instance), account in sorted(lane.dispatcher.tally.accounts.items())
+    }
+    page.counter("decisions", "Requests sent, by strategy and instance.", {k: a.decisions for k, a in accounts.items()})
+    page.histogram("queue_seconds", "Arrival to dispatch.", {k: a.waited_s for k, a in accounts.items() if a.decisions})
+    deadlines = [(k, a) for k, a in accounts.items() if a.met + a.missed]
+    page.counter(
+        "deadlines",
+        "Requests with a deadline that ended in time, or not.",
+        {(*k, ("met", word)): n for k, a in deadlines for word, n in (("true", a.met), ("false", a.missed))},
+    )
+    tallies = [(one, lane.dispatcher.tally) for one, lane in each]
+    page.counter(
+        "outcomes",
+        "Requests by how they ended.",
+        {(*one, ("outcome", what)): n for one, tally in tallies for what, n in sorted(tally.outcomes.items())},
+    )
+    page.counter(
+        "failed_tries",
+        "Tries that failed; each was retried or refused.",
+        {(*one, ("instance", who)): n for one, tally in tallies for who, n in sorted(tally.retries.items())},
+    )
+    page.counter(
+        "policy_errors",
+        "Exceptions and broken promises of policies and plugins.",
+        {one: sum(tally.policy_errors.values()) + sum(tally.broken_promises.values()) for one, tally in tallies},
+    )
+    prefixes = [(one, producer) for one, lane in each for producer in _prefix_producers(lane)]
+    page.counter(
+        "prefix_tokens",
+        "Prompt tokens sent, and how many of them were expected in the instance's cache.",
+        {
+            (*one, ("kind", kind)): n
+            for one, producer in prefixes
+            for kind, n in (("prompt", producer.prompt_tokens), ("expected_cached", producer.expected_cached_tokens))
+        },
+    )
+
+
+def _now(page: Page, lanes: Collection[Lane]) -> None:
+    each = [((("deployment", lane.plan.name),), lane.dispatcher) for lane in lanes]
+    page.gauge("waiting_requests", "Requests that wait for an instance.", {o: len(d) - d.running for o, d in each})
+    page.gauge("running_requests", "Requests on an instance.", {o: d.running for o, d in each})
+    page.gauge("instances", "Instances in service.", {o: len(d.fleet) for o, d in each})
+
+
+def _prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
+    picker = lane.plan.picker
+    made = [] if picker is None else picker.plugins.values()
+    return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
+
+
+def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dict[Labels, float]:
+    return {((label, str(value)),): count for value, count in sorted(counter.items(), key=lambda one: str(one[0]))}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,66 @@
+"""What the gateway answers itself: whether it lives, whether it is ready, its metrics, its models."""
+
+from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.requests import HttpRequest
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
+    """Put the pages up."""
+
+    def health(client: ClientConnection, _: HttpRequest) -> None:
+        client.answer(200, b'{"status":"ok"}')
+
+    def ready(client: ClientConnection, _: HttpRequest) -> None:
+        if gateway.draining:
+            client.error(503, "shutting down", "shutting_down")
+        elif not is_ready():
+            client.error(503, "no instance is ready yet; see: pointsman status", "not_ready", b"retry-after: 1\r\n")
+        else:
+            client.answer(200, b'{"status":"ready"}')
+
+    def metrics(client: ClientConnection, _: HttpRequest) -> None:
+        client.answer(200, gateway.metrics.text(gateway.traffic, len(gateway.clients)).encode(), PROMETHEUS)
+
+    def models(client: ClientConnection, request: HttpRequest) -> None:
+        if gateway.keys.required and gateway.keys.tenant_of(client, request) is None:
+            client.error(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
+            return
+        by_model = gateway.traffic.by_model
+        listed = [_model(name, lane.plan.name) for name, lane in by_model.items()]
+        wanted = unquote_to_bytes(request.path.removeprefix(b"/v1/models").strip(b"/")).decode("utf-8", "replace")
+        if not wanted:
+            client.answer(200, msgspec.json.encode({"object": "list", "data": listed}))
+        elif wanted in by_model:
+            client.answer(200, msgspec.json.encode(_model(wanted, by_model[wanted].plan.name)))
+        else:
+            client.error(404, f'there is no model "{wanted[:200]}"', "model_not_found")
+
+    for path, page in ((b"/health", health), (b"/ready", ready), (b"/metrics", metrics), (b"/v1/models", models)):
+        gateway.pages[path] = only_read(page)
+    gateway.page_trees[b"/v1/models/"] = only_read(models)
+
+
+def only_read(
+    page: Callable[[ClientConnection, HttpRequest], None],
+) -> Callable[[ClientConnection, HttpRequest], None]:
+    """The page, for GET and HEAD alone."""
+
+    def read(client: ClientConnection, request: HttpRequest) -> None:
+        if request.method in (b"GET", b"HEAD"):
+            page(client, request)
+        else:
+            client.error(405, "this can only be read", headers=b"allow: GET, HEAD\r\n")
+
+    return read
+
+
+def _model(name: str, deployment: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": deployment}

@@ -1,0 +1,113 @@
+"""Tenants: how many requests and tokens they may send, and what their requests may cost."""
+
+from math import ceil
+
+import msgspec
+
+from pointsman.config.manifest import PriceSpec, TenantSpec
+from pointsman.gateway.usage import Usage
+from pointsman.types import RequestMetadata
+
+
+class Denial(msgspec.Struct, frozen=True):
+    """Why a request must wait, and how long."""
+
+    why: str
+    retry_after_s: int
+
+
+class Bucket:
+    """Fills with time up to a minute's worth; what is taken may be known only afterwards, so it can be in debt."""
+
+    __slots__ = ("_at", "_left", "per_minute")
+
+    def __init__(self, per_minute: float) -> None:
+        self.per_minute = per_minute
+        self._left = per_minute
+        self._at: float | None = None
+
+    def has(self, amount: float, now: float) -> bool:
+        """Whether so much is left."""
+        if self._at is not None:
+            self._left = min(self.per_minute, self._left + (now - self._at) * self.per_minute / 60.0)
+        self._at = now
+        return self._left >= amount
+
+    def take(self, amount: float) -> None:
+        self._left -= amount
+
+    def seconds_until(self, amount: float) -> int:
+        """When so much will be there again, at the earliest a second from now."""
+        missing = amount - self._left
+        return max(1, ceil(missing / self.per_minute * 60.0)) if self.per_minute else 3600
+
+    def go_on_from(self, other: "Bucket") -> None:
+        """Take over what is left in another."""
+        self._left, self._at = min(other._left, self.per_minute), other._at
+
+
+class Tenant:
+    """Somebody who sends requests."""
+
+    __slots__ = ("_cost", "_period_ends", "_requests", "_tokens", "name", "spec")
+
+    def __init__(self, spec: TenantSpec) -> None:
+        self.name = spec.name
+        self.spec = spec
+        self._requests = None if spec.requests_per_minute is None else Bucket(spec.requests_per_minute)
+        self._tokens = None if spec.tokens_per_minute is None else Bucket(spec.tokens_per_minute)
+        self._cost = 0.0
+        """In the current period."""
+        self._period_ends: float | None = None
+
+    def go_on_from(self, other: "Tenant") -> None:
+        """The same tenant with other limits."""
+        self._cost, self._period_ends = other._cost, other._period_ends
+        for mine, theirs in ((self._requests, other._requests), (self._tokens, other._tokens)):
+            if mine is not None and theirs is not None:
+                mine.go_on_from(theirs)
+
+    def bounded(self, request: RequestMetadata) -> RequestMetadata:
+        """The request, with no more priority than this tenant may ask for."""
+        most = self.spec.max_priority
+        return request if most is None or request.priority <= most else msgspec.structs.replace(request, priority=most)
+
+    def denial(self, request: RequestMetadata, now: float) -> Denial | None:
+        """Why this request is too much; None if it is not, and then it is counted."""
+        requests, tokens, spec = self._requests, self._tokens, self.spec
+        if requests is not None and not requests.has(1, now):
+            why = f'"{self.name}" may send {spec.requests_per_minute:g} requests per minute'
+            return Denial(why, requests.seconds_until(1))
+        if tokens is not None and not tokens.has(request.input_tokens, now):
+            if request.input_tokens > tokens.per_minute:
+                why = f"the prompt has about {request.input_tokens} tokens"
+                return Denial(f'{why}; "{self.name}" may use {spec.tokens_per_minute:g} per minute', 60)
+            why = f'"{self.name}" may use {spec.tokens_per_minute:g} tokens per minute'
+            return Denial(why, tokens.seconds_until(request.input_tokens))
+        if spec.cost_budget is not None and self._spent(now) >= spec.cost_budget:
+            assert self._period_ends is not None
+            why = f'"{self.name}" has spent its budget of {spec.cost_budget:g} per {spec.cost_period:g} s'
+            return Denial(why, max(1, ceil(self._period_ends - now)))
+        if requests is not None:
+            requests.take(1)
+        if tokens is not None:
+            tokens.take(request.input_tokens)
+        return None
+
+    def used(
+        self, request: RequestMetadata, usage: Usage | None, counted: int | None, price: PriceSpec | None, now: float
+    ) -> None:
+        """A request was answered: what it really took, as the engine says, or else as it was counted here."""
+        prompt = request.input_tokens if usage is None or usage.input is None else usage.input
+        answer = counted if usage is None or usage.output is None else usage.output
+        answer = answer or 0
+        if self._tokens is not None:
+            self._tokens.take(prompt - request.input_tokens + answer)
+        if price is not None:
+            self._spent(now)
+            self._cost += (prompt * price.per_million_input_tokens + answer * price.per_million_output_tokens) / 1e6
+
+    def _spent(self, now: float) -> float:
+        if self._period_ends is None or now >= self._period_ends:
+            self._cost, self._period_ends = 0.0, now + self.spec.cost_period
+        return self._cost

@@ -1,0 +1,82 @@
+"""What an answer says it took, read from its bytes."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pointsman.gateway.sse import EventStream
+
+READ_UP_TO_BYTES = 1024 * 1024
+"""Answers longer than this are not read."""
+
+Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
+"""What an engine says beyond that is nonsense, and is passed over."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens, as the engine counted them: prompt and completion, or input and output in the responses API."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+    @property
+    def input(self) -> int | None:
+        """Tokens of the prompt."""
+        return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def output(self) -> int | None:
+        """Tokens of the answer."""
+        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def cached(self) -> int | None:
+        """Tokens of the prompt that were in the prefix cache."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return None if details is None else details.cached_tokens
+
+
+class _Response(msgspec.Struct):
+    usage: Usage | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: Usage | None = None
+    response: _Response | None = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """The usage in a JSON answer; None if it has none. Raises `msgspec.DecodeError` if it is not JSON."""
+    try:
+        read = _decode(body)
+    except (msgspec.ValidationError, RecursionError):  # JSON of another shape
+        return None
+    return read.usage if read.usage is not None or read.response is None else read.response.usage
+
+
+def usage_of_stream(stream: EventStream) -> Usage | None:
+    """The usage in the last events of a stream; None if they have none."""
+    for piece in (stream.last, stream.before_last):
+        if b'"usage"' not in piece:
+            continue
+        for line in reversed(piece.splitlines()):
+            if line.startswith(b"data:") and b'"usage"' in line:
+                try:
+                    usage = usage_of(line[5:])
+                except msgspec.DecodeError:
+                    continue
+                if usage is not None:
+                    return usage
+    return None

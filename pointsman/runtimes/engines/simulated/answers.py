@@ -1,0 +1,215 @@
+"""Requests as clients write them -> what is to be answered, and in which bytes.
+
+An answer is a word that names its prompt, then numbers: `5f2c91aa 1 2 3`. Each of them counts as one token; four
+characters of a prompt do.
+"""
+
+import json
+import struct
+from base64 import b64encode
+from typing import Any, NamedTuple
+from zlib import crc32
+
+CHARACTERS_PER_TOKEN = 4
+DIMENSIONS = 8
+"""Of embeddings."""
+
+
+class Refused(Exception):
+    """A request that cannot be answered: status, and why."""
+
+    def __init__(self, status: int, why: str, param: str | None = None) -> None:
+        super().__init__(why)
+        self.status, self.param = status, param
+
+
+class Ask(NamedTuple):
+    """What a client wants."""
+
+    model: str
+    prompt: str
+    most_tokens: int | None
+    """None: as many as the answer has."""
+    stream: bool
+    with_usage: bool
+    """In a stream, a last chunk says what it took."""
+    whole: bool
+    """Write `most_tokens` tokens, however long the answer would be."""
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        data = json.loads(body)
+    except ValueError as error:
+        raise Refused(400, f"the body is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise Refused(400, "the body is no JSON object")
+    return data
+
+
+def read_ask(data: dict[str, Any], prompt: str) -> Ask:
+    """The fields that chat and completions share."""
+    most = data.get("max_completion_tokens", data.get("max_tokens"))
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise Refused(400, f"max_tokens must be at least 1, got {most}", "max_tokens")
+    if data.get("n") not in (None, 1):
+        raise Refused(400, "a simulated server answers with one choice only", "n")
+    options = data.get("stream_options") or {}
+    return Ask(
+        model=str(data.get("model") or ""),
+        prompt=prompt,
+        most_tokens=most,
+        stream=bool(data.get("stream")),
+        with_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        whole=bool(data.get("ignore_eos")),
+    )
+
+
+def chat_prompt(data: dict[str, Any]) -> str:
+    """The messages as one text. The next turn of a conversation begins with the text of this one and its answer."""
+    messages = data.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "messages must be a list with at least one message", "messages")
+    lines = []
+    for message in messages:
+        if not isinstance(message, dict):
+            raise Refused(400, "a message is an object with a role and a content", "messages")
+        lines.append(f"{message.get('role', '')}: {_text(message.get('content'))}\n")
+    return "".join(lines) + "assistant: "
+
+
+def completion_prompt(data: dict[str, Any]) -> str:
+    """One prompt: text, or a list of token numbers."""
+    prompt = data.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return _token_text(prompt)
+    if not isinstance(prompt, str):
+        raise Refused(
+            400, "a simulated server answers one prompt at a time: text, or a list of token numbers", "prompt"
+        )
+    return prompt
+
+
+def embedding_inputs(data: dict[str, Any]) -> list[str]:
+    """Texts to embed."""
+    given: Any = data.get("input")
+    if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
+        given = [given]
+    texts = [
+        _token_text(one) if isinstance(one, list) else one for one in (given if isinstance(given, list) else [given])
+    ]
+    if not texts or not all(isinstance(one, str) for one in texts):
+        raise Refused(400, "input must be text, a list of texts, or lists of token numbers", "input")
+    return texts
+
+
+def _text(content: object) -> str:
+    """A message's content: text, or parts some of which are text."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def _token_text(tokens: list[int]) -> str:
+    """Four characters per token, so that the count is right again."""
+    return "".join(f"{token % 10_000:04}" for token in tokens)
+
+
+def tokens_of(text: str) -> int:
+    """At least 1."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN) or 1
+
+
+def block_hashes(text: str, block_size: int) -> list[int]:
+    """One per full block of so many tokens; each depends on all before it."""
+    characters = block_size * CHARACTERS_PER_TOKEN
+    hashes: list[int] = []
+    before = 0
+    for start in range(0, len(text) - characters + 1, characters):
+        before = hash((before, text[start : start + characters]))
+        hashes.append(before)
+    return hashes
+
+
+def answer_name(prompt: str) -> str:
+    """The first word of the answer to this prompt."""
+    return f"{crc32(prompt.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def answer_text(prompt: str, tokens: int) -> str:
+    """The whole answer, if it has so many tokens."""
+    return answer_name(prompt) + "".join(f" {number}" for number in range(1, tokens))
+
+
+def embedding(text: str, as_base64: bool) -> object:
+    """A unit vector that depends on the text only."""
+    raw = [crc32(f"{place}{text}".encode("utf-8", "surrogatepass")) / 2**31 - 1 for place in range(DIMENSIONS)]
+    length = sum(value * value for value in raw) ** 0.5 or 1.0
+    vector = [value / length for value in raw]
+    return b64encode(struct.pack(f"<{DIMENSIONS}f", *vector)).decode() if as_base64 else vector
+
+
+def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any]:
+    """What an answer took."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def error_body(status: int, why: str, param: str | None = None) -> bytes:
+    """An error in OpenAI's shape."""
+    kind = {400: "BadRequestError", 404: "NotFoundError"}.get(status, "InternalServerError")
+    return json.dumps({"error": {"message": why, "type": kind, "param": param, "code": status}}).encode()
+
+
+class Wording:
+    """The bytes of one answer, of a chat or of a completion, as a stream or as a whole."""
+
+    def __init__(self, ask: Ask, chat: bool, number: int, created: int) -> None:
+        self._chat = chat
+        self._name = answer_name(ask.prompt)
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": ask.model,
+        }
+        if chat and ask.stream:
+            self._head["object"] = "chat.completion.chunk"
+        opening = json.dumps(self._head)[:-1] + ', "choices": [{"index": 0, '
+        self._before = b"data: " + opening.encode() + (b'"delta": {"content": "' if chat else b'"text": "')
+        self._after = (b'"}' if chat else b'"') + b', "logprobs": null, "finish_reason": null}]}\n\n'
+
+    def first(self) -> bytes:
+        """What comes before the first token of a stream."""
+        return self._event({"role": "assistant", "content": ""}, None) if self._chat else b""
+
+    def token(self, number: int) -> bytes:
+        """The event of one token; the first is number 0."""
+        word = b" %d" % number if number else self._name.encode()
+        return self._before + word + self._after
+
+    def last(self, reason: str, used: dict[str, Any] | None) -> bytes:
+        """What comes after the last token of a stream."""
+        tail = self._event({} if self._chat else "", reason)
+        if used is not None:
+            tail += b"data: %b\n\n" % json.dumps({**self._head, "choices": [], "usage": used}).encode()
+        return tail + b"data: [DONE]\n\n"
+
+    def whole(self, tokens: int, reason: str, used: dict[str, Any]) -> bytes:
+        """The answer as one JSON object."""
+        text = self._name + "".join(f" {number}" for number in range(1, tokens))
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        return json.dumps({**self._head, "choices": [choice], "usage": used}).encode()
+
+    def _event(self, said: object, reason: str | None) -> bytes:
+        key = "delta" if self._chat else "text"
+        choice = {"index": 0, key: said, "logprobs": None, "finish_reason": reason}
+        return b"data: %b\n\n" % json.dumps({**self._head, "choices": [choice]}).encode()

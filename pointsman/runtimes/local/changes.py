@@ -1,0 +1,117 @@
+"""What applying a manifest would change, and why: for people to read before, and for the history after."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from pointsman.config.manifest import GatewaySpec
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
+from pointsman.control import Step
+from pointsman.selection.text import text_table
+
+AFTER_A_RESTART = frozenset({"listen", "tls", "keepRecords", "upstream.maxTries"})
+"""Settings of the gateway that hold from the next start of the plane on."""
+SECRET = frozenset({"adminKeySha256", "keys", "tls"})
+"""Settings whose values are not shown."""
+
+
+class ManifestText(msgspec.Struct, frozen=True):
+    """A manifest as it was written, and where: paths in it are relative to its folder."""
+
+    text: str
+    folder: str
+    file: str = ""
+    """What it is called in problems."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One thing that changes."""
+
+    what: str
+    """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, price, endpoints,
+    workers, gateway."""
+    subject: str
+    """The instance, the deployment, or the setting."""
+    why: str
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Everything that changes; false: nothing."""
+
+    steps: tuple[Change, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "no changes"
+        rows = [(step.what, step.subject, step.why) for step in self.steps]
+        return text_table(("what", "subject", "why"), rows)
+
+
+def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[Step]) -> Changes:
+    """What differs between two plans, and the steps that follow from it for instances."""
+    old = PointsmanPlan() if before is None else before
+    found = list(_of_deployments(old, after))
+    found += [Change(step.what.value, step.subject, step.why) for step in steps]
+    if before is not None:
+        if before.workers != after.workers:
+            found.append(Change("workers", "workers", _told(before.workers, after.workers)))
+        found += _of_gateway(before.gateway, after.gateway)
+    return Changes(tuple(found))
+
+
+def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
+    known = {plan.name: plan for plan in before.deployments}
+    wanted = {plan.name: plan for plan in after.deployments}
+    for name, plan in known.items():
+        if name not in wanted:
+            yield Change("close", name, f'it is gone from the manifest, and "{plan.model}" with it')
+    for name, plan in wanted.items():
+        if name in known:
+            yield from _of_deployment(known[name], plan)
+        else:
+            yield Change("open", name, f'new: it takes requests for "{plan.model}"')
+
+
+def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Change]:
+    if before.scheduling_recipe != after.scheduling_recipe:
+        old, new = _decider(before), _decider(after)
+        yield Change("policy", after.name, f"{old} -> {new}" if old != new else f"the settings of {new} have changed")
+    if before.price != after.price:
+        yield Change("price", after.name, _told(before.price, after.price))
+    if before.endpoints_file != after.endpoints_file:
+        yield Change("endpoints", after.name, _told(before.endpoints_file, after.endpoints_file))
+
+
+def _decider(plan: DeploymentPlan) -> str:
+    return "endpoint picker" if plan.policy is None else plan.policy.name
+
+
+def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
+    old, new = _settings(before), _settings(after)
+    for name in old:
+        if old[name] != new[name]:
+            told = "changed" if name in SECRET else _told(old[name], new[name])
+            late = "; holds when the plane is started again" if name in AFTER_A_RESTART else ""
+            yield Change("gateway", f"gateway.{name}", told + late)
+
+
+def _settings(spec: GatewaySpec) -> dict[str, Any]:
+    """By the names they have in YAML; those in parts of their own with a dot."""
+    settings = msgspec.to_builtins(spec)
+    for part in ("limits", "upstream"):
+        settings |= {f"{part}.{name}": value for name, value in settings.pop(part).items()}
+    return dict(settings)
+
+
+def _told(before: object, after: object) -> str:
+    return f"{_shown(before)} -> {_shown(after)}"
+
+
+def _shown(value: object) -> str:
+    if value is None or value in ((), []):
+        return "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode().strip('"')

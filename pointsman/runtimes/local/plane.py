@@ -1,0 +1,359 @@
+"""The plane: does on this machine what the controller decides, and tells it what became of it.
+
+Enters: manifests, and what an operator asks. Leaves: processes, lanes of traffic, and the state of it all. The one
+rule: the controller decides; here commands are carried out in their order, and whatever happens is told.
+"""
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pointsman.config import load_manifest
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
+from pointsman.control import Controller
+from pointsman.control import events as control
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
+from pointsman.runtimes.local.directory import Directory
+from pointsman.runtimes.local.lock import Lock
+from pointsman.runtimes.local.logs import log_file, tail
+from pointsman.runtimes.local.machine import this_machine
+from pointsman.runtimes.local.prober import Prober
+from pointsman.runtimes.local.processes import Processes
+from pointsman.runtimes.local.scraper import Scraper
+from pointsman.runtimes.local.status import deployments_status, is_ready, worker_labels
+from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.local.watching import EndpointsFiles
+from pointsman.runtimes.traffic import Traffic
+
+LOOK_S = 1.0
+"""How often files of endpoints are looked at."""
+OVERTIME_S = 5.0
+"""What does not stop within its time limits and this is ended all the same."""
+
+
+class Running(NamedTuple):
+    """What there is between start and stop."""
+
+    loop: asyncio.AbstractEventLoop
+    lock: Lock
+    store: Store
+    processes: Processes
+
+
+class Plane:
+    """Runs manifests on this machine. One per state directory."""
+
+    def __init__(
+        self, state: Path, traffic: Traffic, *, orphan_grace_s: float = 5.0, scrape_interval_s: float = 0.5
+    ) -> None:
+        self.state = state.absolute()
+        self.current = PointsmanPlan()
+        """What is in force."""
+        self.generation = 0
+        """Of the manifest in force; grows with each that was applied."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called when the status may have changed."""
+        self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
+        """Called with every plan that is put in force, before lanes are opened or changed for it."""
+        self._traffic = traffic
+        self._orphan_grace_s = orphan_grace_s
+        self._running: Running | None = None
+        self._controller = Controller()
+        self._manifest: ManifestText | None = None
+        self._plans: dict[str, DeploymentPlan] = {}
+        """By deployment: those in force, and those that are gone and still have instances."""
+        self._directory = Directory()
+        self._files = EndpointsFiles()
+        self._prober = Prober(self._tell)
+        self._scraper = Scraper(traffic.measured, scrape_interval_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._untold: deque[control.Event] = deque()
+        self._telling = False
+        self._news_due = False
+        self._applying = asyncio.Lock()
+        self._empty = asyncio.Event()
+        """Nothing runs and nobody serves."""
+        self._stopping: asyncio.Task[None] | None = None
+        self._machine = this_machine()
+        self._began = time.monotonic()
+        self._do: dict[type[Any], Callable[[Any], None]] = {
+            control.Launch: self._launch,
+            control.Probe: self._probe,
+            control.Admit: self._admit,
+            control.Update: lambda command: traffic.update(command.deployment, command.instance),
+            control.Withdraw: self._withdraw,
+            control.AwaitDrained: self._await_drained,
+            control.Terminate: lambda command: self._at_work.processes.signal(command.instance_id, signal.SIGTERM),
+            control.Kill: lambda command: self._at_work.processes.signal(command.instance_id, signal.SIGKILL),
+            control.WakeAt: self._wake_at,
+        }
+
+    @property
+    def _at_work(self) -> Running:
+        if self._running is None:
+            raise PointsmanError("this plane is not running; start it first")
+        return self._running
+
+    # For operators
+
+    async def start(self, manifest: ManifestText | None = None) -> None:
+        """Run a manifest; None: the one that was last in force here. What an earlier plane left running is adopted."""
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = Lock(self.state)
+        store: Store | None = None
+        try:
+            store = Store(self.state)
+            self._remember(store)
+            wanted = manifest or self._manifest
+            if wanted is None:
+                raise PointsmanError(f"nothing was ever applied in {self.state}; give a manifest to start with")
+            plan = _load(wanted)
+            processes = Processes(self.state, store, self._hear, orphan_grace_s=self._orphan_grace_s)
+            adopted = await processes.open()
+        except BaseException:
+            if store is not None:
+                store.close()
+            lock.release()
+            raise
+        self._running = Running(asyncio.get_running_loop(), lock, store, processes)
+        self._traffic.failing = self._requests_fail
+        for event in adopted:
+            self._adopt(event, plan)
+        self._put_in_force(wanted, plan)
+        self._looking = self._running.loop.call_later(LOOK_S, self._look)
+
+    def plan(self, manifest: ManifestText) -> Changes:
+        """What applying a manifest would change. Raises `ConfigError` with everything that is wrong with it."""
+        return self._changes(_load(manifest))
+
+    async def apply(self, manifest: ManifestText) -> Changes:
+        """Put a manifest in force. Raises `ConfigError` with all that is wrong with it; nothing has changed then."""
+        async with self._applying:
+            # In a thread, as it may import modules of the user's own, and requests go on meanwhile.
+            plan = await asyncio.to_thread(_load, manifest)
+            return self._put_in_force(manifest, plan)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every deployment has an instance that takes requests."""
+        return is_ready(self.current, self._controller.instances())
+
+    def status(self) -> dict[str, Any]:
+        """What runs and how it is doing: plain data."""
+        problems = [*self._files.problems(), *self._scraper.problems()]
+        if self._running is not None and self._running.processes.problem:
+            problems.append(self._running.processes.problem)
+        now, instances = time.monotonic(), self._controller.instances()
+        return {
+            "ready": is_ready(self.current, instances),
+            "state_dir": str(self.state),
+            "generation": self.generation,
+            "uptime_s": round(now - self._began, 3),
+            "worker": {**msgspec.to_builtins(self._machine), "labels": worker_labels(self.current)},
+            "deployments": deployments_status(self._files.desired(), instances, self._traffic, now),
+            "problems": problems,
+        }
+
+    def logs(self, instance_id: str, lines: int = 100) -> str:
+        """The last lines that an instance wrote."""
+        file, known = log_file(self.state, instance_id), self._directory.get(instance_id)
+        if known is not None and known.endpoint is not None:
+            raise PointsmanError(f'"{instance_id}" was started by somebody else, and so its log is elsewhere')
+        if known is None and not file.exists():
+            raise UnknownName("instance", instance_id, (one.id for one in self._controller.instances()))
+        return tail(file, lines)
+
+    async def drain(self, instance_id: str) -> None:
+        """Take an instance out of service; another takes its place first."""
+        known = [one.id for one in self._controller.instances()]
+        if instance_id not in known:
+            raise UnknownName("instance", instance_id, known)
+        self._tell(control.DrainAsked(instance_id))
+
+    async def stop(self) -> None:
+        """Drain everything, stop it, and leave no process behind."""
+        if self._stopping is None and self._running is not None:
+            self._stopping = self._running.loop.create_task(self._stop(self._running))
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self, running: Running) -> None:
+        limits = [plan.desired.lifecycle for plan in self._plans.values()]
+        patience_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
+        if self._looking is not None:
+            self._looking.cancel()
+        self._empty.clear()
+        self._tell(control.ShuttingDown())
+        with suppress(TimeoutError):  # the keeper ends the rest
+            async with asyncio.timeout(patience_s):
+                await self._empty.wait()
+        self._prober.close()
+        self._scraper.close()
+        await running.processes.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._running = None
+        running.store.close()
+        running.lock.release()
+
+    # What is in force
+
+    def _remember(self, store: Store) -> None:
+        stored = store.manifest()
+        if stored is not None:
+            self.generation, self._manifest = stored
+            with suppress(ConfigError):  # it may name what is not there any more; it only says what differs
+                self.current = _load(self._manifest)
+
+    def _changes(self, plan: PointsmanPlan) -> Changes:
+        files = self._files.copy()
+        files.configure(plan)
+        files.look()
+        before = None if self._manifest is None else self.current
+        return changes_between(before, plan, self._controller.preview(files.desired()))
+
+    def _put_in_force(self, manifest: ManifestText, plan: PointsmanPlan) -> Changes:
+        store = self._at_work.store
+        if self._stopping is not None:
+            raise PointsmanError("this plane is being stopped, and changes nothing any more")
+        changes, known = self._changes(plan), self._manifest
+        if known is None or (manifest.text, manifest.folder) != (known.text, known.folder):
+            self.generation = store.save_manifest(manifest, changes, time.time())
+        self._manifest, self.current = manifest, plan
+        self._plans |= {one.name: one for one in plan.deployments}
+        self._files.configure(plan)
+        self._files.look()
+        for call in self.reconfigured:
+            call(plan)
+        self._traffic.configure(plan.deployments)
+        self._tell(control.Applied(self._files.desired()))
+        return changes
+
+    def _look(self) -> None:
+        running = self._at_work
+        self._looking = running.loop.call_later(LOOK_S, self._look)
+        self._forget_the_gone()
+        if self._files.look():
+            steps = self._controller.preview(self._files.desired())
+            running.store.note(self.generation, changes_between(self.current, self.current, steps), time.time())
+            self._tell(control.Applied(self._files.desired()))
+
+    def _forget_the_gone(self) -> None:
+        there = self._controller.instances()
+        self._directory.keep({one.id for one in there})
+        kept = {one.name for one in self.current.deployments} | {one.deployment for one in there}
+        self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
+
+    # Talking with the controller
+
+    def _tell(self, event: control.Event) -> None:
+        """Tell the controller, and do what it says. What happens meanwhile is told after that."""
+        self._untold.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                for command in self._controller.handle(self._untold.popleft(), time.monotonic()):
+                    self._carry_out(command)
+        finally:
+            self._telling = False
+        if not len(self._controller):
+            self._empty.set()
+        self._announce()
+
+    def _carry_out(self, command: control.Command) -> None:
+        try:
+            self._do[type(command)](command)
+        except Exception as error:  # one command that fails must not keep the others from being carried out
+            failed = {"message": f"pointsman: {command} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(failed)
+
+    def _hear(self, event: control.Event) -> None:
+        """News of a process. What it was asked before it ended is not answered any more."""
+        if isinstance(event, control.Exited):
+            self._prober.forget(event.instance_id)
+        self._tell(event)
+
+    def _requests_fail(self, instance_id: str, why: str) -> None:
+        if self._running is not None:  # soon, not now: whoever says this is in the middle of something
+            self._running.loop.call_soon(self._tell, control.RequestsFail(instance_id, why))
+
+    def _adopt(self, event: control.Adopted, plan: PointsmanPlan) -> None:
+        for one in plan.deployments:
+            if one.name == event.deployment and one.engine is not None:
+                self._directory.enter(event.instance_id, one)
+        self._tell(event)
+
+    def _announce(self) -> None:
+        if self.listeners and not self._news_due:
+            self._news_due = True
+            asyncio.get_running_loop().call_soon(self._tell_listeners)
+
+    def _tell_listeners(self) -> None:
+        self._news_due = False
+        for listener in list(self.listeners):
+            listener()
+
+    # Its commands
+
+    def _launch(self, command: control.Launch) -> None:
+        plan = self._plans[command.deployment]
+        engine = self._directory.enter(command.instance_id, plan)
+        folder = "" if self._manifest is None else self._manifest.folder
+        self._at_work.processes.launch(
+            command.instance_id,
+            command.deployment,
+            plan.desired.recipe,
+            folder,
+            lambda host, port: engine.launch(plan.model, host, port),
+        )
+
+    def _probe(self, command: control.Probe) -> None:
+        name = command.instance_id
+        entry = self._directory.get(name)
+        if command.endpoint is not None:
+            entry = self._directory.endpoint(name, command.endpoint, self._plans, self._deployment_of)
+        address = self._directory.address(name, self._at_work.processes.address)
+        if entry is None or address is None:
+            self._tell(control.Silent(name, "nobody knows how to ask it"))
+            return
+        question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
+        self._prober.probe(name, address, question, readiness=command.readiness, timeout_s=command.timeout_s)
+
+    def _deployment_of(self, instance_id: str) -> str:
+        return next(one.deployment for one in self._controller.instances() if one.id == instance_id)
+
+    def _admit(self, command: control.Admit) -> None:
+        name = command.instance.instance_id
+        self._traffic.admit(command.deployment, command.instance)
+        entry, address = self._directory.get(name), self._directory.address(name, self._at_work.processes.address)
+        if entry is not None and address is not None:
+            self._scraper.follow(command.deployment, name, address, entry.engine)
+
+    def _withdraw(self, command: control.Withdraw) -> None:
+        self._scraper.forget(command.instance_id)
+        self._traffic.withdraw(command.deployment, command.instance_id, command.why)
+
+    def _await_drained(self, command: control.AwaitDrained) -> None:
+        drained = control.Drained(command.instance_id)
+        self._traffic.when_idle(command.deployment, command.instance_id, lambda: self._tell(drained))
+
+    def _wake_at(self, command: control.WakeAt) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(command.at - time.monotonic(), 0.0)
+        self._timer = self._at_work.loop.call_later(delay_s, self._tell, control.TimerFired())
+
+
+def _load(manifest: ManifestText) -> PointsmanPlan:
+    return load_manifest(manifest.text, manifest.folder, manifest.file)

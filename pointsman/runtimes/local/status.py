@@ -1,0 +1,78 @@
+"""What runs and how it is doing, as plain data for JSON: the words of the admin API and of `pointsman status`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.control import Desired, DesiredDeployment, InstanceStatus, Phase
+from pointsman.errors import UnknownName
+from pointsman.runtimes.traffic import Traffic
+
+UNKNOWN_LOAD = {
+    "in_flight": 0,
+    "max_concurrency": None,
+    "waiting": None,
+    "running": None,
+    "kv_cache_usage": None,
+    "metrics_age_s": None,
+}
+"""Of an instance that is not in service."""
+
+
+def is_ready(plan: PointsmanPlan, instances: Iterable[InstanceStatus]) -> bool:
+    """Whether every deployment has an instance that takes requests."""
+    served = {one.deployment for one in instances if one.phase is Phase.READY}
+    return all(one.name in served for one in plan.deployments)
+
+
+def worker_labels(plan: PointsmanPlan) -> dict[str, str]:
+    """What the manifest says of this machine, which is the only one there is here."""
+    return {name: value for worker in plan.workers for name, value in worker.labels.items()}
+
+
+def deployments_status(
+    desired: Desired, instances: Sequence[InstanceStatus], traffic: Traffic, now: float
+) -> list[dict[str, Any]]:
+    """Those that are wanted, in their order; then those of which something is left."""
+    members: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
+    for one in instances:
+        members.setdefault(one.deployment, []).append(one)
+    wanted = desired.deployments
+    return [deployment_status(name, wanted.get(name), there, traffic, now) for name, there in members.items()]
+
+
+def deployment_status(
+    name: str, wanted: DesiredDeployment | None, members: Sequence[InstanceStatus], traffic: Traffic, now: float
+) -> dict[str, Any]:
+    """A deployment and its instances; `wanted` is None for one that is on its way out."""
+    try:
+        load: dict[str, Any] = traffic.status(name)
+    except UnknownName:  # nothing of it is in service any more
+        load = {"strategy": "", "waiting": 0, "running": 0, "instances": {}}
+    return {
+        "name": name,
+        "model": "" if wanted is None else wanted.model,
+        "aliases": [] if wanted is None else list(wanted.aliases),
+        "desired": 0 if wanted is None else wanted.replicas + len(wanted.endpoints),
+        "ready": sum(one.phase is Phase.READY for one in members),
+        "strategy": load["strategy"],
+        "waiting": load["waiting"],
+        "running": load["running"],
+        "instances": [instance_status(one, load["instances"].get(one.id, UNKNOWN_LOAD), now) for one in members],
+    }
+
+
+def instance_status(instance: InstanceStatus, load: dict[str, Any], now: float) -> dict[str, Any]:
+    """One instance: where it is in its life, and its load."""
+    host = f"[{instance.host}]" if ":" in instance.host else instance.host
+    scheme = "https" if instance.tls else "http"
+    return {
+        "id": instance.id,
+        "phase": instance.phase.value,
+        "url": f"{scheme}://{host}:{instance.port}" if host else "",
+        "pid": instance.pid,
+        "restarts": instance.restarts,
+        "reason": instance.reason,
+        "since_s": round(now - instance.since, 3),
+        **load,
+    }

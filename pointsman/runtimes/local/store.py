@@ -1,0 +1,149 @@
+"""What a plane must not forget: the manifest in force, its processes, and what was changed when. One SQLite file.
+
+Only the plane of the state directory writes. Every write is a transaction of its own: whenever the plane is killed,
+the store says what was true a moment before.
+"""
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.local.changes import Change, Changes, ManifestText
+
+FILE = "pointsman.sqlite"
+VERSION = 1
+HISTORY = 10_000
+"""Changes that are kept, the newest."""
+
+SCHEMA = """
+create table manifests (generation integer primary key, text text, folder text, file text, at real);
+create table instances (
+    id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text
+) without rowid;
+create table changes (id integer primary key, generation integer, at real, what text, subject text, why text);
+"""
+
+
+class StoredInstance(msgspec.Struct, frozen=True):
+    """A process that was started, or was about to be."""
+
+    id: str
+    deployment: str
+    recipe: str
+    host: str
+    port: int
+    pid: int | None = None
+    """None: nobody knows whether it came to that."""
+    born: str = ""
+    """When its kernel started it, so that it is not taken for another process of the same number."""
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """A change, and when it was made."""
+
+    generation: int
+    at: float
+    """Unix time."""
+    change: Change
+
+
+class Store:
+    """The memory of one state directory."""
+
+    def __init__(self, state: Path) -> None:
+        path = state / FILE
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("pragma journal_mode = wal")
+            self._db.execute("pragma synchronous = normal")
+            version = self._db.execute("pragma user_version").fetchone()[0]
+            if version == 0:
+                self._db.executescript(f"begin; {SCHEMA} pragma user_version = {VERSION}; commit;")
+        except sqlite3.DatabaseError as error:
+            raise PointsmanError(
+                f"{path} cannot be used ({error}); move it away, and apply the manifest anew"
+            ) from error
+        if version > VERSION:
+            self._db.close()
+            raise PointsmanError(f"{path} was written by a newer Pointsman (form {version}; this one knows {VERSION})")
+
+    def close(self) -> None:
+        self._db.close()
+
+    # The manifest
+
+    def manifest(self) -> tuple[int, ManifestText] | None:
+        """The one in force, and its generation; None: none was ever applied."""
+        row = self._db.execute(
+            "select generation, text, folder, file from manifests order by generation desc limit 1"
+        ).fetchone()
+        return None if row is None else (row[0], ManifestText(*row[1:]))
+
+    def save_manifest(self, manifest: ManifestText, changes: Changes, at: float) -> int:
+        """Put a manifest in force. Its generation."""
+        self._db.execute("pragma synchronous = full")  # what somebody wanted survives a power cut, too
+        with self._db:
+            self._db.execute("begin")
+            generation = int(
+                self._db.execute(
+                    "insert into manifests (text, folder, file, at) values (?, ?, ?, ?)",
+                    (manifest.text, manifest.folder, manifest.file, at),
+                ).lastrowid
+                or 0
+            )
+            self._note(generation, changes, at)
+        self._db.execute("pragma synchronous = normal")
+        return generation
+
+    # What was changed
+
+    def note(self, generation: int, changes: Changes, at: float) -> None:
+        """Remember changes that no manifest has brought."""
+        with self._db:
+            self._db.execute("begin")
+            self._note(generation, changes, at)
+
+    def _note(self, generation: int, changes: Changes, at: float) -> None:
+        rows = [(generation, at, step.what, step.subject, step.why) for step in changes.steps]
+        self._db.executemany("insert into changes (generation, at, what, subject, why) values (?, ?, ?, ?, ?)", rows)
+        self._db.execute("delete from changes where id <= (select max(id) from changes) - ?", (HISTORY,))
+
+    def history(self, limit: int = 100) -> list[Happened]:
+        """The newest changes, newest first."""
+        rows = self._db.execute(
+            "select generation, at, what, subject, why from changes order by id desc limit ?", (limit,)
+        )
+        return [Happened(generation, at, Change(*change)) for generation, at, *change in rows]
+
+    # Processes
+
+    def instances(self) -> list[StoredInstance]:
+        """All processes that may be there."""
+        rows = self._db.execute("select id, deployment, recipe, host, port, pid, born from instances order by id")
+        return [StoredInstance(*row) for row in rows]
+
+    def save(self, instance: StoredInstance) -> None:
+        """It is about to be started, or was."""
+        self._db.execute(
+            "insert or replace into instances (id, deployment, recipe, host, port, pid, born)"
+            " values (?, ?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(instance),
+        )
+
+    def forget(self, instance_id: str) -> None:
+        """Its process has ended."""
+        self._db.execute("delete from instances where id = ?", (instance_id,))
+
+
+def stored_manifest(state: Path) -> ManifestText | None:
+    """The manifest in force in a state directory; None: none was ever applied there."""
+    if not (state / FILE).exists():
+        return None
+    store = Store(state)
+    try:
+        found = store.manifest()
+    finally:
+        store.close()
+    return None if found is None else found[1]

@@ -1,0 +1,284 @@
+"""Requests on their way: one lane per deployment, each with its dispatcher, its clock and its carrier.
+
+Enters: requests (from a gateway), instances and measurements (from a plane). Leaves: commands, to the carrier. The one
+rule: whatever the dispatcher says is carried out at once, in its order.
+"""
+
+import time
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from pointsman.config.plan import DeploymentPlan
+from pointsman.errors import UnknownName
+from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.events import (
+    Changed,
+    Command,
+    Event,
+    Joined,
+    Left,
+    Measured,
+    Refuse,
+    Revoke,
+    Send,
+    TimerFired,
+    WakeAt,
+)
+from pointsman.types import ExecutionInstance
+
+FAILURES_IN_A_ROW = 3
+"""So many requests in a row that fail on an instance call for a look at it."""
+
+
+class Carrier(Protocol):
+    """Carries out what dispatchers decide: the gateway."""
+
+    def send(self, lane: "Lane", command: Send) -> None: ...
+
+    def refuse(self, lane: "Lane", command: Refuse) -> None: ...
+
+    def revoke(self, lane: "Lane", command: Revoke) -> None: ...
+
+
+class Lane:
+    """The requests of one deployment, and the instances that take them."""
+
+    __slots__ = (
+        "_carrier",
+        "_failures",
+        "_idle_calls",
+        "_loop",
+        "_timer",
+        "closed",
+        "dispatcher",
+        "failing",
+        "plan",
+    )
+
+    def __init__(self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, loop: AbstractEventLoop) -> None:
+        self.plan = plan
+        self.dispatcher = dispatcher
+        self.failing: Callable[[str, str], None] | None = None
+        """Told of instances on which requests fail in a row, and why."""
+        self.closed = False
+        """Its deployment is gone: nothing new comes, what waits and what is under way may end."""
+        self._carrier = carrier
+        self._loop = loop
+        self._timer: TimerHandle | None = None
+        self._failures: dict[str, int] = {}
+        self._idle_calls: dict[str, Callable[[], None]] = {}
+
+    def tell(self, event: Event) -> None:
+        """Tell the dispatcher, and carry out what it says."""
+        commands = self.dispatcher.handle(event, time.monotonic())
+        if commands:
+            self.carry_out(commands)
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        """Carry out commands of the dispatcher."""
+        for command in commands:
+            kind = type(command)
+            if kind is Send:
+                self._carrier.send(self, command)  # type: ignore[arg-type]
+            elif kind is Refuse:
+                self._carrier.refuse(self, command)  # type: ignore[arg-type]
+            elif kind is WakeAt:
+                self._set_timer(command.at)  # type: ignore[union-attr]
+            else:
+                self._carrier.revoke(self, command)  # type: ignore[arg-type]
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(at - time.monotonic(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.tell(TimerFired())
+
+    def stop_timer(self) -> None:
+        """Nobody is woken any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # What the gateway saw of instances
+
+    def worked(self, instance_id: str) -> None:
+        """A request was answered by it."""
+        if self._failures:
+            self._failures.pop(instance_id, None)
+        if self._idle_calls:
+            self.look_for_idle()
+
+    def failed(self, instance_id: str, why: str) -> None:
+        """A request came to nothing on it."""
+        count = self._failures[instance_id] = self._failures.get(instance_id, 0) + 1
+        if count % FAILURES_IN_A_ROW == 0 and self.failing is not None:
+            self.failing(instance_id, why)
+        if self._idle_calls:
+            self.look_for_idle()
+
+    def in_flight(self, instance_id: str) -> int:
+        """Requests under way on an instance; none if it is unknown."""
+        fleet = self.dispatcher.fleet
+        return len(self.dispatcher.ledger.on(fleet[instance_id])) if instance_id in fleet else 0
+
+    def status_of(self, instance_id: str, now: float) -> dict[str, object]:
+        """How an instance is doing: our own count, and what its engine said."""
+        endpoint = self.dispatcher.fleet[instance_id]
+        metrics, age = endpoint.metrics, self.dispatcher.fleet.age_of(endpoint, now)
+        return {
+            "in_flight": self.in_flight(instance_id),
+            "max_concurrency": endpoint.instance.max_concurrency,
+            "waiting": None if metrics is None else metrics.waiting_queue_size,
+            "running": None if metrics is None else metrics.running_requests_size,
+            "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
+            "metrics_age_s": None if age is None else round(age, 3),
+        }
+
+    def when_idle(self, instance_id: str, call: Callable[[], None]) -> None:
+        """Call once, as soon as no request is under way on an instance."""
+        self._idle_calls[instance_id] = call
+        self.look_for_idle()
+
+    def look_for_idle(self) -> None:
+        """Call whoever waits for an instance that is idle by now."""
+        if self.closed and len(self.dispatcher):
+            return  # what waits must be served first
+        idle = [instance_id for instance_id in self._idle_calls if not self.in_flight(instance_id)]
+        for instance_id in idle:
+            self._loop.call_soon(self._idle_calls.pop(instance_id))
+
+    def forget(self, instance_id: str) -> None:
+        """An instance has left."""
+        self._failures.pop(instance_id, None)
+        self.look_for_idle()
+
+
+class Traffic:
+    """All lanes, by deployment and by the names of their models."""
+
+    def __init__(
+        self, loop: AbstractEventLoop, carrier: Carrier, *, max_tries: int = 5, keep_records: int = 10_000
+    ) -> None:
+        self.failing: Callable[[str, str], None] | None = None
+        """(instance, why) is called when clients' requests fail in a row on an instance."""
+        self.by_model: dict[str, Lane] = {}
+        """Names that clients use -> the lane."""
+        self.lanes: dict[str, Lane] = {}
+        """By deployment."""
+        self._closing: dict[str, Lane] = {}
+        """Lanes of deployments that are gone, until their last instance is."""
+        self._loop = loop
+        self._carrier = carrier
+        self.max_tries = max_tries
+        """How often a request is sent in all; for lanes and policies that come from now on. So is the next."""
+        self.keep_records = keep_records
+
+    # Deployments
+
+    def configure(self, plans: Sequence[DeploymentPlan]) -> None:
+        """Open lanes for new deployments, change policies where they differ, and close what is gone."""
+        wanted = {plan.name: plan for plan in plans}
+        for name in [name for name in self.lanes if name not in wanted]:
+            gone = self.lanes.pop(name)
+            gone.closed = True
+            if len(gone.dispatcher) or len(gone.dispatcher.fleet):
+                self._closing[name] = gone
+        for name, plan in wanted.items():
+            lane = self.lanes.get(name)
+            if lane is None and name in self._closing:
+                lane = self.lanes[name] = self._closing.pop(name)
+                lane.closed = False
+            if lane is None:
+                self.lanes[name] = self._open(plan)
+            else:
+                changed = lane.plan.scheduling_recipe != plan.scheduling_recipe
+                lane.plan = plan
+                if changed:
+                    self._replace_dispatcher(lane)
+        self.by_model = {
+            model: lane for lane in self.lanes.values() for model in (lane.plan.model, *lane.plan.desired.aliases)
+        }
+
+    def _open(self, plan: DeploymentPlan) -> Lane:
+        lane = Lane(plan, self._dispatcher(plan), self._carrier, self._loop)
+        lane.failing = self._is_failing
+        return lane
+
+    def _dispatcher(self, plan: DeploymentPlan) -> Dispatcher:
+        return plan.dispatcher(max_tries=self.max_tries, keep_records=self.keep_records)
+
+    def _replace_dispatcher(self, lane: Lane) -> None:
+        """Another policy decides from now on; requests that wait or run go over to it, and nobody notices."""
+        successor = self._dispatcher(lane.plan)
+        lane.stop_timer()
+        commands = successor.succeed(lane.dispatcher, time.monotonic())
+        lane.dispatcher = successor
+        lane.carry_out(commands)
+
+    def all_lanes(self) -> list[Lane]:
+        """Also those of deployments that are gone, as long as something of them is left."""
+        return [*self.lanes.values(), *self._closing.values()]
+
+    # Instances
+
+    def admit(self, deployment: str, instance: ExecutionInstance) -> None:
+        """An instance is ready."""
+        self._lane(deployment).tell(Joined(instance))
+
+    def update(self, deployment: str, instance: ExecutionInstance) -> None:
+        """Something about an instance has changed.
+
+        Of a deployment that is gone, nothing new comes: its instances take what still waits, also while they drain.
+        """
+        lane = self._lane(deployment)
+        if not lane.closed and instance.instance_id in lane.dispatcher.fleet:
+            lane.tell(Changed(instance))
+
+    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+        """An instance is gone."""
+        lane = self._lane(deployment)
+        if instance_id in lane.dispatcher.fleet:
+            lane.tell(Left(instance_id, why))
+        lane.forget(instance_id)
+        if deployment not in self.lanes and not len(lane.dispatcher.fleet):
+            self._closing.pop(deployment, None)
+
+    def measured(self, deployment: str, instance_id: str, metrics: Metrics) -> None:
+        """An engine said how it is doing."""
+        lane = self._lane(deployment)
+        if instance_id in lane.dispatcher.fleet:
+            lane.tell(Measured(instance_id, metrics))
+
+    def in_flight(self, deployment: str, instance_id: str) -> int:
+        """Requests under way on an instance."""
+        return self._lane(deployment).in_flight(instance_id)
+
+    def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
+        """Call once, as soon as no request is under way on an instance."""
+        self._lane(deployment).when_idle(instance_id, call)
+
+    def status(self, deployment: str) -> dict[str, object]:
+        """How its requests are doing: plain data."""
+        lane, now = self._lane(deployment), time.monotonic()
+        dispatcher = lane.dispatcher
+        return {
+            "strategy": dispatcher.strategy,
+            "waiting": len(dispatcher) - dispatcher.running,
+            "running": dispatcher.running,
+            "instances": {str(endpoint): lane.status_of(str(endpoint), now) for endpoint in dispatcher.fleet.roster},
+        }
+
+    def _lane(self, deployment: str) -> Lane:
+        lane = self.lanes.get(deployment) or self._closing.get(deployment)
+        if lane is None:
+            raise UnknownName("deployment", deployment, self.lanes)
+        return lane
+
+    def _is_failing(self, instance_id: str, why: str) -> None:
+        if self.failing is not None:
+            self.failing(instance_id, why)

@@ -1,0 +1,260 @@
+"""`status`, `explain`, `requests` and `logs`: what people see, and what programs get."""
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.cli.display import Paint, duration, milliseconds, status_text
+from pointsman.cli.logs import new_lines
+from pointsman.cli.main import main
+from tests.cli.planes import READY, Plane, deployment, instance, status
+
+MIXED = status(
+    deployment(
+        "chat",
+        2,
+        instance("chat-1"),
+        instance("chat-2", "starting", url="", pid=None, in_flight=0, max_concurrency=None, kv_cache_usage=None),
+    ),
+    deployment(
+        "large",
+        2,
+        instance("gpu-1", url="http://gpu-1:8000", pid=None, max_concurrency=None, kv_cache_usage=None),
+        instance(
+            "gpu-2",
+            "unhealthy",
+            url="https://gpu-2:8443",
+            pid=None,
+            restarts=3,
+            reason="connection refused",
+            since_s=7.2,
+        ),
+        model="llama-70b",
+        aliases=["llama"],
+        strategy="slo-aware",
+        waiting=12,
+    ),
+    url="http://127.0.0.1:8080",
+    problems=["servers.yaml: No such file or directory"],
+)
+
+PAGE = """\
+plane ready in part, up for 5m, generation 3, requests to http://127.0.0.1:8080
+
+deployment  model             ready   waiting  running  decided by
+----------  ----------------  ------  -------  -------  ----------
+chat        smollm2           1 of 2        0        2  configured
+large       llama-70b, llama  1 of 2       12        2  slo-aware
+
+instance  state      at                       pid  requests  cache  restarts  for  reason
+--------  ---------  ----------------------  ----  --------  -----  --------  ---  ------------------
+chat-1    ready      http://127.0.0.1:40001  4242  1 of 4      25%            75s
+chat-2    starting                                 0                          75s
+gpu-1     ready      http://gpu-1:8000             1                          75s
+gpu-2     unhealthy  https://gpu-2:8443            1 of 4      25%         3  7s   connection refused
+
+problem: servers.yaml: No such file or directory"""
+
+
+def test_status_on_one_page() -> None:
+    assert status_text(MIXED).splitlines() == PAGE.splitlines()
+
+
+def test_how_the_plane_is_as_a_whole() -> None:
+    def head(*deployments: dict[str, Any], **facts: Any) -> str:
+        return status_text(status(*deployments, **facts)).splitlines()[0].partition(",")[0]
+
+    ready, starting = instance("a-1"), instance("a-2", "starting")
+    assert head(deployment("a", 1, ready)) == "plane ready"
+    assert head(deployment("a", 2, ready, starting)) == "plane ready in part"
+    assert head(deployment("a", 1, starting)) == "plane not ready"
+    assert head(deployment("a", 2)) == "plane not ready"
+    assert head(deployment("a", 1, ready), deployment("b", 1)) == "plane not ready"
+    assert head(deployment("a", 0)) == "plane ready"
+    assert status_text(status()).splitlines()[-1] == "no deployments; pointsman apply FILE adds some"
+
+
+def test_reasons_stay_on_one_line() -> None:
+    long = status(deployment("a", 1, instance("a-1", "backing off", reason="it said:\n" + "no " * 100)))
+    [line] = [line for line in status_text(long).splitlines() if line.startswith("a-1")]
+    assert "waiting to restart" in line
+    assert line.endswith("no ...")
+    assert len(line) < 220
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    painted = status_text(MIXED, Paint(Terminal()))
+    assert "\x1b[32mready\x1b[0m      http" in painted
+    assert "\x1b[31munhealthy\x1b[0m  http" in painted
+    plain = painted
+    for code in ("\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"):
+        plain = plain.replace(code, "")
+    assert plain == status_text(MIXED)
+    assert status_text(MIXED, Paint(io.StringIO())) == plain
+    monkeypatch.setenv("TERM", "dumb")
+    assert status_text(MIXED, Paint(Terminal())) == plain
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert status_text(MIXED, Paint(Terminal())) == plain
+
+
+def test_status(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == status_text(READY) + "\n"
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == READY
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_watching_goes_on(plane: Plane, flags: list[str]) -> None:
+    plane.answers["GET", "status"] = [MIXED, READY]
+    command = [sys.executable, "-m", "pointsman.cli.main", "status", "--watch", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        seen = ""
+        while seen.count("generation") < 2:
+            seen += watching.stdout.readline()
+        watching.terminate()
+    if flags:
+        assert [json.loads(line) for line in seen.splitlines()] == [MIXED, READY]
+    else:
+        assert seen.startswith(status_text(MIXED) + "\n\n")
+
+
+def test_watching_on_a_terminal_draws_over_what_was_there(plane: Plane) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pointsman.cli.main", "status", "--watch"]
+    with subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as watching:
+        os.close(theirs)
+        seen, until = b"", time.monotonic() + 30
+        while seen.count(b"\x1b[H\x1b[J") < 2 and time.monotonic() < until:
+            if select.select([ours], [], [], 0.5)[0]:
+                seen += os.read(ours, 65536)
+        watching.terminate()
+    os.close(ours)
+    assert seen.startswith(b"\x1b[H\x1b[Jplane \x1b[32mready\x1b[0m")
+    assert seen.count(b"\x1b[H\x1b[J") == 2
+
+
+def test_times_in_short() -> None:
+    spans = [None, 0.0, 1.4, 75, 119, 180, 7199, 7200, 3 * 86400]
+    assert [duration(span) for span in spans] == ["", "0s", "1s", "75s", "119s", "3m", "120m", "2h", "3d"]
+    assert duration(0.3) == "300ms"
+    assert [milliseconds(value) for value in (None, 0.04, 12.3, 1500)] == ["", "0 ms", "12 ms", "1.5 s"]
+
+
+# explain and requests
+
+
+def test_explain(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"request_id": "r-1", "state": "served", "text": 'request "r-1" is served\nsent to chat-1: best of 2'}
+    plane.answers["GET", "requests/r-1"] = record
+    assert main(["explain", "r-1"]) == 0
+    assert capsys.readouterr().out == f"{record['text']}\n"
+    assert main(["explain", "r-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == record
+
+
+REQUEST = {
+    "request_id": "r-1", "model": "smollm2", "tenant": "red", "priority": 0, "state": "served", "instance": "chat-1",
+    "tries": 1, "waited_ms": 0.3, "first_token_ms": 45.0, "total_ms": 2100.0, "input_tokens": 12, "output_tokens": 64,
+}  # fmt: skip
+WAITS = REQUEST | {
+    "request_id": "r-2", "tenant": "", "state": "waiting", "instance": "", "tries": 0, "waited_ms": None,
+    "first_token_ms": None, "total_ms": None, "output_tokens": None,
+}  # fmt: skip
+LIST = """\
+request  model    tenant  state    instance  tries  waited  first token  total  tokens
+-------  -------  ------  -------  --------  -----  ------  -----------  -----  -------
+r-2      smollm2          waiting                                               12
+r-1      smollm2  red     served   chat-1        1  0 ms    45 ms        2.1 s  12 + 64
+3 more; -n shows more of them
+"""
+
+
+def test_requests(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"requests": [WAITS, REQUEST], "found": 5}
+    plane.answers["GET", "requests?limit=20"] = answer
+    assert main(["requests"]) == 0
+    assert capsys.readouterr().out == LIST
+    assert main(["requests", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_requests_that_are_looked_for(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    target = "requests?model=a%2Fb&state=refused&instance=i&tenant=t&limit=3"
+    plane.answers["GET", target] = {"requests": [], "found": 0}
+    filters = ["--model", "a/b", "--only", "refused", "--instance", "i", "--tenant", "t", "-n", "3"]
+    assert main(["requests", *filters]) == 0
+    assert capsys.readouterr().out == "no such requests are known\n"
+
+
+# logs
+
+
+def test_logs(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"instance": "chat-1", "text": "one\ntwo\n"}
+    plane.answers["GET", "instances/chat-1/logs?lines=100"] = answer
+    plane.answers["GET", "instances/chat-1/logs?lines=2"] = answer
+    assert main(["logs", "chat-1"]) == 0
+    assert main(["logs", "chat-1", "-n", "2"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n" * 2
+    assert main(["logs", "chat-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_logs_that_are_followed(plane: Plane, flags: list[str]) -> None:
+    def text(*lines: str) -> dict[str, str]:
+        return {"instance": "chat-1", "text": "".join(f"{line}\n" for line in lines)}
+
+    plane.answers["GET", "instances/chat-1/logs?lines=1000"] = [
+        text("a", "b", "c"),
+        text("a", "b", "c", "d"),
+        text("a", "b", "c", "d"),
+        text("c", "d", "e", "f"),
+    ]
+    command = [sys.executable, "-m", "pointsman.cli.main", "logs", "chat-1", "-n", "2", "-f", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        seen = [following.stdout.readline().strip() for _ in range(5)]
+        following.terminate()
+    assert [json.loads(line)["line"] if flags else line for line in seen] == ["b", "c", "d", "e", "f"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ("", "", ""),
+        ("", "ab", "ab"),
+        ("ab", "ab", ""),
+        ("ab", "abc", "c"),
+        ("abc", "bcd", "d"),
+        ("abc", "xyz", "xyz"),
+        ("aab", "aabaab", "aab"),
+        ("abc", "", ""),
+    ],
+)
+def test_what_is_new_in_a_log(before: str, after: str, new: str) -> None:
+    assert list(new_lines(list(before), list(after))) == list(new)
+
+
+def test_nothing_is_asked_of_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "chat-1", "--state", str(tmp_path / "no" / "such")]) == 1
+    assert "no plane is running in" in capsys.readouterr().err

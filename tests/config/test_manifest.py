@@ -1,0 +1,363 @@
+"""Our own document as a whole: what it wants to run, what it leaves out, and where its paths lead."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.config import DeploymentPlan, PointsmanPlan, endpoint_engine, load, load_endpoints, load_manifest
+from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.control.desired import Desired, DesiredEndpoint, EngineSpec, Lifecycle
+from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
+from pointsman.errors import ConfigError
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.events import Arrived, Ended, Joined, Measured, Refuse, Send
+from pointsman.routing.events import Command as Told
+from pointsman.routing.outcomes import Outcome
+from pointsman.types import ExecutionInstance, RequestMetadata
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def deployment(fields: str, **settings: Any) -> DeploymentPlan:
+    [plan] = load_manifest(f"deployments:\n- name: a\n  model: m\n{fields}", **settings).deployments
+    return plan
+
+
+SIMULATED = "  engine: {type: simulated}\n"
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_load_without_a_note(file: Path) -> None:
+    plan = load(file)
+    assert isinstance(plan, PointsmanPlan)
+    assert plan.notes == ()
+    for one in plan.deployments:
+        one.dispatcher()
+
+
+def test_a_deployment_of_an_engine() -> None:
+    plan = deployment("""\
+  aliases: [other]
+  replicas: 3
+  engine: {type: simulated, parameters: {maxNumSeqs: 8}}
+  maxConcurrency: 5
+  labels: {zone: a}
+  lifecycle: {startTimeout: 2m, probeInterval: 500ms, failuresUntilUnhealthy: 4, backoffMax: 5s}
+  price: {perMillionInputTokens: 0.5}
+""")
+    wanted = plan.desired
+    assert (plan.name, plan.model, wanted.name, wanted.model, wanted.aliases) == ("a", "m", "a", "m", ("other",))
+    assert (wanted.replicas, wanted.max_concurrency, wanted.labels) == (3, 5, {"zone": "a"})
+    assert wanted.lifecycle == Lifecycle(
+        start_timeout_s=120.0, probe_interval_s=0.5, failures_until_unhealthy=4, backoff_max_s=5.0
+    )
+    assert isinstance(plan.engine, Simulated)
+    assert plan.engine.slots == wanted.engine_slots == 8
+    assert plan.price == PriceSpec(per_million_input_tokens=0.5)
+    assert plan.endpoints_file is None
+
+
+def test_what_a_manifest_leaves_out() -> None:
+    plan = load_manifest("deployments:\n- {name: a, model: m, engine: {type: simulated}}\n")
+    assert plan.gateway == GatewaySpec()
+    assert plan.workers == ()
+    [one] = plan.deployments
+    assert (one.desired.replicas, one.desired.lifecycle, one.price) == (1, Lifecycle(), None)
+    assert plan.desired() == Desired({"a": one.desired})
+    assert load_manifest("").desired() == Desired()
+
+
+def test_a_deployment_of_endpoints_runs_nothing() -> None:
+    plan = deployment("""\
+  endpoints:
+  - {url: "http://GPU-1:8000/"}
+  - {url: "https://[::1]:8443", name: spare, engine: vllm, maxConcurrency: 4, labels: {zone: b}}
+""")
+    assert plan.engine is None
+    assert (plan.desired.replicas, plan.desired.engine) == (0, None)
+    assert plan.desired.endpoints == (
+        DesiredEndpoint(name="gpu-1:8000", url="http://gpu-1:8000"),
+        DesiredEndpoint(name="spare", url="https://[::1]:8443", engine="vllm", max_concurrency=4, labels={"zone": "b"}),
+    )
+
+
+def test_an_engine_and_endpoints_may_stand_side_by_side() -> None:
+    plan = deployment(SIMULATED + "  endpoints: [{url: 'http://localhost:1'}]\n")
+    assert (plan.desired.replicas, len(plan.desired.endpoints)) == (1, 1)
+
+
+# What instances are started from
+
+
+def recipe(parameters: str, **settings: Any) -> str:
+    return deployment(f"  engine: {{type: simulated, parameters: {parameters}}}\n", **settings).desired.recipe
+
+
+def test_parameters_that_say_the_same_are_the_same_recipe() -> None:
+    assert recipe("{}") == recipe("{maxNumSeqs: 256}") == recipe("{faults: []}")
+    assert recipe("{}") != recipe("{maxNumSeqs: 255}")
+
+
+def test_scheduling_that_says_the_same_is_the_same_recipe() -> None:
+    def how(text: str) -> str:
+        return deployment(SIMULATED + text).scheduling_recipe
+
+    assert how("") == how("  scheduling:\n") == how("  scheduling: {parameters: {}}\n")
+    assert how("  scheduling: {policy: fifo}\n") == how("  scheduling:\n    # first come\n    policy: 'fifo'\n")
+    assert len({how(""), how("  scheduling: {policy: fifo}\n"), how("  scheduling: {policy: priority}\n")}) == 3
+    config = "  scheduling: {config: {plugins: [{type: queue-scorer, weight: %d}]}}\n"
+    assert how(config % 1) != how(config % 2)
+
+
+# Paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "tiny.gguf").touch()
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+LLAMA = "  engine: {type: llama.cpp, parameters: {model: %s}}\n"
+
+
+def parameters(plan: DeploymentPlan) -> Any:
+    assert plan.desired.engine is not None
+    return plan.desired.engine.parameters
+
+
+def test_weights_are_relative_to_the_folder_of_the_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = str(folder / "weights" / "tiny.gguf")
+    (folder / "m.yaml").write_text("deployments:\n- name: a\n  model: m\n" + LLAMA % "weights/tiny.gguf")
+    [from_file] = load_manifest(folder / "m.yaml").deployments
+    from_text = deployment(LLAMA % "weights/tiny.gguf", folder=folder)
+    absolute = deployment(LLAMA % weights)
+    monkeypatch.chdir(folder)
+    [from_here] = load_manifest(Path("m.yaml")).deployments
+    assert from_file.desired == from_text.desired == absolute.desired == from_here.desired
+    assert parameters(from_file)["model"] == weights
+    assert isinstance(from_file.engine, LlamaCpp)
+    assert weights in from_file.engine.launch("m", "127.0.0.1", 1).argv
+
+
+def test_weights_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    plan = deployment(LLAMA % "~/weights/tiny.gguf", folder="/")
+    assert parameters(plan)["model"] == str(folder / "weights" / "tiny.gguf")
+
+
+def test_weights_inside_a_package_stay_as_they_are(folder: Path) -> None:
+    assert parameters(deployment(LLAMA % "'package:some/weights.gguf'"))["model"] == "package:some/weights.gguf"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("org/model-8b", "org/model-8b"),
+        ("./elsewhere", "{folder}/elsewhere"),
+        ("weights", "{folder}/weights"),
+        ("/data/model", "/data/model"),
+    ],
+)
+def test_a_model_of_vllm_is_a_path_only_if_it_looks_like_one(folder: Path, written: str, meant: str) -> None:
+    plan = deployment(f"  engine: {{type: vllm, parameters: {{model: {written}}}}}\n", folder=folder)
+    assert isinstance(plan.engine, Vllm)
+    assert parameters(plan)["model"] == meant.format(folder=folder)
+
+
+def test_tls_files_are_relative_to_the_document(folder: Path) -> None:
+    text = "gateway: {tls: {certFile: cert.pem, keyFile: ./key.pem}}\n"
+    tls = load_manifest(text, folder).gateway.tls
+    assert tls is not None
+    assert (tls.cert_file, tls.key_file) == (str(folder / "cert.pem"), str(folder / "key.pem"))
+
+
+def test_a_file_of_endpoints_need_not_be_there_yet(folder: Path) -> None:
+    plan = load_manifest("deployments:\n- {name: a, model: m, endpointsFile: servers.yaml}\n", folder)
+    [one] = plan.deployments
+    assert one.endpoints_file == folder / "servers.yaml"
+    assert one.desired.endpoints == ()
+    note = f"a: there is no {folder / 'servers.yaml'} yet; its endpoints join as soon as there is"
+    assert plan.notes == (note,)
+    one.endpoints_file.write_text("- {url: 'http://localhost:1', engine: sglang}\n- {url: 'http://localhost:2'}\n")
+    assert [endpoint.name for endpoint in load_endpoints(one.endpoints_file)] == ["localhost:1", "localhost:2"]
+    assert load_manifest("deployments:\n- {name: a, model: m, endpointsFile: servers.yaml}\n", folder).notes == ()
+    one.endpoints_file.write_text("")
+    assert load_endpoints(one.endpoints_file) == ()
+
+
+# Engines
+
+
+OWN = """
+from pointsman.engines import Engine, Launch
+
+class Mine(Engine):
+    name = "mine"
+
+    def __init__(self, speed: int, loud: bool = False) -> None:
+        self.speed, self.loud = speed, loud
+
+    def launch(self, model, host, port):
+        return Launch(("serve", str(port), str(self.speed)))
+
+class Reader(Mine):
+    def __init__(self) -> None:
+        super().__init__(1)
+
+class Unfinished(Engine):
+    name = "unfinished"
+"""
+
+
+@pytest.fixture
+def own_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_engines.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own_engines")
+def test_an_engine_of_ones_own() -> None:
+    plan = deployment("  engine: {type: 'my_engines:Mine', parameters: {speed: 3}}\n")
+    assert plan.engine is not None
+    assert plan.engine.launch("m", "h", 80).argv == ("serve", "80", "3")
+    assert plan.desired.engine == EngineSpec("my_engines:Mine", {"speed": 3, "loud": False})
+    assert plan.desired.engine_slots is None
+
+
+@pytest.mark.usefixtures("own_engines")
+def test_the_adapters_of_endpoints() -> None:
+    assert isinstance(endpoint_engine("openai"), OpenAI)
+    assert isinstance(endpoint_engine("llama.cpp"), LlamaCpp)
+    assert endpoint_engine("my_engines:Reader").name == "mine"
+    with pytest.raises(ConfigError, match=r'there is no engine "vlm"; did you mean "vllm"\?'):
+        endpoint_engine("vlm")
+    with pytest.raises(ConfigError, match="give it an of_endpoint"):
+        endpoint_engine("my_engines:Mine")
+    with pytest.raises(ConfigError, match='engine "command" cannot read a server that somebody else started'):
+        endpoint_engine("command")
+
+
+def test_a_command_is_an_engine() -> None:
+    plan = deployment("  engine: {type: command, parameters: {command: 'serve --port {port}', slots: 2}}\n")
+    assert isinstance(plan.engine, Command)
+    assert plan.desired.engine_slots == 2
+
+
+# The front door
+
+
+def test_hashes_are_in_lower_case() -> None:
+    plan = load_manifest(f"""\
+gateway:
+  adminKeySha256: {"AB" * 32}
+  tenants: [{{name: red, requestsPerMinute: 60}}]
+  keys: [{{sha256: {"CD" * 32}, tenant: red}}]
+""")
+    assert plan.gateway.admin_key_sha256 == "ab" * 32
+    assert plan.gateway.keys[0].sha256 == "cd" * 32
+
+
+@pytest.mark.parametrize(
+    ("listen", "open_to_all"),
+    [
+        ("127.0.0.1:80", False),
+        ("127.8.8.8:0", False),
+        ("localhost:80", False),
+        ("'[::1]:80'", False),
+        ("0.0.0.0:80", True),
+        ("'[::]:80'", True),
+        ("10.1.2.3:80", True),
+        ("my-machine:80", True),
+    ],
+)
+def test_a_door_open_to_the_network_is_noted(listen: str, open_to_all: bool) -> None:
+    notes = load_manifest(f"gateway: {{listen: {listen}}}\n").notes
+    assert bool(notes) is open_to_all
+    for note in notes:
+        assert "has no keys: everybody on the network may send requests; pointsman key makes one" in note
+    tenant = f"tenants: [{{name: t}}], keys: [{{sha256: {'0a' * 32}, tenant: t}}]"
+    assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").notes == ()
+
+
+def test_this_machine_may_be_named() -> None:
+    plan = load_manifest("workers: [{name: localhost, labels: {rack: r1}}]\n")
+    assert plan.workers == (WorkerSpec(name="localhost", labels={"rack": "r1"}),)
+
+
+# Requests wait
+
+
+class Desk:
+    """The dispatcher of a deployment with instances of one slot each."""
+
+    def __init__(self, scheduling: str, *instances: str) -> None:
+        self.dispatcher = deployment(SIMULATED + scheduling).dispatcher(keep_records=3)
+        for name in instances:
+            one = ExecutionInstance(instance_id=name, model_name="m", max_concurrency=1)
+            self.dispatcher.handle(Joined(one), 0.0)
+            self.dispatcher.handle(Measured(name, Metrics()), 0.0)
+
+    def arrive(self, *names: str, priority: int = 0) -> list[Told]:
+        requests = (RequestMetadata(name, "hello", model_name="m", priority=priority) for name in names)
+        return self.dispatcher.handle(Arrived(tuple(requests)), 0.0)
+
+
+def went(commands: list[Told]) -> list[str]:
+    return [command.request.request_id for command in commands if isinstance(command, Send)]
+
+
+@pytest.mark.parametrize(
+    "scheduling",
+    [
+        "",
+        "  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n",
+        "  scheduling: {config: {featureGates: [flowControl]}}\n",
+        "  scheduling: {policy: fifo}\n",
+    ],
+    ids=["default", "picker", "flow control", "policy"],
+)
+def test_what_cannot_be_sent_at_once_waits_however_it_is_scheduled(scheduling: str) -> None:
+    desk = Desk(scheduling, "i", "j")
+    assert went(desk.arrive("a", "b", "c")) == ["a", "b"]
+    desk.arrive("low", priority=-1)
+    assert {one.request_id for one in desk.dispatcher.waiting()} == {"c", "low"}
+    assert went(desk.dispatcher.handle(Ended("a"), 0.1)) == ["c"]
+    assert len(desk.dispatcher.records) == 3, "as many records as were asked for"
+
+
+def test_without_an_instance_they_wait_for_one() -> None:
+    desk = Desk("")
+    assert not any(isinstance(command, Refuse | Send) for command in desk.arrive("a"))
+    joined = Joined(ExecutionInstance(instance_id="i", model_name="m"))
+    assert went(desk.dispatcher.handle(joined, 30.0)) == ["a"]
+
+
+def test_the_queue_is_bounded() -> None:
+    desk = Desk("", "i")
+    refused = [one for one in desk.arrive(*map(str, range(5_010))) if isinstance(one, Refuse)]
+    assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
+
+
+def test_a_detector_that_nobody_asks_is_noted() -> None:
+    detector = "{plugins: [{type: concurrency-detector}], saturationDetector: {pluginRef: concurrency-detector}}"
+    document = f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {{config: {detector}}}\n"
+    [note] = load_manifest(document).notes
+    assert note.startswith("a: saturationDetector is ignored: the feature gate flowControl is off")
+    gated = document.replace("{plugins", "{featureGates: [flowControl], plugins")
+    assert load_manifest(gated).notes == ()
+
+
+def test_a_detector_that_is_too_impatient_is_noted() -> None:
+    def notes(parameters: str) -> tuple[str, ...]:
+        detector = f"{{type: utilization-detector, parameters: {parameters}}}"
+        how = f"{{config: {{featureGates: [flowControl], plugins: [{detector}]}}}}"
+        return load_manifest(f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {how}\n").notes
+
+    [note] = notes("{}")
+    assert note.startswith("a: the saturation detector takes numbers older than 0.2s for saturated")
+    assert notes("{metricsStalenessThreshold: 3s}") == ()

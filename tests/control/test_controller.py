@@ -1,0 +1,464 @@
+"""The rules of one instance's life, each as a story: when, what happens, and what the controller says to that."""
+
+import pytest
+
+from pointsman.control.controller import Controller
+from pointsman.control.events import (
+    Admit,
+    Answered,
+    Applied,
+    DrainAsked,
+    Drained,
+    Event,
+    Exited,
+    LaunchFailed,
+    Probe,
+    RequestsFail,
+    ShuttingDown,
+    Silent,
+    TimerFired,
+    WakeAt,
+)
+from pointsman.control.instances import Phase
+from pointsman.types import ExecutionInstance
+from tests.control.worlds import HOST, PORT, World, adopted, deployment, launched, said, wish, with_lifecycle
+
+Story = list[tuple[float, Event, list[str]]]
+
+ONE = deployment()
+TICK = TimerFired()
+ANSWERS, WORKS = Answered("m-1", readiness=False), Answered("m-1", readiness=True)
+REFUSED = Silent("m-1", "connection refused")
+CRASH = Exited("m-1", "exit code 1")
+NO_MORE = Applied(wish())
+
+LAUNCHED: Story = [
+    (0, Applied(wish(ONE)), ["Launch m-1"]),
+    (0, launched("m-1"), ["Probe m-1, readiness"]),
+]
+READY: Story = [*LAUNCHED, (1, WORKS, ["Admit m-1"])]
+DRAINING: Story = [*READY, (2, NO_MORE, ["Update m-1, closed", "AwaitDrained m-1"])]
+STOPPED: Story = [*DRAINING, (3, Drained("m-1"), ["Withdraw m-1", "Terminate m-1"])]
+HUNG: Story = [
+    *READY,
+    (3, TICK, ["Probe m-1, health"]),
+    (4, Silent("m-1", "no answer in 5 s"), []),
+    (6, TICK, ["Probe m-1, health"]),
+    (7, Silent("m-1", "no answer in 5 s"), ["Withdraw m-1", "Terminate m-1"]),
+]
+DOUBTED: Story = [*READY, (2, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"])]
+
+STORIES: dict[str, Story] = {
+    "it is in service after real work, not when it only says that it is healthy": [
+        *LAUNCHED,
+        (1, ANSWERS, []),
+        (2, WORKS, ["Admit m-1"]),
+    ],
+    "it is asked until it does real work, less and less often": [
+        *LAUNCHED,
+        (0, REFUSED, []),
+        (0.04, TICK, []),
+        (0.05, TICK, ["Probe m-1, readiness"]),
+        (10, REFUSED, []),
+        (10.9, TICK, []),
+        (11, TICK, ["Probe m-1, readiness"]),
+        (50, REFUSED, []),
+        (52, TICK, ["Probe m-1, readiness"]),
+    ],
+    "one that cannot be launched is tried again after the backoff": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        (0, LaunchFailed("m-1", "no such file"), []),
+        (0.9, TICK, []),
+        (1, TICK, ["Launch m-1"]),
+        (1, LaunchFailed("m-1", "no such file"), []),
+        (2.9, TICK, []),
+        (3, TICK, ["Launch m-1"]),
+    ],
+    "one that is not ready in time is killed and tried again": [
+        *LAUNCHED,
+        (1, REFUSED, []),
+        (100, TICK, ["Kill m-1"]),
+        (101, CRASH, []),
+        (102, TICK, ["Launch m-1"]),
+    ],
+    "one that takes too long even to be launched is killed, and again when it is there": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        (100, TICK, ["Kill m-1"]),
+        (105, launched("m-1"), ["Kill m-1"]),
+        (106, CRASH, []),
+        (107, TICK, ["Launch m-1"]),
+    ],
+    "its health is asked for at intervals": [
+        *READY,
+        (2.9, TICK, []),
+        (3, TICK, ["Probe m-1, health"]),
+        (4, TICK, []),
+        (4.5, ANSWERS, []),
+        (6.4, TICK, []),
+        (6.5, TICK, ["Probe m-1, health"]),
+    ],
+    "one probe that fails is forgiven": [
+        *READY,
+        (3, TICK, ["Probe m-1, health"]),
+        (3, REFUSED, []),
+        (5, TICK, ["Probe m-1, health"]),
+        (5, ANSWERS, []),
+        (7, TICK, ["Probe m-1, health"]),
+        (7, REFUSED, []),
+    ],
+    "one that hangs is taken out of service, ended, killed, and started again": [
+        *HUNG,
+        (16.9, TICK, []),
+        (17, TICK, ["Kill m-1"]),
+        (18, CRASH, []),
+        (19, TICK, ["Launch m-1"]),
+    ],
+    "one that was killed once is killed again": [
+        *LAUNCHED,
+        (100, TICK, ["Kill m-1"]),
+        (100, CRASH, []),
+        (101, TICK, ["Launch m-1"]),
+        (101, launched("m-1"), ["Probe m-1, readiness"]),
+        (102, NO_MORE, ["Terminate m-1"]),
+        (112, TICK, ["Kill m-1"]),
+    ],
+    "one that hangs and ends when asked is not killed": [*HUNG, (8, CRASH, []), (9, TICK, ["Launch m-1"])],
+    "one that crashes is taken out of service and started again after the backoff": [
+        *READY,
+        (5, CRASH, ["Withdraw m-1"]),
+        (5.9, TICK, []),
+        (6, TICK, ["Launch m-1"]),
+        (6, launched("m-1"), ["Probe m-1, readiness"]),
+        (6, WORKS, ["Admit m-1"]),
+        (8, CRASH, ["Withdraw m-1"]),
+        (9.9, TICK, []),
+        (10, TICK, ["Launch m-1"]),
+    ],
+    "one that fails requests gets no new ones until it does real work": [
+        *DOUBTED,
+        (2, RequestsFail("m-1", "status 500"), []),
+        (2.5, ANSWERS, []),
+        (3, WORKS, ["Update m-1"]),
+        (5, TICK, ["Probe m-1, health"]),
+    ],
+    "one that fails requests and does no real work is restarted": [
+        *DOUBTED,
+        (3, Silent("m-1", "status 500"), ["Withdraw m-1", "Terminate m-1"]),
+        (4, CRASH, []),
+        (5, TICK, ["Launch m-1"]),
+    ],
+    "one that fails requests and crashes is restarted": [*DOUBTED, (3, CRASH, ["Withdraw m-1"])],
+    "one that fails requests and is not wanted is drained": [*DOUBTED, (3, NO_MORE, ["AwaitDrained m-1"])],
+    "one that is not wanted is drained, ended and gone": [*STOPPED, (4, CRASH, []), (99, TICK, [])],
+    "one that does not end is killed": [*STOPPED, (12.9, TICK, []), (13, TICK, ["Kill m-1"]), (99, TICK, [])],
+    "one that does not become idle is stopped in the end": [
+        *DRAINING,
+        (61.9, TICK, []),
+        (62, TICK, ["Withdraw m-1", "Terminate m-1"]),
+        (63, Drained("m-1"), []),
+    ],
+    "one that crashes while it is drained is gone": [*DRAINING, (3, CRASH, ["Withdraw m-1"]), (99, TICK, [])],
+    "one that drains is not asked any more, and what it still says does not count": [
+        *READY,
+        (3, TICK, ["Probe m-1, health"]),
+        (4, NO_MORE, ["Update m-1, closed", "AwaitDrained m-1"]),
+        (5, REFUSED, []),
+        (5, WORKS, []),
+        (5, RequestsFail("m-1", "status 500"), []),
+        (9, TICK, []),
+    ],
+    "one that starts and is not wanted is ended": [*LAUNCHED, (1, NO_MORE, ["Terminate m-1"]), (2, WORKS, [])],
+    "one that is not wanted before it is launched is ended, and again when it is there": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        (1, NO_MORE, ["Terminate m-1"]),
+        (2, launched("m-1"), ["Terminate m-1"]),
+        (3, CRASH, []),
+    ],
+    "one that is not wanted and never launched is gone": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        (1, NO_MORE, ["Terminate m-1"]),
+        (2, LaunchFailed("m-1", "no such file"), []),
+        (99, TICK, []),
+    ],
+    "one that waits for its restart and is not wanted is gone": [
+        *READY,
+        (5, CRASH, ["Withdraw m-1"]),
+        (5.5, NO_MORE, []),
+        (99, TICK, []),
+    ],
+    "one that is stopped because it hung, and then is not wanted, is gone": [
+        *HUNG,
+        (8, NO_MORE, []),
+        (9, CRASH, []),
+        (99, TICK, []),
+    ],
+    "shutting down drains and ends everything, and nothing is started": [
+        *READY,
+        (2, ShuttingDown(), ["Update m-1, closed", "AwaitDrained m-1"]),
+        (3, Drained("m-1"), ["Withdraw m-1", "Terminate m-1"]),
+        (4, Applied(wish(deployment(replicas=5))), []),
+        (5, CRASH, []),
+        (6, Applied(wish(deployment(replicas=6))), []),
+    ],
+    "shutting down does not wait for restarts": [*READY, (5, CRASH, ["Withdraw m-1"]), (5, ShuttingDown(), [])],
+    "what an earlier plane left is asked, not started, if it is wanted": [
+        (0, adopted("m-1", ONE), []),
+        (1, Applied(wish(ONE)), ["Probe m-1, readiness"]),
+        (2, WORKS, ["Admit m-1"]),
+    ],
+    "what an earlier plane left is ended if nobody wants it": [
+        (0, adopted("m-1", ONE), []),
+        (1, NO_MORE, ["Terminate m-1"]),
+        (2, CRASH, []),
+    ],
+    "what an earlier plane left is ended if it is too many": [
+        (0, adopted("m-3", ONE), []),
+        (0, adopted("m-1", ONE), []),
+        (1, Applied(wish(ONE)), ["Terminate m-3", "Probe m-1, readiness"]),
+    ],
+    "what an earlier plane started from another recipe is started anew": [
+        (0, adopted("m-1", deployment(version=7)), []),
+        (1, Applied(wish(ONE)), ["Terminate m-1"]),
+        (2, WORKS, []),
+        (3, CRASH, ["Launch m-1"]),
+    ],
+    "what an earlier plane left is ended when there was never a wish": [
+        (0, adopted("m-1", ONE), []),
+        (1, ShuttingDown(), ["Terminate m-1"]),
+    ],
+    "what is adopted late is taken in if there is room for it": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        (0, LaunchFailed("m-1", "it is there already"), []),
+        (0.5, adopted("m-1", ONE), ["Probe m-1, readiness"]),
+        (1, adopted("m-1", ONE), []),
+        (1, adopted("m-2", ONE), ["Terminate m-2"]),
+    ],
+    "late news changes nothing": [
+        (0, Exited("m-1", "long ago"), []),
+        (0, launched("m-1"), []),
+        (0, WORKS, []),
+        *READY,
+        (1, launched("m-1"), []),
+        (1, LaunchFailed("m-1", "no such file"), []),
+        (1, WORKS, []),
+        (1, REFUSED, []),
+        (1, Drained("m-1"), []),
+        (2, CRASH, ["Withdraw m-1"]),
+        (2, CRASH, []),
+        (2, launched("m-1"), []),
+        (2, WORKS, []),
+        (2, RequestsFail("m-1", "reset"), []),
+    ],
+    "an operator's drain starts another first": [
+        *READY,
+        (2, DrainAsked("m-1"), ["Launch m-2"]),
+        (2, DrainAsked("m-1"), []),
+        (2, launched("m-2"), ["Probe m-2, readiness"]),
+        (3, Answered("m-2", readiness=True), ["Admit m-2", "Update m-1, closed", "AwaitDrained m-1"]),
+        (3, DrainAsked("m-1"), []),
+        (3, Drained("m-1"), ["Withdraw m-1", "Terminate m-1"]),
+        (3, CRASH, []),
+    ],
+    "an operator's drain of one that does not serve ends it at once": [
+        *LAUNCHED,
+        (2, DrainAsked("m-1"), ["Terminate m-1", "Launch m-2"]),
+        (3, CRASH, []),
+    ],
+    "an operator's drain of one that fails before another is ready lets it go": [
+        *READY,
+        (2, DrainAsked("m-1"), ["Launch m-2"]),
+        (3, CRASH, ["Withdraw m-1"]),
+        (9, TICK, []),
+    ],
+    "an operator's drain of one that nobody knows does nothing": [(0, DrainAsked("m-9"), [])],
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_the_story(story: Story) -> None:
+    world = World()
+    for at, event, expected in story:
+        assert said(world.tell(event, at)) == expected, (at, event)
+
+
+@pytest.mark.parametrize(
+    ("story", "reason"),
+    [
+        (READY, ""),
+        ([*LAUNCHED, (0, REFUSED, [])], "not ready yet: connection refused"),
+        (HUNG, "did not answer 2 probes in a row: no answer in 5 s"),
+        ([*HUNG, (18, CRASH, [])], "did not answer 2 probes in a row: no answer in 5 s"),
+        ([*READY, (2, CRASH, []), (3, TICK, []), (3, launched("m-1"), []), (3, REFUSED, [])], "exit code 1"),
+        ([*LAUNCHED, (0, REFUSED, []), (100, TICK, [])], "not ready 100 s after its launch: connection refused"),
+        ([*LAUNCHED, (100, TICK, [])], "not ready 100 s after its launch"),
+        (
+            [(0, Applied(wish(ONE)), []), (0, LaunchFailed("m-1", "no such file"), [])],
+            "could not be started: no such file",
+        ),
+        (DOUBTED, "requests fail on it: status 500"),
+        ([*DOUBTED, (3, REFUSED, [])], "requests fail on it: status 500; and a probe failed: connection refused"),
+        (DRAINING, 'deployment "m" is not wanted any more'),
+        ([*READY, (2, DrainAsked("m-1"), [])], "to be replaced: an operator asked for it to be drained"),
+        ([*READY, (2, ShuttingDown(), [])], "everything is shut down"),
+    ],
+)
+def test_the_reason_is_kept_in_words(story: Story, reason: str) -> None:
+    world = World()
+    for at, event, _ in story:
+        world.tell(event, at)
+    assert world.status("m-1").reason == reason
+
+
+def test_the_reason_of_one_that_may_not_fail_a_single_probe() -> None:
+    world = World()
+    world.apply(with_lifecycle(ONE, failures_until_unhealthy=1))
+    world.behave(1.0)
+    world.tell(TICK, 3.0)
+    assert said(world.tell(REFUSED)) == ["Withdraw m-1", "Terminate m-1"]
+    assert world.status("m-1").reason == "did not answer a probe: connection refused"
+
+
+def test_the_status_of_an_instance() -> None:
+    world = World()
+    world.apply(ONE)
+    status = world.status("m-1")
+    assert (status.phase, status.host, status.pid, status.in_service) == (Phase.STARTING, "", None, False)
+    assert (status.since, status.until) == (0.0, 100.0)
+    world.tell(launched("m-1"), 1.0)
+    world.tell(WORKS, 2.0)
+    status = world.status("m-1")
+    assert (status.phase, status.host, status.port, status.in_service) == (Phase.READY, HOST, PORT, True)
+    assert (status.since, status.until, status.restarts) == (2.0, None, 0)
+    world.tell(CRASH, 5.0)
+    status = world.status("m-1")
+    assert (status.phase, status.pid, status.since, status.until) == (Phase.BACKING_OFF, None, 5.0, 6.0)
+    world.tell(TICK, 6.0)
+    assert world.status("m-1").restarts == 1
+
+
+def crash_and_see(world: World) -> float:
+    """How long it waits for its restart."""
+    world.tell(CRASH)
+    status = world.status("m-1")
+    assert status.until is not None
+    waits = status.until - world.now
+    world.behave(waits)
+    assert world.ready() == ["m-1"]
+    return waits
+
+
+def test_the_backoff_doubles_up_to_its_limit_and_falls_back_after_a_long_time_ready() -> None:
+    world = World()
+    world.apply(ONE)
+    world.behave()
+    assert [crash_and_see(world) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 50, 50]
+    world.behave(49.0)
+    assert crash_and_see(world) == 50
+    world.behave(51.0)
+    assert crash_and_see(world) == 1
+    assert world.status("m-1").restarts == 10
+
+
+def test_however_often_it_fails_the_backoff_is_a_number() -> None:
+    world = World()
+    world.apply(ONE)
+    for _ in range(2000):
+        world.tell(LaunchFailed("m-1", "no"))
+        world.tell(TICK, (world.status("m-1").until or 0.0) + 0.001)
+    assert world.status("m-1").restarts == 2000
+
+
+def test_the_first_probes_wait_as_long_as_the_start_has_taken() -> None:
+    world = World()
+    world.apply(ONE)
+    waits = []
+    for at, event in [(1, launched("m-1")), (2, REFUSED), (3, TICK), (30, REFUSED), (33, TICK)]:
+        waits += [c.timeout_s for c in world.tell(event, at) if isinstance(c, Probe)]
+    assert waits == [5.0, 5.0, 33.0]
+
+
+def test_whoever_serves_has_the_probe_timeout() -> None:
+    world = World()
+    world.apply(ONE)
+    world.behave(99.0)
+    [probe] = [c for c in world.tell(TICK, 200.0) if isinstance(c, Probe)]
+    assert (probe.readiness, probe.timeout_s) == (False, 5.0)
+    [probe] = [c for c in world.tell(RequestsFail("m-1", "reset"), 201.0) if isinstance(c, Probe)]
+    assert (probe.readiness, probe.timeout_s) == (True, 5.0)
+
+
+def test_what_those_who_send_requests_are_told() -> None:
+    world = World()
+    spec = deployment(aliases=("chat", "small"), engine_slots=8, labels={"zone": "a"})
+    world.apply(spec)
+    world.tell(launched("m-1"))
+    [admit] = [c for c in world.tell(WORKS) if isinstance(c, Admit)]
+    assert admit.deployment == "m"
+    assert admit.instance == ExecutionInstance(
+        instance_id="m-1",
+        host=HOST,
+        port=PORT,
+        model_name="llama",
+        adapters=frozenset({"chat", "small"}),
+        max_concurrency=8,
+        labels={"zone": "a"},
+    )
+
+
+def test_the_limit_of_the_deployment_comes_before_that_of_the_engine() -> None:
+    world = World()
+    world.apply(deployment(max_concurrency=2, engine_slots=8))
+    world.behave()
+    assert world.in_service["m-1"].max_concurrency == 2
+
+
+def test_one_timer_for_the_next_thing_that_is_due() -> None:
+    controller = Controller()
+
+    def timers(event: Event, now: float) -> list[float]:
+        return [c.at for c in controller.handle(event, now) if isinstance(c, WakeAt)]
+
+    assert timers(Applied(wish(ONE)), 0.0) == [100.0]
+    assert timers(launched("m-1"), 1.0) == []
+    assert timers(WORKS, 2.0) == [4.0], "its first probe"
+    assert timers(Drained("nobody"), 3.0) == [], "it is set already"
+    assert timers(TICK, 3.9) == [4.0], "a clock that is a little fast"
+    assert timers(TICK, 4.0) == [], "an answer is awaited, and nothing is due"
+    assert timers(ANSWERS, 5.0) == [7.0]
+    assert timers(CRASH, 6.0) == [], "in a second it is started again"
+    assert timers(TICK, 7.0) == [107.0]
+
+
+def test_an_event_that_comes_late_does_what_is_due_as_well() -> None:
+    world = World()
+    world.apply(deployment(replicas=2))
+    world.behave()
+    assert said(world.tell(Exited("m-2", "exit code 1"), 5.0)) == ["Withdraw m-2", "Probe m-1, health"]
+
+
+def test_what_has_just_done_real_work_is_not_killed_for_being_late() -> None:
+    world = World()
+    world.apply(ONE)
+    world.tell(launched("m-1"))
+    assert said(world.tell(WORKS, 100.0)) == ["Admit m-1"]
+
+
+def test_another_lifecycle_holds_at_once_and_nothing_is_restarted() -> None:
+    world = World()
+    world.apply(ONE)
+    assert world.apply(with_lifecycle(ONE, start_timeout_s=20.0), at=1.0) == []
+    assert world.wake_at == 20.0
+    assert said(world.tell(TICK, 20.0)) == ["Kill m-1"]
+    world.apply(at=21.0)
+    assert world.status("m-1").phase is Phase.STOPPING
+
+
+def test_a_lifecycle_also_holds_for_those_who_are_being_drained() -> None:
+    world = World()
+    two = deployment(replicas=2)
+    world.apply(two)
+    world.behave()
+    world.apply(ONE)
+    world.apply(with_lifecycle(ONE, drain_timeout_s=1.0))
+    assert world.phases()["m-2"] == "draining"
+    assert "Withdraw m-2" in said(world.tell(TICK, 1.0))

@@ -1,0 +1,211 @@
+"""Only what changed is touched, and a change never costs a ready instance."""
+
+from typing import Any
+
+import pytest
+
+from pointsman.control.desired import DesiredDeployment
+from pointsman.control.events import Answered, Applied, DrainAsked, Event, Exited, Launch, RequestsFail, TimerFired
+from tests.control.worlds import World, deployment, launched, said, wish
+
+
+def running(*deployments: DesiredDeployment) -> World:
+    world = World()
+    world.apply(*deployments)
+    world.behave()
+    return world
+
+
+def test_more_replicas_start_only_the_difference() -> None:
+    world = running(deployment(replicas=1))
+    assert world.apply(deployment(replicas=3)) == ["Launch m-2", "Launch m-3"]
+
+
+def test_fewer_replicas_stop_only_the_difference_the_youngest_first() -> None:
+    world = running(deployment(replicas=3))
+    assert world.apply(deployment(replicas=1)) == [
+        "Update m-2, closed",
+        "AwaitDrained m-2",
+        "Update m-3, closed",
+        "AwaitDrained m-3",
+    ]
+
+
+def test_of_too_many_those_go_first_that_do_not_serve() -> None:
+    world = running(deployment(replicas=3))
+    world.tell(Exited("m-1", "exit code 1"))
+    assert world.apply(deployment(replicas=2)) == []
+    assert world.phases() == {"m-2": "ready", "m-3": "ready"}
+
+
+def test_the_smallest_free_number_is_taken() -> None:
+    world = running(deployment(replicas=3))
+    world.tell(DrainAsked("m-2"))
+    world.behave(1.0)
+    assert world.ready() == ["m-1", "m-3", "m-4"]
+    assert world.apply(deployment(replicas=4)) == ["Launch m-2"]
+
+
+def test_one_that_leaves_does_not_come_back() -> None:
+    world = running(deployment(replicas=2))
+    world.apply(deployment(replicas=1))
+    assert world.apply(deployment(replicas=2)) == ["Launch m-3"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_concurrency": 7}, {"labels": {"zone": "b"}}, {"aliases": ("chat",)}, {"engine_slots": 3}]
+)
+def test_what_needs_no_restart_is_told(change: dict[str, Any]) -> None:
+    world = running(deployment(replicas=2))
+    assert world.apply(deployment(replicas=2, **change)) == ["Update m-1", "Update m-2"]
+    assert world.apply(deployment(replicas=2, **change)) == []
+
+
+def test_one_that_is_not_in_service_is_admitted_as_it_is_wished_by_then() -> None:
+    world = World()
+    world.apply(deployment())
+    assert world.apply(deployment(max_concurrency=7)) == []
+    world.behave()
+    assert world.in_service["m-1"].max_concurrency == 7
+
+
+def test_one_that_takes_no_requests_is_updated_and_still_takes_none() -> None:
+    world = running(deployment(replicas=1))
+    world.tell(DrainAsked("m-1"))
+    assert world.apply(deployment(replicas=1, labels={"zone": "b"})) == []
+    assert world.in_service["m-1"].labels == {}, "it is to leave, and is left as it is"
+
+
+def test_a_new_recipe_replaces_one_by_one_new_first() -> None:
+    world = running(deployment(replicas=2))
+    log = world.apply(deployment(replicas=2, version=1))
+    while world.pending:
+        log += said(world.tell(world.pending.popleft()))
+    assert log == [
+        "Launch m-3",
+        "Probe m-3, readiness",
+        "Admit m-3",
+        "Update m-1, closed",
+        "AwaitDrained m-1",
+        "Launch m-4",
+        "Withdraw m-1",
+        "Terminate m-1",
+        "Probe m-4, readiness",
+        "Admit m-4",
+        "Update m-2, closed",
+        "AwaitDrained m-2",
+        "Withdraw m-2",
+        "Terminate m-2",
+    ]
+    assert world.ready() == ["m-3", "m-4"]
+
+
+def test_a_new_recipe_that_does_not_work_costs_nobody() -> None:
+    world = running(deployment(replicas=2))
+    world.apply(deployment(replicas=2, version=1))
+    for _ in range(5):
+        world.tell(Exited("m-3", "exit code 1: no such model"))
+        world.tell(TimerFired(), (world.status("m-3").until or 0.0) + 0.001)
+    assert world.ready() == ["m-1", "m-2"]
+    assert world.status("m-1").reason == "to be replaced: engine.version 0 -> 1"
+    assert world.status("m-3").restarts == 5
+
+
+def test_going_back_to_the_old_recipe_keeps_what_runs() -> None:
+    world = running(deployment(replicas=2))
+    world.apply(deployment(replicas=2, version=1))
+    assert world.apply(deployment(replicas=2)) == ["Terminate m-3"]
+    assert world.status("m-1").reason == ""
+    world.behave(1.0)
+    assert world.ready() == ["m-1", "m-2"]
+
+
+def test_what_does_not_serve_is_started_anew_in_its_place() -> None:
+    world = running(deployment(replicas=3))
+    world.tell(Exited("m-1", "exit code 1"))
+    world.tell(Exited("m-2", "exit code 1"))
+    world.behave(1.0)
+    world.tell(Exited("m-1", "exit code 1"))
+    world.tell(Exited("m-2", "exit code 1"))
+    world.tell(Exited("m-3", "exit code 1"))
+    world.tell(TimerFired(), world.now + 1.5)
+    assert world.phases() == {"m-1": "backing off", "m-2": "backing off", "m-3": "starting"}
+    assert world.apply(deployment(replicas=3, version=1)) == ["Terminate m-3", "Launch m-1", "Launch m-2"]
+    assert said(world.tell(Exited("m-3", "ended"))) == ["Launch m-3"], "at once, whatever the backoff was"
+    world.behave(1.0)
+    assert {one: world.status(one).reason for one in world.ready()} == {"m-1": "", "m-2": "", "m-3": ""}
+    world.tell(Exited("m-3", "exit code 1"))
+    assert world.phases()["m-3"] == "backing off", "the first time with the new recipe"
+    assert world.status("m-3").until == world.now + 1.0
+
+
+def test_one_that_crashes_while_it_is_to_be_replaced_is_started_from_the_new_recipe() -> None:
+    world = running(deployment(replicas=2))
+    world.apply(deployment(replicas=2, version=1))
+    assert said(world.tell(Exited("m-1", "exit code 1"))) == ["Withdraw m-1", "Launch m-1"]
+
+
+def test_a_new_recipe_and_more_replicas_at_once() -> None:
+    world = running(deployment(replicas=1))
+    assert world.apply(deployment(replicas=3, version=1)) == ["Launch m-2", "Launch m-3", "Launch m-4"]
+    world.behave(1.0)
+    assert world.ready() == ["m-2", "m-3", "m-4"]
+
+
+def test_a_new_recipe_and_fewer_replicas_at_once() -> None:
+    world = running(deployment(replicas=3))
+    world.apply(deployment(replicas=1, version=1))
+    assert world.phases() == {"m-1": "draining", "m-2": "draining", "m-3": "ready", "m-4": "starting"}
+
+
+def test_fewer_replicas_in_the_midst_of_it_take_those_that_are_not_ready() -> None:
+    world = running(deployment(replicas=3))
+    world.tell(Exited("m-3", "exit code 1"))
+    assert world.apply(deployment(replicas=3, version=1)) == ["Launch m-3", "Launch m-4"]
+    assert world.apply(deployment(replicas=2, version=1)) == ["Terminate m-4"]
+    assert world.ready() == ["m-1", "m-2"]
+
+
+def test_an_instance_of_the_old_recipe_keeps_its_model_and_limits_until_it_is_replaced() -> None:
+    world = running(deployment(engine_slots=4))
+    assert world.apply(deployment(version=1, model="other", engine_slots=8)) == ["Launch m-2"]
+    assert (world.in_service["m-1"].model_name, world.in_service["m-1"].max_concurrency) == ("llama", 4)
+    world.behave(1.0)
+    assert (world.in_service["m-2"].model_name, world.in_service["m-2"].max_concurrency) == ("other", 8)
+
+
+def test_without_an_engine_nothing_is_run() -> None:
+    world = running(deployment(replicas=2))
+    world.apply(deployment(replicas=2, engine=None))
+    world.behave(1.0)
+    assert world.phases() == {}
+
+
+def test_a_deployment_that_is_removed_is_drained_and_the_others_are_left_alone() -> None:
+    world = running(deployment("m"), deployment("x"))
+    assert world.apply(deployment("x")) == ["Update m-1, closed", "AwaitDrained m-1"]
+    world.behave(1.0)
+    assert world.phases() == {"x-1": "ready"}
+
+
+@pytest.mark.parametrize("trouble", [RequestsFail("m-2", "status 500"), DrainAsked("m-2")])
+def test_those_go_first_that_are_of_least_use(trouble: Event) -> None:
+    world = running(deployment(replicas=3))
+    world.apply(deployment(replicas=3, version=1))
+    world.tell(trouble)
+    world.tell(launched("m-4"))
+    world.tell(Answered("m-4", readiness=True))
+    assert (world.phases()["m-1"], world.phases()["m-2"]) == ("ready", "draining")
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+def test_there_are_never_fewer_ready_ones_nor_more_than_one_too_many(replicas: int) -> None:
+    world = running(deployment(replicas=replicas))
+    commands = world.tell(Applied(wish(deployment(replicas=replicas, version=1))))
+    while world.pending:
+        commands += world.tell(world.pending.popleft())
+        staying = [one for one, phase in world.phases().items() if phase not in ("draining", "stopping")]
+        assert len(world.ready()) >= replicas
+        assert len(staying) <= replicas + 1
+    assert sum(isinstance(command, Launch) for command in commands) == replicas
+    assert len(world.ready()) == len(world.phases()) == replicas

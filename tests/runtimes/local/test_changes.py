@@ -1,0 +1,70 @@
+"""What people are told of the difference between two manifests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pointsman.config import load_manifest
+from pointsman.control import Step, What
+from pointsman.runtimes.local.changes import Change, Changes, changes_between
+
+BEFORE = """
+deployments:
+  - {name: m, model: llama, endpoints: [{url: "http://127.0.0.1:1"}], scheduling: {policy: fifo}}
+"""
+
+
+def told(after: str, before: str = BEFORE, steps: Sequence[Step] = ()) -> list[tuple[str, str, str]]:
+    found = changes_between(load_manifest(before), load_manifest(after), steps)
+    return [(change.what, change.subject, change.why) for change in found.steps]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("fifo", "slo-aware", ("policy", "m", "fifo -> slo-aware")),
+        ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> endpoint picker")),
+        ("model: llama", "model: llama, price: {perMillionInputTokens: 2}", ("price", "m", None)),
+        ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments", ("workers", "workers", None)),
+        ("deployments", "gateway: {limits: {maxConnections: 7}}\ndeployments",
+         ("gateway", "gateway.limits.maxConnections", "10000 -> 7")),
+        ("deployments", "gateway: {listen: 127.0.0.1:9}\ndeployments",
+         ("gateway", "gateway.listen", "127.0.0.1:8080 -> 127.0.0.1:9; holds when the plane is started again")),
+        ("deployments", "gateway: {adminKeySha256: " + "a" * 64 + "}\ndeployments",
+         ("gateway", "gateway.adminKeySha256", "changed")),
+    ],
+)  # fmt: skip
+def test_each_difference_is_told_with_its_why(old: str, new: str, change: tuple[str, str, str | None]) -> None:
+    [(what, subject, why)] = told(BEFORE.replace(old, new))
+    assert (what, subject) == change[:2]
+    assert why == change[2] or (change[2] is None and "none -> " in why)
+
+
+def test_equal_manifests_differ_in_nothing() -> None:
+    assert told(BEFORE + "\n# a comment\n") == []
+
+
+def test_deployments_open_and_close() -> None:
+    assert told(BEFORE.replace("name: m", "name: n")) == [
+        ("close", "m", 'it is gone from the manifest, and "llama" with it'),
+        ("open", "n", 'new: it takes requests for "llama"'),
+    ]
+
+
+def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
+    step = Step(What.START, "m-1", "1 replica is wanted, 0 there", "m")
+    found = changes_between(None, load_manifest(BEFORE), [step])
+    assert [change.what for change in found.steps] == ["open", "start"]
+
+
+def test_a_file_of_endpoints_is_named(tmp_path: Path) -> None:
+    found = told(BEFORE.replace("model: llama", f"model: llama, endpointsFile: {tmp_path}/x.yaml"))
+    assert found == [("endpoints", "m", f"none -> {tmp_path}/x.yaml")]
+
+
+def test_changes_are_a_table_and_false_if_there_are_none() -> None:
+    assert not Changes()
+    assert str(Changes()) == "no changes"
+    shown = str(Changes((Change("start", "m-1", "1 replica is wanted"),)))
+    assert shown.splitlines()[-1] == "start  m-1      1 replica is wanted"

@@ -1,0 +1,490 @@
+"""The plane with real processes: simulated engines, and a few of llama.cpp."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pointsman.control import DesiredEndpoint
+from pointsman.engines import Samples
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.runtimes.local import ManifestText
+from pointsman.runtimes.local.asking import ask
+from pointsman.runtimes.local.ports import Ports
+from pointsman.runtimes.local.store import Store, stored_manifest
+from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
+from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "tests" / "models" / "tiny-pydoc-q8_0.gguf"
+
+
+def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) -> None:
+    async def story() -> None:
+        news = []
+        async with running(state, manifest(simulated(replicas=2, slots=3))) as scene:
+            scene.plane.listeners.append(lambda: news.append(scene.plane.ready))
+            assert not scene.plane.ready
+            await scene.until_ready("m-1", "m-2")
+            assert scene.plane.ready
+            assert news[-1] is True
+            pids = scene.pids()
+            await scene.until(
+                lambda: all(one["metrics_age_s"] is not None for one in scene.instances().values()), "metrics"
+            )
+            [deployment] = scene.plane.status()["deployments"]
+            assert (deployment["desired"], deployment["ready"], deployment["model"]) == (2, 2, "m")
+            first, second = deployment["instances"]
+            assert first["url"] != second["url"]
+            assert first["max_concurrency"] == 3
+            assert "started as process" in scene.plane.logs("m-1")
+            with pytest.raises(UnknownName, match=r'unknown instance "m-9"'):
+                scene.plane.logs("m-9")
+            with pytest.raises(PointsmanError, match="not the name of an instance"):
+                scene.plane.logs("../lock")
+        assert not any(map(is_alive, pids.values()))
+        assert [path.name for path in state.glob("*.sock")] == []
+
+    run(story())
+
+
+def test_real_engines_are_ready_only_after_a_completion(state: Path) -> None:
+    text = f"""
+  - name: tiny
+    model: tiny
+    replicas: 2
+    engine: {{type: llama.cpp, parameters: {{model: "{MODEL}", slots: 2, contextTokens: 512}}}}
+{LIFECYCLE}"""
+
+    async def story() -> None:
+        async with running(state, manifest(text)) as scene:
+            await scene.until_ready("tiny-1", "tiny-2")
+            for instance in scene.instances().values():  # nobody but us has asked them for anything
+                address = DesiredEndpoint(name="", url=instance["url"]).address
+                numbers = Samples((await ask(address, "GET", "/metrics", timeout_s=5.0)).body)
+                assert (numbers.value("llamacpp:tokens_predicted_total") or 0) >= 1
+            await scene.until(lambda: scene.instances()["tiny-1"]["running"] is not None, "its own numbers")
+            os.kill(scene.pids()["tiny-1"], signal.SIGKILL)
+            await scene.until(lambda: scene.instances()["tiny-1"]["restarts"] == 1, "a restart")
+            await scene.until_ready("tiny-1", "tiny-2")
+
+    run(story())
+
+
+def test_what_answers_and_does_no_work_is_never_in_service(state: Path) -> None:
+    """Its health check says that all is well, and each completion fails."""
+    broken = simulated().replace("maxNumSeqs: 8", "faults: [{fault: status}]")
+
+    async def story() -> None:
+        async with running(state, manifest(broken)) as scene:
+            await scene.until(lambda: "500" in scene.instances()["m-1"]["reason"], "a reason")
+            assert scene.instances()["m-1"]["phase"] == "starting"
+            assert not scene.plane.ready
+            assert len(scene.traffic.lanes["m"].dispatcher.fleet) == 0
+
+    run(story())
+
+
+def test_a_crash_is_followed_by_a_restart_with_its_reason(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=2))) as scene:
+            await scene.until_ready("m-1", "m-2")
+            before = scene.pids()
+            os.kill(before["m-1"], signal.SIGKILL)
+            await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")
+            assert scene.instances()["m-1"]["reason"] == "killed by SIGKILL"
+            await scene.until_ready("m-1", "m-2")
+            after = scene.pids()
+            assert after["m-1"] != before["m-1"]
+            assert after["m-2"] == before["m-2"]
+
+    run(story())
+
+
+def test_a_process_that_cannot_start_says_why_in_its_last_words(state: Path) -> None:
+    command = """
+  - name: {name}
+    model: {name}
+    engine: {{type: command, parameters: {{command: {command}}}}}
+{lifecycle}"""
+    bad = ["sh", "-c", "echo first; echo no weights in {port} >&2; exit 7"]
+    crashing = command.format(name="bad", command=bad, lifecycle=LIFECYCLE)
+    absent = command.format(name="absent", command=["/nowhere/engine", "{port}"], lifecycle=LIFECYCLE)
+
+    async def story() -> None:
+        async with running(state, manifest(crashing, absent)) as scene:
+            await scene.until(lambda: scene.instances()["bad-1"]["restarts"] > 1, "restarts")
+            assert scene.instances()["bad-1"]["reason"].startswith("exit code 7: no weights in ")
+            await scene.until(lambda: scene.instances()["absent-1"]["restarts"] > 1, "restarts")
+            reason = scene.instances()["absent-1"]["reason"]
+            assert reason == "could not be started: /nowhere/engine: No such file or directory"
+
+    run(story())
+
+
+def test_a_port_that_somebody_else_took_meanwhile_costs_one_restart(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Ports.take
+
+    async def story() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            offered = [other.getsockname()[1]]
+            monkeypatch.setattr(Ports, "take", lambda *args: offered.pop() if offered else take(*args))
+            async with running(state, manifest(simulated())) as scene:
+                await scene.until_ready("m-1")
+                assert scene.instances()["m-1"]["restarts"] == 1
+                assert "exit code 1: " in scene.instances()["m-1"]["reason"]
+
+    run(story())
+
+
+def test_one_that_hangs_is_found_and_replaced(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            hung = scene.pids()["m-1"]
+            os.kill(hung, signal.SIGSTOP)  # it accepts connections, and never answers
+            await scene.until(lambda: not is_alive(hung), "its end")
+            await scene.until_ready("m-1")
+            assert "did not answer 2 probes in a row" in scene.instances()["m-1"]["reason"]
+            assert scene.pids()["m-1"] != hung
+
+    run(story())
+
+
+def test_failing_requests_take_an_instance_out_until_it_works_again(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            phases: list[str] = []
+            scene.plane.listeners.append(lambda: phases.append(scene.instances()["m-1"]["phase"]))
+            for _ in range(3):
+                scene.traffic.lanes["m"].failed("m-1", "reset by peer")
+            await scene.until(lambda: "unhealthy" in phases, "doubt")
+            await scene.until_ready("m-1")
+
+    run(story())
+
+
+def test_metrics_that_cannot_be_read_grow_old_and_are_reported(state: Path) -> None:
+    blind = simulated().replace("maxNumSeqs: 8", 'faults: [{fault: status, "on": metrics}]')
+
+    async def story() -> None:
+        async with running(state, manifest(blind)) as scene:
+            await scene.until_ready("m-1")
+            await scene.until(lambda: scene.plane.status()["problems"], "a problem")
+            [problem] = scene.plane.status()["problems"]
+            assert problem.startswith("the metrics of m-1 could not be read")
+            assert "GET /metrics was answered with 500" in problem
+            assert scene.instances()["m-1"]["metrics_age_s"] is None
+            scene.request("r")
+            assert scene.instances()["m-1"]["in_flight"] == 1
+            scene.end("r")
+
+    run(story())
+
+
+def test_who_does_not_heed_sigterm_is_killed_with_its_group(state: Path) -> None:
+    deaf = f"""
+  - name: deaf
+    model: deaf
+    engine: {{type: command, parameters: {{command: [sh, -c, "trap '' TERM; echo {{port}}; sleep 600 & wait; wait"]}}}}
+{LIFECYCLE.replace("stopGrace: 2s", "stopGrace: 200ms")}"""
+
+    async def story() -> None:
+        async with running(state, manifest(deaf)) as scene:
+            await scene.until(lambda: len(group(scene.pids().get("deaf-1", 0))) == 2, "both of them")
+            await scene.until(lambda: len(scene.plane.logs("deaf-1").splitlines()) > 1, "its first word")
+            family = group(scene.pids()["deaf-1"])
+        assert not any(map(is_alive, family))
+        assert "signal 9" in scene.plane.logs("deaf-1")
+
+    run(story())
+
+
+# Changes
+
+
+def test_applying_changes_only_what_differs(state: Path) -> None:
+    one = manifest(simulated("a"), simulated("b"))
+    two = manifest(simulated("a", replicas=2), simulated("c"), more="gateway: {listen: '127.0.0.1:0'}\n")
+
+    async def story() -> None:
+        async with running(state, one) as scene:
+            await scene.until_ready("a-1", "b-1")
+            pids = scene.pids()
+            assert not await scene.plane.apply(one)
+            assert scene.plane.generation == 1
+            planned = scene.plane.plan(two)
+            assert scene.plane.plan(one).steps == ()  # planning has changed nothing
+            made = await scene.plane.apply(two)
+            assert made == planned
+            assert [(step.what, step.subject) for step in made.steps] == [
+                ("close", "b"), ("open", "c"), ("stop", "b-1"), ("start", "a-2"), ("start", "c-1"),
+                ("gateway", "gateway.listen"),
+            ]  # fmt: skip
+            assert made.steps[-1].why == "127.0.0.1:8080 -> 127.0.0.1:0; holds when the plane is started again"
+            await scene.until_ready("a-1", "a-2", "c-1")
+            await scene.until(lambda: "b-1" not in scene.instances(), "the end of b-1")
+            assert scene.pids()["a-1"] == pids["a-1"]
+            assert not is_alive(pids["b-1"])
+            assert scene.plane.generation == 2
+        assert stored_manifest(state) == two
+
+    run(story())
+
+
+def test_a_bad_manifest_changes_nothing_and_says_everything_that_is_wrong(state: Path) -> None:
+    good = manifest(simulated())
+    bad = ManifestText(good.text.replace("replicas: 1", "replicas: many").replace("simulated", "simulatd"), "/", "x")
+
+    async def story() -> None:
+        async with running(state, good) as scene:
+            await scene.until_ready("m-1")
+            pids = scene.pids()
+            for attempt in (scene.plane.apply(bad), asyncio.to_thread(scene.plane.plan, bad)):
+                with pytest.raises(ConfigError) as found:
+                    await attempt
+                assert len(found.value.problems) == 2
+            assert scene.pids() == pids
+            assert scene.plane.generation == 1
+            assert not scene.plane.plan(good)
+
+    run(story())
+
+
+def test_a_bad_manifest_at_the_start_leaves_the_directory_free(state: Path) -> None:
+    async def story() -> None:
+        scene = stage(state)
+        with pytest.raises(PointsmanError, match="nothing was ever applied"):
+            await scene.plane.start()
+        with pytest.raises(ConfigError):
+            await scene.plane.start(ManifestText("deployments: 7", "/"))
+        async with running(state, manifest(simulated())) as other:
+            await other.until_ready("m-1")
+
+    run(story())
+
+
+def test_a_plane_that_does_not_run_changes_nothing(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            plane = scene.plane
+            await scene.until_ready("m-1")
+            stopping = asyncio.gather(plane.stop(), plane.stop())
+            await asyncio.sleep(0)
+            with pytest.raises(PointsmanError, match="being stopped"):
+                await plane.apply(manifest(simulated("other")))
+            await stopping
+        with pytest.raises(PointsmanError, match="not running"):
+            await plane.apply(manifest(simulated("other")))
+        assert stored_manifest(state) == manifest(simulated())
+
+    run(story())
+
+
+def test_requests_under_way_end_before_their_instance_is_stopped(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated("a"), simulated("b"))) as scene:
+            await scene.until_ready("a-1", "b-1")
+            pid = scene.pids()["b-1"]
+            scene.request("r", "b")
+            assert scene.carrier.sent[0].decision.target_instance_id == "b-1"
+            await scene.plane.apply(manifest(simulated("a")))
+            await scene.until(lambda: scene.instances()["b-1"]["phase"] == "draining", "draining")
+            await asyncio.sleep(0.2)
+            assert is_alive(pid)
+            scene.end("r", "b")
+            await eventually(lambda: not is_alive(pid))
+
+    run(story())
+
+
+def test_an_instance_that_is_drained_is_replaced_first(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            await scene.plane.drain("m-1")
+            await scene.until_ready("m-2")
+            with pytest.raises(UnknownName):
+                await scene.plane.drain("nobody")
+
+    run(story())
+
+
+# Servers that somebody else started
+
+
+def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    watching = f"""
+  - name: outside
+    model: m
+    endpointsFile: {file}
+{LIFECYCLE}"""
+
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            url = scene.instances()["m-1"]["url"]
+            async with running(tmp_path / "other", manifest(watching)) as other:
+                assert other.plane.status()["problems"]  # it is not there yet
+                file.write_text(f"- {{url: '{url}', name: here, engine: simulated}}\n")
+                await other.until_ready("here")
+                assert other.plane.status()["problems"] == []
+                await other.until(lambda: other.instances()["here"]["metrics_age_s"] is not None, "its metrics")
+                assert other.pids() == {}
+                with pytest.raises(PointsmanError, match="started by somebody else"):
+                    other.plane.logs("here")
+                file.write_text("- {url: nonsense}\n")
+                await other.until(lambda: other.plane.status()["problems"], "a problem")
+                assert "expected http://host:port" in other.plane.status()["problems"][0]
+                assert other.ready() == {"here"}
+                file.write_text("[]\n")
+                await other.until(lambda: other.instances() == {}, "nobody")
+                assert other.plane.status()["problems"] == []
+            assert scene.ready() == {"m-1"}
+        store = Store(tmp_path / "other")
+        assert [one.change.what for one in store.history()] == ["remove", "add", "open"]
+        store.close()
+
+    run(story())
+
+
+# Who dies
+
+
+def test_one_plane_per_directory(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            with pytest.raises(PointsmanError, match=rf"a plane runs in .* already \(pid {os.getpid()}\)"):
+                await stage(state).plane.start()
+            assert scene.plane.ready
+
+    run(story())
+
+
+PLANE = """
+import asyncio, sys
+from pathlib import Path
+import msgspec
+from pointsman.runtimes.local import ManifestText
+from tests.runtimes.local.planes import run, stage
+
+async def main():
+    scene = stage(Path(sys.argv[1]), orphan_grace_s=float(sys.argv[2]))
+    await scene.plane.start(msgspec.json.decode(sys.argv[3], type=ManifestText))
+    while not scene.plane.ready:
+        await asyncio.sleep(0.01)
+    print(msgspec.json.encode(scene.pids()).decode(), flush=True)
+    await asyncio.sleep(600)
+
+run(main())
+"""
+
+
+def killed_plane(state: Path, wanted: ManifestText, grace_s: float) -> dict[str, int]:
+    """Run a plane in a process of its own until it is ready, and kill it. The processes that it had."""
+    command = [sys.executable, "-c", PLANE, str(state), str(grace_s), msgspec.json.encode(wanted).decode()]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as plane:
+        assert plane.stdout is not None
+        pids: dict[str, int] = msgspec.json.decode(plane.stdout.readline())
+        plane.kill()
+    assert all(map(is_alive, pids.values()))
+    return pids
+
+
+def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None:
+    wanted = manifest(simulated("a"), simulated("b"))
+
+    async def story() -> None:
+        pids = killed_plane(state, wanted, grace_s=30.0)
+        os.kill(pids["b-1"], signal.SIGKILL)  # and one of them dies while nobody looks
+        until(lambda: not is_alive(pids["b-1"]))
+        async with running(state, None) as scene:
+            assert scene.plane.generation == 1
+            await scene.until_ready("a-1", "b-1")
+            assert scene.pids()["a-1"] == pids["a-1"]
+            assert scene.pids()["b-1"] != pids["b-1"]
+            assert scene.instances()["a-1"]["restarts"] == 0
+
+    run(story())
+
+
+def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
+    async def story() -> None:
+        pids = killed_plane(state, manifest(simulated("a"), simulated("b"), simulated("c")), grace_s=30.0)
+        store = Store(state)
+        store.forget("c-1")
+        store.close()
+        async with running(state, manifest(simulated("a", slots=4), simulated("c"))) as scene:
+            await scene.until_ready("a-1", "c-1")
+            assert scene.instances()["a-1"]["max_concurrency"] == 4
+            assert not any(map(is_alive, pids.values()))
+
+    run(story())
+
+
+def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_anew(state: Path) -> None:
+    pids = killed_plane(state, manifest(simulated()), grace_s=0.1)
+    until(lambda: not any(map(is_alive, pids.values())), "the end of all")
+
+    async def story() -> None:
+        async with running(state, None) as scene:
+            await scene.until_ready("m-1")
+            assert scene.pids() != pids
+
+    run(story())
+
+
+def test_when_plane_and_keeper_are_killed_the_next_plane_clears_up(state: Path) -> None:
+    """An engine that dies with its keeper may leave children of its own; they have its group and its mark."""
+    engine = f"{sys.executable} -m pointsman.runtimes.engines.simulated --model family --port {{port}}"
+    family = f"""
+  - name: family
+    model: family
+    engine:
+      type: command
+      parameters:
+        command: [sh, -c, "sleep 600 & exec {engine}"]
+{LIFECYCLE}"""
+    pids = killed_plane(state, manifest(family), grace_s=30.0)
+    children = group(pids["family-1"])
+    assert len(children) == 2
+    os.kill(parent(pids["family-1"]), signal.SIGKILL)
+    until(lambda: not is_alive(pids["family-1"]))
+    assert any(map(is_alive, children))
+
+    async def story() -> None:
+        async with running(state, manifest(simulated())) as scene:
+            assert not any(map(is_alive, children))
+            await scene.until_ready("m-1")
+
+    run(story())
+
+
+def test_when_the_keeper_is_killed_everything_is_started_anew(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=2))) as scene:
+            await scene.until_ready("m-1", "m-2")
+            before = scene.pids()
+            keeper = scene.plane._at_work.processes._keeper
+            assert keeper is not None
+            os.kill(keeper.pid, signal.SIGKILL)
+            await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")
+            await scene.until_ready("m-1", "m-2")
+            assert scene.instances()["m-1"]["reason"] == "its keeper died, and took it along"
+            assert not any(map(is_alive, before.values()))
+            assert scene.plane.status()["problems"] == []
+
+    run(story())

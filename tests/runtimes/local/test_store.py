@@ -1,0 +1,81 @@
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.local.changes import Change, Changes, ManifestText
+from pointsman.runtimes.local.store import FILE, HISTORY, Store, StoredInstance, stored_manifest
+
+FIRST, SECOND = ManifestText("one", "/a", "one.yaml"), ManifestText("two", "/b")
+STARTED = Changes((Change("start", "m-1", "1 replica is wanted"), Change("open", "m", "new")))
+KNOWN = StoredInstance("m-1", "m", "recipe", "127.0.0.1", 4000)
+
+
+def test_it_remembers_the_newest_manifest_and_what_was_changed(state: Path) -> None:
+    assert stored_manifest(state) is None
+    store = Store(state)
+    assert store.manifest() is None
+    assert store.save_manifest(FIRST, STARTED, 10.0) == 1
+    assert store.save_manifest(SECOND, Changes(), 20.0) == 2
+    store.note(2, Changes((Change("add", "x", "it is listed"),)), 30.0)
+    store.close()
+    again = Store(state)
+    assert again.manifest() == (2, SECOND)
+    assert [(one.generation, one.at, one.change.what) for one in again.history()] == [
+        (2, 30.0, "add"), (1, 10.0, "open"), (1, 10.0, "start"),
+    ]  # fmt: skip
+    again.close()
+    assert stored_manifest(state) == SECOND
+
+
+def test_history_is_bounded(state: Path) -> None:
+    store = Store(state)
+    store.note(1, Changes(tuple(Change("start", f"m-{n}", "") for n in range(HISTORY + 50))), 1.0)
+    kept = store.history(2 * HISTORY)
+    assert len(kept) == HISTORY
+    assert kept[0].change.subject == f"m-{HISTORY + 49}"
+    store.close()
+
+
+def test_instances_come_change_and_go(state: Path) -> None:
+    store = Store(state)
+    store.save(KNOWN)
+    store.save(StoredInstance("m-1", "m", "recipe", "127.0.0.1", 4000, 77, "boot/1"))
+    assert store.instances() == [StoredInstance("m-1", "m", "recipe", "127.0.0.1", 4000, 77, "boot/1")]
+    store.forget("m-1")
+    store.forget("nobody")
+    assert store.instances() == []
+    store.close()
+
+
+def test_what_was_saved_survives_a_kill(state: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from tests.runtimes.local.test_store import *\n"
+        "store = Store(Path(sys.argv[1])); store.save_manifest(FIRST, STARTED, 1.0); store.save(KNOWN)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", script, str(state)], cwd=root, check=False).returncode == -9
+    store = Store(state)
+    assert store.manifest() == (1, FIRST)
+    assert store.instances() == [KNOWN]
+    store.close()
+
+
+def test_a_file_that_is_not_ours_is_refused_with_what_to_do(state: Path) -> None:
+    (state / FILE).write_text("this is not a database, whatever its name says. " * 30)
+    with pytest.raises(PointsmanError, match=r"cannot be used .* move it away"):
+        Store(state)
+
+
+def test_a_newer_form_is_refused(state: Path) -> None:
+    Store(state).close()
+    with sqlite3.connect(state / FILE) as db:
+        db.execute("pragma user_version = 99")
+    db.close()
+    with pytest.raises(PointsmanError, match="newer Pointsman"):
+        Store(state)
