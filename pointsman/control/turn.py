@@ -61,7 +61,7 @@ class Turn:
         """It has done real work."""
         self._enter(instance, Phase.READY)
         instance.heard_at = self.now
-        if instance.endpoint is not None:
+        if instance.endpoint is not None and not instance.doubted:
             instance.failures = 0  # backoff only spares it probes; there is nothing to be held against it
         self._tell(instance)
 

@@ -13,6 +13,7 @@ MAX_CHUNK_LINE_BYTES = 1024
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([^\r\n\x00]*))?")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
+_CONTROLS = bytes({*range(32), 127} - set(b"\t\r\n"))
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """What names of headers are made of."""
 
@@ -43,8 +44,8 @@ class AnswerHead:
         """Headers that are for this connection alone."""
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise Garbled("a line of its head does not end with CR LF")
-        if b"\0" in head:
-            raise Garbled("its head has a NUL in it")
+        if len(head.translate(None, _CONTROLS)) != len(head):
+            raise Garbled("its head has control characters in it")
         passed_on = []
         for line in lines:
             name, colon, value = line.partition(b":")
@@ -149,8 +150,8 @@ class ChunkReader:
 
 
 def _chunk_length(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if digits.isalnum() and len(digits) <= 15:
+    digits = line.partition(b";")[0].strip(b" \t")
+    if digits.isalnum() and len(digits) <= 15 and b"\n" not in line:
         try:
             return int(digits, 16)
         except ValueError:

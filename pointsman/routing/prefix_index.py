@@ -57,6 +57,7 @@ def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: 
     links = [link := xxh3_64_intdigest(tokens[start : start + step], link) for start in range(0, fine, step)]
     if end > fine:
         wide = step * COARSE
+        tokens = memoryview(tokens)  # a slice of bytes would be a copy
         last = end - (end - fine) % wide
         links += [link := xxh3_64_intdigest(tokens[start : start + wide], link) for start in range(fine, last, wide)]
         if last < end:

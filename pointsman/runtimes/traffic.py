@@ -14,6 +14,7 @@ from pointsman.errors import UnknownName
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
+    Cancelled,
     Changed,
     Command,
     Event,
@@ -26,6 +27,7 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
+from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.types import ExecutionInstance
 
 FAILURES_IN_A_ROW = 3
@@ -184,10 +186,8 @@ class Traffic:
         """Open lanes for new deployments, change policies where they differ, and close what is gone."""
         wanted = {plan.name: plan for plan in plans}
         for name in [name for name in self.lanes if name not in wanted]:
-            gone = self.lanes.pop(name)
+            gone = self._closing[name] = self.lanes.pop(name)
             gone.closed = True
-            if len(gone.dispatcher) or len(gone.dispatcher.fleet):
-                self._closing[name] = gone
         for name, plan in wanted.items():
             lane = self.lanes.get(name)
             if lane is None and name in self._closing:
@@ -203,6 +203,8 @@ class Traffic:
         self.by_model = {
             model: lane for lane in self.lanes.values() for model in (lane.plan.model, *lane.plan.desired.aliases)
         }
+        for name in list(self._closing):
+            self._end_if_empty(name)
 
     def _open(self, plan: DeploymentPlan) -> Lane:
         lane = Lane(plan, self._dispatcher(plan), self._carrier, self._loop)
@@ -219,6 +221,16 @@ class Traffic:
         commands = successor.succeed(lane.dispatcher, time.monotonic())
         lane.dispatcher = successor
         lane.carry_out(commands)
+
+    def _end_if_empty(self, name: str) -> None:
+        """Of a deployment that is gone, the last instance is, too: whoever still waits need not wait any longer."""
+        lane = self._closing.get(name)
+        if lane is not None and not len(lane.dispatcher.fleet):
+            del self._closing[name]
+            why = f'deployment "{name}" was removed while this request waited; send it to another model'
+            for request in lane.dispatcher.waiting():
+                lane.tell(Cancelled(request.request_id))
+                self._carrier.refuse(lane, Refuse(request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)))
 
     def all_lanes(self) -> list[Lane]:
         """Also those of deployments that are gone, as long as something of them is left."""
@@ -245,8 +257,7 @@ class Traffic:
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Left(instance_id, why))
         lane.forget(instance_id)
-        if deployment not in self.lanes and not len(lane.dispatcher.fleet):
-            self._closing.pop(deployment, None)
+        self._end_if_empty(deployment)
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics) -> None:
         """An engine said how it is doing."""

@@ -147,6 +147,21 @@ STORIES: dict[str, Story] = {
         (4, CRASH, []),
         (5, TICK, ["Launch m-1"]),
     ],
+    "one that fails requests again as soon as a probe has spoken for it is restarted": [
+        *DOUBTED,
+        (3, WORKS, ["Update m-1"]),
+        (4.9, RequestsFail("m-1", "status 500"), ["Withdraw m-1", "Terminate m-1"]),
+        (5, CRASH, []),
+        (6, TICK, ["Launch m-1"]),
+        (6, launched("m-1"), ["Probe m-1, readiness"]),
+        (7, WORKS, ["Admit m-1"]),
+        (7, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"]),
+    ],
+    "one that fails requests again much later gets another chance": [
+        *DOUBTED,
+        (3, WORKS, ["Update m-1"]),
+        (5, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"]),
+    ],
     "one that fails requests and crashes is restarted": [*DOUBTED, (3, CRASH, ["Withdraw m-1"])],
     "one that fails requests and is not wanted is drained": [*DOUBTED, (3, NO_MORE, ["AwaitDrained m-1"])],
     "one that is not wanted is drained, ended and gone": [*STOPPED, (4, CRASH, []), (99, TICK, [])],
@@ -333,7 +348,8 @@ def test_the_status_of_an_instance() -> None:
     status = world.status("m-1")
     assert (status.phase, status.pid, status.since, status.until) == (Phase.BACKING_OFF, None, 5.0, 6.0)
     world.tell(TICK, 6.0)
-    assert world.status("m-1").restarts == 1
+    status = world.status("m-1")
+    assert (status.restarts, status.host, status.port) == (1, "", 0)
 
 
 def crash_and_see(world: World) -> float:

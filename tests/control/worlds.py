@@ -74,19 +74,24 @@ def adopted(instance_id: str, of: DesiredDeployment) -> Adopted:
     return Adopted(instance_id, of.name, of.recipe, HOST, PORT, PID)
 
 
+def about(command: Command) -> str:
+    """Which instance a command is about."""
+    if isinstance(command, WakeAt):
+        return ""
+    return command.instance.instance_id if isinstance(command, Admit | Update) else command.instance_id
+
+
 def said(commands: Iterable[Command]) -> list[str]:
     """Commands in short, without the timer."""
     return [_said(command) for command in commands if not isinstance(command, WakeAt)]
 
 
 def _said(command: Command) -> str:
-    if isinstance(command, Admit | Update):
-        closed = "" if command.instance.can_accept_request else ", closed"
-        return f"{type(command).__name__} {command.instance.instance_id}{closed}"
+    words = f"{type(command).__name__} {about(command)}"
     if isinstance(command, Probe):
-        return f"Probe {command.instance_id}, {'readiness' if command.readiness else 'health'}"
-    assert not isinstance(command, WakeAt)
-    return f"{type(command).__name__} {command.instance_id}"
+        return f"{words}, {'readiness' if command.readiness else 'health'}"
+    closed = isinstance(command, Admit | Update) and not command.instance.can_accept_request
+    return f"{words}, closed" if closed else words
 
 
 class World:

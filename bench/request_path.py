@@ -1,0 +1,190 @@
+"""`python -m bench.request_path`: what a request costs inside the gateway, without sockets, part by part.
+
+Clients and instances are transports that swallow what is written to them; everything between is the real thing: parser,
+JSON, dispatcher with the default profile over 8 endpoints, records, upstream framing. `--profile` says where it goes.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from pointsman.config import load_manifest
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.upstream import UpstreamConnection
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.events import Arrived, Command, Ended, Event, Send
+from pointsman.selection.text import text_table
+from pointsman.types import ExecutionInstance, RequestMetadata
+
+ENDPOINTS = [f"e{number}" for number in range(8)]
+CONNECTIONS = 32
+MANIFEST = json.dumps(
+    {
+        "kind": "Pointsman",
+        "deployments": [
+            {
+                "name": "chat",
+                "model": "chat",
+                "endpoints": [
+                    {"name": name, "url": f"http://127.0.0.1:{9000 + n}"} for n, name in enumerate(ENDPOINTS)
+                ],
+            }
+        ],
+    }
+)
+ANSWER = json.dumps(
+    {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 200}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 60, "completion_tokens": 40, "total_tokens": 100},
+    }
+).encode()
+HTTP_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(ANSWER),
+    ANSWER,
+)
+
+
+class Swallow(asyncio.Transport):
+    """A transport into nowhere."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Bed:
+    """A gateway whose clients and instances are played by the caller."""
+
+    def __init__(self, prompt_bytes: int) -> None:
+        plan = load_manifest(MANIFEST)
+        self.gateway = Gateway(plan.gateway, asyncio.get_running_loop())
+        self.gateway.traffic.configure(plan.deployments)
+        for number, name in enumerate(ENDPOINTS):
+            instance = ExecutionInstance(instance_id=name, host="127.0.0.1", port=9000 + number, model_name="chat")
+            self.gateway.traffic.admit("chat", instance)
+            self.gateway.traffic.measured("chat", name, Metrics(block_size=16, num_blocks=30_000))
+            pool = self.gateway.pool_of(instance)
+            for _ in range(CONNECTIONS):
+                connection = UpstreamConnection(pool)
+                connection.connection_made(Swallow())
+                pool.put_back(connection)
+        self.clients = [ClientConnection(self.gateway) for _ in range(CONNECTIONS)]
+        for client in self.clients:
+            client.connection_made(Swallow())
+        self.requests = [_request(number, prompt_bytes) for number in range(64)]
+
+    def serve(self, rounds: int) -> None:
+        """Every connection sends a request, then every request is answered; so often."""
+        asked: list[UpstreamConnection] = []
+        for number in range(rounds):
+            for place, client in enumerate(self.clients):
+                client.data_received(self.requests[(number + place) % 64])
+                asked.append(client.serving._attempt)  # type: ignore[union-attr]
+            for connection in asked:
+                connection.data_received(HTTP_ANSWER)
+            asked.clear()
+
+    def dispatch(self, rounds: int) -> None:
+        """The dispatcher alone: arrival and end of the same requests."""
+        dispatcher = self.gateway.traffic.lanes["chat"].dispatcher
+        bodies = [request.partition(b"\r\n\r\n")[2] for request in self.requests]
+        prompts = [body[body.index(b"[") : body.rindex(b"]") + 1] for body in bodies]
+        for number in range(rounds):
+            now = time.monotonic()
+            for place in range(CONNECTIONS):
+                name = f"{number}-{place}"
+                request = RequestMetadata(name, prompts[(number + place) % 64], 16, "chat", arrival_time=now)
+                dispatcher.handle(Arrived((request,)), now)
+            for place in range(CONNECTIONS):
+                dispatcher.handle(Ended(f"{number}-{place}", 40, 60), now + 0.01)
+
+
+class Blind:
+    """In place of a dispatcher: the next endpoint, and nothing else."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        lane = gateway.traffic.lanes["chat"]
+        self.fleet, self.ledger = lane.dispatcher.fleet, lane.dispatcher.ledger
+        self._endpoints = list(self.fleet.roster)
+        self._sent = 0
+        lane.dispatcher = self  # type: ignore[assignment]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if not isinstance(event, Arrived):
+            return []
+        self._sent += 1
+        return [Send(event.requests[0], None, self._endpoints[self._sent % 8])]  # type: ignore[arg-type]
+
+
+def us_per_request(work: Callable[[int], None]) -> float:
+    """The best of many short runs: what others do on the machine only ever adds."""
+    work(60)
+    best = float("inf")
+    for _ in range(150):
+        start = time.perf_counter()
+        work(2)
+        best = min(best, time.perf_counter() - start)
+    return best / 2 / CONNECTIONS * 1e6
+
+
+async def measure(options: argparse.Namespace) -> None:
+    rows = []
+    for size in (300, 64 * 1024, 256 * 1024):
+        bed = Bed(size)
+        dispatcher, whole = us_per_request(bed.dispatch), us_per_request(bed.serve)
+        if options.profile and size == 300:
+            _profile(bed)
+        Blind(bed.gateway)
+        rows.append([f"{size:,}", f"{us_per_request(bed.serve):.1f}", f"{dispatcher:.1f}", f"{whole:.1f}"])
+        bed.gateway.close()
+    print(text_table(["bytes of prompt", "HTTP us", "dispatcher us", "together us"], rows))
+
+
+def _profile(bed: Bed) -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    bed.serve(100)
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+def _request(number: int, prompt_bytes: int) -> bytes:
+    system = f"You are assistant {number % 16}. ".ljust(prompt_bytes, "abcdefgh ijklmnop"[number % 16])
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Question {number}"}]
+    body = json.dumps({"model": "chat", "messages": messages, "max_tokens": 16}).encode()
+    head = (
+        f"host: x\r\nuser-agent: bench\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    )
+    return f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.request_path", description=__doc__)
+    parser.add_argument("--profile", action="store_true", help="print where the time of small requests goes")
+    uvloop.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
