@@ -92,7 +92,7 @@ class Exchange:
 
     def send(self, command: Send) -> None:
         """Send it to an instance; if it was on another, that one is let go."""
-        self._let_go()
+        self.let_go()
         endpoint = command.endpoint
         self.instance_id = endpoint.instance.instance_id
         self._pool = pool = self._gateway.pool_of(endpoint.instance)
@@ -132,7 +132,7 @@ class Exchange:
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
-        self._let_go()
+        self.let_go()
         self._gateway.leave(self)
         if self._begun:
             self._break_off(refusal.why)
@@ -157,7 +157,7 @@ class Exchange:
 
     def abandon(self) -> None:
         """The client has gone."""
-        self._let_go()
+        self.let_go()
         self._gateway.leave(self)
         self._counts.abandoned += 1
         self._charge_part()
@@ -278,7 +278,7 @@ class Exchange:
 
     def _failed(self, why: str) -> None:
         """This try has come to nothing. The dispatcher says what happens now."""
-        self._let_go()
+        self.let_go()
         events = self._events
         if self._begun and events is not None and not events.held and ends_with_done(events.last):
             self.stream_ended()  # all that was to be said has been said
@@ -351,7 +351,7 @@ class Exchange:
         client.transport.write(self._framed(event) + (LAST_CHUNK if self._is_chunked else b""))
         client.answered(close=not self._keep_alive or not self._is_chunked)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Whatever the instance still sends is not wanted any more."""
         attempt, self._attempt = self._attempt, None
         self.deadline = float("inf")

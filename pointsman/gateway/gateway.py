@@ -47,6 +47,7 @@ class Gateway:
         self.traffic: Traffic = Traffic(
             loop, self, max_tries=settings.upstream.max_tries, keep_records=settings.keep_records
         )
+        self.traffic.gone = self._gone
         self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
         self.retries = RetryBudget(settings.upstream.retry_budget)
         self.metrics = GatewayMetrics()
@@ -196,6 +197,12 @@ class Gateway:
         return max(1, min(60, round(waves * sum(known) / len(known) / 1000)))
 
     # Instances
+
+    def _gone(self, instance_id: str) -> None:
+        """Whatever an instance that has left still says comes too late: its requests wait for others, or are there."""
+        for exchange in self._exchanges.values():
+            if exchange.instance_id == instance_id:
+                exchange.let_go()
 
     def pool_of(self, instance: ExecutionInstance) -> UpstreamPool:
         """The connections to an instance."""

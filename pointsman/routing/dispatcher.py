@@ -126,25 +126,33 @@ class Dispatcher:
         self._journal.go_on_from(predecessor._journal)
         self.fleet.go_on_from(predecessor.fleet)
         commands, predecessor._unsaid = predecessor._unsaid, []
+        self._pools.go_on_from(predecessor._pools)
         for before in predecessor._sent.values():
-            self._go_on_running(before, predecessor.ledger.holds(before.item.request.request_id), now)
+            self._go_on_running(before, predecessor.ledger.holds(before.item.request.request_id))
         for pool in predecessor._pools.waiting():
             for item in pool.queue.waiting():
-                successor = self._enter(item.request, now, commands)
-                if successor is not None:
-                    again = self._waiting[item.request.request_id]
-                    again.tries, again.excluded = item.tries, item.excluded
+                self._go_on_waiting(item, now, commands)
         for pool in self._pools.waiting():
             self._place_waiting(pool, now, commands)
         self._set_timer(commands)
         return commands
 
-    def _go_on_running(self, before: Sent, holds: Sequence[Hold], now: float) -> None:
+    def _go_on_waiting(self, before: Queued, now: float, commands: list[Command]) -> None:
+        """A request that another dispatcher let in waits here."""
+        request = before.request
+        pool = self._pools.of(request.model_name)
+        assert pool is not None, "its pool was taken over"
+        try:
+            self._waiting[request.request_id] = pool.queue.take_over(before)
+        except Exception as error:  # an ordering of somebody's own
+            self._cannot_order(request, error, now, commands)
+
+    def _go_on_running(self, before: Sent, holds: Sequence[Hold]) -> None:
         """Count a request that another dispatcher has sent."""
         request = before.item.request
         pool = self._pools.of(request.model_name)
         assert pool is not None, "somebody serves it"
-        item = pool.queue.already_sent(request, before.item)
+        item = pool.queue.take_over_sent(before.item)
         pool.started(item)
         sent = Sent(item, pool, self.fleet.twin_of(before.endpoint), before.strategy, before.lightness)
         sent.begun, sent.revoked = before.begun, before.revoked
@@ -255,9 +263,7 @@ class Dispatcher:
         try:
             offered = pool.queue.offer(item, now, pool.is_empty)
         except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
-            self._journal.error(error)
-            why = f"it cannot be put in order: {type(error).__name__}: {error}"
-            self._refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
+            self._cannot_order(request, error, now, commands)
             return None
         for displaced, refusal in offered.displaced:
             self._refuse(displaced.request, refusal, now, commands)
@@ -267,6 +273,11 @@ class Dispatcher:
             return None
         self._waiting[request.request_id] = item
         return pool
+
+    def _cannot_order(self, request: RequestMetadata, error: Exception, now: float, commands: list[Command]) -> None:
+        self._journal.error(error)
+        why = f"it cannot be put in order: {type(error).__name__}: {error}"
+        self._refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
 
     def _first_token(self, event: FirstToken, now: float, commands: list[Command]) -> None:
         sent = self._sent.get(event.request_id)

@@ -87,6 +87,13 @@ class Pools:
         self.busy[model] = pool
         return pool
 
+    def go_on_from(self, other: "Pools") -> None:
+        """A pool for every one of another's, whose requests are taken over one by one."""
+        for model, pool in other._by_model.items():
+            eviction = None if self._make_eviction is None else self._make_eviction()
+            successor = self._by_model[model] = Pool(model, self._make_queue(), eviction, self._fleet)
+            successor.queue.go_on_from(pool.queue)
+
     def idle(self, model: str) -> Pool | None:
         """The pool of this model if nobody waits there, and nobody who does not wait would upset the turns."""
         pool = self._by_model.get(model)

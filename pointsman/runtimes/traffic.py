@@ -168,6 +168,8 @@ class Traffic:
     ) -> None:
         self.failing: Callable[[str, str], None] | None = None
         """(instance, why) is called when clients' requests fail in a row on an instance."""
+        self.gone: Callable[[str], None] | None = None
+        """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
         self.by_model: dict[str, Lane] = {}
         """Names that clients use -> the lane."""
         self.lanes: dict[str, Lane] = {}
@@ -256,6 +258,8 @@ class Traffic:
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Left(instance_id, why))
+            if self.gone is not None:
+                self.gone(instance_id)
         lane.forget(instance_id)
         self._end_if_empty(deployment)
 

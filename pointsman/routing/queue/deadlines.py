@@ -39,6 +39,10 @@ class Deadlines:
             self.pool_is_empty = is_empty
             self._changed_at = now
 
+    def go_on_from(self, other: "Deadlines") -> None:
+        """What was true of the pool for another is true here."""
+        self.pool_is_empty, self._changed_at = other.pool_is_empty, other._changed_at
+
     def first(self) -> tuple[Queued, float] | None:
         """Who expires first, and when; None if nobody ever will."""
         if self.pool_is_empty:

@@ -29,7 +29,6 @@ from pointsman.routing.queue.pool import PoolSaturation
 from pointsman.routing.queue.room import Room, check_bounds
 from pointsman.routing.queue.saturation import SaturationDetector, UtilizationDetector
 from pointsman.routing.queue.shedding import Sheddable
-from pointsman.types import RequestMetadata
 
 _WAITS = Offered()
 
@@ -96,17 +95,30 @@ class FlowControl:
         self._waits(item)
         return Offered(None, displaced) if displaced else _WAITS
 
-    def already_sent(self, request: RequestMetadata, before: Queued) -> Queued:
-        """A request that went through another queue and is being served: from here on it is one of ours."""
-        item = Queued(request, ttl_s=request.timeout_s)
+    def go_on_from(self, other: "FlowControl") -> None:
+        """This queue is made in the place of another: how long there have been instances is known."""
+        self._deadlines.go_on_from(other._deadlines)
+
+    def take_over(self, before: Queued) -> Queued:
+        """A request that waits in another queue waits here from now on, for as long as it might have waited there.
+
+        There is always room for it, as it was let in before.
+        """
+        item = Queued(before.request, ttl_s=before.request.timeout_s)
         item.band = self._bands.of(item.priority)
         item.enqueued_at = before.enqueued_at
+        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
         item.tries, item.excluded = before.tries, before.excluded
-        item.seq = self._arrivals = self._arrivals + 1
         item.order_key = item.band.ordering.key(item)
+        item.seq = self._arrivals = self._arrivals + 1
         item.band.put(item)
         self._enter(item)
         self._waits(item)
+        return item
+
+    def take_over_sent(self, before: Queued) -> Queued:
+        """A request that went through another queue and is being served: from here on it is one of ours."""
+        item = self.take_over(before)
         self.take(item, before.taken_at)
         self.served(item)
         return item

@@ -1,0 +1,388 @@
+"""A dispatcher that takes over from another in the middle of everything: nobody is lost, counted twice or sent again."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LATENCY_MS, LOAD, Metrics
+from pointsman.routing.events import (
+    Arrived,
+    Cancelled,
+    Changed,
+    Command,
+    Ended,
+    Failed,
+    FirstToken,
+    Joined,
+    Left,
+    Measured,
+    Refuse,
+    Revoke,
+    Send,
+    TimerFired,
+    WakeAt,
+)
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.queue import (
+    BandSettings,
+    FairnessPolicy,
+    FlowControl,
+    GlobalStrictFairnessPolicy,
+    InFlightEviction,
+    RoundRobinFairnessPolicy,
+    VirtualTokenCounterFairnessPolicy,
+)
+from pointsman.strategies import (
+    AdaptiveStrategy,
+    CostOptimizedStrategy,
+    FifoStrategy,
+    PriorityStrategy,
+    SchedulingPolicy,
+    SloAwareStrategy,
+)
+from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+
+class FirstFit(SchedulingPolicy):
+    """A policy of a user's own, which is handed everything that waits."""
+
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        loads = {one.instance_id: one.current_load for one in instances}
+        made = []
+        for request in self.prioritize(requests):
+            for one in instances:
+                if one.max_concurrency is None or loads[one.instance_id] < one.max_concurrency:
+                    loads[one.instance_id] += 1
+                    made.append(SchedulingDecision(request.request_id, one.instance_id))
+                    break
+        return made
+
+
+def fair(fairness: FairnessPolicy, *, evicts: bool = False) -> Dispatcher:
+    band = BandSettings(fairness=fairness)
+    return Dispatcher(
+        FifoStrategy(),
+        lambda: FlowControl([band], default_band=band),
+        make_eviction=InFlightEviction if evicts else None,
+    )
+
+
+MAKERS: dict[str, Callable[[], Dispatcher]] = {
+    "fifo": lambda: dispatcher_for(FifoStrategy()),
+    "priority": lambda: dispatcher_for(PriorityStrategy()),
+    "slo-aware": lambda: dispatcher_for(SloAwareStrategy()),
+    "cost-optimized": lambda: dispatcher_for(CostOptimizedStrategy()),
+    "adaptive": lambda: dispatcher_for(AdaptiveStrategy()),
+    "first-fit": lambda: dispatcher_for(FirstFit()),
+    "strict": lambda: fair(GlobalStrictFairnessPolicy()),
+    "round robin": lambda: fair(RoundRobinFairnessPolicy()),
+    "token counter": lambda: fair(VirtualTokenCounterFairnessPolicy(default_output_tokens=10)),
+    "evicting": lambda: fair(GlobalStrictFairnessPolicy(), evicts=True),
+}
+OURS = [name for name in MAKERS if name != "first-fit"]
+"""Those who know which instances have failed a request; a user's own policy is not told."""
+
+
+def instance(name: str, limit: int | None = 2, **facts: Any) -> ExecutionInstance:
+    return ExecutionInstance(instance_id=name, model_name="m", max_concurrency=limit, **facts)
+
+
+def request(name: str, **facts: Any) -> RequestMetadata:
+    return RequestMetadata(name, "hello " * 10, model_name="m", **facts)
+
+
+def sent(commands: list[Command]) -> list[str]:
+    return [command.request.request_id for command in commands if isinstance(command, Send)]
+
+
+def busy(make: Callable[[], Dispatcher]) -> Dispatcher:
+    """Two instances with two places each: four requests run, two of them with the first token out, five wait."""
+    dispatcher = make()
+    for name in ("i", "j"):
+        dispatcher.handle(Joined(instance(name)), 0.0)
+    for number in range(9):
+        asked = request(f"r{number}", user_id=f"u{number % 3}", priority=number % 2, slo_deadline_ms=1e6)
+        dispatcher.handle(Arrived((asked,)), float(number))
+    for name in ("r0", "r1"):
+        dispatcher.handle(FirstToken(name), 10.0)
+    assert (dispatcher.running, len(dispatcher)) == (4, 9)
+    return dispatcher
+
+
+def columns(dispatcher: Dispatcher, *names: str) -> dict[str, list[float]]:
+    return {name: [float(value) for value in dispatcher.fleet.roster.column(name)] for name in names}
+
+
+def drained(dispatcher: Dispatcher, running: list[str], now: float) -> Counter[str]:
+    """End everything, one after the other; who ended, and how often."""
+    ended: Counter[str] = Counter()
+    while running:
+        name = running.pop(0)
+        ended[name] += 1
+        running += sent(dispatcher.handle(Ended(name, 3), now))
+    return ended
+
+
+@pytest.mark.parametrize("after", MAKERS)
+@pytest.mark.parametrize("before", MAKERS)
+def test_everybody_is_taken_over(before: str, after: str) -> None:
+    old = busy(MAKERS[before])
+    running = [name for name in (f"r{n}" for n in range(9)) if name in old.ledger]
+    held = {name: [(str(hold.endpoint), hold.tokens) for hold in old.ledger.holds(name)] for name in running}
+    loads = columns(old, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
+    records, arrived = old.records, old.tally.arrived
+    new = MAKERS[after]()
+    commands = new.succeed(old, 11.0)
+    assert sent(commands) == [], "there was no room before, and there is none now"
+    assert [command for command in commands if isinstance(command, Refuse | Revoke)] == []
+    assert (new.running, len(new)) == (4, 9)
+    assert {name: [(str(hold.endpoint), hold.tokens) for hold in new.ledger.holds(name)] for name in running} == held
+    assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == loads
+    assert new.records is records
+    assert new.tally.arrived == arrived == 9
+    assert drained(new, running, 12.0) == Counter({f"r{n}": 1 for n in range(9)})
+    assert (len(new), len(new.ledger)) == (0, 0)
+    assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == {
+        LOAD: [0.0, 0.0], IN_FLIGHT_REQUESTS: [0.0, 0.0], IN_FLIGHT_TOKENS: [0.0, 0.0]
+    }  # fmt: skip
+    assert new.tally.outcomes == {"served": 9}
+    assert {record.state for record in new.records.newest()} == {"served"}
+    assert new.tally.policy_errors == {}
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_those_who_wait_go_in_the_order_of_the_new_policy(after: str) -> None:
+    old = busy(MAKERS["fifo"])
+    waiting = {"r4", "r5", "r6", "r7", "r8"}
+    fresh = MAKERS[after]()
+    for name in ("i", "j"):
+        fresh.handle(Joined(instance(name, limit=0)), 0.0)
+    for asked in old.waiting():
+        fresh.handle(Arrived((asked,)), 11.0)
+    new = MAKERS[after]()
+    new.succeed(old, 11.0)
+    assert {asked.request_id for asked in new.waiting()} == waiting
+    if after not in ("round robin", "token counter"):  # there, whose turn it was before is part of the order
+        assert [asked.request_id for asked in new.waiting()] == [asked.request_id for asked in fresh.waiting()]
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_what_there_is_room_for_goes_at_once(after: str) -> None:
+    """The old policy gave a request to nobody; for the new one there is room."""
+    old = dispatcher_for(FifoStrategy())
+    for number in range(3):
+        old.handle(Arrived((request(f"r{number}"),)), 0.0)
+    old.fleet.add(instance("i", limit=None))  # not told to the dispatcher: nobody has been placed yet
+    new = MAKERS[after]()
+    assert sorted(sent(new.succeed(old, 1.0))) == ["r0", "r1", "r2"]
+    assert (new.running, len(new)) == (3, 3)
+
+
+@pytest.mark.parametrize("after", OURS)
+@pytest.mark.parametrize("before", OURS)
+def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
+    """A request that failed on two instances is sent once more, to the third, and then refused."""
+    old = MAKERS[before]()
+    for name in "ijk":
+        old.handle(Joined(instance(name)), 0.0)
+    old.handle(Arrived((request("r"),)), 1.0)
+    for _ in range(2):
+        old.handle(Failed("r", "oops"), 2.0)
+    failed = [who for who, _ in old.records.newest()[0].failures]
+    assert len(set(failed)) == 2
+    new = MAKERS[after]()
+    new.succeed(old, 3.0)
+    [record] = new.records.newest()
+    assert record.instance not in failed
+    commands = new.handle(Failed("r", "oops again"), 4.0)
+    [refusal] = [command.refusal for command in commands if isinstance(command, Refuse)]
+    assert refusal.outcome is Outcome.EVICTED_OTHER
+    assert "try 3 of 3" in refusal.why
+    assert len(new) == 0
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_what_had_begun_is_not_sent_again(after: str) -> None:
+    new = MAKERS[after]()
+    new.succeed(busy(MAKERS["fifo"]), 11.0)
+    commands = new.handle(Failed("r0", "cut off"), 12.0)
+    assert "r0" not in sent(commands)
+    assert [command.request.request_id for command in commands if isinstance(command, Refuse)] == ["r0"]
+    commands = new.handle(Failed("r2", "refused"), 13.0)
+    assert not [command for command in commands if isinstance(command, Refuse)]
+    assert "r2" in new.records.newest()[-3].request_id
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_nobody_waits_longer_because_the_policy_changed(after: str) -> None:
+    """A minute is a minute, however often policies change in it."""
+    old = busy(MAKERS["fifo"])
+    waiting = [asked.request_id for asked in old.waiting()]
+    new = old
+    for at in (11.0, 30.0, 50.0):
+        before, new = new, MAKERS[after]()
+        new.succeed(before, at)
+    refused = [
+        (command.request.request_id, command.refusal.outcome)
+        for command in new.handle(TimerFired(), 69.0)  # they came from 4 to 8 seconds
+        if isinstance(command, Refuse)
+    ]
+    assert sorted(refused) == [(name, Outcome.EVICTED_TTL) for name in sorted(waiting)]
+    waited = [record for record in new.records.newest() if record.request_id in waiting]
+    assert all(record.ended_at is not None and record.ended_at - record.arrived_at >= 60.0 for record in waited)
+
+
+def test_whoever_was_let_in_stays_in_a_smaller_queue() -> None:
+    new = dispatcher_for(FifoStrategy(), max_waiting=2)
+    commands = new.succeed(busy(MAKERS["fifo"]), 11.0)
+    assert not [command for command in commands if isinstance(command, Refuse)]
+    assert len(new) == 9
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_a_timer_is_asked_for_anew(after: str) -> None:
+    """Whoever carried commands out for the old one has stopped its timer."""
+    new = MAKERS[after]()
+    commands = new.succeed(busy(MAKERS["fifo"]), 11.0)
+    assert [command for command in commands if isinstance(command, WakeAt)]
+
+
+@pytest.mark.parametrize("after", MAKERS)
+def test_what_was_measured_and_learned_is_kept(after: str) -> None:
+    old = busy(MAKERS["fifo"])
+    metrics = Metrics(waiting_queue_size=5, running_requests_size=3, kv_cache_usage=0.5)
+    old.handle(Measured("i", metrics), 10.0)
+    old.handle(Ended("r0", 5), 10.5)
+    learned = columns(old, LATENCY_MS)
+    new = MAKERS[after]()
+    new.succeed(old, 11.0)
+    assert new.fleet["i"].metrics == metrics
+    assert new.fleet.age_of(new.fleet["i"], 12.0) == 2.0
+    assert new.fleet["j"].metrics is None
+    assert repr(columns(new, LATENCY_MS)) == repr(learned)
+    new.handle(Changed(instance("i", can_accept_request=False)), 12.0)
+    new.handle(Left("j", "crashed"), 13.0)
+    assert [str(endpoint) for endpoint in new.fleet.roster] == ["i"]
+
+
+def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
+    old = fair(GlobalStrictFairnessPolicy(), evicts=True)
+    old.handle(Joined(instance("i", limit=1)), 0.0)
+    old.handle(Arrived((request("low", priority=-1),)), 0.0)
+    old._sent["low"].revoked = Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work")
+    new = MAKERS["evicting"]()
+    new.succeed(old, 1.0)
+    new.handle(Cancelled("low"), 2.0)
+    [record] = new.records.newest()
+    assert record.refusal is not None
+    assert record.refusal.outcome is Outcome.EVICTED_IN_FLIGHT
+
+
+class Successions(RuleBasedStateMachine):
+    """Anything may happen in between, and every request still leaves exactly once."""
+
+    @initialize(make=st.sampled_from(sorted(MAKERS)))
+    def start(self, make: str) -> None:
+        self.dispatcher = MAKERS[make]()
+        self.now = 0.0
+        self.arrived = 0
+        self.running: set[str] = set()
+        self.left: Counter[str] = Counter()
+        self.names = 0
+
+    def carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Send):
+                self.running.add(command.request.request_id)
+            elif isinstance(command, Refuse):
+                self.running.discard(command.request.request_id)
+                self.left[command.request.request_id] += 1
+            elif isinstance(command, Revoke):
+                self.carry_out(self.dispatcher.handle(Cancelled(command.request.request_id), self.now))
+                self.running.discard(command.request.request_id)
+                self.left[command.request.request_id] += 1
+
+    def tell(self, event: Any) -> None:
+        self.now += 0.5
+        self.carry_out(self.dispatcher.handle(event, self.now))
+
+    @rule(make=st.sampled_from(sorted(MAKERS)))
+    def succeed(self, make: str) -> None:
+        before, self.dispatcher = self.dispatcher, MAKERS[make]()
+        self.carry_out(self.dispatcher.succeed(before, self.now))
+
+    @rule(count=st.integers(1, 3), priority=st.integers(-2, 2), user=st.sampled_from("xyz"))
+    def arrive(self, count: int, priority: int, user: str) -> None:
+        names = [f"r{self.arrived + number}" for number in range(count)]
+        self.arrived += count
+        self.tell(Arrived(tuple(request(name, priority=priority, user_id=user, max_tokens=20) for name in names)))
+
+    @rule(limit=st.sampled_from([1, 2, None]))
+    def join(self, limit: int | None) -> None:
+        if len(self.dispatcher.fleet) < 3:
+            self.names += 1
+            self.tell(Joined(instance(f"i{self.names}", limit)))
+
+    @precondition(lambda self: len(self.dispatcher.fleet))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(list(self.dispatcher.fleet.roster)))
+        self.running -= set(self.dispatcher.ledger.on(gone))
+        self.tell(Left(str(gone)))
+
+    @precondition(lambda self: len(self.dispatcher.fleet))
+    @rule(data=st.data(), waiting=st.integers(0, 9))
+    def measure(self, data: st.DataObject, waiting: int) -> None:
+        who = str(data.draw(st.sampled_from(list(self.dispatcher.fleet.roster))))
+        self.tell(Measured(who, Metrics(waiting_queue_size=waiting)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), what=st.sampled_from(["token", "end", "fail", "cancel"]))
+    def happen(self, data: st.DataObject, what: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        if what == "token":
+            self.tell(FirstToken(name))
+            return
+        self.running.discard(name)
+        if what == "fail":
+            self.tell(Failed(name, "oops"))
+            return
+        self.left[name] += 1
+        self.tell(Ended(name, 5) if what == "end" else Cancelled(name))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 25.0
+        self.tell(TimerFired())
+
+    @invariant()
+    def everybody_is_somewhere(self) -> None:
+        waiting = [asked.request_id for asked in self.dispatcher.waiting()]
+        assert len(waiting) == len(set(waiting)) == len(self.dispatcher) - self.dispatcher.running
+        assert self.dispatcher.running == len(self.running) == len(self.dispatcher.ledger)
+        assert set(self.left.values()) <= {1}
+        assert len(self.left) + len(self.running) + len(waiting) == self.arrived
+        assert sum(columns(self.dispatcher, IN_FLIGHT_REQUESTS)[IN_FLIGHT_REQUESTS]) == len(self.running)
+        assert self.dispatcher.tally.arrived == self.arrived
+        assert self.dispatcher.tally.policy_errors == {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "dispatcher"):
+            self.tell(Joined(instance("last", None)))
+            while self.running:
+                name = self.running.pop()
+                self.left[name] += 1
+                self.tell(Ended(name, 1))
+            assert len(self.dispatcher) == 0
+            assert sum(self.left.values()) == self.arrived
+
+
+TestSuccessions = Successions.TestCase
+TestSuccessions.settings = settings(max_examples=60, stateful_step_count=30)
