@@ -194,6 +194,8 @@ class Exchange:
                 self._failed(f"its answer is not JSON: {error}")
                 return
         client, keep_alive = self._client, self._keep_alive
+        if client.paused:
+            self.resume()
         self._attempt = None
         client.transport.write(
             b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n%b"
@@ -240,6 +242,8 @@ class Exchange:
         """The stream is over."""
         events, head = self._events, self._head
         assert head is not None
+        if self._client.paused:
+            self.resume()  # its connection may be somebody else's from here on
         self._attempt = None
         rest = b"" if events is None else events.held
         has_mark = self._http.path in STREAMS_END_WITH_DONE or not (head.chunked or head.length is not None)

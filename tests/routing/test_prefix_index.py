@@ -51,9 +51,8 @@ def test_a_chain_as_it_is_defined() -> None:
     st.none() | st.integers(0, 60),
 )
 def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: int | None) -> None:
-    words = token_bytes(prompt)
-    told = block_hashes(words, first_link(model, salt), block_size, most)
-    assert told.links == chain_of(model, salt, words, block_size)[:most]
+    told = block_hashes(token_bytes(prompt), first_link(model, salt), block_size, most)
+    assert told.links == chain_of(model, salt, prompt, block_size)[:most]
     assert told.blocks == len(told.links)
 
 

@@ -1,4 +1,4 @@
-"""A dispatcher that takes over from another in the middle of everything: nobody is lost, counted twice or sent again."""
+"""A dispatcher that takes over from another in the middle of everything: nobody is lost, or counted twice."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -330,14 +330,14 @@ class Successions(RuleBasedStateMachine):
             self.names += 1
             self.tell(Joined(instance(f"i{self.names}", limit)))
 
-    @precondition(lambda self: len(self.dispatcher.fleet))
+    @precondition(lambda self: len(self.dispatcher.fleet) > 0)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         gone = data.draw(st.sampled_from(list(self.dispatcher.fleet.roster)))
         self.running -= set(self.dispatcher.ledger.on(gone))
         self.tell(Left(str(gone)))
 
-    @precondition(lambda self: len(self.dispatcher.fleet))
+    @precondition(lambda self: len(self.dispatcher.fleet) > 0)
     @rule(data=st.data(), waiting=st.integers(0, 9))
     def measure(self, data: st.DataObject, waiting: int) -> None:
         who = str(data.draw(st.sampled_from(list(self.dispatcher.fleet.roster))))

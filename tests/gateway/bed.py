@@ -1,0 +1,233 @@
+"""A real gateway on a real loop in a thread of its own, with real sockets on both sides.
+
+When it is taken down it must be as clean as at the start: no request under way, no exception on the loop, no socket.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from pointsman.config import PointsmanPlan, load_manifest
+from pointsman.gateway import gateway as timing
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.pages import add_pages
+from pointsman.gateway.server import Listeners
+from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.records import Record
+from pointsman.runtimes.traffic import Lane
+from pointsman.types import ExecutionInstance
+from tests.gateway.backends import OK, Backend, Script, answers
+from tests.gateway.wire import PATIENCE_S, Client, Message, wait_for
+
+T = TypeVar("T")
+
+timing.SWEEP_S = 0.02  # tests of timeouts should not wait for the next look at them
+
+CHAT_DEPLOYMENT: Mapping[str, Any] = {
+    "name": "chat",
+    "model": "m",
+    "aliases": ["other-name"],
+    "endpoints": [{"url": "http://127.0.0.1:1"}],
+}
+
+
+def plan_of(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> PointsmanPlan:
+    """A manifest, read: a chat deployment unless others are given."""
+    told = {
+        "gateway": {"listen": "127.0.0.1:0", **(gateway or {})},
+        "deployments": [dict(one) for one in deployments or (CHAT_DEPLOYMENT,)],
+    }
+    return load_manifest(json.dumps(told))
+
+
+class LoopThread:
+    """A loop that runs in a thread, and remembers what went wrong on it."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.trouble: list[dict[str, Any]] = []
+        """What the loop's exception handler was told."""
+        self.loop.set_exception_handler(lambda _, context: self.trouble.append(context))
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call it on the loop."""
+
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop, to its end."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    def close(self) -> None:
+        self.run(self._settle())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    @staticmethod
+    async def _settle() -> None:
+        """Let closing transports close."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+class Bed:
+    """The gateway, its backends and its clients."""
+
+    def __init__(self, gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> None:
+        self._sockets_before = open_sockets()
+        self.plan = plan_of(gateway, *deployments)
+        self.thread = LoopThread()
+        self.backends: list[Backend] = []
+        self._clients: list[Client] = []
+        self.is_ready = True
+        self.gateway, self.listeners = self.thread.run(self._open())
+        host, _, port = self.listeners.url.partition("://")[2].rpartition(":")
+        self.address = (host, int(port))
+
+    async def _open(self) -> tuple[Gateway, Listeners]:
+        gateway = Gateway(self.plan.gateway, self.thread.loop)
+        add_pages(gateway, lambda: self.is_ready)
+        gateway.traffic.configure(self.plan.deployments)
+        listeners = Listeners(gateway)
+        await listeners.open(self.plan.gateway)
+        return gateway, listeners
+
+    # Both sides
+
+    def backend(self, *scripts: Script, deployment: str = "chat", **facts: Any) -> Backend:
+        """An instance that does what the scripts say; a good answer to everything without any."""
+        backend = Backend(scripts or (answers(OK),))
+        self.backends.append(backend)
+        self.admit(backend.port, deployment=deployment, **facts)
+        return backend
+
+    def admit(self, port: int, *, deployment: str = "chat", **facts: Any) -> str:
+        """An instance is ready at this port. Its name."""
+        plan = next(plan for plan in self.plan.deployments if plan.name == deployment)
+        name = f"{deployment}-{len(self.dispatcher(deployment).fleet)}"
+        told = {
+            "instance_id": name,
+            "host": "127.0.0.1",
+            "port": port,
+            "model_name": plan.model,
+            "adapters": frozenset(plan.desired.aliases),
+        }
+        instance = ExecutionInstance(**{**told, **facts})
+        self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))
+        return instance.instance_id
+
+    def client(self, *, narrow: bool = False) -> Client:
+        """A new connection to the gateway; a narrow one holds little of what is not read."""
+        connected = socket.socket()
+        if narrow:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        listening = self.listeners._servers[0].sockets[0]  # type: ignore[attr-defined]
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384 if narrow else 1_000_000)
+        connected.connect(self.address)
+        client = Client(connected)
+        self._clients.append(client)
+        return client
+
+    def local_client(self, path: Path) -> Client:
+        """A new connection over the local socket."""
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(str(path))
+        client = Client(connected)
+        self._clients.append(client)
+        return client
+
+    def ask(self, request: bytes) -> Message:
+        """One request on a connection of its own."""
+        client = self.client()
+        try:
+            return client.ask(request)
+        finally:
+            client.close()
+
+    # Looking inside
+
+    def lane(self, deployment: str = "chat") -> Lane:
+        return self.gateway.traffic._lane(deployment)
+
+    def dispatcher(self, deployment: str = "chat") -> Dispatcher:
+        return self.lane(deployment).dispatcher
+
+    def record(self, request_id: str, deployment: str = "chat") -> Record:
+        found = self.dispatcher(deployment).records.get(request_id)
+        assert found is not None, f"nothing is known of {request_id}"
+        return found
+
+    def newest(self, deployment: str = "chat") -> Record:
+        return self.dispatcher(deployment).records.newest()[0]
+
+    def waiting(self, deployment: str = "chat") -> int:
+        dispatcher = self.dispatcher(deployment)
+        return len(dispatcher) - dispatcher.running
+
+    def running(self, deployment: str = "chat") -> int:
+        return self.dispatcher(deployment).running
+
+    def left_over(self) -> dict[str, Any]:
+        """Requests that have not ended, in every book that knows of requests."""
+        gateway = self.gateway
+        books: dict[str, Any] = {
+            "under way": list(gateway._exchanges),
+            "in dispatchers": {lane.plan.name: len(lane.dispatcher) for lane in gateway.traffic.all_lanes()},
+            "in ledgers": {lane.plan.name: len(lane.dispatcher.ledger) for lane in gateway.traffic.all_lanes()},
+        }
+        return {book: left for book, left in books.items() if (any(left.values()) if isinstance(left, dict) else left)}
+
+    # The end
+
+    def close(self) -> None:
+        """Take everything down; fails if anything is left over."""
+        with ExitStack() as ending:
+            ending.callback(self.thread.close)
+            ending.callback(wait_for, lambda: open_sockets() <= self._sockets_before, "sockets are left open", 5.0)
+            for backend in self.backends:
+                ending.callback(backend.close)
+            ending.callback(self.thread.call, self.gateway.close)
+            ending.callback(self.thread.call, lambda: self.listeners.close(local=True))
+            for client in self._clients:
+                client.close()
+            self._must_be(lambda: not self.gateway.clients, "every client has gone, but connections are left")
+            self._must_be(lambda: not self.left_over(), lambda: f"requests are left over: {self.left_over()}")
+        assert self.thread.trouble == []
+
+    def _must_be(self, so: Callable[[], bool], otherwise: str | Callable[[], str]) -> None:
+        try:
+            wait_for(so, patience_s=5.0)
+        except AssertionError:
+            raise AssertionError(otherwise if isinstance(otherwise, str) else otherwise()) from None
+
+
+def open_sockets() -> int:
+    """Sockets of this process."""
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        return 0
+    found = 0
+    for name in os.listdir(folder):  # noqa: PTH208 (a Path for each would cost more than the look)
+        try:
+            found += os.readlink(folder / name).startswith("socket:")  # noqa: PTH115
+        except OSError:
+            continue  # it was the folder itself
+    return found
+
+
+Lay = Callable[..., Bed]
+"""Makes a bed that is closed when the test is over."""

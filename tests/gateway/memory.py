@@ -1,0 +1,218 @@
+"""The gateway without a socket: its own protocols on transports that only remember, thousands of examples a second."""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.pages import add_pages
+from pointsman.gateway.retries import RetryBudget
+from pointsman.gateway.upstream import Asker, UpstreamConnection, UpstreamPool
+from pointsman.types import ExecutionInstance
+from tests.gateway.backends import OK
+from tests.gateway.bed import plan_of
+
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([1-5][0-9][0-9]) [\t\x20-\x7e\x80-\xff]+\r\n((?:[!-9;-~]+: ?[\t\x20-\x7e\x80-\xff]*\r\n)*)\r\n"
+)
+_LENGTH = re.compile(rb"(?im)^content-length: ?([0-9]+)\r$")
+_REQUEST = re.compile(
+    rb"POST /v1/[a-z/]+(?:\?[\x21-\x7e]*)? HTTP/1\.1\r\n((?:[!-9;-~]+: ?[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
+)
+
+
+class HandLoop:
+    """A loop that is turned by hand. What is due later never comes; what raises, raises where it is turned."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], object]] = deque()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._soon.append(lambda: callback(*args))
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> "Never":
+        return Never()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        raise AssertionError(context) from context.get("exception")
+
+    def turn(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
+
+
+class Never:
+    """A timer that does not fire."""
+
+    def cancel(self) -> None: ...
+
+
+class FakeTransport(asyncio.Transport):
+    """Remembers what was written, and closes when it is told to."""
+
+    def __init__(self, loop: HandLoop, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._loop = loop
+        self._protocol = protocol
+        self.written = bytearray()
+        self.reads = True
+        self.aborted = False
+        self.finished = False
+        """Nothing more can be written."""
+        self._closing = False
+
+    def write(self, data: Any) -> None:
+        if not self._closing:
+            assert not self.finished, "written after the end"
+            self.written += data
+
+    def writelines(self, list_of_data: Any) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.finished = True
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.close()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        assert not self._closing
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        assert not self._closing
+        self.reads = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class MemoryPool(UpstreamPool):
+    """Connections to an instance that is not there; what it says is said by the test."""
+
+    def __init__(self, instance: ExecutionInstance, loop: HandLoop) -> None:
+        super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), 1.0)
+        self.turned = loop
+        self.made: list[tuple[UpstreamConnection, FakeTransport]] = []
+
+    def ask(self, asker: Asker, request: bytes, body: bytes, *, fresh: bool = False) -> Any:
+        while self._idle and not fresh:
+            if not self._idle[-1].transport.is_closing():
+                return super().ask(asker, request, body)
+            self._idle.pop()
+        connection = UpstreamConnection(self)
+        transport = FakeTransport(self.turned, connection)
+        connection.connection_made(transport)
+        self.made.append((connection, transport))
+        connection.ask(asker, request, body)
+        return connection
+
+
+class Memory:
+    """A gateway with one instance, and connections of clients that the test feeds."""
+
+    def __init__(self, **gateway: Any) -> None:
+        self.loop = HandLoop()
+        plan = plan_of(gateway)
+        self.gateway = Gateway(plan.gateway, cast(asyncio.AbstractEventLoop, self.loop))
+        self.gateway.retries = RetryBudget(1.0, reserve=1e9)  # one example must not feel the failures of another
+        add_pages(self.gateway, lambda: True)
+        self.gateway.traffic.configure(plan.deployments)
+        instance = ExecutionInstance(instance_id="i", host="127.0.0.1", port=1, model_name="m")
+        self.gateway.traffic.admit("chat", instance)
+        self.pool = MemoryPool(instance, self.loop)
+        self.gateway._pools["i"] = self.pool
+
+    def client(self) -> tuple[ClientConnection, FakeTransport]:
+        connection = ClientConnection(self.gateway)
+        transport = FakeTransport(self.loop, connection)
+        connection.connection_made(transport)
+        return connection, transport
+
+    def answer_all(self, said: bytes = OK) -> None:
+        """The instance answers everything that it was asked, each request once."""
+        answered: set[Asker | None] = {None}
+        while asked := [c for c, t in self.pool.made if c.asker not in answered and not t.is_closing()]:
+            for connection in asked:
+                answered.add(connection.asker)
+                connection.data_received(said)
+            self.loop.turn()
+
+    def forget(self) -> None:
+        """Everybody leaves; nothing may be left of them."""
+        made, idle = self.pool.made, self.pool._idle
+        self.pool.made, self.pool._idle = [], []
+        for client in list(self.gateway.clients):
+            client.transport.abort()
+        self.loop.turn()
+        deaf = [one for one, transport in made if one in idle and not transport.reads and not transport.is_closing()]
+        assert deaf == [], "nobody would hear the next answer"
+        lane = self.gateway.traffic.lanes["chat"]
+        left = (self.gateway._exchanges, len(lane.dispatcher), len(lane.dispatcher.ledger), self.gateway.clients)
+        assert left == ({}, 0, 0, set())
+
+
+def statuses(written: bytes, *, cut: bool = False) -> list[int]:
+    """The statuses of a row of answers, each of which must be exactly as answers should be. `cut`: the last one may
+    have no end."""
+    found: list[int] = []
+    at = 0
+    while at < len(written):
+        head = _HEAD.match(written, at)
+        if head is None:
+            assert cut, f"no head: {written[at : at + 200]!r}"
+            return found
+        status, at = int(head[1]), head.end()
+        length = _LENGTH.search(head[2])
+        if status < 200:
+            continue
+        found.append(status)
+        if length is not None:
+            at += int(length[1])
+        elif b"transfer-encoding: chunked\r\n" in head[2]:
+            while True:
+                size, _, _ = written[at : at + 20].partition(b"\r\n")
+                if not size or not re.fullmatch(rb"[0-9a-f]+", size):
+                    assert cut, f"no chunk: {written[at : at + 50]!r}"
+                    return found
+                at += len(size) + 2 + int(size, 16) + 2
+                if size == b"0":
+                    break
+        else:
+            assert b"connection: close\r\n" in head[2] or status in (204, 304)
+            at = len(written) if status not in (204, 304) else at
+    assert at == len(written) or cut, "more was promised"
+    return found
+
+
+def requests(written: bytes) -> list[bytes]:
+    """The bodies of a row of requests, each of which must be exactly as requests should be."""
+    found, at = [], 0
+    while at < len(written):
+        head = _REQUEST.match(written, at)
+        assert head is not None, f"no request: {written[at : at + 200]!r}"
+        lines = head[1].lower().split(b"\r\n")
+        names = [line.partition(b":")[0] for line in lines]
+        assert names.count(b"content-length") == names.count(b"host") == 1
+        assert not {b"transfer-encoding", b"connection", b"upgrade", b"authorization", b"expect"} & set(names)
+        [length] = [line.partition(b":")[2] for line in lines if line.startswith(b"content-length:")]
+        at = head.end() + int(length)
+        found.append(written[head.end() : at])
+    assert at == len(written)
+    return found

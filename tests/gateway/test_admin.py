@@ -1,0 +1,322 @@
+"""The admin API: closed over TCP without its key, open over the local socket, and plain data in return."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.gateway.admin import Admin
+from pointsman.runtimes.local.changes import Change, Changes, ManifestText
+from tests.gateway.backends import OK, answer, answers, hangs
+from tests.gateway.bed import Bed, Lay
+from tests.gateway.wire import HEALTH, Client, Message, chat, wait_for
+
+KEY = "key-of-admin-90bc"
+KEYED = {"adminKeySha256": sha256(KEY.encode()).hexdigest()}
+
+
+class FakePlane:
+    """What the admin API asks of a plane, answered from a list."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answers: Callable[[], Any] = lambda: None
+        self.slow: asyncio.Event | None = None
+        self.stopped = 0
+
+    def _do(self, *asked: Any) -> Any:
+        self.asked.append(asked)
+        return self.answers()
+
+    def status(self) -> dict[str, Any]:
+        self._do("status")
+        return {"ready": True}
+
+    def plan(self, manifest: ManifestText) -> Changes:
+        self._do("plan", manifest)
+        return Changes((Change("start", "chat-1", "2 replicas are wanted"),))
+
+    async def apply(self, manifest: ManifestText) -> Changes:
+        self._do("apply", manifest)
+        if self.slow is not None:
+            await self.slow.wait()
+        return Changes(())
+
+    def logs(self, instance_id: str, lines: int) -> str:
+        self._do("logs", instance_id, lines)
+        return "a line\n"
+
+    async def drain(self, instance_id: str) -> None:
+        self._do("drain", instance_id)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+class Office:
+    """A gateway with an admin API, and the local socket to it."""
+
+    def __init__(self, bed: Bed, folder: Path) -> None:
+        self.bed = bed
+        self.plane = FakePlane()
+        self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.stop))
+        self.path = folder / "admin.sock"
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound.bind(str(self.path))
+        bed.thread.run(bed.listeners.open_local(bound))
+
+    def client(self) -> Client:
+        return self.bed.local_client(self.path)
+
+    def ask(self, request: bytes) -> Message:
+        """Over the local socket."""
+        client = self.client()
+        try:
+            return client.ask(request)
+        finally:
+            client.close()
+
+
+@pytest.fixture
+def office(lay: Lay, tmp_path: Path) -> Office:
+    return Office(lay(KEYED), tmp_path)
+
+
+def call(method: str, path: str, body: object = None, *lines: str) -> bytes:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = "".join(f"{line}\r\n" for line in lines)
+    return f"{method} /admin/v1/{path} HTTP/1.1\r\nhost: x\r\n{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+CALLS = [
+    call("GET", "status"),
+    call("POST", "plan", {"text": "", "folder": "."}),
+    call("POST", "apply", {"text": "", "folder": "."}),
+    call("GET", "requests"),
+    call("GET", "requests/it"),
+    call("GET", "instances/chat-0/logs"),
+    call("POST", "instances/chat-0/drain"),
+    call("POST", "down"),
+    call("GET", "nothing"),
+]
+names = pytest.mark.parametrize("asked", CALLS, ids=lambda asked: asked.split(b" HTTP")[0].decode())
+
+
+@names
+@pytest.mark.parametrize(
+    "line", ["", "authorization: Bearer wrong", f"authorization: Bearer {KEYED['adminKeySha256']}", f"cookie: {KEY}"]
+)
+def test_closed_over_tcp_without_the_key(office: Office, asked: bytes, line: str) -> None:
+    got = office.bed.ask(asked.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
+    assert (got.status, got.error["type"]) == (401, "authentication_error")
+    assert office.plane.asked == []
+    assert office.plane.stopped == 0
+
+
+@names
+def test_closed_over_tcp_if_there_is_no_key_at_all(lay: Lay, tmp_path: Path, asked: bytes) -> None:
+    office = Office(lay(), tmp_path)
+    for line in (b"", b"authorization: Bearer \r\n", b"authorization: Bearer x\r\n", b"x-api-key:\r\n"):
+        assert office.bed.ask(asked.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
+    assert office.plane.asked == []
+
+
+def test_the_key_of_a_tenant_does_not_open_it(lay: Lay, tmp_path: Path) -> None:
+    other = sha256(b"red").hexdigest()
+    office = Office(
+        lay({**KEYED, "keys": [{"sha256": other, "tenant": "red"}], "tenants": [{"name": "red"}]}), tmp_path
+    )
+    assert office.bed.ask(call("GET", "status", None, "authorization: Bearer red")).status == 401
+    assert office.bed.ask(chat(f"authorization: Bearer {KEY}")).status == 401, "nor the other way round"
+
+
+@pytest.mark.parametrize("line", [f"authorization: Bearer {KEY}", f"x-api-key: {KEY}"])
+def test_open_over_tcp_with_the_key(office: Office, line: str) -> None:
+    got = office.bed.ask(call("GET", "status", None, line))
+    assert (got.status, got.json()) == (200, {"ready": True})
+
+
+def test_open_over_the_local_socket(office: Office) -> None:
+    assert office.ask(call("GET", "status")).json() == {"ready": True}
+    assert office.ask(HEALTH).status == 200
+
+
+def test_the_local_socket_is_open_when_all_connections_are_taken(lay: Lay, tmp_path: Path) -> None:
+    """Whoever must look what is going on should not have to wait in line."""
+    office = Office(lay({"limits": {"maxConnections": 1}}), tmp_path)
+    first = office.bed.client()
+    assert first.ask(HEALTH).status == 200
+    assert office.ask(call("GET", "status")).status == 200
+
+
+def test_plan_and_apply(office: Office) -> None:
+    manifest = {"text": "deployments: []", "folder": "/somewhere", "file": "x.yaml"}
+    planned = office.ask(call("POST", "plan", manifest)).json()
+    assert planned["changes"] == [{"what": "start", "subject": "chat-1", "why": "2 replicas are wanted"}]
+    assert "chat-1" in planned["text"]
+    assert office.ask(call("POST", "apply", manifest)).json()["changes"] == []
+    expected = ManifestText("deployments: []", "/somewhere", "x.yaml")
+    assert office.plane.asked == [("plan", expected), ("apply", expected)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", [], {"text": 5, "folder": "."}, {}, b"\xff", b"[" * 99999],
+    ids=["empty", "no JSON", "a list", "another type", "fields missing", "no UTF-8", "too deep"],
+)
+def test_a_manifest_that_is_none(office: Office, body: object) -> None:
+    got = office.ask(call("POST", "apply", body))
+    assert got.status == 400
+    assert got.error["message"]
+    assert office.plane.asked == []
+
+
+def raises(error: Exception) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError(["line 3: there is no engine", "line 5: unknown field"]), 422),
+        (UnknownName("instance", "chat-9", ["chat-0"]), 404),
+        (PointsmanError("not now"), 400),
+        (RuntimeError("oops"), 500),
+    ],
+    ids=["problems", "unknown", "refused", "broken"],
+)
+def test_errors_of_the_plane_are_told(office: Office, error: Exception, status: int) -> None:
+    office.plane.answers = raises(error)
+    for asked in (call("GET", "status"), call("POST", "apply", {"text": "", "folder": "."})):
+        got = office.ask(asked)
+        assert got.status == status
+        assert str(error) in got.error["message"] or status == 422
+        if status == 422:
+            assert len(got.error["problems"]) == 2
+    office.plane.answers = lambda: None
+    assert office.ask(call("GET", "status")).status == 200
+
+
+def test_logs_and_draining(office: Office) -> None:
+    assert office.ask(call("GET", "instances/chat-0/logs?lines=5")).json() == {"instance": "chat-0", "text": "a line\n"}
+    assert office.ask(call("GET", "instances/a%2Fb%20c/logs")).json()["instance"] == "a/b c"
+    assert office.ask(call("POST", "instances/chat-0/drain")).json() == {"instance": "chat-0", "draining": True}
+    assert office.plane.asked == [("logs", "chat-0", 5), ("logs", "a/b c", 100), ("drain", "chat-0")]
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1.5", "%C2%B2", "9" * 5000, "1e3", "%D9%A3"])
+@pytest.mark.parametrize("path", ["instances/chat-0/logs?lines=", "requests?limit="])
+def test_numbers_that_are_none(office: Office, path: str, number: str) -> None:
+    got = office.ask(call("GET", path + number))
+    assert got.status == 400
+    assert "whole number" in got.error["message"]
+
+
+def test_stopping(office: Office) -> None:
+    assert office.ask(call("POST", "down")).json() == {"stopping": True}
+    wait_for(lambda: office.plane.stopped == 1)
+
+
+@pytest.mark.parametrize("asked", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
+def test_what_is_not_offered(office: Office, asked: bytes) -> None:
+    assert office.ask(asked).error["code"] == "not_found"
+
+
+def test_head_is_get_without_a_body(office: Office) -> None:
+    client = office.client()
+    client.send(call("HEAD", "status"))
+    assert client.answer(to_head=True).status == 200
+    assert client.stays_open()
+
+
+# Records
+
+
+def test_the_records_newest_first(office: Office) -> None:
+    bed = office.bed
+    bed.backend(answers(answer({"error": "oops"}, 500), OK))
+    for number in range(5):
+        tenant = "red" if number % 2 else "blue"
+        assert bed.ask(chat(f"x-request-id: n{number}", f"x-pointsman-tenant: {tenant}")).status == 200
+    told = office.ask(call("GET", "requests")).json()
+    assert told["found"] == 5
+    assert [one["request_id"] for one in told["requests"]] == ["n4", "n3", "n2", "n1", "n0"]
+    assert {one["state"] for one in told["requests"]} == {"served"}
+
+    def found(query: str) -> list[str]:
+        return [one["request_id"] for one in office.ask(call("GET", f"requests?{query}")).json()["requests"]]
+
+    assert found("tenant=red") == ["n3", "n1"]
+    assert found("tenant=red&limit=1") == ["n3"]
+    assert found("limit=0") == []
+    assert found("model=m&instance=chat-0&state=served&limit=2") == ["n4", "n3"]
+    assert found("instance=nobody") == found("state=waiting") == found("model=x") == []
+
+
+def test_the_record_of_one(office: Office) -> None:
+    bed = office.bed
+    bed.backend(answers(answer({"error": "oops"}, 500), OK))
+    bed.ask(chat("x-request-id: a/b c", "x-pointsman-priority: high"))
+    told = office.ask(call("GET", "requests/a%2Fb%20c")).json()
+    assert (told["request_id"], told["state"], told["tries"], told["priority"]) == ("a/b c", "served", 2, 1)
+    assert told["failed_tries"] == [{"instance": "chat-0", "why": 'it answered 500: {"error": "oops"}'}]
+    assert told["decision"]["target_instance_id"] == "chat-0"
+    assert told["trace"]
+    assert told["output_tokens"] == 2
+    assert told["arrived"].startswith("20")
+    assert "tried chat-0" in told["text"]
+
+
+def test_the_record_of_one_that_waits_has_the_reasons_of_this_moment(office: Office) -> None:
+    bed = office.bed
+    bed.backend(hangs(), max_concurrency=1)
+    first, second = bed.client(), bed.client()
+    first.send(chat())
+    wait_for(bed.running)
+    second.send(chat("x-request-id: it"))
+    wait_for(bed.waiting)
+    told = office.ask(call("GET", "requests/it")).json()
+    assert told["state"] == "waiting"
+    assert "chat-0" in told["rejected"]
+
+
+def test_nothing_is_known_of_others(office: Office) -> None:
+    got = office.ask(call("GET", "requests/nobody"))
+    assert (got.status, got.error["code"]) == (404, "not_found")
+    assert "nobody" in got.error["message"]
+
+
+# Clients that leave
+
+
+def test_what_was_asked_for_is_done_although_nobody_waits_for_it(office: Office) -> None:
+    slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
+    client = office.client()
+    client.send(call("POST", "apply", {"text": "", "folder": "."}))
+    wait_for(lambda: office.plane.asked)
+    client.close()
+    wait_for(lambda: not office.bed.gateway.clients)
+    assert office.admin._tasks
+    office.bed.thread.call(slow.set)
+    wait_for(lambda: not office.admin._tasks)
+
+
+def test_others_are_answered_while_something_takes_long(office: Office) -> None:
+    slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
+    client = office.client()
+    client.send(call("POST", "apply", {"text": "", "folder": "."}) + call("GET", "status"))
+    wait_for(lambda: office.plane.asked)
+    office.bed.backend()
+    assert office.bed.ask(chat()).status == 200
+    assert office.ask(call("GET", "status")).status == 200
+    office.bed.thread.call(slow.set)
+    assert [client.answer().status for _ in range(2)] == [200, 200]

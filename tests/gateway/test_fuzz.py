@@ -1,0 +1,324 @@
+"""Bytes nobody would send: the gateway answers or closes, forwards nothing that is malformed, and forgets them."""
+
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.gateway.answers import AnswerHead, ChunkReader, Garbled
+from pointsman.gateway.openai import BadRequest, metadata, read_body
+from pointsman.gateway.sse import EventStream
+from pointsman.gateway.usage import usage_of_stream
+from tests.gateway.backends import DONE, LAST_CHUNK, OK, STREAM, Line, answer, chunk, completion, event, stream
+from tests.gateway.bed import Bed
+from tests.gateway.memory import Memory, requests, statuses
+from tests.gateway.mutations import mutated, pieces
+from tests.gateway.wire import HEALTH, chat, post
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+BODY = b'{"model": "m", "messages": [], "stream": true}'
+REQUESTS = [
+    HEALTH,
+    chat(),
+    chat(stream=True),
+    chat("connection: close"),
+    chat(version=b"1.0"),
+    chat("connection: keep-alive", version=b"1.0"),
+    chat("expect: 100-continue"),
+    chat("connection: upgrade, http2-settings", "upgrade: h2c"),
+    chat("x-pointsman-priority: high", "x-request-id: mine", pointsman={"session": "s"}),
+    post(b"{"),
+    CHUNKED + chunk(BODY) + LAST_CHUNK,
+    CHUNKED + chunk(BODY[:10]) + chunk(BODY[10:]) + b"0\r\nx: y\r\n\r\n",
+    b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET http://x/health HTTP/1.1\r\nhost: x\r\n\r\n",
+]
+HEAD = b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+"""Not among the others: that its answer has no body cannot be seen from the answer alone."""
+ANSWERS = [
+    OK,
+    answer(completion(), 500),
+    answer(b"", 204, ()),
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\n\r\n{}",
+    stream(event(0), event(1), DONE),
+    stream(event(0)),
+    STREAM + chunk(event(0)) + chunk(event(1)[:10]) + chunk(event(1)[10:] + DONE) + LAST_CHUNK,
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + event(0) + DONE,
+]
+
+
+@pytest.fixture(scope="module")
+def memory() -> Memory:
+    """One for all examples: whatever one of them leaves behind is found by the next."""
+    return Memory(upstream={"maxTries": 2}, limits={"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3})
+
+
+def told(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bool]:
+    """Statuses that a client gets for these bytes, bodies that reach the instance, whether the connection stays."""
+    client, transport = memory.client()
+    for part in parts:
+        if not transport.is_closing():
+            client.data_received(part)
+        memory.loop.turn()
+        memory.answer_all()
+    bodies = [body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]
+    assert transport.is_closing() or client.is_free
+    stays = not transport.is_closing() and not transport.finished
+    memory.forget()
+    return statuses(bytes(transport.written)), bodies, stays
+
+
+@given(st.data())
+@settings(max_examples=1000)
+def test_almost_good_requests(memory: Memory, data: st.DataObject) -> None:
+    """However the bytes are cut, the same is answered and the same is forwarded."""
+    sent = data.draw(mutated(REQUESTS))
+    at_once = told(memory, [sent])
+    in_pieces = told(memory, data.draw(pieces(sent)))
+    assert at_once == in_pieces
+    answered, bodies, _ = at_once
+    assert len(answered) >= len(bodies)
+
+
+@given(st.binary(max_size=300), st.data())
+@settings(max_examples=500)
+def test_bytes_without_sense(memory: Memory, sent: bytes, data: st.DataObject) -> None:
+    _, bodies, _ = told(memory, data.draw(pieces(sent)))
+    assert bodies == []
+
+
+MOVES = st.sampled_from(["turn", "answer", "part of an answer", "pause or resume", "instance leaves", "nothing"])
+
+
+@given(st.data())
+@settings(max_examples=600)
+def test_clients_that_leave_at_any_point(memory: Memory, data: st.DataObject) -> None:
+    """Also while answers are on their way: `forget` looks whether anything is left."""
+    parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
+    moves = data.draw(st.lists(MOVES, min_size=len(parts), max_size=len(parts)))
+    said = data.draw(st.sampled_from(ANSWERS))[: data.draw(st.integers(1, 200))]
+    whole = data.draw(st.sampled_from([OK, stream(event(0), DONE)]))
+    client, transport = memory.client()
+    for part, move in zip(parts, moves, strict=True):
+        if transport.is_closing():
+            break
+        client.data_received(part)
+        upstream = memory.pool.made[-1] if memory.pool.made else None
+        if move == "turn":
+            memory.loop.turn()
+        elif move == "answer":
+            memory.answer_all(whole)
+        elif move == "pause or resume":
+            client.resume_writing() if client.paused else client.pause_writing()
+        elif move == "part of an answer" and upstream is not None and upstream[0].asker is not None:
+            upstream[0].data_received(said)
+        elif move == "instance leaves" and upstream is not None:
+            upstream[1].abort()
+    memory.forget()
+
+
+@given(st.data())
+@settings(max_examples=600)
+def test_almost_good_answers(memory: Memory, data: st.DataObject) -> None:
+    """Whatever an instance says before it closes, its client gets one whole answer, or sees that it is cut."""
+    said = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
+    client, transport = memory.client()
+    client.data_received(chat(stream=True))
+    for parts in said:
+        connection, upstream = memory.pool.made[-1]
+        for part in parts:
+            if upstream.is_closing():
+                break
+            connection.data_received(part)
+        memory.loop.turn()
+        upstream.close()
+        memory.loop.turn()
+    assert len(statuses(bytes(transport.written), cut=transport.aborted)) == 1
+    assert client.request is None or transport.aborted
+    memory.forget()
+
+
+@given(st.binary(max_size=200) | mutated([head.partition(b"\r\n\r\n")[0] for head in ANSWERS]))
+@settings(max_examples=700)
+def test_heads_of_answers(head: bytes) -> None:
+    try:
+        read = AnswerHead(head)
+    except Garbled:
+        return
+    assert 100 <= read.status < 600
+    assert read.length is None or not read.chunked
+    for line in read.passed_on:
+        assert not {b"\r", b"\n", b"\0"} & {line[n : n + 1] for n in range(len(line))}
+        assert b":" in line
+
+
+def unchunked(parts: list[bytes]) -> tuple[str, bytes]:
+    """What becomes of a chunked body: ended, garbled, or more is to come; and what was in it."""
+    reader, payload = ChunkReader(), b""
+    for part in parts:
+        if reader.ended:
+            return "garbled", b""
+        try:
+            payload += reader.feed(part)
+        except Garbled:
+            return "garbled", b""
+    return "ended" if reader.ended else "more", payload
+
+
+CHUNKS = [
+    chunk(b"hello"),
+    chunk(b"x" * 300),
+    b"5;a=b\r\nworld\r\n",
+    chunk(b"\r\n\r\n"),
+    LAST_CHUNK,
+    b"0\r\nx: y\r\n\r\n",
+]
+
+
+@given(st.data())
+@settings(max_examples=500)
+def test_chunks_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
+    sent = data.draw(mutated(CHUNKS, most=2))
+    assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
+@settings(max_examples=200)
+def test_what_goes_into_chunks_comes_out_of_them(parts: list[bytes], data: st.DataObject) -> None:
+    sent = b"".join(map(chunk, parts)) + LAST_CHUNK
+    assert unchunked(data.draw(pieces(sent))) == ("ended", b"".join(parts))
+
+
+EVENTS = [
+    event(0),
+    event(1, b"\r\n\r\n"),
+    b": ping\n\n",
+    DONE,
+    b"data: a\ndata: b\n\n",
+    b"\n",
+    b'data: {"usage": {}}\n\n',
+]
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_events_are_passed_on_whole(data: st.DataObject) -> None:
+    sent = data.draw(mutated(EVENTS, most=2))
+    events, passed = EventStream(), []
+    for part in data.draw(pieces(sent)):
+        passed.append(events.feed(part))
+        assert not passed[-1] or passed[-1].endswith((b"\n\n", b"\r\n\r\n"))
+    assert b"".join(passed) + events.held == sent
+    usage_of_stream(events)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [
+    "model", "stream", "messages", "prompt", "input", "instructions", "tools", "max_tokens", "max_completion_tokens",
+    "max_output_tokens", "cache_salt", "pointsman", "priority", "deadline_ms", "tenant", "session", "cost_budget",
+    "timeout_s",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), max_size=6))
+@settings(max_examples=200)
+def test_bodies_of_every_shape(body: dict[str, object]) -> None:
+    raw: dict[bytes, bytes] = {}
+    try:
+        request = metadata("r", read_body(msgspec.json.encode(body)), raw, 0.0, "")
+    except BadRequest:
+        return
+    assert request.max_tokens is None or request.max_tokens > 0
+    assert not any(b in value for value in raw.values() for b in (b"\r", b"\n", b"\0"))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"x-pointsman-{field}".replace("_", "-").encode() for field in FIELDS]),
+        st.binary(max_size=20) | st.sampled_from([b"1", b"-5", b"high", b"1e9", b"nan", b"inf", b"1" * 400, b" 7 "]),
+        max_size=4,
+    )
+)
+@settings(max_examples=500)
+def test_headers_of_every_shape(raw: dict[bytes, bytes]) -> None:
+    raw = {name: bytes(byte for byte in value if byte not in b"\r\n\0") for name, value in raw.items()}
+    try:
+        request = metadata("r", read_body(b'{"model": "m"}'), raw, 0.0, "")
+    except BadRequest:
+        return
+    assert isinstance(request.priority, int)
+
+
+# The same over sockets, with fewer examples
+
+
+def lively(line: Line) -> None:
+    """An instance that streams to those who want it, and answers the others."""
+    while (request := line.request()) is not None:
+        line.send(stream(event(0), event(1), DONE) if b'"stream": true' in request.body else OK)
+
+
+def test_almost_good_requests_over_sockets() -> None:
+    bed = Bed({"limits": {"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3}})
+    backend = bed.backend(lively)
+
+    @given(st.data())
+    @settings(max_examples=150)
+    def run(data: st.DataObject) -> None:
+        sent = data.draw(mutated([*REQUESTS, HEAD]))
+        client = bed.client()
+        try:
+            for part in data.draw(pieces(sent)):
+                client.send(part)
+            client.finish_writing()
+        except OSError:
+            pass  # it was closed before all was said
+        client.rest()  # raises if it takes for ever
+        client.close()
+        assert bed.ask(chat()).status == 200
+
+    try:
+        run()
+        assert backend.received
+    finally:
+        bed.close()
+
+
+def test_almost_good_answers_over_sockets() -> None:
+    bed = Bed({"upstream": {"maxTries": 2, "stallTimeout": "2s", "firstTokenTimeout": "2s"}})
+    said = b""
+    lock = threading.Lock()
+
+    def script(line: Line) -> None:
+        line.request()
+        with lock:
+            words = said
+        line.send(words, piece=7 if len(words) < 300 else 0)
+
+    bed.backend(script)
+
+    @given(mutated(ANSWERS))
+    @settings(max_examples=100)
+    def run(words: bytes) -> None:
+        nonlocal said
+        with lock:
+            said = words
+        client = bed.client()
+        client.send(chat("connection: close", stream=True))
+        written = client.rest()
+        assert len(statuses(written, cut=b"transfer-encoding: chunked" in written)) == 1
+        client.close()
+
+    try:
+        run()
+    finally:
+        bed.close()

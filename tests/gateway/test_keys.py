@@ -1,0 +1,351 @@
+"""API keys and tenants: who may come in, how much they may send, and that keys stay where they are."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from pointsman.config.manifest import KeySpec, PriceSpec, TenantSpec
+from pointsman.gateway.keys import Keys
+from pointsman.gateway.openai import metadata, read_body
+from pointsman.gateway.tenants import Bucket, Tenant
+from pointsman.gateway.usage import Usage
+from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
+from pointsman.types import RequestMetadata
+from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
+from tests.gateway.bed import CHAT_DEPLOYMENT, Lay, plan_of
+from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for
+
+RED, BLUE = "key-of-red-5f1e", "key-of-blue-77aa"
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def guarded(*tenants: dict[str, Any], price: Mapping[str, float] | None = None) -> Sequence[Any]:
+    """Settings with a key for red and one for blue."""
+    limited = {tenant["name"] for tenant in tenants}
+    others = [{"name": name} for name in ("red", "blue") if name not in limited]
+    gateway = {
+        "keys": [{"sha256": digest(RED), "tenant": "red"}, {"sha256": digest(BLUE), "tenant": "blue", "name": "b"}],
+        "tenants": [*tenants, *others],
+    }
+    return gateway, {**CHAT_DEPLOYMENT, **({"price": price} if price else {})}
+
+
+def by(key: str, *headers: str, **fields: Any) -> bytes:
+    return chat(f"authorization: Bearer {key}", *headers, **fields)
+
+
+# Who may come in
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"authorization: Bearer {RED}",
+        f"Authorization: bearer {RED}",
+        f"authorization: BEARER   {RED}  ",
+        f"x-api-key: {RED}",
+    ],
+)
+def test_whoever_has_a_key_comes_in_as_its_tenant(lay: Lay, line: str) -> None:
+    bed = lay(*guarded())
+    bed.backend()
+    assert bed.ask(chat(line, "x-request-id: it", "x-pointsman-tenant: blue")).status == 200
+    assert bed.record("it").user_id == "red"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["authorization: Bearer"],
+        ["authorization: Bearer "],
+        ["authorization: Bearer wrong"],
+        [f"authorization: Bearer {RED}x"],
+        [f"authorization: Bearer {RED[:-1]}"],
+        [f"authorization: Bearer {RED.upper()}"],
+        [f"authorization: Bearer {digest(RED)}"],
+        [f"authorization: Basic {RED}"],
+        [f"authorization: {RED}"],
+        ["x-api-key:"],
+        ["x-api-key: wrong"],
+        [f"authorization: Basic x\r\nx-api-key: {RED}"],
+        [f"cookie: key={RED}"],
+    ],
+    ids=lambda lines: lines[0].replace(RED, "RED")[:40] if lines else "nothing",
+)
+def test_nobody_comes_in_without_one(lay: Lay, lines: list[str]) -> None:
+    bed = lay(*guarded())
+    backend = bed.backend()
+    client = bed.client()
+    got = client.ask(chat(*lines))
+    assert (got.status, got.error["type"], got.error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert "Bearer" in got.error["message"]
+    assert backend.received == []
+    assert bed.dispatcher().tally.arrived == 0
+    assert client.stays_open()
+
+
+def test_nobody_is_told_more_than_that_a_key_is_missing(lay: Lay) -> None:
+    """Neither whether a model exists nor what is wrong with a body."""
+    bed = lay(*guarded())
+    told = {bed.ask(request).body for request in (chat(), chat(model="nobody"), post(b"{"), post(b""))}
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m"])
+def test_the_models_are_behind_the_key_too(lay: Lay, path: bytes) -> None:
+    bed = lay(*guarded())
+    asked = b"GET %b HTTP/1.1\r\nhost: gateway\r\n%b\r\n"
+    assert bed.ask(asked % (path, b"")).status == 401
+    assert bed.ask(asked % (path, b"authorization: Bearer %b\r\n" % BLUE.encode())).status == 200
+
+
+def test_health_needs_no_key(lay: Lay) -> None:
+    assert lay(*guarded()).ask(HEALTH).status == 200
+
+
+def test_a_key_is_good_for_one_request_and_not_for_the_connection(lay: Lay) -> None:
+    bed = lay(*guarded())
+    bed.backend()
+    client = bed.client()
+    assert client.ask(by(RED, "x-request-id: first")).status == 200
+    assert client.ask(chat()).status == 401
+    assert client.ask(by(BLUE, "x-request-id: second")).status == 200
+    assert client.ask(by("wrong")).status == 401
+    assert client.ask(by(RED, "x-request-id: third")).status == 200
+    assert [bed.record(name).user_id for name in ("first", "second", "third")] == ["red", "blue", "red"]
+
+
+def test_a_key_that_is_taken_away_is_gone_at_once(lay: Lay) -> None:
+    bed = lay(*guarded())
+    bed.backend()
+    client = bed.client()
+    assert client.ask(by(RED)).status == 200
+    fewer = plan_of({"keys": [{"sha256": digest(BLUE), "tenant": "blue"}], "tenants": [{"name": "blue"}]}).gateway
+    bed.thread.call(lambda: bed.gateway.configure(fewer))
+    assert client.ask(by(RED)).status == 401
+    assert client.ask(by(BLUE)).status == 200
+
+
+def test_keys_go_nowhere(lay: Lay, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Not to an instance, not into a record, not into a log, not back to the client."""
+    bed = lay(*guarded({"name": "red", "requestsPerMinute": 3}))
+    backend = bed.backend(answers(answer({"error": "x"}, 500), OK))
+    said = [
+        bed.ask(by(RED, "x-request-id: it")),
+        bed.ask(by(RED, model="nobody")),
+        bed.ask(post(b"{", headers=[f"authorization: Bearer {RED}"])),
+        bed.ask(by(RED, "content-length: 5")),
+        bed.ask(by(RED, "x bad: 5")),
+        *(bed.ask(by(RED)) for _ in range(5)),
+        bed.ask(b"GET /metrics HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer %b\r\n\r\n" % RED.encode()),
+    ]
+    assert {answer.status for answer in said} == {200, 400, 404, 429}
+    records = bed.dispatcher().records.newest()
+    places = {
+        "answers": repr(said),
+        "instances": repr(backend.received),
+        "records": json.dumps([record.as_dict() for record in records], default=str) + "".join(map(str, records)),
+        "logs": caplog.text + "".join(capfd.readouterr()),
+        "trouble": repr(bed.thread.trouble),
+    }
+    for place, text in places.items():
+        assert RED not in text, f"the key is in {place}"
+        assert digest(RED) not in text, f"the hash of the key is in {place}"
+
+
+def test_many_keys_of_one_tenant_and_hashes_that_begin_alike() -> None:
+    keys = [f"key-{number}" for number in range(3000)]  # two bytes of a hash are the same now and then
+    specs = [KeySpec(sha256=digest(key), tenant=f"t{number % 3}") for number, key in enumerate(keys)]
+    known = Keys(specs, [TenantSpec(name=f"t{number}") for number in range(3)])
+    assert len(known._by_start) < len(keys)
+    for number, key in enumerate(keys):
+        tenant = known._lookup(key.encode())
+        assert tenant is not None
+        assert tenant.name == f"t{number % 3}"
+    assert known._lookup(b"key-3000") is None
+    assert known._lookup(b"") is None
+
+
+# How much they may send
+
+
+def test_requests_per_minute(lay: Lay) -> None:
+    bed = lay(*guarded({"name": "red", "requestsPerMinute": 3}))
+    backend = bed.backend()
+    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    got = bed.ask(by(RED))
+    assert (got.status, got.error["type"], got.error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert '"red" may send 3 requests per minute' in got.error["message"]
+    assert 1 <= int(got.header("retry-after") or 0) <= 20
+    assert bed.ask(by(BLUE)).status == 200
+    assert len(backend.received) == 4
+    assert bed.gateway.metrics.turned_away == {"red": 2}
+
+
+def test_tokens_per_minute_are_counted_as_the_engine_says(lay: Lay) -> None:
+    bed = lay(*guarded({"name": "red", "tokensPerMinute": 1000}))
+    bed.backend(answers(answer(completion(output=2000))))
+    assert bed.ask(by(RED)).status == 200
+    got = bed.ask(by(RED))
+    assert got.status == 429
+    assert "1000 tokens per minute" in got.error["message"]
+    assert 55 <= int(got.header("retry-after") or 0) <= 70
+    assert bed.ask(by(BLUE)).status == 200
+
+
+def test_a_prompt_that_is_too_long_at_once_is_told_so(lay: Lay) -> None:
+    bed = lay(*guarded({"name": "red", "tokensPerMinute": 100}))
+    got = bed.ask(by(RED, messages=[{"role": "user", "content": "x" * 1000}]))
+    assert got.status == 429
+    assert "the prompt has about" in got.error["message"]
+
+
+TOKENS = [event(number) for number in range(300)]
+
+
+def test_a_stream_without_usage_is_counted_too(lay: Lay) -> None:
+    """Otherwise nobody who streams would have a limit."""
+    bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
+    bed.backend(answers(stream(*TOKENS, DONE)))
+    assert bed.ask(by(RED, stream=True)).status == 200
+    assert bed.ask(by(RED, stream=True)).status == 429
+
+
+@pytest.mark.parametrize("who", ["client", "instance"])
+def test_a_stream_that_breaks_off_is_counted_up_to_there(lay: Lay, who: str) -> None:
+    """Otherwise whoever leaves just before the end would have no limit."""
+    bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
+    backend = bed.backend(hangs(STREAM + b"".join(map(chunk, TOKENS))))
+    client = bed.client()
+    client.send(by(RED, stream=True))
+    client.until(b"t299")
+    if who == "client":
+        client.close()
+        wait_for(backend.all_over)
+    else:
+        bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "crashed"))
+        client.until(b"stream_interrupted")
+    wait_for(lambda: bed.ask(by(RED, stream=True)).status == 429)
+
+
+def test_a_cost_budget(lay: Lay) -> None:
+    price = {"perMillionInputTokens": 0, "perMillionOutputTokens": 1_000_000}
+    bed = lay(*guarded({"name": "red", "costBudget": 5, "costPeriod": "1h"}, price=price))
+    bed.backend(answers(answer(completion(output=2))))
+    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    got = bed.ask(by(RED))
+    assert "has spent its budget of 5" in got.error["message"]
+    assert 3500 <= int(got.header("retry-after") or 0) <= 3600
+    assert bed.ask(by(BLUE)).status == 200
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(2, 0), (1, 0), (0, 0), (-1, -1), ("critical", 0)])
+def test_the_most_important_a_tenant_may_be(lay: Lay, asked: int | str, granted: int) -> None:
+    bed = lay(*guarded({"name": "red", "maxPriority": 0}))
+    bed.backend()
+    bed.ask(by(RED, "x-request-id: it", pointsman={"priority": asked}))
+    assert bed.record("it").priority == granted
+    bed.ask(by(BLUE, "x-request-id: other", pointsman={"priority": asked}))
+    assert bed.record("other").priority >= granted
+
+
+@pytest.mark.parametrize("header", [FAIRNESS_HEADER, FAIRNESS_ALIAS])
+def test_a_tenant_cannot_take_the_turns_of_others(header: str) -> None:
+    """Who has a key is known; who has none may say with whom they share their turns."""
+    raw = {header.encode(): b"somebody else"}
+    body = read_body(b'{"model": "m"}')
+    assert flow_of(metadata("r", body, dict(raw), 0.0, "red")) == "red"
+    assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "somebody else"
+
+
+def test_what_was_used_is_not_forgotten_when_settings_change(lay: Lay) -> None:
+    gateway, deployment = guarded({"name": "red", "requestsPerMinute": 3})
+    bed = lay(gateway, deployment)
+    bed.backend()
+    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    bed.thread.call(lambda: bed.gateway.configure(plan_of(gateway).gateway))
+    assert bed.ask(by(RED)).status == 429
+
+
+# Tenants by themselves, on a clock of our own
+
+
+def request(prompt: str = "x" * 40, **facts: Any) -> RequestMetadata:
+    return RequestMetadata("r", prompt, **facts)
+
+
+def test_a_bucket_fills_with_time_and_never_overflows() -> None:
+    bucket = Bucket(60.0)
+    assert bucket.has(60, 0.0)
+    bucket.take(60)
+    assert not bucket.has(1, 0.5)
+    assert bucket.seconds_until(1) == 1
+    assert bucket.has(1, 1.0)
+    assert not bucket.has(61, 10_000.0)
+    assert bucket.has(60, 10_000.0)
+    bucket.take(180)
+    assert bucket.seconds_until(1) == 121
+    assert not bucket.has(1, 10_120.0)
+    assert bucket.has(1, 10_121.0)
+
+
+def test_a_denied_request_costs_nothing() -> None:
+    tenant = Tenant(TenantSpec(name="t", requests_per_minute=100, tokens_per_minute=15))
+    assert tenant.denial(request(), 0.0) is None
+    for _ in range(50):
+        assert tenant.denial(request(), 0.0) is not None
+    assert tenant.denial(request(), 60.0) is None
+
+
+def test_what_was_guessed_is_corrected_by_what_was_used() -> None:
+    tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
+    assert tenant.denial(request(), 0.0) is None  # 10 tokens, as far as can be guessed
+    tenant.used(request(), Usage(prompt_tokens=4, completion_tokens=6), None, None, 0.0)
+    tokens = tenant._tokens
+    assert tokens is not None
+    assert tokens.has(90, 0.0)
+    assert not tokens.has(91, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted", "spent"),
+    [
+        (Usage(prompt_tokens=100, completion_tokens=10), None, 100 * 1 + 10 * 2),
+        (Usage(prompt_tokens=100, completion_tokens=10), 99, 100 * 1 + 10 * 2),
+        (Usage(input_tokens=100, output_tokens=10), None, 100 * 1 + 10 * 2),
+        (Usage(prompt_tokens=100), 7, 100 * 1 + 7 * 2),
+        (None, 7, 10 * 1 + 7 * 2),
+        (None, None, 10 * 1),
+    ],
+)
+def test_what_an_answer_costs(usage: Usage | None, counted: int | None, spent: float) -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=1.0))
+    price = PriceSpec(per_million_input_tokens=1.0, per_million_output_tokens=2.0)
+    tenant.used(request(), usage, counted, price, 0.0)
+    assert tenant._spent(0.0) == pytest.approx(spent / 1e6)
+
+
+def test_a_budget_begins_anew_with_each_period() -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=1.0, cost_period=100.0))
+    price = PriceSpec(per_million_output_tokens=1e6)
+    assert tenant.denial(request(), 0.0) is None
+    tenant.used(request(), Usage(completion_tokens=1), None, price, 1.0)
+    denial = tenant.denial(request(), 40.0)
+    assert denial is not None
+    assert denial.retry_after_s == 60
+    assert tenant.denial(request(), 100.0) is None
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])
+def test_limits_hold_for_every_api(lay: Lay, path: bytes) -> None:
+    bed = lay(*guarded({"name": "red", "requestsPerMinute": 1}))
+    bed.backend()
+    asked = post({"model": "m", "input": "x"}, path, [f"authorization: Bearer {RED}"])
+    assert [bed.ask(asked).status for _ in range(2)] == [200, 429]

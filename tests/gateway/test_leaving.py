@@ -1,0 +1,168 @@
+"""Clients that go away: the instance hears of it at once, the place is free, and nothing is kept of them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.gateway.backends import OK, STREAM, Gate, Line, answers, chunk, deaf, event, hangs, mute
+from tests.gateway.bed import Bed, Lay
+from tests.gateway.wire import Client, chat, wait_for
+
+HOW: dict[str, Callable[[Client], None]] = {
+    "closes": Client.close,
+    "resets": Client.reset,
+    "closes its side": Client.finish_writing,
+}
+
+each_way = pytest.mark.parametrize("how", HOW)
+
+
+def is_cancelled(bed: Bed, request_id: str) -> bool:
+    refusal = bed.record(request_id).refusal
+    return refusal is not None and refusal.outcome.value == "EvictedContextCancelled"
+
+
+@each_way
+def test_while_it_waits_for_an_instance(bed: Bed, how: str) -> None:
+    gate = Gate()
+    backend = bed.backend(gate, max_concurrency=1)
+    first, second, third = bed.client(), bed.client(), bed.client()
+    first.send(chat("x-request-id: first"))
+    wait_for(bed.running)
+    second.send(chat("x-request-id: second"))
+    wait_for(lambda: bed.waiting() == 1)
+    third.send(chat("x-request-id: third"))
+    wait_for(lambda: bed.waiting() == 2)
+    HOW[how](second)
+    wait_for(lambda: bed.waiting() == 1)
+    assert is_cancelled(bed, "second")
+    gate.open()
+    assert first.answer().header("x-request-id") == "first"
+    assert third.answer().header("x-request-id") == "third"
+    assert len(backend.received) == 2
+
+
+@each_way
+def test_while_nobody_serves_its_model(bed: Bed, how: str) -> None:
+    client = bed.client()
+    client.send(chat("x-request-id: it"))
+    wait_for(lambda: bed.waiting() == 1)
+    HOW[how](client)
+    wait_for(lambda: bed.waiting() == 0)
+    assert is_cancelled(bed, "it")
+
+
+@each_way
+def test_while_the_instance_works_on_it(bed: Bed, how: str) -> None:
+    backend = bed.backend(hangs())
+    client = bed.client()
+    client.send(chat("x-request-id: it"))
+    wait_for(lambda: backend.received)
+    HOW[how](client)
+    wait_for(backend.all_over, "the instance must hear of it")
+    assert is_cancelled(bed, "it")
+    assert bed.running() == 0
+    assert bed.lane()._failures == {}, "it is not the instance's fault"
+    assert bed.gateway.metrics.of("chat").abandoned == 1
+
+
+@each_way
+def test_in_the_middle_of_a_stream(bed: Bed, how: str) -> None:
+    backend = bed.backend(hangs(STREAM + chunk(event(0))))
+    client = bed.client()
+    client.send(chat("x-request-id: it", stream=True))
+    client.until(b"t0")
+    HOW[how](client)
+    wait_for(backend.all_over, "the instance must hear of it")
+    assert is_cancelled(bed, "it")
+    assert bed.running() == 0
+
+
+@each_way
+def test_while_the_stream_runs(bed: Bed, how: str) -> None:
+    """The instance sends and sends."""
+    sent: list[int] = []
+
+    def script(line: Line) -> None:
+        line.request()
+        line.send(STREAM)
+        while True:
+            line.send(chunk(event(len(sent))))
+            sent.append(1)
+
+    backend = bed.backend(script)
+    client = bed.client()
+    client.send(chat("x-request-id: it", stream=True))
+    client.until(b"t10")
+    HOW[how](client)
+    wait_for(backend.all_over, "the instance must hear of it")
+    assert is_cancelled(bed, "it")
+
+
+@each_way
+def test_while_the_connection_is_made(lay: Lay, how: str) -> None:
+    bed = lay({"upstream": {"connectTimeout": "10s"}})
+    with deaf() as port:
+        bed.admit(port)
+        client = bed.client()
+        client.send(chat("x-request-id: it"))
+        wait_for(bed.running)
+        HOW[how](client)
+        wait_for(lambda: bed.running() == 0)
+        assert is_cancelled(bed, "it")
+
+
+@each_way
+def test_between_two_tries(lay: Lay, how: str) -> None:
+    bed = lay({"upstream": {"firstTokenTimeout": "50ms"}})
+    first, second = bed.backend(mute), bed.backend(mute)
+    client = bed.client()
+    client.send(chat("x-request-id: it"))
+    wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").failures)
+    HOW[how](client)
+    wait_for(lambda: bed.running() + bed.waiting() == 0)
+    wait_for(lambda: first.all_over() and second.all_over())
+
+
+def test_with_others_behind_it_on_its_connection(bed: Bed) -> None:
+    backend = bed.backend(hangs())
+    client = bed.client()
+    client.send(b"".join(chat(f"x-request-id: n{n}") for n in range(5)))
+    wait_for(lambda: backend.received)
+    client.close()
+    wait_for(backend.all_over)
+    wait_for(lambda: not bed.gateway.clients)
+    assert [request.header("x-request-id") for request in backend.received] == ["n0"]
+
+
+def test_in_the_middle_of_its_request(bed: Bed) -> None:
+    backend = bed.backend()
+    request = chat()
+    for cut in range(1, len(request)):
+        client = bed.client()
+        client.send(request[:cut])
+        client.reset() if cut % 2 else client.close()
+    wait_for(lambda: not bed.gateway.clients)
+    assert backend.received == []
+
+
+def test_its_place_is_for_the_next_at_once(bed: Bed) -> None:
+    """One place, held by a client that leaves: the next in the queue is served."""
+    backend = bed.backend(hangs(), answers(OK), max_concurrency=1)
+    leaving, staying = bed.client(), bed.client()
+    leaving.send(chat())
+    wait_for(lambda: backend.received)
+    staying.send(chat())
+    wait_for(lambda: bed.waiting() == 1)
+    leaving.close()
+    assert staying.answer().status == 200
+
+
+def test_an_id_may_be_used_again_at_once(bed: Bed) -> None:
+    backend = bed.backend(hangs(), answers(OK))
+    first = bed.client()
+    first.send(chat("x-request-id: same"))
+    wait_for(lambda: backend.received)
+    first.reset()
+    wait_for(lambda: bed.running() == 0)
+    assert bed.ask(chat("x-request-id: same")).header("x-request-id") == "same"

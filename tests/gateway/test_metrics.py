@@ -1,0 +1,215 @@
+"""`/metrics`, read as strictly as a monitoring system may read it, and true after traffic that is known."""
+
+import math
+import re
+from typing import NamedTuple
+
+import pytest
+
+from tests.gateway.backends import DONE, OK, answer, answers, chunk, event, hangs, says, stream
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
+from tests.gateway.wire import HEALTH, chat, post, wait_for
+
+PAGE = b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n\r\n"
+Labels = frozenset[tuple[str, str]]
+
+_SAMPLE = re.compile(r"([a-z_][a-z0-9_]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
+
+
+class Family(NamedTuple):
+    kind: str
+    samples: dict[tuple[str, Labels], float]
+
+
+def parsed(text: str) -> dict[str, Family]:
+    """The families of a page. Fails on everything that is not as the format wants it."""
+    assert text.endswith("\n")
+    families: dict[str, Family] = {}
+    name = helped = ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            helped = line.split(" ")[2]
+            assert helped not in families, f"{helped} is explained twice"
+            assert len(line.split(" ", 3)[3]) > 5
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name == helped, "TYPE follows HELP"
+            assert kind in ("counter", "gauge", "histogram")
+            families[name] = Family(kind, {})
+        else:
+            sample, labels, value = sample_of(line)
+            assert sample.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") == name or sample == name
+            assert (sample, labels) not in families[name].samples, f"{line} came twice"
+            families[name].samples[sample, labels] = value
+    for name, family in families.items():
+        check(name, family)
+    return families
+
+
+def sample_of(line: str) -> tuple[str, Labels, float]:
+    match = _SAMPLE.fullmatch(line)
+    assert match is not None, f"not a sample: {line!r}"
+    labels, rest = {}, match[2] or ""
+    while rest:
+        label = _LABEL.match(rest)
+        assert label is not None, f"not a label: {rest!r}"
+        assert label[1] not in labels
+        labels[label[1]] = label[2]
+        rest = rest[label.end() :]
+    return match[1], frozenset(labels.items()), float(match[3])
+
+
+def check(name: str, family: Family) -> None:
+    assert name.startswith("pointsman_")
+    assert family.samples, f"{name} is explained and not told"
+    assert (family.kind == "counter") == name.endswith("_total")
+    for value in family.samples.values():
+        assert math.isfinite(value)
+        assert value >= 0
+    if family.kind == "histogram":
+        series = {labels for sample, labels in family.samples if sample == f"{name}_count"}
+        for labels in series:
+            buckets = [
+                (float(dict(known)["le"]), value)
+                for (sample, known), value in family.samples.items()
+                if sample == f"{name}_bucket" and {one for one in known if one[0] != "le"} == labels
+            ]
+            assert [bound for bound, _ in buckets] == sorted(bound for bound, _ in buckets)
+            assert [count for _, count in buckets] == sorted(count for _, count in buckets)
+            assert buckets[-1] == (math.inf, family.samples[f"{name}_count", labels])
+            assert (f"{name}_sum", labels) in family.samples
+
+
+def page(bed: Bed) -> dict[str, Family]:
+    got = bed.ask(PAGE)
+    assert got.status == 200
+    assert got.header("content-type") == "text/plain; version=0.0.4; charset=utf-8"
+    return parsed(got.body.decode())
+
+
+def value(families: dict[str, Family], name: str, **labels: str) -> float:
+    """The sum over the samples that have these labels; 0 if there are none."""
+    family = families.get(f"pointsman_{re.sub('_(sum|count)$', '', name)}")
+    if family is None:
+        return 0
+    wanted = set(labels.items())
+    return sum(v for (sample, known), v in family.samples.items() if sample == f"pointsman_{name}" and wanted <= known)
+
+
+def test_before_anybody_came(bed: Bed) -> None:
+    families = page(bed)
+    assert value(families, "connections") == 1
+    assert value(families, "instances", deployment="chat") == 0
+    assert value(families, "waiting_requests", deployment="chat") == 0
+
+
+def test_traffic_that_is_known(lay: Lay) -> None:
+    bed = lay({"upstream": {"maxTries": 2}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    bed.backend()
+    for _ in range(7):
+        assert bed.ask(chat(pointsman={"deadline_ms": 60_000})).status == 200
+    assert bed.ask(chat(pointsman={"deadline_ms": 0.000001})).status == 200
+    for _ in range(2):
+        assert bed.ask(b"NONSENSE\r\n\r\n").status == 400
+    assert bed.ask(post(b"{")).status == 400
+    assert bed.ask(chat(model="nobody")).status == 404
+    families = page(bed)
+    assert value(families, "requests_total", deployment="chat", status="200") == 8
+    assert value(families, "requests_total") == 8, "what was not for a deployment is not counted there"
+    assert value(families, "unread_requests_total", status="400") == 2
+    assert value(families, "decisions_total", deployment="chat", strategy="fifo", instance="chat-0") == 8
+    assert value(families, "outcomes_total", deployment="chat", outcome="served") == 8
+    assert value(families, "deadlines_total", met="true") == 7
+    assert value(families, "deadlines_total", met="false") == 1
+    assert value(families, "request_seconds_count", deployment="chat") == 8
+    assert value(families, "queue_seconds_count", deployment="chat") == 8
+    assert value(families, "tokens_total", kind="input") == 40
+    assert value(families, "tokens_total", kind="output") == 16
+    assert value(families, "instances") == 1
+    assert value(families, "running_requests") == value(families, "waiting_requests") == 0
+    assert value(families, "policy_errors_total") == 0
+    assert value(families, "first_token_seconds_count") == 0
+
+
+def test_what_runs_and_what_waits(bed: Bed) -> None:
+    bed.backend(hangs(), max_concurrency=1)
+    clients = [bed.client() for _ in range(3)]
+    for client in clients:
+        client.send(chat())
+    wait_for(lambda: bed.running() == 1)
+    wait_for(lambda: bed.waiting() == 2)
+    families = page(bed)
+    assert value(families, "running_requests", deployment="chat") == 1
+    assert value(families, "waiting_requests", deployment="chat") == 2
+    assert value(families, "connections") == 4
+    for client in clients:
+        client.close()
+    wait_for(lambda: bed.waiting() + bed.running() == 0)
+    assert value(page(bed), "abandoned_requests_total", deployment="chat") == 3
+
+
+def test_streams_and_failures(lay: Lay) -> None:
+    bed = lay({"upstream": {"maxTries": 2}})
+    bed.backend(says(stream(event(0))[:-5]), answers(answer({"error": "oops"}, 500)))
+    assert b"stream_interrupted" in bed.ask(chat(stream=True)).body
+    assert bed.ask(chat()).status == 502
+    bed.backend(answers(stream(event(0)), stream(event(0))))
+    families = page(bed)
+    assert value(families, "broken_off_answers_total") == 1
+    assert value(families, "failed_tries_total", instance="chat-0") == 3
+    assert value(families, "requests_total", status="502") == 1
+    assert value(families, "first_token_seconds_count") == 1
+    assert value(families, "outcomes_total", outcome="EvictedOther") == 2
+
+
+def test_time_to_the_first_token_and_between_tokens(bed: Bed) -> None:
+    bed.backend(answers(stream(event(0), event(1), DONE), OK), max_concurrency=1)
+    bed.ask(chat(stream=True))
+    families = page(bed)
+    assert value(families, "first_token_seconds_count", deployment="chat") == 1
+    assert 0 < value(families, "first_token_seconds_sum") <= value(families, "request_seconds_sum")
+
+
+def test_large_counts_are_told_to_the_last_digit(bed: Bed) -> None:
+    usage = {"prompt_tokens": 123_456_789, "completion_tokens": 987_654_321}
+    bed.backend(answers(answer({"choices": [], "usage": usage})))
+    bed.ask(chat())
+    families = page(bed)
+    assert value(families, "tokens_total", kind="input") == 123_456_789
+    assert value(families, "tokens_total", kind="output") == 987_654_321
+
+
+def test_names_are_quoted(lay: Lay) -> None:
+    strange = 'a "b" \\ c'
+    bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    bed.backend(instance_id=strange)
+    bed.ask(chat())
+    families = page(bed)
+    assert value(families, "decisions_total", instance=strange.replace("\\", "\\\\").replace('"', '\\"')) == 1
+
+
+def test_expected_prefix_hits(bed: Bed) -> None:
+    bed.backend()
+    prompt = "the same long prompt again and again " * 200
+    for _ in range(3):
+        bed.ask(chat(messages=[{"role": "user", "content": prompt}]))
+    families = page(bed)
+    assert value(families, "prefix_tokens_total", kind="prompt") > 0
+    assert (
+        0
+        < value(families, "prefix_tokens_total", kind="expected_cached")
+        < value(families, "prefix_tokens_total", kind="prompt")
+    )
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n\r\n", chunk(b"x")], ids=["no JSON", "no HTTP"])
+def test_counts_after_nothing_but_failures(lay: Lay, said: bytes) -> None:
+    bed = lay({"upstream": {"maxTries": 1}})
+    bed.backend(says(said))
+    for _ in range(3):
+        assert bed.ask(chat()).status == 502
+    assert bed.ask(HEALTH).status == 200
+    families = page(bed)
+    assert value(families, "requests_total", status="502") == 3
+    assert value(families, "failed_tries_total") == 3

@@ -1,0 +1,161 @@
+"""Requests whose instance fails them before the first byte of an answer: sent to another, but not for ever."""
+
+import pytest
+
+from pointsman.gateway.retries import RetryBudget
+from tests.gateway.backends import OK, Backend, Gate, answer, answers, deaf, event, hangs, mute, says, stream
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
+from tests.gateway.wire import chat, wait_for
+
+OOPS = answers(answer({"error": "oops"}, 500))
+
+
+def received(*backends: Backend) -> list[int]:
+    return [len(backend.received) for backend in backends]
+
+
+def test_a_request_is_tried_on_each_instance_once_and_then_given_up(lay: Lay) -> None:
+    bed = lay({"upstream": {"maxTries": 3}})
+    backends = [bed.backend(OOPS) for _ in range(5)]
+    got = bed.ask(chat("x-request-id: it"))
+    assert got.status == 502
+    assert got.error["type"] == "server_error"
+    assert "try 3 of 3" in got.error["message"]
+    assert "oops" in got.error["message"]
+    assert sorted(received(*backends)) == [0, 0, 1, 1, 1]
+    record = bed.record("it")
+    assert (record.state, len(record.failures)) == ("refused", 3)
+    assert len({who for who, _ in record.failures}) == 3
+    assert got.header("x-request-id") == "it"
+    assert got.header("x-pointsman-instance") is None
+
+
+def test_one_try_is_one_try(lay: Lay) -> None:
+    bed = lay({"upstream": {"maxTries": 1}})
+    backends = [bed.backend(OOPS) for _ in range(3)]
+    assert bed.ask(chat()).status == 502
+    assert sum(received(*backends)) == 1
+
+
+def test_the_same_request_is_sent_again_to_the_byte(lay: Lay) -> None:
+    bed = lay({"upstream": {"maxTries": 4}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    backends = [*(bed.backend(OOPS) for _ in range(3)), bed.backend(current_load=100)]
+    assert bed.ask(chat("x-custom: 1", "connection: close", stream=False, temperature=0.5)).status == 200
+    assert received(*backends) == [1, 1, 1, 1]
+    requests = [backend.received[0] for backend in backends]
+    assert len({request.body for request in requests}) == 1
+    assert {request.start for request in requests} == {b"POST /v1/chat/completions HTTP/1.1"}
+    assert {request.header("x-custom") for request in requests} == {"1"}
+
+
+def test_an_instance_that_hangs_before_the_first_byte_is_replaced(lay: Lay) -> None:
+    bed = lay({"upstream": {"firstTokenTimeout": "100ms"}})
+    hanging = [bed.backend(mute), bed.backend(hangs()), bed.backend(hangs(b"HTTP/1.1 200 OK\r\ncontent-le"))]
+    good = bed.backend()
+    for _ in range(4):
+        assert bed.ask(chat()).status == 200
+    assert received(good) == [4]
+    failures = [why for record in bed.dispatcher().records.newest() for _, why in record.failures]
+    assert failures
+    assert all("no answer within 0.1 s" in why for why in failures)
+    wait_for(lambda: all(backend.all_over() for backend in hanging), "connections to whoever hangs are closed")
+
+
+def test_an_instance_that_does_not_take_connections_is_replaced(lay: Lay) -> None:
+    bed = lay({"upstream": {"connectTimeout": "100ms"}})
+    with deaf() as port:
+        bed.admit(port)
+        bed.backend()
+        for _ in range(3):
+            assert bed.ask(chat()).header("x-pointsman-instance") == "chat-1"
+    failures = [why for record in bed.dispatcher().records.newest() for _, why in record.failures]
+    assert any("no connection within 0.1 s" in why for why in failures)
+
+
+def test_retries_are_bounded_by_a_budget(lay: Lay) -> None:
+    """When everything fails, the fleet is not asked three times as much."""
+    bed = lay({"upstream": {"maxTries": 3, "retryBudget": 0}})
+    bed.thread.call(lambda: setattr(bed.gateway, "retries", RetryBudget(0.0, reserve=5.0, per_second=0.0)))
+    backends = [bed.backend(OOPS) for _ in range(3)]
+    statuses = [bed.ask(chat()).status for _ in range(10)]
+    assert set(statuses) == {502}
+    assert 10 < sum(received(*backends)) <= 15
+
+
+def test_the_budget_grows_with_requests_and_with_time() -> None:
+    budget = RetryBudget(0.5, reserve=2.0, per_second=1.0)
+    assert [budget.allows(0.0) for _ in range(3)] == [True, True, False]
+    budget.request()
+    assert not budget.allows(0.0)
+    budget.request()
+    assert budget.allows(0.0)
+    assert not budget.allows(0.0)
+    assert budget.allows(1.0)
+    assert not budget.allows(1.5)
+    assert [budget.allows(100.0) for _ in range(3)] == [True, True, False]
+
+
+def test_an_instance_that_leaves_takes_nobody_with_it(bed: Bed) -> None:
+    """Not begun: somebody else takes it. Begun: the client is told."""
+    bed.backend(hangs(), deployment="chat")
+    client = bed.client()
+    client.send(chat("x-request-id: it"))
+    wait_for(bed.running)
+    bed.backend()
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "it crashed"))
+    got = client.answer()
+    assert (got.status, got.header("x-pointsman-instance")) == (200, "chat-1")
+    assert bed.record("it").failures == [("chat-0", "it crashed")]
+
+
+def test_an_instance_that_has_left_is_not_listened_to(bed: Bed) -> None:
+    """There is nobody else yet: the request waits, and what the old instance says of it comes too late."""
+    gate = Gate(then=answer({"old": True}))
+    old = bed.backend(gate)
+    client = bed.client()
+    client.send(chat())
+    wait_for(lambda: old.received)
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "it moved"))
+    gate.open()
+    wait_for(old.all_over)
+    assert bed.waiting() == 1
+    bed.backend(answers(answer({"old": False})))
+    assert client.answer().json() == {"old": False}
+
+
+def test_an_instance_that_leaves_in_the_middle_of_a_stream(bed: Bed) -> None:
+    first = bed.backend(hangs(stream(event(0))[:-5]))
+    client = bed.client()
+    client.send(chat("x-request-id: it", stream=True))
+    wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").first_token_at)
+    bed.backend()
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "it crashed"))
+    got = client.answer()
+    assert len(got.events()) == 2
+    assert b"it crashed" in got.events()[1]
+    assert b"stream_interrupted" in got.events()[1]
+    wait_for(first.all_over)
+    assert client.stays_open()
+
+
+def test_an_instance_that_moves_is_found_at_its_new_place(bed: Bed) -> None:
+    """The same name at another port: connections to the old place are not used any more."""
+    old = bed.backend()
+    assert bed.ask(chat()).status == 200
+    new = Backend([answers(OK)])
+    bed.backends.append(new)
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "restarted"))
+    bed.admit(new.port)
+    assert bed.ask(chat()).header("x-pointsman-instance") == "chat-0"
+    assert received(old, new) == [1, 1]
+
+
+@pytest.mark.parametrize("fault", [OOPS, says(), says(b"garbage\r\n\r\n")], ids=["500", "closed", "garbage"])
+def test_three_failures_in_a_row_are_told(lay: Lay, fault: object) -> None:
+    bed = lay({"upstream": {"maxTries": 1}})
+    told: list[tuple[str, str]] = []
+    bed.gateway.traffic.failing = lambda instance, why: told.append((instance, why))
+    bed.backend(fault)  # type: ignore[arg-type]
+    for expected in (0, 0, 1, 1, 1, 2):
+        assert bed.ask(chat()).status == 502
+        assert [who for who, _ in told] == ["chat-0"] * expected

@@ -1,0 +1,314 @@
+"""Streams of events: passed on byte for byte and event by event, and never cut in silence."""
+
+import json
+import threading
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.gateway.backends import (
+    DONE,
+    LAST_CHUNK,
+    STREAM,
+    Line,
+    Script,
+    answers,
+    chunk,
+    event,
+    hangs,
+    resets,
+    says,
+    stream,
+)
+from tests.gateway.bed import Bed, Lay
+from tests.gateway.wire import Client, Message, chat, post, wait_for
+
+EVENTS = [event(n) for n in range(8)]
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,"total_tokens":15}}\n\n'
+WHOLE = b"".join(EVENTS) + USAGE + DONE
+
+
+def in_chunks(payload: bytes, size: int) -> bytes:
+    return STREAM + b"".join(chunk(payload[n : n + size]) for n in range(0, len(payload), size)) + LAST_CHUNK
+
+
+PLAIN = STREAM.replace(b"transfer-encoding: chunked\r\n", b"")
+
+GOOD: dict[str, Script] = {
+    "an event in each chunk": answers(stream(*EVENTS, USAGE, DONE)),
+    "all events in one chunk": answers(stream(WHOLE)),
+    "events split over chunks": answers(in_chunks(WHOLE, 10)),
+    "a byte in each chunk": answers(in_chunks(WHOLE, 1)),
+    "events and a half in each chunk": answers(in_chunks(WHOLE, 90)),
+    "with a length": answers(PLAIN[:-2] + b"content-length: %d\r\n\r\n" % len(WHOLE) + WHOLE),
+    "until it closes": says(PLAIN + WHOLE),
+    "over HTTP/1.0": says(PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0") + WHOLE),
+    "Content-Type in capitals": answers(stream(WHOLE).replace(b"text/event-stream", b"Text/Event-Stream")),
+}
+
+
+@pytest.mark.parametrize("piece", [0, 1, 7], ids=lambda size: f"in pieces of {size}" if size else "at once")
+@pytest.mark.parametrize("name", GOOD)
+def test_every_byte_is_passed_on(bed: Bed, name: str, piece: int) -> None:
+    def script(line: Line) -> None:
+        line.piece = piece
+        GOOD[name](line)
+
+    bed.backend(script)
+    client = bed.client()
+    for _ in range(2):
+        got = client.ask(chat("x-request-id: it", stream=True))
+        assert got.status == 200
+        assert got.header("transfer-encoding") == "chunked"
+        assert (got.header("content-type") or "").lower().startswith("text/event-stream")
+        assert got.header("x-pointsman-instance") == "chat-0"
+        assert sha256(got.body).digest() == sha256(WHOLE).digest()
+        assert bed.record("it").output_tokens == 8
+    assert client.stays_open()
+
+
+ODD = {
+    "CR LF": b"".join(EVENTS).replace(b"\n", b"\r\n") + USAGE.replace(b"\n", b"\r\n") + DONE.replace(b"\n", b"\r\n"),
+    "CR LF at the end only": b"".join(EVENTS) + DONE.replace(b"\n", b"\r\n"),
+    "comments": b": hello\n\n" + b"\n\n: ping\n\n".join(EVENTS) + b": bye\n\n" + DONE,
+    "comments in CR LF": b": hello\r\n\r\n" + DONE,
+    "named events": b"event: message\nid: 1\nretry: 5\ndata: {}\n\n" + DONE,
+    "several lines of data": b"data: a\ndata: b\n\n" + DONE,
+    "no space": b"data:{}\n\ndata:[DONE]\n\n",
+    "no end of the last event": b"".join(EVENTS) + DONE[:-1],
+    "no end of line at all": b"".join(EVENTS) + DONE[:-2],
+    "only the end mark": DONE,
+    "empty lines before": b"\n\n" + WHOLE,
+    "letters beyond ASCII": 'data: {"x": "é日本🙂"}\n\n'.encode() + DONE,
+    "a long event": b"data: " + b"x" * 3_000_000 + b"\n\n" + DONE,
+    "very many events": event(1) * 20_000 + DONE,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("size", [3, 1000, 10_000_000], ids=lambda size: f"chunks of {size}")
+def test_streams_of_every_kind_are_passed_on(bed: Bed, name: str, size: int) -> None:
+    payload = ODD[name]
+    if size == 3 and len(payload) > 100_000:
+        size = 50_000
+    bed.backend(answers(in_chunks(payload, size)))
+    got = bed.ask(chat(stream=True))
+    assert got.status == 200
+    assert sha256(got.body).digest() == sha256(payload).digest()
+
+
+def test_http_1_0_gets_a_stream_without_chunks(bed: Bed) -> None:
+    bed.backend(answers(stream(*EVENTS, DONE)))
+    for lines in ((), ("connection: keep-alive",)):
+        client = bed.client()
+        got = client.ask(chat(*lines, stream=True, version=b"1.0"))
+        assert (got.status, got.header("transfer-encoding"), got.header("connection")) == (200, None, "close")
+        assert got.body == b"".join(EVENTS) + DONE
+        assert client.is_closed()
+
+
+def test_an_event_goes_out_as_soon_as_it_is_whole(bed: Bed) -> None:
+    """The backend sends the next part only when the client has seen what it should see of the last."""
+    seen = threading.Semaphore(0)
+
+    def script(line: Line) -> None:
+        line.request()
+        line.send(STREAM + chunk(EVENTS[0]))
+        seen.acquire(timeout=20)
+        line.send(chunk(EVENTS[1][:10]))
+        line.send(chunk(EVENTS[1][10:] + EVENTS[2][:5]))
+        seen.acquire(timeout=20)
+        line.send(chunk(EVENTS[2][5:]) + chunk(DONE) + LAST_CHUNK)
+
+    bed.backend(script)
+    client = bed.client()
+    client.send(chat(stream=True))
+    assert client.head().status == 200
+    assert one_chunk(client) == EVENTS[0]
+    seen.release()
+    assert one_chunk(client) == EVENTS[1]
+    seen.release()
+    assert b"".join(client.chunked()) == EVENTS[2] + DONE
+
+
+def one_chunk(client: Client) -> bytes:
+    size = int(client.until(b"\r\n")[:-2], 16)
+    payload = client.exactly(size)
+    assert client.exactly(2) == b"\r\n"
+    return payload
+
+
+def error_of(got: Message) -> dict[str, Any]:
+    """The error in the last event, in OpenAI's shape; everything before it must be as the instance sent it."""
+    last = got.events()[-1]
+    assert last.startswith(b"data: ")
+    told: dict[str, Any] = json.loads(last[6:])
+    assert told.keys() == {"error"}
+    assert {"message", "type", "param", "code"} <= told["error"].keys()
+    return dict(told["error"])
+
+
+BEGIN = chunk(EVENTS[0]) + chunk(EVENTS[1])
+
+
+class Cut(NamedTuple):
+    """How a stream breaks off."""
+
+    name: str
+    first: bytes
+    then: bytes = b""
+    """Said when the client has the first part."""
+    how: str = "close"
+
+
+CUTS = [
+    Cut("closed between events", STREAM + BEGIN),
+    Cut("closed within an event", STREAM + BEGIN, chunk(EVENTS[2][:20])),
+    Cut("closed within a chunk", STREAM + BEGIN, chunk(EVENTS[2])[:20]),
+    Cut("reset between events", STREAM + BEGIN, how="reset"),
+    Cut("reset within an event", STREAM + BEGIN, chunk(EVENTS[2][:20]), "reset"),
+    Cut("ended without the end mark", STREAM + BEGIN, LAST_CHUNK, "keep"),
+    Cut("ended within an event", STREAM + BEGIN, chunk(EVENTS[2][:20]) + LAST_CHUNK, "keep"),
+    Cut("garbage instead of a chunk", STREAM + BEGIN, b"\x00\xff garbage\r\n\r\n", "keep"),
+    Cut("a chunk that is too long", STREAM + BEGIN, b"5\r\nmore than that\r\n", "keep"),
+    Cut("more after the end", STREAM + BEGIN, LAST_CHUNK + b"!", "keep"),
+    Cut("closed, if it should end so", PLAIN + EVENTS[0] + EVENTS[1]),
+    Cut("fewer bytes than it said", PLAIN[:-2] + b"content-length: 1000\r\n\r\n" + EVENTS[0] + EVENTS[1]),
+    Cut("it hangs", STREAM + BEGIN, how="keep"),
+    Cut("it hangs within an event", STREAM + BEGIN, chunk(EVENTS[2][:20]), "keep"),
+]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"], ids=["HTTP/1.1", "HTTP/1.0"])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
+def test_a_stream_that_breaks_off_ends_with_an_error_that_can_be_read(lay: Lay, cut: Cut, version: bytes) -> None:
+    bed = lay({"upstream": {"stallTimeout": "100ms"}})
+
+    def script(line: Line) -> None:
+        line.request()
+        line.send(cut.first)
+        wait_for(lambda: bed.record("it").first_token_at)
+        line.send(cut.then)
+        if cut.how == "reset":
+            line.reset()
+        elif cut.how == "keep":
+            line.wait_for_close()
+
+    first = bed.backend(script)
+    other = bed.backend(max_concurrency=1, current_load=1)
+    client = bed.client()
+    got = client.ask(chat("x-request-id: it", stream=True, version=version))
+    assert got.status == 200
+    assert got.body.startswith(EVENTS[0] + EVENTS[1])
+    assert len(got.events()) == 3
+    error = error_of(got)
+    assert (error["type"], error["code"]) == ("server_error", "stream_interrupted")
+    assert "chat-0" in error["message"]
+    if version == b"1.1":
+        assert client.stays_open()
+    else:
+        assert client.is_closed()
+    assert len(first.received) == 1
+    assert other.received == [], "what has begun is never sent again"
+    record = bed.record("it")
+    assert (record.state, len(record.failures)) == ("refused", 1)
+    assert bed.gateway.metrics.of("chat").broken_off == 1
+
+
+def test_an_error_stands_alone_even_if_part_of_a_long_event_is_out(bed: Bed) -> None:
+    """What is too long to be held back has gone out in parts."""
+
+    def script(line: Line) -> None:
+        line.request()
+        line.send(STREAM + chunk(b"data: " + b"x" * 2_000_000))
+        wait_for(lambda: bed.record("it").first_token_at)
+
+    bed.backend(script)
+    got = bed.ask(chat("x-request-id: it", stream=True))
+    assert error_of(got)["code"] == "stream_interrupted"
+
+
+def test_http_1_0_that_would_stay_is_left_after_a_stream_with_a_length(bed: Bed) -> None:
+    bed.backend(GOOD["with a length"])
+    client = bed.client()
+    got = client.ask(chat("connection: keep-alive", stream=True, version=b"1.0"))
+    assert (got.body, got.header("connection")) == (WHOLE, "close")
+
+
+def test_the_end_mark_must_be_an_event_and_not_a_word(bed: Bed) -> None:
+    bed.backend(answers(stream(EVENTS[0], b'data: {"choices":[{"delta":{"content":"say data: [DONE]"}}]}\n\n')))
+    got = bed.ask(chat(stream=True))
+    assert error_of(got)["code"] == "stream_interrupted"
+
+
+def test_nothing_is_amiss_when_a_stream_is_cut_behind_its_end_mark(lay: Lay) -> None:
+    """Everything that was to be said has been said."""
+    bed = lay({"upstream": {"stallTimeout": "100ms"}})
+    said = STREAM + chunk(b"".join(EVENTS) + DONE)
+    bed.backend(says(said), hangs(said), resets(said))
+    client = bed.client()
+    for _ in range(3):
+        got = client.ask(chat("x-request-id: it", stream=True))
+        assert got.body == b"".join(EVENTS) + DONE
+        assert bed.record("it").state == "served"
+    assert client.stays_open()
+
+
+def test_streams_of_the_responses_api_need_no_end_mark(bed: Bed) -> None:
+    said = b'event: response.completed\ndata: {"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}\n\n'
+    bed.backend(answers(stream(b"event: response.created\ndata: {}\n\n", said)))
+    got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses", ["x-request-id: it"]))
+    assert got.events()[-1] == said[:-2]
+    assert bed.record("it").output_tokens == 4
+
+
+def test_but_a_stream_that_ends_with_its_connection_needs_one(bed: Bed) -> None:
+    bed.backend(says(PLAIN + b"event: response.created\ndata: {}\n\n"))
+    got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses"))
+    assert error_of(got)["code"] == "stream_interrupted"
+
+
+def test_an_error_of_the_engine_within_a_stream_is_passed_on(bed: Bed) -> None:
+    said = [EVENTS[0], b'data: {"error": {"message": "out of memory"}}\n\n', DONE]
+    bed.backend(answers(stream(*said)))
+    assert bed.ask(chat(stream=True)).body == b"".join(said)
+
+
+def test_an_engine_that_answers_a_stream_with_json_is_passed_on(bed: Bed) -> None:
+    """A bad request is not a stream, even if it was to be one."""
+    said = b'{"error": {"message": "no such thing"}}'
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(said)
+    backend = bed.backend(answers(head + said))
+    got = bed.ask(chat(stream=True))
+    assert (got.status, got.body) == (400, said)
+    assert len(backend.received) == 1
+
+
+def test_what_was_said_of_tokens_is_in_the_record(bed: Bed) -> None:
+    details = b'"prompt_tokens_details":{"cached_tokens":4}'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,%b}}\n\n' % details
+    bed.backend(answers(stream(*EVENTS, usage, DONE)))
+    bed.ask(chat("x-request-id: it", stream=True))
+    record = bed.record("it")
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (7, 4, 8)
+    assert record.first_token_at is not None
+    assert dict(bed.gateway.metrics.of("chat").tokens) == {"input": 7, "output": 8, "cached": 4}
+
+
+def test_many_streams_at_once(bed: Bed) -> None:
+    """Each client gets its own."""
+
+    def script(line: Line) -> None:
+        while (request := line.request()) is not None:
+            word = json.loads(request.body)["messages"][0]["content"].encode()
+            line.send(in_chunks((b'data: {"x":"%b"}\n\n' % word) * 50 + DONE, 64))
+
+    bed.backend(script)
+    bed.backend(script)
+    clients = [bed.client() for _ in range(30)]
+    for number, client in enumerate(clients):
+        client.send(chat(stream=True, messages=[{"role": "user", "content": f"n{number}"}]))
+    for number, client in enumerate(clients):
+        assert client.answer().body == (b'data: {"x":"n%d"}\n\n' % number) * 50 + DONE
+    wait_for(lambda: bed.running() == 0)

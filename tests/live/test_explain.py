@@ -1,0 +1,206 @@
+"""Why a live request went where it went: the same story from the commands, the admin API and the metrics."""
+
+import http.client
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from bench.chaos.mischief import tell
+from bench.chaos.planes import LivePlane
+from pointsman.engines import Samples
+from tests.live.manifests import hashed, manifest, simulated
+
+ADMIN_KEY = "pm-admin-of-this-test"
+
+Ask = Callable[..., tuple[int, dict[str, str], Any]]
+
+
+@pytest.fixture(scope="module")
+def live(module_plane: LivePlane) -> LivePlane:
+    module_plane.up(manifest(simulated("m", 3), simulated("other", 1), adminKeySha256=hashed(ADMIN_KEY)))
+    return module_plane
+
+
+@pytest.fixture
+def ask(live: LivePlane) -> Ask:
+    """(method, path, body, headers...) -> (status, headers, JSON or text)"""
+
+    def asked(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30.0)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, None if body is None else json.dumps(body), named)
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            connection.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, json.loads(said) if "json" in found["content-type"] else said
+
+    return asked
+
+
+def complete(ask: Ask, request_id: str, **more: Any) -> tuple[int, dict[str, str], Any]:
+    body = {"model": "m", "prompt": f"explain {request_id}", "max_tokens": 4, **more}
+    return ask("POST", "/v1/completions", body, x_request_id=request_id)
+
+
+def test_a_request_that_was_served(live: LivePlane, ask: Ask) -> None:
+    status, headers, _ = complete(ask, "served-1")
+    assert status == 200
+    record = live.admin.get("requests", "served-1")
+    assert record["state"] == "served"
+    assert record["instance"] == headers["x-pointsman-instance"]
+    assert (record["tries"], record["failed_tries"], record["refusal"]) == (1, [], None)
+    assert record["output_tokens"] == 4
+    assert record["total_ms"] >= record["waited_ms"] >= 0
+    [profile] = record["trace"]["profiles"]
+    assert profile["profile"] == "default"
+    assert profile["candidates"] == 3
+    assert {one["candidate"] for one in profile["scored"]} == {"m-1", "m-2", "m-3"}
+    for one in profile["scored"]:
+        weighted = [profile["weights"][name] * score for name, score in one["scores"].items()]
+        assert one["total"] == pytest.approx(sum(weighted))
+    assert profile["targets"] == [record["instance"]]
+
+    said = live.pointsman("explain", "served-1")
+    assert said.returncode == 0
+    assert said.stdout.strip() == record["text"].strip()
+    assert 'request "served-1" is served' in said.stdout
+    for word in ("m-1", "m-2", "m-3", "queue-scorer x2", "prefix-cache-scorer x3", "total", "chosen", "4 out"):
+        assert word in said.stdout
+    print("\n" + said.stdout)
+    told = json.loads(live.pointsman("explain", "served-1", "--json").stdout)
+    assert told["trace"] == record["trace"]
+
+
+def test_a_request_that_was_tried_again(live: LivePlane, ask: Ask) -> None:
+    for name, instance in live.instances("m").items():
+        if name != "m-3":
+            tell(instance["url"], {"fault": "status", "status": 503, "count": 1})
+    failed: list[dict[str, Any]] = []
+    for number in range(6):
+        status, headers, _ = complete(ask, f"again-{number}")
+        assert status == 200
+        record = live.admin.get("requests", f"again-{number}")
+        assert record["tries"] == 1 + len(record["failed_tries"])
+        assert headers["x-pointsman-instance"] not in [one["instance"] for one in record["failed_tries"]]
+        failed += record["failed_tries"]
+        if record["failed_tries"]:
+            text = live.pointsman("explain", f"again-{number}").stdout
+            assert f"tried {record['failed_tries'][0]['instance']}: it answered 503" in text
+            assert "is served" in text
+    assert sorted(one["instance"] for one in failed) == ["m-1", "m-2"]
+    metrics = Samples(ask("GET", "/metrics")[2])
+    assert metrics.value("pointsman_failed_tries_total") == 2
+
+
+def test_a_request_that_nobody_could_take(live: LivePlane, ask: Ask) -> None:
+    status, headers, said = complete(ask, "hopeless", pointsman={"cost_budget": 1e-12, "timeout_s": 0.3})
+    assert status in (429, 503)
+    assert int(headers["retry-after"]) >= 1
+    record = live.admin.get("requests", "hopeless")
+    assert record["state"] == "refused"
+    assert record["refusal"]["why"] == said["error"]["message"]
+    assert set(record["rejected"]) == {"m-1", "m-2", "m-3"}
+    assert all("budget" in why for why in record["rejected"].values())
+    assert "refused (EvictedTTL)" in live.pointsman("explain", "hopeless").stdout
+
+
+def test_a_request_that_runs(live: LivePlane, ask: Ask) -> None:
+    """Its story can be read while it is not at its end."""
+    connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30.0)
+    body = {"model": "other", "prompt": "long", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"x-request-id": "under-way"})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: ")
+    record = live.admin.get("requests", "under-way")
+    assert (record["state"], record["instance"], record["total_ms"]) == ("running", "other-1", None)
+    assert record["first_token_ms"] > 0
+    assert live.instances()["other-1"]["in_flight"] == 1
+    connection.close()
+    answer.close()
+    live.until(lambda: live.admin.get("requests", "under-way")["state"] == "refused", "it is noticed that it left")
+    assert "client went away" in live.pointsman("explain", "under-way").stdout
+
+
+def test_lists_of_requests(live: LivePlane, ask: Ask) -> None:
+    complete(ask, "listed-1")
+    complete(ask, "listed-2", model="other")
+    newest = live.admin.get("requests", limit=2)["requests"]
+    assert [one["request_id"] for one in newest] == ["listed-2", "listed-1"]
+    assert {one["model"] for one in live.admin.get("requests", model="other")["requests"]} == {"other"}
+    assert "listed-2" in live.pointsman("requests", "--instance", "other-1", "-n", "1").stdout
+    assert "listed-1" not in live.pointsman("requests", "--model", "other").stdout
+    assert live.pointsman("requests", "--only", "waiting").stdout.strip() == "no such requests are known"
+
+
+def test_unknown_requests(live: LivePlane) -> None:
+    said = live.pointsman("explain", "never-sent")
+    assert said.returncode == 1
+    assert 'nothing is known of a request "never-sent"' in said.stderr
+
+
+def test_status(live: LivePlane) -> None:
+    said = live.pointsman("status")
+    assert said.returncode == 0
+    for word in ("plane ready", "3 of 3", "1 of 1", "m-1", "m-2", "m-3", "other-1", live.url):
+        assert word in said.stdout
+    told = json.loads(live.pointsman("status", "--json").stdout)
+    assert told["ready"] is True
+    assert told["pid"] == live.process.pid
+    assert all(one["metrics_age_s"] < 30 for one in live.instances().values())
+
+
+class TestAdminOverHttp:
+    def test_needs_its_key(self, ask: Ask) -> None:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {ADMIN_KEY}"}):
+            status, _, said = ask("GET", "/admin/v1/status", **headers)
+            assert status == 401
+            assert said["error"]["type"] == "authentication_error"
+
+    def test_says_the_same_as_the_local_socket(self, live: LivePlane, ask: Ask) -> None:
+        complete(ask, "over-http")
+        status, _, said = ask("GET", "/admin/v1/requests/over-http", authorization=f"Bearer {ADMIN_KEY}")
+        here = live.admin.get("requests", "over-http")
+        assert status == 200
+        assert {**said, "arrived": ""} == {**here, "arrived": ""}
+
+    def test_commands_reach_it_by_its_address(self, live: LivePlane, ask: Ask) -> None:
+        complete(ask, "by-address")
+        said = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY=ADMIN_KEY)
+        assert (said.returncode, 'request "by-address" is served' in said.stdout) == (0, True)
+        said = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY="wrong")
+        assert said.returncode == 1
+        assert "key" in said.stderr
+
+    def test_logs(self, ask: Ask) -> None:
+        path = "/admin/v1/instances/m-1/logs?lines=5"
+        status, _, said = ask("GET", path, authorization=f"Bearer {ADMIN_KEY}")
+        assert status == 200
+        assert "started as process" in said["text"]
+
+
+def test_metrics_count_what_happened(live: LivePlane, ask: Ask) -> None:
+    before = Samples(ask("GET", "/metrics")[2])
+    complete(ask, "metered-1")
+    complete(ask, "metered-2", stream=True)
+    after = Samples(ask("GET", "/metrics")[2])
+
+    def grown(name: str) -> float:
+        return (after.value(f"pointsman_{name}") or 0) - (before.value(f"pointsman_{name}") or 0)
+
+    assert grown("requests_total") == 2
+    assert grown("decisions_total") == 2
+    assert grown("queue_seconds_count") == 2
+    assert grown("request_seconds_count") == 2
+    assert grown("first_token_seconds_count") == 1
+    assert grown("between_tokens_seconds_count") >= 1
+    assert grown("tokens_total") >= 8
+    assert after.value("pointsman_instances") == 4
+    assert after.value("pointsman_waiting_requests") == after.value("pointsman_running_requests") == 0
+    strategies = {labels["strategy"] for labels in after.labels("pointsman_decisions_total")}
+    assert strategies == {"configured"}

@@ -1,0 +1,175 @@
+"""The end: nothing new is taken, what is under way is finished or told so, and no process is left."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from bench.chaos.clients import Ask, Client, Sample, Verdict, word_for_word
+from bench.chaos.planes import PATIENCE_S, LivePlane
+from tests.live.manifests import manifest, simulated
+
+PACE = 50
+"""Tokens per second."""
+
+
+def start(plane: LivePlane, **gateway: Any) -> str:
+    """Two instances with two places each. Where requests go."""
+    paced = simulated("m", 2, maxConcurrency=2, parameters={"tokensPerSecond": PACE})
+    plane.up(manifest(paced, **gateway))
+    return plane.url
+
+
+def asking(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> Future[list[Sample]]:
+    """Requests, each on a connection of its own; all of them have come in when this returns."""
+
+    async def all_of_them() -> list[Sample]:
+        where = urlsplit(url)
+        clients = [Client(where.hostname or "", where.port or 80, word_for_word) for _ in asks]
+        try:
+            return await asyncio.gather(*(one.ask(ask) for one, ask in zip(clients, asks, strict=True)))
+        finally:
+            for one in clients:
+                one.close()
+
+    future = pool.submit(lambda: asyncio.run(all_of_them()))
+    plane.until(lambda: len(plane.admin.get("requests")["requests"]) == len(asks), "all requests have come")
+    plane.until(lambda: plane.status()["deployments"][0]["running"] == min(len(asks), 4), "they run")
+    streams = [ask.request_id for ask in asks[:4] if ask.stream]
+    plane.until(
+        lambda: all(plane.admin.get("requests", one)["first_token_ms"] is not None for one in streams), "they stream"
+    )
+    return future
+
+
+def ask(name: str, tokens: int, *, stream: bool = True) -> Ask:
+    return Ask(name, "m", f"a long story about {name}", tokens, chat=stream, stream=stream)
+
+
+def is_refused(url: str) -> bool:
+    where = urlsplit(url)
+    try:
+        socket.create_connection((where.hostname or "", where.port or 80), 5.0).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "down"])
+def test_what_is_under_way_is_finished(plane: LivePlane, how: str) -> None:
+    """Streams, plain requests, and those that still wait for a place."""
+    url = start(plane)
+    asks = [ask(f"stream-{number}", 60) for number in range(3)]
+    asks += [ask("plain", 60, stream=False), ask("waits-1", 10), ask("waits-2", 10, stream=False)]
+    with ThreadPoolExecutor() as pool:
+        answers = asking(pool, plane, url, *asks)
+        if how == "down":
+            assert plane.pointsman("down").returncode == 0
+        else:
+            plane.process.send_signal(signal.Signals[how])
+        plane.until(lambda: is_refused(url), "no new connections")
+        samples = answers.result()
+        ended = time.monotonic()
+    assert [(one.ask.request_id, one.verdict, one.why) for one in samples if one.verdict is not Verdict.SERVED] == []
+    assert plane.process.wait(PATIENCE_S) == 0
+    assert plane.processes() == {}
+    print(f"\n{how}: 6 requests finished; everything gone {time.monotonic() - ended:.2f} s after the last")
+
+
+def test_who_takes_too_long_is_told(plane: LivePlane) -> None:
+    url = start(plane, drainTimeout="1s")
+    asks = [ask(f"long-{number}", 2000) for number in range(3)]
+    with ThreadPoolExecutor() as pool:
+        answers = asking(pool, plane, url, *asks, ask("plain", 2000, stream=False), ask("waits", 2000))
+        assert plane.stop() == 0
+        *long, plain, waits = answers.result()
+    for one in long:
+        assert one.verdict is Verdict.BROKEN_OFF
+        assert "the gateway is shutting down" in one.why
+    for one in (plain, waits):
+        assert (one.verdict, one.status) == (Verdict.REFUSED, 503)
+        assert "the gateway is shutting down" in one.why
+    assert plane.processes() == {}
+
+
+def test_interrupted_twice_it_ends_at_once(plane: LivePlane) -> None:
+    url = start(plane, drainTimeout="10m")
+    with ThreadPoolExecutor() as pool:
+        answers = asking(pool, plane, url, ask("long", 20_000), ask("plain", 20_000, stream=False))
+        plane.process.send_signal(signal.SIGINT)
+        plane.until(lambda: is_refused(url), "no new connections")
+        plane.process.send_signal(signal.SIGINT)
+        assert plane.process.wait(PATIENCE_S) == 0
+        long, plain = answers.result()
+    assert (long.verdict, plain.verdict) == (Verdict.BROKEN_OFF, Verdict.REFUSED)
+    assert "2 requests were cut off" in plane.said()
+    assert plane.processes() == {}
+
+
+def test_engines_that_do_not_listen_to_sigterm_are_killed(plane: LivePlane) -> None:
+    """A stopped process cannot end itself, and its clients must not hold up the end."""
+    url = start(plane, drainTimeout="1s")
+    with ThreadPoolExecutor() as pool:
+        answers = asking(pool, plane, url, ask("stuck-1", 2000), ask("stuck-2", 2000))
+        for pid in plane.pids().values():
+            os.kill(pid, signal.SIGSTOP)
+        assert plane.stop() == 0
+        assert {one.verdict for one in answers.result()} == {Verdict.BROKEN_OFF}
+    assert plane.processes() == {}
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_at_a_terminal(plane: LivePlane, presses: int) -> None:
+    """As under `make run`: the whole foreground group gets the signal, and engines and keeper are not in it."""
+    file = plane.write(manifest(simulated("m", 2)))
+    command = f"{sys.executable} -m pointsman.cli.main up {file} --state {plane.state}"
+    makefile = plane.folder / "Makefile"
+    makefile.write_text(f"run:\n\t@{command}\n", encoding="utf-8")
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        ["make", "-f", str(makefile), "run"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=plane.folder,
+        env={**os.environ, **plane.environment},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    try:
+        shown = read_until(master, b"try it:")
+        assert b"ready in" in shown
+        for _ in range(presses):
+            os.write(master, b"\x03")
+        shown += read_until(master, None)
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert b"stopped" in shown
+    assert b"Traceback" not in shown
+    assert plane.processes() == {}
+
+
+def read_until(terminal: int, word: bytes | None) -> bytes:
+    """What a terminal shows up to a word; None: to the end."""
+    shown = b""
+    with suppress(OSError):  # Linux says so when the last who had it open is gone
+        while (word is None or word not in shown) and (piece := os.read(terminal, 65536)):
+            shown += piece
+    assert word is None or word in shown, shown
+    return shown

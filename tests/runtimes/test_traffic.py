@@ -1,0 +1,581 @@
+"""Lanes: requests on their way while instances come and go, policies change and deployments are taken away."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pointsman.config import DeploymentPlan, load_manifest
+from pointsman.errors import UnknownName
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Refuse, Revoke, Send
+from pointsman.routing.outcomes import Outcome
+from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.types import ExecutionInstance, RequestMetadata
+
+STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive"]
+
+
+def plans(*names: str, policy: str = "fifo", **fields: Any) -> tuple[DeploymentPlan, ...]:
+    """Deployments as a manifest says them, each with a model of its own."""
+    told = [
+        {
+            "name": name,
+            "model": f"model-{name}",
+            "aliases": [f"alias-{name}"],
+            "endpoints": [{"url": "http://127.0.0.1:1"}],
+            "scheduling": {"policy": policy},
+            **fields,
+        }
+        for name in names
+    ]
+    return load_manifest(json.dumps({"deployments": told})).deployments
+
+
+def instance(name: str, limit: int | None = 1, model: str = "model-a", **facts: Any) -> ExecutionInstance:
+    return ExecutionInstance(
+        instance_id=name, model_name=model, host="127.0.0.1", port=1, max_concurrency=limit, **facts
+    )
+
+
+class Ledger:
+    """A carrier that carries nothing: it writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, Outcome]] = []
+        self.revoked: list[str] = []
+
+    def send(self, lane: Lane, command: Send) -> None:
+        self.sent.append((command.request.request_id, command.decision.target_instance_id))
+
+    def refuse(self, lane: Lane, command: Refuse) -> None:
+        self.refused.append((command.request.request_id, command.refusal.outcome))
+
+    def revoke(self, lane: Lane, command: Revoke) -> None:
+        self.revoked.append(command.request.request_id)
+
+
+class Yard:
+    """Traffic with a carrier, and short ways to talk to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
+        self.carrier = Ledger()
+        self.traffic = Traffic(loop, self.carrier, **settings)
+
+    def arrive(self, *names: str, deployment: str = "a", **facts: Any) -> None:
+        for name in names:
+            lane = self.traffic.by_model[f"model-{deployment}"]
+            told = {"model_name": f"model-{deployment}", "arrival_time": time.monotonic(), **facts}
+            lane.tell(Arrived((RequestMetadata(name, "hello", **told),)))
+
+    def end(self, *names: str, deployment: str = "a") -> None:
+        """As the gateway tells it: to the dispatcher, then to the lane."""
+        for name in names:
+            lane = self.traffic._lane(deployment)
+            where = dict(self.carrier.sent)[name]
+            lane.tell(Ended(name, 1))
+            lane.worked(where)
+
+    def fail(self, name: str, why: str = "oops", deployment: str = "a") -> None:
+        lane = self.traffic._lane(deployment)
+        where = dict(self.carrier.sent)[name]
+        lane.tell(Failed(name, why))
+        lane.failed(where, why)
+
+    def sent(self) -> list[str]:
+        return [name for name, _ in self.carrier.sent]
+
+
+def run(work: Callable[[Yard], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Run a test on a loop; whatever goes wrong on the loop is an error."""
+
+    async def on_loop() -> None:
+        loop = asyncio.get_running_loop()
+        trouble: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: trouble.append(context))
+        yard = Yard(loop, **settings)
+        await work(yard)
+        await asyncio.sleep(0)
+        assert trouble == []
+        for lane in yard.traffic.all_lanes():
+            lane.stop_timer()
+
+    asyncio.run(on_loop())
+
+
+async def until(condition: Callable[[], object], patience_s: float = 20.0) -> None:
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "waited for nothing"
+        await asyncio.sleep(0.002)
+
+
+# Deployments
+
+
+def test_a_lane_for_each_deployment_by_all_its_names() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a", "b"))
+        assert set(traffic.lanes) == {"a", "b"}
+        assert {model: lane.plan.name for model, lane in traffic.by_model.items()} == {
+            "model-a": "a", "alias-a": "a", "model-b": "b", "alias-b": "b"
+        }  # fmt: skip
+        before = dict(traffic.lanes)
+        traffic.configure(plans("a", "b"))
+        assert traffic.lanes == before, "nothing has changed"
+        assert all(lane.dispatcher is before[name].dispatcher for name, lane in traffic.lanes.items())
+
+    run(work)
+
+
+def test_what_a_lane_says_of_itself() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        yard.arrive("r0", "r1")
+        yard.traffic.measured("a", "i", Metrics(waiting_queue_size=3, running_requests_size=1, kv_cache_usage=0.5))
+        told = yard.traffic.status("a")
+        assert (told["strategy"], told["waiting"], told["running"]) == ("fifo", 1, 1)
+        [(name, one)] = told["instances"].items()  # type: ignore[attr-defined]
+        assert (name, one["in_flight"], one["max_concurrency"], one["waiting"]) == ("i", 1, 1, 3)
+        assert one["metrics_age_s"] >= 0
+        json.dumps(told)
+
+    run(work)
+
+
+def test_nobody_knows_other_deployments() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        for call in (
+            lambda: yard.traffic.admit("b", instance("i")),
+            lambda: yard.traffic.update("b", instance("i")),
+            lambda: yard.traffic.withdraw("b", "i", "gone"),
+            lambda: yard.traffic.in_flight("b", "i"),
+            lambda: yard.traffic.status("b"),
+        ):
+            with pytest.raises(UnknownName, match="b"):
+                call()
+
+    run(work)
+
+
+def test_instances_that_nobody_knows_are_no_matter() -> None:
+    """News of an instance may come after it has gone."""
+
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        idle: list[str] = []
+        yard.traffic.update("a", instance("nobody"))
+        yard.traffic.measured("a", "nobody", Metrics())
+        yard.traffic.withdraw("a", "nobody", "gone")
+        yard.traffic.withdraw("a", "nobody", "gone")
+        yard.traffic.when_idle("a", "nobody", lambda: idle.append("nobody"))
+        assert yard.traffic.in_flight("a", "nobody") == 0
+        await asyncio.sleep(0)
+        assert idle == ["nobody"]
+        assert len(yard.traffic.lanes["a"].dispatcher.fleet) == 0
+
+    run(work)
+
+
+# Policies that change
+
+
+@pytest.mark.parametrize("after", STRATEGIES)
+@pytest.mark.parametrize("before", STRATEGIES)
+def test_another_policy_under_load(before: str, after: str) -> None:
+    """What runs goes on running, what waits goes on waiting, counts and records go on."""
+
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a", policy=before))
+        traffic.admit("a", instance("i", 2))
+        traffic.admit("a", instance("j", 1))
+        yard.arrive(*(f"r{n}" for n in range(8)))
+        assert len(yard.sent()) == 3
+        lane, old = traffic.lanes["a"], traffic.lanes["a"].dispatcher
+        traffic.configure(plans("a", policy=after))
+        assert traffic.lanes["a"] is lane
+        assert (lane.dispatcher is old) == (before == after)
+        assert lane.dispatcher.strategy == after
+        assert (lane.dispatcher.running, len(lane.dispatcher)) == (3, 8)
+        assert {traffic.in_flight("a", "i"), traffic.in_flight("a", "j")} == {2, 1}
+        ended: list[str] = []
+        while len(ended) < 8:
+            name = next(name for name in yard.sent() if name not in ended)
+            ended.append(name)
+            yard.end(name)
+        assert sorted(yard.sent()) == [f"r{n}" for n in range(8)], "each was sent exactly once"
+        assert yard.carrier.refused == []
+        tally = lane.dispatcher.tally
+        assert (tally.arrived, tally.outcomes) == (8, {"served": 8})
+        assert {record.state for record in lane.dispatcher.records.newest()} == {"served"}
+        used = {record.strategy for record in lane.dispatcher.records.newest()}
+        assert used == {before, after}
+        assert len(lane.dispatcher) == len(lane.dispatcher.ledger) == 0
+
+    run(work)
+
+
+def test_what_was_sent_by_the_old_policy_is_retried_by_the_new_one() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        yard.traffic.admit("a", instance("j"))
+        yard.arrive("r")
+        [(_, first)] = yard.carrier.sent
+        yard.traffic.configure(plans("a", policy="priority"))
+        yard.fail("r")
+        [_, (name, second)] = yard.carrier.sent
+        assert (name, {first, second}) == ("r", {"i", "j"})
+        yard.traffic.configure(plans("a", policy="slo-aware"))
+        yard.fail("r")
+        assert len(yard.carrier.sent) == 3
+        yard.fail("r")
+        assert yard.carrier.refused == [("r", Outcome.EVICTED_OTHER)]
+
+    run(work, max_tries=3)
+
+
+def test_a_timer_goes_on_with_the_new_policy() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        yard.arrive("runs")
+        yard.arrive("waits", timeout_s=0.05)
+        yard.traffic.configure(plans("a", policy="priority"))
+        await until(lambda: yard.carrier.refused)
+        assert yard.carrier.refused == [("waits", Outcome.EVICTED_TTL)]
+        yard.end("runs")
+        assert len(yard.traffic.lanes["a"].dispatcher) == 0
+
+    run(work)
+
+
+def test_only_the_deployment_that_changed_gets_another_dispatcher() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a", "b"))
+        before = {name: lane.dispatcher for name, lane in yard.traffic.lanes.items()}
+        yard.traffic.configure((*plans("a", policy="priority"), *plans("b")))
+        assert yard.traffic.lanes["a"].dispatcher is not before["a"]
+        assert yard.traffic.lanes["b"].dispatcher is before["b"]
+
+    run(work)
+
+
+def test_other_changes_of_a_deployment_leave_its_dispatcher_alone() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        before = yard.traffic.lanes["a"].dispatcher
+        yard.traffic.configure(plans("a", aliases=["new-name"], price={"perMillionInputTokens": 1}))
+        assert yard.traffic.lanes["a"].dispatcher is before
+        assert set(yard.traffic.by_model) == {"model-a", "new-name"}
+        assert yard.traffic.lanes["a"].plan.price is not None
+
+    run(work)
+
+
+def test_policies_may_change_as_often_as_they_like() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i", 3))
+        ended: set[str] = set()
+        for turn in range(100):
+            yard.arrive(f"r{turn}")
+            yard.traffic.configure(plans("a", policy=STRATEGIES[turn % 5]))
+            if turn % 2:
+                name = next(name for name in yard.sent() if name not in ended)
+                ended.add(name)
+                yard.end(name)
+        while len(ended) < 100:
+            name = next(name for name in yard.sent() if name not in ended)
+            ended.add(name)
+            yard.end(name)
+        assert len(yard.sent()) == 100
+        assert yard.carrier.refused == []
+        assert yard.traffic.lanes["a"].dispatcher.tally.outcomes == {"served": 100}
+
+    run(work)
+
+
+# Deployments that are taken away
+
+
+def test_a_deployment_that_is_taken_away_still_serves_those_who_wait() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a", "b"))
+        traffic.admit("a", instance("i"))
+        yard.arrive("r0", "r1", "r2")
+        traffic.configure(plans("b"))
+        assert set(traffic.lanes) == {"b"}
+        assert "model-a" not in traffic.by_model
+        assert [lane.plan.name for lane in traffic.all_lanes()] == ["b", "a"]
+        idle: list[str] = []
+        traffic.when_idle("a", "i", lambda: idle.append("i"))
+        traffic.update("a", instance("i", can_accept_request=False))  # it drains: what waits is served all the same
+        for name in ("r0", "r1", "r2"):
+            await asyncio.sleep(0)
+            assert idle == [], "somebody still waits or runs"
+            assert yard.sent()[-1] == name
+            yard.end(name)
+        await asyncio.sleep(0)
+        assert idle == ["i"]
+        traffic.withdraw("a", "i", "stopped")
+        assert [lane.plan.name for lane in traffic.all_lanes()] == ["b"]
+        assert yard.carrier.refused == []
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["expires", "is cancelled"])
+def test_an_instance_is_idle_when_the_last_who_waited_has_left_otherwise(how: str) -> None:
+    """As the gateway tells it: it looks for idle instances after every refusal."""
+
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a"))
+        traffic.admit("a", instance("i", 0))  # it takes nobody
+        yard.arrive("r", timeout_s=0.02 if how == "expires" else None)
+        lane = traffic.lanes["a"]
+        traffic.configure(())
+        idle: list[str] = []
+        traffic.when_idle("a", "i", lambda: idle.append("i"))
+        await asyncio.sleep(0)
+        assert idle == []
+        if how == "expires":
+            await until(lambda: yard.carrier.refused)
+        else:
+            lane.tell(Cancelled("r"))
+        lane.look_for_idle()
+        await asyncio.sleep(0)
+        assert idle == ["i"]
+
+    run(work)
+
+
+def test_whoever_waits_is_told_when_the_last_instance_of_a_gone_deployment_has_left() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a"))
+        traffic.admit("a", instance("i"))
+        yard.arrive("r0", "r1")
+        traffic.configure(())
+        traffic.withdraw("a", "i", "it crashed")
+        assert {name for name, _ in yard.carrier.refused} == {"r0", "r1"}
+        assert {outcome.value for _, outcome in yard.carrier.refused} <= {"EvictedNoEndpoints", "EvictedShuttingDown"}
+        assert traffic.all_lanes() == []
+
+    run(work)
+
+
+def test_a_deployment_that_never_had_an_instance_goes_at_once() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.arrive("r")
+        yard.traffic.configure(())
+        assert [name for name, _ in yard.carrier.refused] == ["r"]
+        assert yard.traffic.all_lanes() == []
+
+    run(work)
+
+
+def test_a_deployment_that_comes_back_goes_on_where_it_was() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a"))
+        traffic.admit("a", instance("i"))
+        yard.arrive("r0", "r1")
+        lane = traffic.lanes["a"]
+        traffic.configure(())
+        traffic.configure(plans("a", policy="priority"))
+        assert traffic.lanes["a"] is lane
+        assert not lane.closed
+        assert lane.dispatcher.strategy == "priority"
+        assert traffic.by_model["model-a"] is lane
+        traffic.update("a", instance("i", 5))
+        assert sorted(yard.sent()) == ["r0", "r1"], "news of its instances is heard again"
+        yard.end("r0", "r1")
+        assert lane.dispatcher.tally.outcomes == {"served": 2}
+
+    run(work)
+
+
+def test_a_deployment_that_comes_back_after_it_was_gone_begins_anew() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        traffic.configure(plans("a"))
+        traffic.admit("a", instance("i"))
+        traffic.configure(())
+        traffic.withdraw("a", "i", "stopped")
+        traffic.configure(plans("a"))
+        traffic.admit("a", instance("i"))
+        yard.arrive("r")
+        yard.end("r")
+        assert traffic.lanes["a"].dispatcher.tally.arrived == 1
+
+    run(work)
+
+
+# Idle instances
+
+
+def test_an_idle_instance_is_told_of_once_and_not_at_once() -> None:
+    """The call comes from the loop, so that nobody is surprised in the middle of something."""
+
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        idle: list[int] = []
+        yard.traffic.when_idle("a", "i", lambda: idle.append(1))
+        assert idle == []
+        await asyncio.sleep(0)
+        assert idle == [1]
+        yard.arrive("r")
+        yard.end("r")
+        await asyncio.sleep(0)
+        assert idle == [1]
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["end", "fail", "leave"])
+def test_an_instance_is_idle_when_its_last_request_has_left(how: str) -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i", 2))
+        yard.arrive("r0", "r1")
+        idle: list[int] = []
+        yard.traffic.when_idle("a", "i", lambda: idle.append(1))
+        yard.traffic.update("a", instance("i", 2, can_accept_request=False))
+        yard.end("r0")
+        await asyncio.sleep(0)
+        assert idle == []
+        if how == "end":
+            yard.end("r1")
+        elif how == "fail":
+            yard.fail("r1")
+        else:
+            yard.traffic.withdraw("a", "i", "crashed")
+        await asyncio.sleep(0)
+        assert idle == [1]
+
+    run(work)
+
+
+def test_others_wait_on_while_one_is_drained() -> None:
+    """Only in a deployment that is gone must those who wait be served first."""
+
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        yard.arrive("r0", "r1")
+        idle: list[int] = []
+        yard.traffic.update("a", instance("i", can_accept_request=False))
+        yard.traffic.when_idle("a", "i", lambda: idle.append(1))
+        yard.end("r0")
+        await asyncio.sleep(0)
+        assert idle == [1]
+        assert yard.sent() == ["r0"]
+
+    run(work)
+
+
+# Failures
+
+
+def test_three_failures_in_a_row_are_told_and_a_success_forgives() -> None:
+    async def work(yard: Yard) -> None:
+        told: list[tuple[str, str]] = []
+        yard.traffic.failing = lambda name, why: told.append((name, why))
+        yard.traffic.configure(plans("a", "b"))
+        yard.traffic.admit("a", instance("i", None))
+        yard.traffic.admit("b", instance("k", None, "model-b"))
+
+        def fail(number: int) -> None:
+            yard.arrive(f"f{number}")
+            yard.fail(f"f{number}", f"why {number}")
+
+        fail(1)
+        fail(2)
+        yard.arrive("other", deployment="b")
+        yard.fail("other", deployment="b")
+        assert told == []
+        yard.arrive("good")
+        yard.end("good")
+        fail(3)
+        fail(4)
+        assert told == []
+        fail(5)
+        assert told == [("i", "why 5")]
+        fail(6)
+        fail(7)
+        assert len(told) == 1
+        fail(8)
+        assert told[1:] == [("i", "why 8")]
+
+    run(work, max_tries=1)
+
+
+def test_an_instance_that_comes_back_begins_without_failures() -> None:
+    async def work(yard: Yard) -> None:
+        told: list[str] = []
+        yard.traffic.failing = lambda name, why: told.append(name)
+        yard.traffic.configure(plans("a"))
+        for turn in range(3):
+            yard.traffic.admit("a", instance("i", None))
+            for number in range(2):
+                yard.arrive(f"r{turn}-{number}")
+                yard.fail(f"r{turn}-{number}")
+            yard.traffic.withdraw("a", "i", "restarted")
+        assert told == []
+
+    run(work, max_tries=1)
+
+
+def test_nobody_need_listen() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i", None))
+        for number in range(4):
+            yard.arrive(f"r{number}")
+            yard.fail(f"r{number}")
+        assert len(yard.carrier.refused) == 4
+
+    run(work, max_tries=1)
+
+
+# Time
+
+
+def test_whoever_waits_too_long_is_refused_when_it_is_time() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        yard.arrive("runs")
+        yard.arrive("short", timeout_s=0.03)
+        yard.arrive("long", timeout_s=0.06)
+        await until(lambda: len(yard.carrier.refused) == 2)
+        assert [name for name, _ in yard.carrier.refused] == ["short", "long"]
+        yard.end("runs")
+
+    run(work)
+
+
+def test_a_timer_that_was_stopped_wakes_nobody() -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i", 0))
+        yard.arrive("r", timeout_s=0.01)
+        yard.traffic.lanes["a"].stop_timer()
+        await asyncio.sleep(0.05)
+        assert yard.carrier.refused == []
+        yard.traffic.lanes["a"].tell(Cancelled("r"))
+
+    run(work)
