@@ -64,7 +64,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     began = time.monotonic()
     embedded = Embedded(state_folder(args.state))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, embedded.ask_to_stop)
     view = JsonView(embedded) if args.json else View(embedded, began)
     await embedded.start(manifest)

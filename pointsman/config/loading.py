@@ -4,7 +4,9 @@ Enters: a file (`Path`) or text (`str`). Leaves: a plan with everything built, o
 one rule: all or nothing. Loading has no effect but its result.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any
@@ -43,7 +45,8 @@ def load(source: FilePath | str, folder: FilePath | str | None = None, file: str
     if isinstance(document, EndpointPickerConfig):
         plan = picker_plan(document, problems, ())
     elif isinstance(document, Pointsman):
-        plan = _pointsman_plan(document, problems, folder)
+        with _importable(folder):
+            plan = _pointsman_plan(document, problems, folder)
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"
     return plan
@@ -62,7 +65,8 @@ def load_manifest(source: FilePath | str, folder: FilePath | str | None = None, 
     """Load a `Pointsman` document; `folder` and `file` as for `load`."""
     folder = _folder(source, folder)
     document, problems = _document(source, {"Pointsman": Pointsman}, folder, file)
-    plan = _pointsman_plan(document, problems, folder) if isinstance(document, Pointsman) else PointsmanPlan()
+    with _importable(folder):
+        plan = _pointsman_plan(document, problems, folder) if isinstance(document, Pointsman) else PointsmanPlan()
     problems.raise_if_any()
     return plan
 
@@ -94,6 +98,20 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
     made = built(kind, parameters or {}, (), Validator(problems)) if kind is not None else INVALID
     problems.raise_if_any()
     return made
+
+
+@contextmanager
+def _importable(folder: FilePath) -> Iterator[None]:
+    """Classes of the author's own may be in modules beside the document."""
+    place = str(folder)
+    if place in sys.path:
+        yield
+        return
+    sys.path.append(place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
 
 
 def _folder(source: FilePath | str, folder: FilePath | str | None) -> FilePath:

@@ -122,7 +122,7 @@ class UpstreamSpec(Section, frozen=True):
     """Between two pieces of a stream."""
     idle_timeout: Time = 30.0
     """Unused connections are closed after this."""
-    max_tries: Count = 3
+    max_tries: Count = 5
     retry_budget: Amount = 0.2
     """Retries per request over the last minutes, beyond a few that are always allowed; more are refused."""
 

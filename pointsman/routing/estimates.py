@@ -9,11 +9,10 @@ unknown.
 
 from math import isnan
 
-import numpy as np
-
 from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT
 from pointsman.routing.plugins import Endpoints
 from pointsman.selection import Column, PerMembers
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import array, column_of
 from pointsman.types import RequestMetadata
 

@@ -7,14 +7,18 @@ know which of the two it has. Nothing here changes its argument.
 from collections.abc import Sequence
 from itertools import compress
 from math import copysign, floor, inf, isfinite, nan
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from pointsman.selection.arrays import np
 
-Array: TypeAlias = NDArray[np.float64]
-Column: TypeAlias = list[float] | Array
-Positions: TypeAlias = Sequence[int] | NDArray[np.intp]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float64]
+    Column: TypeAlias = list[float] | Array
+    Positions: TypeAlias = Sequence[int] | NDArray[np.intp]
+else:
+    Array = Column = Positions = Any
 
 ARRAYS_FROM = 64
 """Rosters this long keep their columns as arrays; docs/rejected-designs.md has the measurements."""
@@ -32,7 +36,7 @@ def array(column: Column) -> Array:
     return np.asarray(column, dtype=np.float64)
 
 
-def _places(true: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _places(true: "NDArray[np.bool_]") -> "NDArray[np.intp]":
     return true.nonzero()[0]  # np.flatnonzero does the same and takes twice as long
 
 

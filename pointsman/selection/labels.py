@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
-import numpy as np
 
 from pointsman.errors import did_you_mean
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column, Positions, column_of, take
 from pointsman.selection.plugins import Rejected
 from pointsman.selection.roster import PerMembers, Roster

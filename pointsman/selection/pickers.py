@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import where_largest
 from pointsman.selection.plugins import Cycle
 from pointsman.selection.profile import Ranked

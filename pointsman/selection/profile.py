@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-import numpy as np
-
 from pointsman.errors import ConfigError, PluginError
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column, array, column_of, linear
 from pointsman.selection.plugins import Cycle, Filter, Picker, Rejected, Scorer, plugin_name
 from pointsman.selection.roster import Roster

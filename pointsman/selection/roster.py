@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar, overload
 
-import numpy as np
-
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import ARRAYS_FROM, Column, Positions, take
 
 C = TypeVar("C")

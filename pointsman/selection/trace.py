@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column
 from pointsman.selection.text import text_table
 

@@ -1,5 +1,6 @@
 """Our own document as a whole: what it wants to run, what it leaves out, and where its paths lead."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,18 @@ def test_a_detector_that_is_too_impatient_is_noted() -> None:
     [note] = notes("{}")
     assert note.startswith("a: the saturation detector takes numbers older than 0.2s for saturated")
     assert notes("{metricsStalenessThreshold: 3s}") == ()
+
+
+def test_classes_of_your_own_may_be_beside_the_document(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_manifest.py").write_text(
+        "from pointsman.strategies import FifoStrategy\n\n\nclass Mine(FifoStrategy):\n    pass\n"
+    )
+    file = tmp_path / "manifest.yaml"
+    file.write_text(
+        "kind: Pointsman\ndeployments:\n- {name: a, model: a, engine: {type: simulated}, "
+        "scheduling: {policy: 'beside_the_manifest:Mine'}}\n"
+    )
+    before = list(sys.path)
+    [plan] = load_manifest(file).deployments
+    assert type(plan.policy).__name__ == "Mine"
+    assert sys.path == before

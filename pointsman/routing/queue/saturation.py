@@ -2,8 +2,6 @@
 
 from typing import Literal, Protocol, runtime_checkable
 
-import numpy as np
-
 from pointsman.parameters import Duration
 from pointsman.routing.endpoints import (
     IN_FLIGHT_REQUESTS,
@@ -15,6 +13,7 @@ from pointsman.routing.endpoints import (
 )
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Column, Positions, Rejected
+from pointsman.selection.arrays import np
 from pointsman.selection.columns import larger, linear, mean, where_above, where_at_least
 
 
