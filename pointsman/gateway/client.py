@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
             if headers[b"expect"].strip().lower() != b"100-continue":
                 self._refuse(417, "the only expectation that can be met is 100-continue")
             elif self.is_free:
-                self.transport.write(CONTINUE)
+                self.write(CONTINUE)
             else:
                 self._owes_continue = True
         if self.is_free and not self._closing:
@@ -276,6 +276,10 @@ class ClientConnection(asyncio.Protocol):
         self.request = request
         self._gateway.serve(self, request)
 
+    def write(self, data: bytes) -> None:
+        """Send part of an answer."""
+        self._gateway.outbox.write(self.transport, data)
+
     def answer(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
         """Answer the current request with something of our own."""
         request = self.request
@@ -283,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
         if not close and request is not None and request.is_http_1_0:
             headers += KEEP_ALIVE
         head = head_of(status, content_type, len(body), close=close, headers=headers)
-        self.transport.write(head if request is not None and request.method == b"HEAD" else head + body)
+        self.write(head if request is not None and request.method == b"HEAD" else head + body)
         self.answered(close=close)
 
     def error(self, status: int, message: str, code: str | None = None, headers: bytes = b"") -> None:
@@ -303,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
             self.deadline = time.monotonic() + self._patience_s()
             if self._owes_continue:
                 self._owes_continue = False
-                self.transport.write(CONTINUE)
+                self.write(CONTINUE)
             return
         following = self._queue.popleft()
         if self._stopped_reading and len(self._queue) <= self._gateway.limits.max_pipelined // 2:
@@ -318,7 +322,10 @@ class ClientConnection(asyncio.Protocol):
             self._gateway.loop.call_soon(self._serve_if_open, following)
 
     def _serve_if_open(self, request: HttpRequest) -> None:
-        if not self.transport.is_closing():
+        if self.paused:  # the answer before has only just gone out; it is this one's turn when the client reads again
+            self.request = None
+            self._queue.appendleft(request)
+        elif not self.transport.is_closing():
             self._serve(request)
 
     def _patience_s(self) -> float:
@@ -340,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
     def _answer_refused(self, refused: Refused) -> None:
         self._gateway.refused_unread(refused.status)
         body = error_body(refused.message, error_kind(refused.status))
-        self.transport.write(head_of(refused.status, JSON, len(body), close=True) + body)
+        self.write(head_of(refused.status, JSON, len(body), close=True) + body)
         self._close(linger=self._in_head or self._in_body)
 
     def _close(self, *, linger: bool = False) -> None:
@@ -348,6 +355,7 @@ class ClientConnection(asyncio.Protocol):
         overtake the answer; so only our side is closed, and what comes is thrown away for a while."""
         self._closing = True
         self._queue.clear()
+        self._gateway.outbox.flush()
         if linger and self.transport.can_write_eof():
             self.deadline = time.monotonic() + LINGER_S
             self.transport.write_eof()

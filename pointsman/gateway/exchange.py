@@ -197,7 +197,7 @@ class Exchange:
         if client.paused:
             self.resume()
         self._attempt = None
-        client.transport.write(
+        client.write(
             b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n%b"
             % (
                 head.status,
@@ -226,7 +226,7 @@ class Exchange:
             if not payload:
                 return
         if self._begun:
-            self._client.transport.write(self._framed(payload))
+            self._client.write(self._framed(payload))
             self._counts.between_tokens.add(now - self._last_piece_at)
             self._last_piece_at = now
             return
@@ -253,10 +253,10 @@ class Exchange:
         if not self._begun:
             self._begin(rest, time.monotonic())
         elif rest:
-            self._client.transport.write(self._framed(rest))
+            self._client.write(self._framed(rest))
         client, keep_alive = self._client, self._keep_alive
         if self._is_chunked:
-            client.transport.write(LAST_CHUNK)
+            client.write(LAST_CHUNK)
         usage = None if events is None else usage_of_stream(events)
         tokens = usage.output if usage is not None else None if events is None else max(events.events - 2, 0)
         self._ended(head.status, usage, tokens)
@@ -303,7 +303,7 @@ class Exchange:
         else:
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         framing += self._connection_line(stays=self._keep_alive and framing != b"")
-        self._client.transport.write(
+        self._client.write(
             b"HTTP/1.1 %d %b\r\n%b%b%b\r\n%b"
             % (
                 head.status,
@@ -352,7 +352,7 @@ class Exchange:
         event = b"data: " + error_body(f"the answer was cut off: {why}", "server_error", "stream_interrupted") + b"\n\n"
         if not events.last.endswith(b"\n"):  # part of a long event is out
             event = b"\n\n" + event
-        client.transport.write(self._framed(event) + (LAST_CHUNK if self._is_chunked else b""))
+        client.write(self._framed(event) + (LAST_CHUNK if self._is_chunked else b""))
         client.answered(close=not self._keep_alive or not self._is_chunked)
 
     def let_go(self) -> None:

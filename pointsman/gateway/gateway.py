@@ -16,6 +16,7 @@ from pointsman.gateway.exchange import Exchange
 from pointsman.gateway.keys import Keys
 from pointsman.gateway.metrics import GatewayMetrics
 from pointsman.gateway.openai import BadRequest, metadata, read_body
+from pointsman.gateway.outbox import Outbox
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.tenants import Tenant
@@ -59,6 +60,7 @@ class Gateway:
         self.page_trees: dict[bytes, Page] = {}
         """The same for everything below a path."""
         self._exchanges: dict[str, Exchange] = {}
+        self.outbox = Outbox(loop, self._exchanges)
         self._pools: dict[str, UpstreamPool] = {}
         self._prefix = f"req-{secrets.token_hex(4)}-"
         self._count = 0
@@ -210,7 +212,7 @@ class Gateway:
         if pool is None or not pool.leads_to(instance):
             if pool is not None:
                 pool.close()
-            pool = UpstreamPool(instance, self.loop, self.upstream.connect_timeout)
+            pool = UpstreamPool(instance, self.loop, self.outbox, self.upstream.connect_timeout)
             self._pools[instance.instance_id] = pool
         return pool
 
@@ -253,6 +255,7 @@ class Gateway:
 
     def close(self) -> None:
         """End everything."""
+        self.outbox.flush()
         self._sweeper.cancel()
         for client in list(self.clients):
             client.transport.abort()

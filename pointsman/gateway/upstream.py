@@ -11,6 +11,7 @@ from asyncio import AbstractEventLoop, Task, Transport
 from typing import Protocol, cast
 
 from pointsman.gateway.answers import MAX_HEAD_BYTES, AnswerHead, ChunkReader, Garbled
+from pointsman.gateway.outbox import Outbox
 from pointsman.types import ExecutionInstance
 
 BUFFERED_BYTES = 4 * 1024 * 1024
@@ -75,11 +76,12 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request."""
         self.asker = asker
         self.heard = False
+        write = self.pool.outbox.write
         if len(body) > 16 * 1024:
-            self.transport.write(request)
-            self.transport.write(body)  # not joined: that would copy it
+            write(self.transport, request)
+            write(self.transport, body)  # not joined: that would copy it
         else:
-            self.transport.write(request + body)
+            write(self.transport, request + body)
 
     def let_go(self, asker: Asker) -> None:
         """Whoever asked wants no answer any more: the engine learns it by the closed connection."""
@@ -210,12 +212,15 @@ class UpstreamConnection(asyncio.Protocol):
 class UpstreamPool:
     """The connections to one instance."""
 
-    def __init__(self, instance: ExecutionInstance, loop: AbstractEventLoop, connect_timeout_s: float) -> None:
+    def __init__(
+        self, instance: ExecutionInstance, loop: AbstractEventLoop, outbox: Outbox, connect_timeout_s: float
+    ) -> None:
         self.host = instance.host
         self.port = instance.port
         self.tls = ssl.create_default_context() if instance.tls else None
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.authority = f"{host}:{self.port}".encode()
+        self.outbox = outbox
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.outbox import Outbox
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.upstream import Asker, UpstreamConnection, UpstreamPool
@@ -106,8 +107,8 @@ class FakeTransport(asyncio.Transport):
 class MemoryPool(UpstreamPool):
     """Connections to an instance that is not there; what it says is said by the test."""
 
-    def __init__(self, instance: ExecutionInstance, loop: HandLoop) -> None:
-        super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), 1.0)
+    def __init__(self, instance: ExecutionInstance, loop: HandLoop, outbox: Outbox) -> None:
+        super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), outbox, 1.0)
         self.turned = loop
         self.made: list[tuple[UpstreamConnection, FakeTransport]] = []
 
@@ -136,7 +137,7 @@ class Memory:
         self.gateway.traffic.configure(plan.deployments)
         instance = ExecutionInstance(instance_id="i", host="127.0.0.1", port=1, model_name="m")
         self.gateway.traffic.admit("chat", instance)
-        self.pool = MemoryPool(instance, self.loop)
+        self.pool = MemoryPool(instance, self.loop, self.gateway.outbox)
         self.gateway._pools["i"] = self.pool
 
     def client(self) -> tuple[ClientConnection, FakeTransport]:
