@@ -44,7 +44,6 @@ class Exchange:
         "_gateway",
         "_head",
         "_http",
-        "_lane",
         "_last_piece_at",
         "_lines",
         "_pool",
@@ -54,6 +53,7 @@ class Exchange:
         "_url",
         "deadline",
         "instance_id",
+        "lane",
         "request",
     )
 
@@ -69,7 +69,7 @@ class Exchange:
         self._gateway = gateway
         self._client = client
         self._http = http
-        self._lane = lane
+        self.lane = lane
         self._counts = gateway.metrics.of(lane.plan.name)
         self.request = request
         self._tenant = tenant
@@ -140,18 +140,18 @@ class Exchange:
         status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
         if status in (429, 503):
-            lines += b"retry-after: %d\r\n" % self._gateway.retry_after(self._lane)
+            lines += b"retry-after: %d\r\n" % self._gateway.retry_after(self.lane)
         if refusal.drop_reason:
             lines += b"x-llm-d-request-dropped-reason: %b\r\n" % refusal.drop_reason.encode()
         self._counts.statuses[status] += 1
         self._client.error(status, refusal.why, _snake(refusal.outcome.value), lines)
-        self._lane.look_for_idle()
+        self.lane.look_for_idle()
 
     def revoke(self, refusal: Refusal) -> None:
         """Stop it for more important work."""
         self.refuse(refusal)
-        self._lane.tell(Cancelled(self.request.request_id))
-        self._lane.look_for_idle()
+        self.lane.tell(Cancelled(self.request.request_id))
+        self.lane.look_for_idle()
 
     # What the client does
 
@@ -161,8 +161,8 @@ class Exchange:
         self._gateway.leave(self)
         self._counts.abandoned += 1
         self._charge_part()
-        self._lane.tell(Cancelled(self.request.request_id))
-        self._lane.look_for_idle()
+        self.lane.tell(Cancelled(self.request.request_id))
+        self.lane.look_for_idle()
 
     def pause(self) -> None:
         """The client does not read fast enough: neither do we."""
@@ -288,7 +288,7 @@ class Exchange:
             self.stream_ended()  # all that was to be said has been said
             return
         retry = not self._begun and self._gateway.retries.allows(time.monotonic())
-        lane, instance_id = self._lane, self.instance_id
+        lane, instance_id = self.lane, self.instance_id
         lane.tell(Failed(self.request.request_id, why, retry=retry))
         lane.failed(instance_id, why)
 
@@ -314,13 +314,13 @@ class Exchange:
                 self._framed(payload),
             )
         )
-        self._lane.tell(FirstToken(self.request.request_id))
+        self.lane.tell(FirstToken(self.request.request_id))
         self._counts.first_token.add(now - (self.request.arrival_time or now))
 
     def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
         """It was answered."""
         now = time.monotonic()
-        request, lane = self.request, self._lane
+        request, lane = self.request, self.lane
         self._gateway.leave(self)
         if usage is None:
             lane.tell(Ended(request.request_id, output_tokens))
@@ -338,7 +338,7 @@ class Exchange:
     def _charge_part(self) -> None:
         """What was answered before the end is charged too; else whoever leaves just before it would pay nothing."""
         if self._tenant is not None and self._begun and self._events is not None:
-            self._tenant.used(self.request, None, self._events.events, self._lane.plan.price, time.monotonic())
+            self._tenant.used(self.request, None, self._events.events, self.lane.plan.price, time.monotonic())
 
     def _break_off(self, why: str) -> None:
         """The answer had begun and cannot go on: say so in it."""
