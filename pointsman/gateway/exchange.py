@@ -48,9 +48,7 @@ class Exchange:
         "_lines",
         "_pool",
         "_request_head",
-        "_sent_at",
         "_tenant",
-        "_url",
         "deadline",
         "instance_id",
         "lane",
@@ -85,7 +83,6 @@ class Exchange:
         self._events: EventStream | None = None
         self._begun = False
         """Part of the answer has gone to the client."""
-        self._sent_at = 0.0
         self._last_piece_at = 0.0
 
     # What the dispatcher says
@@ -126,8 +123,7 @@ class Exchange:
     def _ask(self, *, fresh: bool) -> None:
         self._fresh = fresh
         self._head = self._events = None
-        self._sent_at = now = time.monotonic()
-        self.deadline = now + self._gateway.upstream.first_token_timeout
+        self.deadline = time.monotonic() + self._gateway.upstream.first_token_timeout
         self._attempt = self._pool.ask(self, self._request_head, self._http.body, fresh=fresh)
 
     def refuse(self, refusal: Refusal) -> None:

@@ -21,6 +21,7 @@ from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.tenants import Tenant
 from pointsman.gateway.upstream import UpstreamPool
+from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.runtimes.traffic import Lane, Traffic
@@ -215,14 +216,15 @@ class Gateway:
         self._exchanges.pop(exchange.request.request_id, None)
 
     def retry_after(self, lane: Lane) -> int:
-        """Seconds after which it is worth trying again: about as long as those who wait will take."""
+        """Seconds after which it is worth trying again: about as long as those who are here will take."""
         dispatcher = lane.dispatcher
-        latencies = [instance.avg_latency_ms for instance in dispatcher.fleet.instances()]
-        known = [latency for latency in latencies if latency is not None]
-        if not known:
+        instances = dispatcher.fleet.instances()
+        latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
+        if not latencies:
             return 1
-        waves = (len(dispatcher) / max(sum(i.max_concurrency or 64 for i in dispatcher.fleet.instances()), 1)) or 1.0
-        return max(1, min(60, round(waves * sum(known) / len(known) / 1000)))
+        places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
+        waves = max(1.0, len(dispatcher) / max(places, 1))
+        return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))
 
     # Instances
 
