@@ -96,14 +96,17 @@ class Bed:
         self.requests = [_request(number, prompt_bytes) for number in range(64)]
 
     def serve(self, rounds: int) -> None:
-        """Every connection sends a request, then every request is answered; so often."""
+        """Every connection sends a request in one turn of the loop, and every one is answered in the next; so often."""
         asked: list[UpstreamConnection] = []
         for number in range(rounds):
             for place, client in enumerate(self.clients):
                 client.data_received(self.requests[(number + place) % 64])
-                asked.append(client.serving._attempt)  # type: ignore[union-attr]
+            self.gateway._arrive_together()
+            self.gateway.outbox.flush()
+            asked += [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
             for connection in asked:
                 connection.data_received(HTTP_ANSWER)
+            self.gateway.outbox.flush()
             asked.clear()
 
     def dispatch(self, rounds: int) -> None:

@@ -9,8 +9,8 @@ from pointsman.config.problems import Path, Problems
 from pointsman.config.published import ELSEWHERE, NEEDS
 from pointsman.config.schema import PickerBody, PluginSpec, ProfileEntry, ProfileSpec
 from pointsman.config.validation import INVALID, usable
-from pointsman.routing.decisions import demands
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.filters.demands import Demands
 from pointsman.routing.producers import InflightLoadProducer
 from pointsman.selection import (
     Filter,
@@ -92,7 +92,10 @@ class Profiles:
         if useful[-1].plugin is INVALID:
             return None
         own = {type(entry.plugin) for entry in useful}  # who declares one of them means it to be as declared
-        return Profile(name, *(demand for demand in demands() if type(demand) not in own), *useful)
+        demands = Demands()
+        if own.isdisjoint(map(type, demands.filters)):
+            return Profile(name, demands, *useful)
+        return Profile(name, *(demand for demand in demands.filters if type(demand) not in own), *useful)
 
     def _handler(self, profiles: int) -> Any:
         handlers = self._plugins.of_kind(ProfileHandler)

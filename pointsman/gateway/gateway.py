@@ -7,7 +7,7 @@ of it.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from pointsman.config.manifest import GatewaySpec
@@ -22,7 +22,7 @@ from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.tenants import Tenant
 from pointsman.gateway.upstream import UpstreamPool
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
-from pointsman.routing.events import Arrived, Refuse, Revoke, Send
+from pointsman.routing.events import Arrived, Command, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance
@@ -138,7 +138,7 @@ class Gateway:
         client.serving = exchange
         self._exchanges[request.request_id] = exchange
         if not self._arrivals and len(self._exchanges) <= FEW:
-            self._arrive(exchange, now)
+            lane.carry_out(self._decided(exchange, now))
             return
         if not self._arrivals:
             self.loop.call_soon(self._arrive_together)
@@ -147,22 +147,25 @@ class Gateway:
     def _arrive_together(self) -> None:
         """Hand those who came in one turn of the loop to their dispatchers in a row: the code for it stays warm."""
         arrivals, self._arrivals = self._arrivals, []
-        now = time.monotonic()
-        for exchange in arrivals:
-            if self._exchanges.get(exchange.request.request_id) is exchange:  # its client may have gone
-                self._arrive(exchange, now)
+        now, exchanges = time.monotonic(), self._exchanges
+        decided = [
+            (exchange.lane, self._decided(exchange, now))
+            for exchange in arrivals
+            if exchanges.get(exchange.request.request_id) is exchange  # its client may have gone
+        ]
+        for lane, commands in decided:
+            lane.carry_out(commands)
 
-    def _arrive(self, exchange: Exchange, now: float) -> None:
-        lane = exchange.lane
+    def _decided(self, exchange: Exchange, now: float) -> Sequence[Command]:
+        """What is to be done now that this request has come."""
         try:
-            commands = lane.dispatcher.handle(Arrived((exchange.request,)), now)
+            return exchange.lane.dispatcher.handle(Arrived((exchange.request,)), now)
         except Exception as error:  # it must not take those behind it down
             self.loop.call_exception_handler(
                 {"message": "pointsman: a request could not be decided", "exception": error}
             )
             exchange.refuse(Refusal(Outcome.REJECTED_OTHER, f"it could not be decided: {type(error).__name__}"))
-        else:
-            lane.carry_out(commands)
+            return ()
 
     def _lane_of(self, model: str) -> Lane | None:
         by_model = self.traffic.by_model

@@ -1,6 +1,7 @@
 """The plugins that are asked or told about requests, outside of choosing. One that raises disturbs nobody."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pointsman.routing.endpoints import Endpoint
@@ -18,6 +19,8 @@ from pointsman.selection import Producer, SchedulingResult
 from pointsman.types import RequestMetadata
 
 T = TypeVar("T")
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Audience:
@@ -61,8 +64,10 @@ class Audience:
             headers |= self.ask(writer, writer.request_headers, cycle, result) or {}
         return headers
 
-    def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> dict[str, str]:
+    def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> Mapping[str, str]:
         """The headers that somebody wants on the answer to the client."""
+        if not self._answer_writers:
+            return _NO_HEADERS
         headers: dict[str, str] = {}
         for writer in self._answer_writers:
             headers |= self.ask(writer, writer.response_headers, request, served_by) or {}

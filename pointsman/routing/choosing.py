@@ -32,7 +32,8 @@ class Chooser:
     def cycle(self, request: RequestMetadata, now: float, *, traced: bool = False) -> RequestCycle:
         """A cycle for this request, with a trace if traces are kept or this one is wanted."""
         trace = Trace() if traced or self._traced else None
-        return Cycle(request, now=now, seed=self._next_seed(), trace=trace)
+        seed = self._dice = (self._dice + APART) & _64_BITS  # dice are spread when they are thrown
+        return Cycle(request, now, seed, trace)
 
     def choose(self, cycle: RequestCycle, item: Queued) -> Choice | SchedulingFailure[Endpoint]:
         """An instance for this request. Those that failed it are left out, as long as another serves its model."""
@@ -45,7 +46,8 @@ class Chooser:
 
     def choose_by(self, policy: BatchPolicy, requests: Sequence[RequestMetadata], now: float) -> Vetted:
         """What a policy decides about all of these requests, held against its promises. It may raise what it likes."""
-        policy.now, policy.seed = now, self._next_seed()
+        policy.now = now
+        policy.seed = self._dice = (self._dice + APART) & _64_BITS
         decisions = policy.schedule(list(requests), self._fleet.instances())
         return vet(decisions, requests, Fleet(self._fleet.instances()), policy.price_per_gpu_hour)
 
@@ -53,10 +55,6 @@ class Chooser:
         others = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
         serves = any(endpoint.serves(item.request.model_name) for endpoint in others)
         return others if serves else endpoints
-
-    def _next_seed(self) -> int:
-        self._dice = (self._dice + APART) & _64_BITS  # dice are spread when they are thrown
-        return self._dice
 
 
 def hopeless(failure: SchedulingFailure[Endpoint]) -> bool:

@@ -1,15 +1,16 @@
 """A choice as a decision: what is expected of it, in numbers and in words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from pointsman.routing.endpoints import LOAD, Endpoint, Fleet
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, expected
-from pointsman.routing.filters.budget import WithinBudget
-from pointsman.routing.filters.serving import HasRoom, IsHealthy, ServesModel
+from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Cycle, Filter, SchedulingFailure, SchedulingResult
-from pointsman.types import RequestMetadata, SchedulingDecision
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 
 class Unplaced(NamedTuple):
@@ -36,36 +37,28 @@ def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint])
     return f"no instance can take {model}: {failure.in_words('instances')}"
 
 
-class Decided:
+class Decided(msgspec.Struct, eq=False, gc=False):
     """A decision as the numbers of its moment; it is put into words when somebody reads it, which is rare."""
 
-    __slots__ = ("_expected", "_how", "_instance", "_load", "request_id", "target_instance_id")
-
-    def __init__(
-        self,
-        request: RequestMetadata,
-        endpoint: Endpoint,
-        endpoints: Endpoints,
-        price_per_gpu_hour: float,
-        *how: object,
-    ) -> None:
-        """Before the load of the endpoint counts the request. `how`: a format string and what goes into it."""
-        self.request_id = request.request_id
-        self._instance = endpoint.instance
-        self.target_instance_id = endpoint.instance.instance_id
-        self._how = how
-        self._load = endpoints.whole_column(LOAD)[endpoint.row]
-        self._expected = expected(request, endpoint.row, endpoints, price_per_gpu_hour)
+    request_id: str
+    target_instance_id: str
+    instance: ExecutionInstance
+    load: float
+    """Before it counts the request."""
+    expected_ms: float | None
+    expected_cost: float | None
+    how: tuple[object, ...]
+    """A format string and what goes into it."""
 
     @property
     def decision(self) -> SchedulingDecision:
         """With its words."""
-        instance, (latency, price) = self._instance, self._expected
-        running = f"{self._load:.0f}"
+        instance, latency = self.instance, self.expected_ms
+        running = f"{self.load:.0f}"
         if instance.max_concurrency is not None:
             running += f" of {instance.max_concurrency}"
         about = "" if latency is None else f", about {latency:.0f} ms"
-        template, *facts = self._how
+        template, *facts = self.how
         return SchedulingDecision(
             self.request_id,
             self.target_instance_id,
@@ -73,12 +66,26 @@ class Decided:
             instance.tensor_parallel_size,
             instance.pipeline_parallel_size,
             latency,
-            price,
+            self.expected_cost,
             f"{str(template).format(*facts)} ({running} running{about})",
         )
 
 
-class Choice(NamedTuple):
+def decide(
+    request: RequestMetadata,
+    endpoint: Endpoint,
+    endpoints: Endpoints,
+    price_per_gpu_hour: float,
+    how: tuple[object, ...],
+) -> Decided:
+    """A decision for this endpoint, as it stands. `how`: a format string and what goes into it."""
+    instance, row = endpoint.instance, endpoint.row
+    latency, cost = expected(request, row, endpoints.columns, price_per_gpu_hour)
+    load = endpoints.columns[LOAD][row]
+    return Decided(request.request_id, instance.instance_id, instance, load, latency, cost, how)
+
+
+class Choice(msgspec.Struct, eq=False):
     """What a cycle chose, and the decision it amounts to."""
 
     result: SchedulingResult[Endpoint]
@@ -88,11 +95,6 @@ class Choice(NamedTuple):
     def decision(self) -> SchedulingDecision:
         """With its words."""
         return self.decided.decision
-
-
-def demands(price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> tuple[Filter[Endpoint], ...]:
-    """The filters that stand before every profile: whoever fails one of them is never picked."""
-    return ServesModel(), IsHealthy(), HasRoom(), WithinBudget(price_per_gpu_hour)
 
 
 class Vetted(NamedTuple):
@@ -113,7 +115,7 @@ def vet(
     The fleet counts what was good; take a fleet of your own to only look.
     """
     waiting = {request.request_id: request for request in requests}
-    checks = demands(price_per_gpu_hour)
+    checks = Demands(price_per_gpu_hour).filters
     vetted = Vetted([], [])
     for made in decisions:
         request = waiting.pop(made.request_id, None)
@@ -130,7 +132,7 @@ def _broken_promise(
     made: SchedulingDecision,
     request: RequestMetadata | None,
     fleet: Fleet,
-    checks: tuple[Filter[Endpoint], ...],
+    checks: Sequence[Filter[Endpoint]],
 ) -> str | None:
     if request is None:
         return f'request "{made.request_id}" was not waiting, or was decided before'

@@ -9,7 +9,7 @@ an answer or with a refusal that says why. Work is dispatched on events, as much
 instance may have room again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -157,9 +157,8 @@ class Dispatcher:
         sent = Sent(item, pool, self.fleet.twin_of(before.endpoint), before.strategy, before.lightness)
         sent.begun, sent.revoked = before.begun, before.revoked
         self._sent[request.request_id] = sent
-        self.ledger.reserve(
-            request.request_id, [hold._replace(endpoint=self.fleet.twin_of(hold.endpoint)) for hold in holds]
-        )
+        replace, twin_of = msgspec.structs.replace, self.fleet.twin_of
+        self.ledger.reserve(request.request_id, [replace(hold, endpoint=twin_of(hold.endpoint)) for hold in holds])
 
     @property
     def records(self) -> Records:
@@ -232,8 +231,9 @@ class Dispatcher:
             pool.queue.goes_at_once(item, now)
         except Exception:  # it will happen again in the queue, and is told there
             return False
-        self._journal.arrived(request, now).trace = cycle.trace
-        self._dispatch(cycle, choice, item, pool, commands)
+        sent, headers = self._dispatch(cycle, choice, item, pool)
+        self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
+        self._tell(sent, choice.decided, headers, commands)
         return True
 
     def _refuse_double(self, request: RequestMetadata, commands: list[Command]) -> None:
@@ -468,17 +468,20 @@ class Dispatcher:
             self.fleet.sent_from_backlog(choice.result.target)
         pool.queue.served(item)
         del self._waiting[item.request.request_id]
-        self._dispatch(cycle, choice, item, pool, commands)
+        sent, headers = self._dispatch(cycle, choice, item, pool)
+        self._journal.sent(sent, choice.decided)
+        self._tell(sent, choice.decided, headers, commands)
         return None
 
-    def _dispatch(self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool, commands: list[Command]) -> None:
-        """It goes to the instance that was chosen."""
+    def _dispatch(
+        self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool
+    ) -> tuple[Sent, Mapping[str, str | None]]:
+        """It goes to the instance that was chosen, with the headers that plugins want on it."""
         result = choice.result
         target = result.target
         sent = Sent(item, pool, target, self._chooser.route.name, self.fleet.lightness_of(target))
         self.ledger.reserve(item.request.request_id, holds_of(cycle, result))
-        headers = self._audience.dispatched(cycle, result)
-        self._send(sent, choice.decided, headers, commands)
+        return sent, self._audience.dispatched(cycle, result)
 
     def _place_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
         """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
@@ -497,16 +500,17 @@ class Dispatcher:
             del self._waiting[made.request_id]
             sent = Sent(item, pool, endpoint, policy.name, self.fleet.lightness_of(endpoint))
             self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
-            self._send(sent, made, {}, commands)
+            self._journal.sent(sent, made)
+            self._tell(sent, made, {}, commands)
         return True
 
-    def _send(
-        self, sent: Sent, made: Decided | SchedulingDecision, headers: dict[str, str | None], commands: list[Command]
+    def _tell(
+        self, sent: Sent, made: Decided | SchedulingDecision, headers: Mapping[str, str | None], commands: list[Command]
     ) -> None:
+        """Say that it is to be sent."""
         request = sent.item.request
         sent.pool.started(sent.item)
         self._sent[request.request_id] = sent
-        self._journal.sent(sent, made)
         answer = self._audience.answer_headers(request, sent.endpoint)
         commands.append(Send(request, made, sent.endpoint, headers, answer))
 

@@ -156,21 +156,12 @@ class Fleet:
         except KeyError:
             raise UnknownName("instance", instance_id, self._by_id) from None
 
-    @property
-    def roster(self) -> Roster[Endpoint]:
-        """Everybody, with live columns.
-
-        Its members are a new list whenever who they are, what they serve or how they cache has changed, and the same
-        one between: plugins may key what they worked out about the members by the identity of that list.
-        """
-        return self._roster
-
     def serving(self, model: str) -> Roster[Endpoint]:
         """Those who serve this model."""
         roster = self._serving.get(model)
         if roster is None:
             others = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
-            roster = self._roster.without(others) if others else self._roster
+            roster = self.roster.without(others) if others else self.roster
             if len(roster):  # names that nobody serves come from clients, without end
                 self._serving[model] = roster
         return roster
@@ -238,7 +229,10 @@ class Fleet:
         arrays = len(endpoints) >= ARRAYS_FROM
         self._endpoints = endpoints
         self._columns = {name: column_of(column, arrays) for name, column in columns.items()}
-        self._roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
+        self.roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
+        """Everybody, with live columns. Its members are a new list whenever who they are, what they serve or how they
+        cache has changed, and the same one between: plugins may key what they worked out about the members by the
+        identity of that list."""
         self._stamp[0] += 1
         self._serving: dict[str, Roster[Endpoint]] = {}
 
@@ -310,10 +304,10 @@ class Fleet:
         """Count one more request of ours on it, at once: the next decision must see it."""
         if endpoint.row < 0:
             return
-        columns = self._columns
-        columns[IN_FLIGHT_REQUESTS][endpoint.row] += 1.0
-        columns[IN_FLIGHT_TOKENS][endpoint.row] += tokens
-        self._set_load(columns, endpoint, columns[LOAD][endpoint.row] + 1.0)
+        columns, row = self._columns, endpoint.row
+        columns[IN_FLIGHT_REQUESTS][row] += 1.0
+        columns[IN_FLIGHT_TOKENS][row] += tokens
+        self._set_load(columns, endpoint, columns[LOAD][row] + 1.0)
 
     def release(self, endpoint: Endpoint, tokens: float) -> None:
         """Count one request less."""
@@ -336,7 +330,7 @@ class Fleet:
     def _set_load(columns: Mapping[str, Column], endpoint: Endpoint, load: float) -> None:
         row, limit = endpoint.row, endpoint.instance.max_concurrency
         columns[LOAD][row] = load
-        columns[IS_FULL][row] = _is_full(load, limit)
+        columns[IS_FULL][row] = 1.0 if load >= columns[LIMIT][row] else 0.0
         light = columns[LIGHTNESS][row] = lightness(load, limit)
         columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 

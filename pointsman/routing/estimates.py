@@ -7,6 +7,7 @@ Cost: the tokens' share of what the instance's GPUs cost while it makes them at 
 unknown.
 """
 
+from collections.abc import Mapping
 from math import isnan
 
 from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT
@@ -77,17 +78,16 @@ def billed_tokens(request: RequestMetadata) -> int:
 
 
 def expected(
-    request: RequestMetadata, row: int, endpoints: Endpoints, price_per_gpu_hour: float
+    request: RequestMetadata, row: int, columns: Mapping[str, Column], price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
     """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
-    column = endpoints.whole_column
-    latency = column(EXPECTED_MS)[row]
+    latency = columns[EXPECTED_MS][row]
     if latency != latency:
-        latency = output_tokens(request) * 1000 * (column(LOAD)[row] + 1) / column(THROUGHPUT)[row]
-    gpu_seconds = column(GPU_SECONDS_PER_TOKEN)[row]
+        latency = output_tokens(request) * 1000 * (columns[LOAD][row] + 1) / columns[THROUGHPUT][row]
+    gpu_seconds = columns[GPU_SECONDS_PER_TOKEN][row]
     if gpu_seconds != gpu_seconds:
         return None if latency != latency else float(latency), None
-    price = column(PRICE)[row]
+    price = columns[PRICE][row]
     if price != price:
         price = price_per_gpu_hour
     money = price / 3600 * gpu_seconds * billed_tokens(request)

@@ -1,5 +1,6 @@
 """What the dispatcher is told, and what it tells to do. A runtime turns one into the other."""
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -101,9 +102,9 @@ class Send(msgspec.Struct, frozen=True):
     request: RequestMetadata
     made: Decided | SchedulingDecision
     endpoint: Endpoint
-    headers: dict[str, str | None] = {}
+    headers: Mapping[str, str | None] = {}
     """To set on the request to the engine; None: to remove."""
-    response_headers: dict[str, str] = {}
+    response_headers: Mapping[str, str] = {}
     """To set on the answer to the client."""
 
     @property

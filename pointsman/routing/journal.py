@@ -28,6 +28,13 @@ class Journal:
         self.tally.arrived += 1
         return self.records.open(request, now)
 
+    def went_at_once(self, sent: Sent, made: Decided, trace: Trace | None, now: float) -> None:
+        """It arrived and was sent in one."""
+        self.tally.arrived += 1
+        self.tally.dispatched(sent.strategy, made.target_instance_id, 0.0)
+        record = self.records.open(sent.item.request, now)
+        record.trace, record.strategy, record.made, record.sent_at = trace, sent.strategy, made, now
+
     def tried(self, request: RequestMetadata, trace: Trace | None, failure: SchedulingFailure[Endpoint] | None) -> None:
         """Somebody was looked for, and found or not."""
         record = self.records.get(request.request_id)
@@ -52,7 +59,7 @@ class Journal:
         self.tally.retries[culprit] += 1
         record = self.records.get(request.request_id)
         if record is not None:
-            record.failures.append((culprit, why))
+            record.failures += ((culprit, why),)
             record.made = None
 
     def served(self, event: Ended, now: float) -> None:

@@ -1,7 +1,8 @@
 """What this dispatcher has sent and not yet seen end. Every reservation is released exactly once."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.plugins import RequestCycle
@@ -9,7 +10,7 @@ from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
 from pointsman.selection import SchedulingResult
 
 
-class Hold(NamedTuple):
+class Hold(msgspec.Struct, frozen=True):
     """One endpoint's share of a request that is under way."""
 
     endpoint: Endpoint
@@ -26,8 +27,6 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
     """
     uncached = cycle.get(UNCACHED_REQUEST_TOKENS)
     prompt = float(cycle.request.input_tokens)
-    if len(result.results) == 1 and uncached is None:
-        return [Hold(result.target, prompt)]
     return [
         Hold(
             run.targets[0],
@@ -43,7 +42,7 @@ class Ledger:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._holds: dict[str, list[Hold]] = {}
+        self._holds: dict[str, Sequence[Hold]] = {}
 
     def __len__(self) -> int:
         return len(self._holds)
@@ -55,7 +54,7 @@ class Ledger:
         """Count the request on its endpoints. A request that is under way already is a broken contract."""
         if request_id in self._holds:
             raise ValueError(f'request "{request_id}" is already in flight')
-        self._holds[request_id] = list(holds)
+        self._holds[request_id] = holds
         for hold in holds:
             self._fleet.reserve(hold.endpoint, hold.tokens)
 
@@ -67,7 +66,7 @@ class Ledger:
                 self._fleet.release(hold.endpoint, hold.tokens)
             else:
                 self._fleet.release_tokens(hold.endpoint, hold.tokens)
-                left.append(hold._replace(tokens=0.0))
+                left.append(msgspec.structs.replace(hold, tokens=0.0))
         if request_id in self._holds:
             self._holds[request_id] = left
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.outcomes import Refusal
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
@@ -10,22 +12,19 @@ MOST_POOLS = 1_000
 """With this many models asked for, requests for one more are refused unless somebody serves it."""
 
 
-class Sent:
+class Sent(msgspec.Struct, eq=False):
     """A request on an instance."""
 
-    __slots__ = ("begun", "endpoint", "item", "lightness", "pool", "revoked", "strategy")
-
-    def __init__(self, item: Queued, pool: "Pool", endpoint: Endpoint, strategy: str, lightness: float) -> None:
-        self.item = item
-        self.pool = pool
-        self.endpoint = endpoint
-        self.strategy = strategy
-        self.lightness = lightness
-        """Of the endpoint, just before."""
-        self.begun = False
-        """Part of the answer is out: it must not be sent again."""
-        self.revoked: Refusal | None = None
-        """It is being stopped for more important work."""
+    item: Queued
+    pool: "Pool"
+    endpoint: Endpoint
+    strategy: str
+    lightness: float
+    """Of the endpoint, just before."""
+    begun: bool = False
+    """Part of the answer is out: it must not be sent again."""
+    revoked: Refusal | None = None
+    """It is being stopped for more important work."""
 
 
 class Pool:
@@ -97,7 +96,7 @@ class Pools:
     def idle(self, model: str) -> Pool | None:
         """The pool of this model if nobody waits there, and nobody who does not wait would upset the turns."""
         pool = self._by_model.get(model)
-        return pool if pool is not None and not len(pool.queue) and pool.queue.forgets_turns else None
+        return pool if pool is not None and pool.queue.is_open else None
 
     def _forget(self) -> int:
         """Forget the pools of models that nobody serves and nobody asks for; how many they were."""

@@ -8,8 +8,8 @@ holders become fewer, however many blocks and servers there are.
 from collections import OrderedDict
 from collections.abc import Sequence, Set
 from struct import Struct
-from typing import NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
@@ -35,7 +35,7 @@ def token_bytes(prompt: str | bytes | memoryview | Sequence[int]) -> bytes | mem
     return Struct(f"<{len(prompt)}I").pack(*prompt)
 
 
-class Chain(NamedTuple):
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt as hashes, each of which names its part of the prompt and everything before it."""
 
     links: list[int]
@@ -54,7 +54,10 @@ def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: 
     end = len(tokens) if most is None else min(len(tokens), most * step)
     link = first  # the seed of each hash chains it to what came before
     fine = min(end, FINE * step)
-    links = [link := xxh3_64_intdigest(tokens[start : start + step], link) for start in range(0, fine, step)]
+    links = []
+    for start in range(0, fine, step):
+        link = xxh3_64_intdigest(tokens[start : start + step], link)
+        links.append(link)
     if end > fine:
         wide = step * COARSE
         tokens = memoryview(tokens)  # a slice of bytes would be a copy

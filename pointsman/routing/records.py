@@ -12,56 +12,35 @@ from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
 
 
-class Record:
-    """The story of one request, from its arrival to its end."""
+class Record(msgspec.Struct, eq=False, gc=False):
+    """The story of one request, from its arrival to its end.
 
-    __slots__ = (
-        "arrived_at",
-        "cached_tokens",
-        "cost_budget",
-        "deadline_ms",
-        "ended_at",
-        "failure",
-        "failures",
-        "first_token_at",
-        "input_tokens",
-        "made",
-        "model",
-        "output_tokens",
-        "priority",
-        "refusal",
-        "request_id",
-        "sent_at",
-        "strategy",
-        "trace",
-        "user_id",
-    )
+    It does not keep the request itself: its prompt may be large, and is its user's.
+    """
 
-    def __init__(self, request: RequestMetadata, arrived_at: float) -> None:
-        # Not the request itself: its prompt may be large, and is its user's.
-        self.request_id = request.request_id
-        self.model = request.model_name
-        self.priority = request.priority
-        self.deadline_ms = request.slo_deadline_ms
-        self.user_id = request.user_id
-        self.cost_budget = request.cost_budget
-        self.arrived_at = arrived_at
-        self.strategy = ""
-        self.trace: Trace | None = None
-        """Of the last decision or attempt."""
-        self.failure: SchedulingFailure[Endpoint] | None = None
-        """Why nobody could take it, when it was last tried."""
-        self.made: Decided | SchedulingDecision | None = None
-        self.failures: list[tuple[str, str]] = []
-        """(instance, what went wrong) of each try that came to nothing."""
-        self.sent_at: float | None = None
-        self.first_token_at: float | None = None
-        self.ended_at: float | None = None
-        self.input_tokens = request.input_tokens
-        """Of its prompt: estimated, then as the engine counted; and how many of them were in its cache."""
-        self.cached_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.refusal: Refusal | None = None
+    request_id: str
+    model: str
+    priority: int
+    deadline_ms: float | None
+    user_id: str
+    cost_budget: float | None
+    arrived_at: float
+    input_tokens: int
+    """Of its prompt: estimated, then as the engine counted; and how many of them were in its cache."""
+    cached_tokens: int | None = None
+    strategy: str = ""
+    trace: Trace | None = None
+    """Of the last decision or attempt."""
+    failure: SchedulingFailure[Endpoint] | None = None
+    """Why nobody could take it, when it was last tried."""
+    made: Decided | SchedulingDecision | None = None
+    failures: tuple[tuple[str, str], ...] = ()
+    """(instance, what went wrong) of each try that came to nothing."""
+    sent_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    output_tokens: int | None = None
+    refusal: Refusal | None = None
 
     @property
     def request(self) -> RequestMetadata:
@@ -190,7 +169,16 @@ class Records:
     def open(self, request: RequestMetadata, now: float) -> Record:
         """A record for a request that has just arrived."""
         records, request_id = self._by_id, request.request_id
-        record = Record(request, now if request.arrival_time is None else request.arrival_time)
+        record = Record(
+            request_id,
+            request.model_name,
+            request.priority,
+            request.slo_deadline_ms,
+            request.user_id,
+            request.cost_budget,
+            now if request.arrival_time is None else request.arrival_time,
+            request.input_tokens,
+        )
         if request_id in records:
             del records[request_id]
         records[request_id] = record

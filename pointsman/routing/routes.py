@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from pointsman.routing.decisions import Choice, Decided
+from pointsman.routing.decisions import Choice, decide
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -59,4 +59,4 @@ class ConfiguredRoute:
         primary = result.primary
         run = result.results[primary]
         how = (BEST_OF, self.name, len(run.ranked), primary)
-        return Choice(result, Decided(cycle.request, run.targets[0], endpoints, self._price, *how))
+        return Choice(result, decide(cycle.request, run.targets[0], endpoints, self._price, how))

@@ -84,7 +84,7 @@ class Tally:
         """Exceptions of policies and plugins."""
 
     def dispatched(self, strategy: str, instance_id: str, waited_s: float) -> None:
-        account = self._account(strategy, instance_id)
+        account = self.accounts.get((strategy, instance_id)) or self._account(strategy, instance_id)
         account.decisions += 1
         account.waited_s.add(waited_s)
 

@@ -112,7 +112,7 @@ def clipped(column: Column, low: float, high: float) -> Column:
 def ratio(one: Column, other: Column) -> Column:
     """one / other, and 0 where other is 0."""
     if isinstance(one, list):
-        return [a / b if b else 0.0 for a, b in zip(one, other, strict=True)]
+        return [a / b if a and b else 0.0 for a, b in zip(one, other)]  # noqa: B905 (one column, one length)
     return np.divide(one, other, out=np.zeros(len(one)), where=np.asarray(other) != 0)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from pointsman.selection.plugins import Cycle
 from pointsman.selection.profile import ProfileFailure, ProfileResult
 
@@ -11,14 +13,11 @@ C = TypeVar("C")
 __all__ = ["FallbackProfileHandler", "SchedulingFailure", "SchedulingResult", "SingleProfileHandler", "failed"]
 
 
-class SchedulingResult(Generic[C]):
+class SchedulingResult(msgspec.Struct, Generic[C], eq=False):
     """What a cycle decided: the result of each profile that chose, and which of them the request goes to."""
 
-    __slots__ = ("primary", "results")
-
-    def __init__(self, results: Mapping[str, ProfileResult[C]], primary: str) -> None:
-        self.results = results
-        self.primary = primary
+    results: Mapping[str, ProfileResult[C]]
+    primary: str
 
     @property
     def targets(self) -> Sequence[C]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from pointsman.selection.chance import Chance
 from pointsman.selection.columns import Column, Positions
 from pointsman.selection.roster import Roster
@@ -33,19 +35,16 @@ class Key(Generic[T]):
         return f"Key({self.name!r})"
 
 
-class Cycle(Generic[R]):
+class Cycle(msgspec.Struct, Generic[R], eq=False):
     """One decision under way: for whom, when, with which dice, and what plugins have told each other so far."""
 
-    __slots__ = ("_chance", "_state", "now", "request", "seed", "trace")
-
-    def __init__(self, request: R, *, now: float = 0.0, seed: int = 0, trace: "Trace | None" = None) -> None:
-        self.request = request
-        self.now = now
-        self.seed = seed
-        self.trace = trace
-        """Filled with everything that was considered, if there is one."""
-        self._chance: Chance | None = None
-        self._state: dict[Key[Any], Any] | None = None
+    request: R
+    now: float = 0.0
+    seed: int = 0
+    trace: "Trace | None" = None
+    """Filled with everything that was considered, if there is one."""
+    _chance: Chance | None = None
+    _state: dict[Key[Any], Any] = {}
 
     @property
     def chance(self) -> Chance:
@@ -55,17 +54,15 @@ class Cycle(Generic[R]):
         return self._chance
 
     def __setitem__(self, key: Key[T], value: T) -> None:
-        if self._state is None:
-            self._state = {}
         self._state[key] = value
 
     def __getitem__(self, key: Key[T]) -> T:
-        value: T = (self._state or {})[key]
+        value: T = self._state[key]
         return value
 
     def get(self, key: Key[T]) -> T | None:
         """The value under this key, or None if nobody has put one there."""
-        return None if self._state is None else self._state.get(key)
+        return self._state.get(key)
 
 
 class Rejected(Iterable[tuple[C, str]], Generic[C]):
@@ -119,6 +116,18 @@ class Filter(Protocol[C]):
 
     def rejections(self, cycle: Cycle[Any], candidates: Roster[C]) -> Iterable[tuple[C, str]]:
         """Who may not be chosen, each with a reason. Reasons that differ only after the first colon are one kind."""
+        ...
+
+
+@runtime_checkable
+class Gate(Protocol[C]):
+    """Filters that stand together and know at a glance when none of them would turn anybody away."""
+
+    @property
+    def filters(self) -> Sequence[Filter[C]]: ...
+
+    def lets_all_pass(self, cycle: Cycle[Any], candidates: Roster[C]) -> bool:
+        """Whether nobody would be rejected. False is always right: then each filter is asked."""
         ...
 
 

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+import msgspec
+
 from pointsman.errors import ConfigError, PluginError
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column, array, column_of, linear
-from pointsman.selection.plugins import Cycle, Filter, Picker, Rejected, Scorer, plugin_name
+from pointsman.selection.plugins import Cycle, Filter, Gate, Picker, Rejected, Scorer, plugin_name
 from pointsman.selection.roster import Roster
-from pointsman.selection.trace import ProfileTrace
+from pointsman.selection.trace import ProfileTrace, Score
 
 C = TypeVar("C")
 
@@ -58,15 +60,12 @@ class Ranked(Sequence[Scored[C]], Generic[C]):
         return self._in_order()[position]
 
 
-class ProfileResult(Generic[C]):
+class ProfileResult(msgspec.Struct, Generic[C], eq=False):
     """A profile that chose: its targets, best first, and everybody it could have chosen."""
 
-    __slots__ = ("profile", "ranked", "targets")
-
-    def __init__(self, profile: str, targets: Sequence[C], ranked: Ranked[C]) -> None:
-        self.profile = profile
-        self.targets = targets
-        self.ranked = ranked
+    profile: str
+    targets: Sequence[C]
+    ranked: Ranked[C]
 
 
 class ProfileFailure(Generic[C]):
@@ -114,7 +113,7 @@ class Steady(NamedTuple, Generic[C]):
     members: Sequence[C]
     stamp: int
     totals: Column | None
-    scored: list[tuple[str, float, Column, Column]]
+    scored: Sequence[Score]
     left: Sequence[int]
     """Places of the scorers that must be asked each time."""
 
@@ -123,7 +122,7 @@ class Profile(Generic[C]):
     """Zero or more filters, zero or more scorers, exactly one picker.
 
     `Profile("fast", HasRoom(), (QueueScorer(), 2.0), MaxScorePicker())`: a scorer comes with its weight or has 1.
-    A plugin fills every role whose method it has. Filters run in the order given.
+    A plugin fills every role whose method it has. Filters run in the order given; a gate, if there is one, comes first.
     """
 
     def __init__(self, name: str, *plugins: object) -> None:
@@ -132,6 +131,11 @@ class Profile(Generic[C]):
         self.scorers: list[tuple[str, Scorer[C], float, bool]] = []
         """(name, scorer, weight, whether its scores are bounded by construction)"""
         pickers: list[tuple[str, Picker[C]]] = []
+        self._gate: Gate[C] | None = None
+        if plugins and isinstance(plugins[0], Gate):
+            self._gate, plugins = plugins[0], plugins[1:]
+            self.filters += [(plugin_name(plugin), plugin) for plugin in self._gate.filters]
+        behind = len(self.filters)
         for given in plugins:
             plugin, weight, called = given if isinstance(given, Weighted) else _weighted(given)
             called = called or plugin_name(plugin)
@@ -147,17 +151,23 @@ class Profile(Generic[C]):
             found = ", ".join(called for called, _ in pickers) or "none"
             raise ConfigError([f'profile "{name}" needs exactly one picker, found: {found}'])
         [(self.picker_name, self.picker)] = pickers
+        self._behind_gate = self.filters[behind:]
         everybody = range(len(self.scorers))
         self._changing = [place for place in everybody if not getattr(self.scorers[place][1], "steady", False)]
-        self._nothing_steady: Steady[C] = Steady((), -1, None, [], everybody)
+        self._nothing_steady: Steady[C] = Steady((), -1, None, (), everybody)
         self._steady = self._nothing_steady
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
         """Filter, score, pick."""
-        trace = None if cycle.trace is None else cycle.trace.begin(self.name, candidates)
         considered = left = len(candidates)
+        trace = None
+        if cycle.trace is not None:
+            trace = ProfileTrace(self.name, considered)
+            cycle.trace.profiles += (trace,)
         stages: list[tuple[str, Rejected[C]]] = []
-        for name, rejecting in self.filters:
+        gate = self._gate
+        open_gate = gate is not None and gate.lets_all_pass(cycle, candidates)
+        for name, rejecting in self._behind_gate if open_gate else self.filters:
             if not left:
                 break
             try:
@@ -170,7 +180,7 @@ class Profile(Generic[C]):
                 candidates = candidates.without(rejected.positions)
                 left = len(candidates)
         if trace is not None:
-            trace.stages = stages
+            trace.stages = stages or ()
             trace.survivors = candidates.whole if candidates.rows is None else candidates.members()
         if not left:
             return ProfileFailure(self.name, considered, stages)
@@ -182,35 +192,32 @@ class Profile(Generic[C]):
         if not targets:
             raise PluginError(self.picker_name, "picked nobody; a picker returns at least one candidate")
         if trace is not None:
-            trace.picker, trace.targets = self.picker_name, list(targets)
+            trace.picker, trace.targets = self.picker_name, tuple(targets)
         return ProfileResult(self.name, targets, ranked)
 
     def _totals(self, cycle: Cycle[Any], candidates: Roster[C], trace: ProfileTrace | None) -> Column:
-        steady = self._steady_part(cycle, candidates)
-        totals, scored = steady.totals, list(steady.scored)
+        steady = self._steady
+        if candidates.stamp is None or candidates.rows is not None:
+            steady = self._nothing_steady
+        elif steady.members is not candidates.whole or steady.stamp != candidates.stamp[0]:
+            steady = self._steady = self._steady_part(cycle, candidates)
+        if trace is not None:
+            trace.steady = steady.scored
+        totals = steady.totals
         for place in steady.left:
             name, _, weight, _ = self.scorers[place]
             raw, scores = self._scores(place, cycle, candidates)
             totals = _weighted_sum(totals, scores, weight)
             if trace is not None:
                 kept = raw.copy()  # a scorer may own and reuse what it returned
-                scored.insert(place, (name, weight, kept, kept if raw is scores else scores))
+                trace.scored += ((place, name, weight, kept, kept if raw is scores else scores),)
         if totals is None:
-            totals = column_of([0.0] * len(candidates), candidates.arrays)
-        elif not steady.left:
-            totals = totals.copy()
-        if trace is not None:
-            trace.scored_by = scored
-            trace.totals = totals.copy()  # pickers are handed the totals, and may be anybody's
-        return totals
+            return column_of([0.0] * len(candidates), candidates.arrays)
+        return totals if steady.left else totals.copy()  # pickers are handed the totals, and may be anybody's
 
     def _steady_part(self, cycle: Cycle[Any], candidates: Roster[C]) -> "Steady[C]":
         """What the steady scorers say, worked out again only after a measurement."""
-        if candidates.stamp is None or candidates.rows is not None:
-            return self._nothing_steady
-        kept = self._steady
-        if kept.members is candidates.whole and kept.stamp == candidates.stamp[0]:
-            return kept
+        assert candidates.stamp is not None
         totals: Column | None = None
         scored = []
         for place in range(len(self.scorers)):
@@ -219,9 +226,8 @@ class Profile(Generic[C]):
             name, _, weight, _ = self.scorers[place]
             raw, scores = self._scores(place, cycle, candidates)
             totals = _weighted_sum(totals, scores, weight)
-            scored.append((name, weight, raw, scores))
-        self._steady = Steady(candidates.whole, candidates.stamp[0], totals, scored, self._changing)
-        return self._steady
+            scored.append((place, name, weight, raw, scores))
+        return Steady(candidates.whole, candidates.stamp[0], totals, scored, self._changing)
 
     def _scores(self, place: int, cycle: Cycle[Any], candidates: Roster[C]) -> tuple[Column, Column]:
         """What a scorer says, as it is and within bounds."""

@@ -18,7 +18,7 @@ class Roster(Sequence[C], Generic[C]):
     remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
     """
 
-    __slots__ = ("_columns", "_reader", "_whole_arrays", "arrays", "rows", "stamp", "whole")
+    __slots__ = ("_reader", "_whole_arrays", "arrays", "columns", "rows", "stamp", "whole")
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class Roster(Sequence[C], Generic[C]):
         self.whole = candidates
         """Everybody of the roster that this one was cut from. The same object as long as the members are the same,
         so that a plugin may key what it worked out about the members by its identity."""
-        self._columns: Mapping[str, Column] = columns if columns is not None else {}
+        self.columns: Mapping[str, Column] = columns if columns is not None else {}
+        """By name, for everybody of the whole roster. Read only."""
         self.rows = rows
         """Which rows of the whole roster these are; None means all of them."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
@@ -63,12 +64,8 @@ class Roster(Sequence[C], Generic[C]):
 
     def column(self, name: str) -> Column:
         """The numbers called `name`, one per candidate of this roster. Read only."""
-        column = self._columns[name]
+        column = self.columns[name]
         return column if self.rows is None else self.cut(column)
-
-    def whole_column(self, name: str) -> Column:
-        """The same numbers for everybody of the whole roster, by row."""
-        return self._columns[name]
 
     def cut(self, whole: Column) -> Column:
         """A column made for the whole roster, cut to the rows that are left."""
@@ -82,7 +79,7 @@ class Roster(Sequence[C], Generic[C]):
 
     def uncut(self) -> "Roster[C]":
         """The whole roster, whose positions are the rows."""
-        return self if self.rows is None else Roster(self.whole, self._columns, arrays=self._whole_arrays)
+        return self if self.rows is None else Roster(self.whole, self.columns, arrays=self._whole_arrays)
 
     def members(self) -> "Roster[C]":
         """The same candidates without their columns, for whoever keeps them longer than the columns are wanted."""
@@ -90,7 +87,7 @@ class Roster(Sequence[C], Generic[C]):
 
     def only(self, row: int) -> "Roster[C]":
         """The one candidate in this row of the whole roster; its columns are lists."""
-        return Roster(self.whole, self._columns, rows=(row,), arrays=False, whole_arrays=self._whole_arrays)
+        return Roster(self.whole, self.columns, rows=(row,), arrays=False, whole_arrays=self._whole_arrays)
 
     def without(self, positions: Positions) -> "Roster[C]":
         """The roster that is left when the candidates at these positions are gone."""
@@ -103,7 +100,7 @@ class Roster(Sequence[C], Generic[C]):
             rows = list(range(len(self.whole)) if self.rows is None else self.rows)
             for position in sorted(positions, reverse=True):
                 del rows[position]
-        return Roster(self.whole, self._columns, rows=rows, arrays=self.arrays, whole_arrays=self._whole_arrays)
+        return Roster(self.whole, self.columns, rows=rows, arrays=self.arrays, whole_arrays=self._whole_arrays)
 
 
 class PerMembers(Generic[C, T]):

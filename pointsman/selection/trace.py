@@ -4,7 +4,8 @@ A trace only collects references while the cycle runs; words and tables are made
 """
 
 from collections.abc import Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,30 +30,38 @@ class ScoreTrace(msgspec.Struct):
         return int(np.count_nonzero(np.asarray(self.raw) != np.asarray(self.bounded)))
 
 
-class ProfileTrace:
-    """One run of one profile."""
+Score: TypeAlias = tuple[int, str, float, Column, Column]
+"""The place of a scorer in its profile, its name and weight, what it said, and the same within bounds."""
 
-    __slots__ = ("considered", "picker", "profile", "scored_by", "stages", "survivors", "targets", "totals")
 
-    def __init__(self, profile: str, considered: int) -> None:
-        self.profile = profile
-        self.considered = considered
-        """How many candidates there were."""
-        self.stages: Sequence[tuple[str, Any]] = ()
-        self.survivors: Sequence[Any] = ()
-        self.scored_by: list[tuple[str, float, Column, Column]] = []
-        """(scorer, weight, scores, scores within bounds)"""
-        self.totals: Column = []
-        self.picker = ""
-        self.targets: Sequence[Any] = ()
+class ProfileTrace(msgspec.Struct, eq=False, gc=False):
+    """One run of one profile. Thousands are kept: what can be worked out again is not in it."""
+
+    profile: str
+    considered: int
+    """How many candidates there were."""
+    stages: Sequence[tuple[str, Any]] = ()
+    survivors: Sequence[Any] = ()
+    steady: Sequence[Score] = ()
+    """What scorers said of more runs than this one; and what was said for this one."""
+    scored: tuple[Score, ...] = ()
+    picker: str = ""
+    targets: Sequence[Any] = ()
 
     @property
     def scores(self) -> list[ScoreTrace]:
-        """What each scorer said."""
-        return [ScoreTrace(*one) for one in self.scored_by]
+        """What each scorer said, in the order of the profile."""
+        return [ScoreTrace(*said[1:]) for said in sorted((*self.steady, *self.scored), key=itemgetter(0))]
+
+    @property
+    def totals(self) -> list[float]:
+        """The weighted sum of each survivor."""
+        said = [(weight, bounded) for _, _, weight, _, bounded in (*self.steady, *self.scored)]
+        return [sum(weight * float(bounded[at]) for weight, bounded in said) for at in range(len(self.survivors))]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
+        scores = self.scores
         return {
             "profile": self.profile,
             "candidates": self.considered,
@@ -64,64 +73,51 @@ class ProfileTrace:
             "scored": [
                 {
                     "candidate": str(who),
-                    "total": float(self.totals[position]),
-                    "scores": {score.scorer: float(score.bounded[position]) for score in self.scores},
+                    "total": total,
+                    "scores": {score.scorer: float(score.bounded[position]) for score in scores},
                 }
-                for position, who in enumerate(self.survivors)
-                if len(self.totals)
+                for position, (who, total) in enumerate(zip(self.survivors, self.totals, strict=True))
             ],
-            "weights": {score.scorer: score.weight for score in self.scores},
-            "clamped": {score.scorer: score.clamped for score in self.scores if score.clamped},
+            "weights": {score.scorer: score.weight for score in scores},
+            "clamped": {score.scorer: score.clamped for score in scores if score.clamped},
             "picker": self.picker,
             "targets": [str(target) for target in self.targets],
         }
 
     def as_table(self) -> str:
         """One line per candidate: scores and total for those who stayed, the reason for those who left."""
-        heads = [f"{score.scorer} x{score.weight:g}" for score in self.scores]
+        scores, totals = self.scores, self.totals
+        heads = [f"{score.scorer} x{score.weight:g}" for score in scores]
         chosen = {str(target): rank for rank, target in enumerate(self.targets, start=1)}
         rows: list[list[str]] = []
-        if len(self.totals):
-            order = sorted(range(len(self.survivors)), key=lambda position: -float(self.totals[position]))
-            for position in order:
-                who = str(self.survivors[position])
-                rank = chosen.get(who)
-                verdict = "" if rank is None else "chosen" if rank == 1 else f"chosen ({rank}.)"
-                numbers = [f"{float(score.bounded[position]):.3f}" for score in self.scores]
-                rows.append([who, *numbers, f"{float(self.totals[position]):.3f}", verdict])
+        for position in sorted(range(len(totals)), key=lambda position: -totals[position]):
+            who = str(self.survivors[position])
+            rank = chosen.get(who)
+            verdict = "" if rank is None else "chosen" if rank == 1 else f"chosen ({rank}.)"
+            numbers = [f"{float(score.bounded[position]):.3f}" for score in scores]
+            rows.append([who, *numbers, f"{totals[position]:.3f}", verdict])
         for name, rejected in self.stages:
             rows += [[str(who), *[""] * len(heads), "", f"{name}: {why}"] for who, why in rejected]
         lines = [f'profile "{self.profile}", {self.considered} candidates']
         lines += [
-            f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped"
-            for score in self.scores
-            if score.clamped
+            f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
         ]
         return "\n".join([*lines, text_table(["candidate", *heads, "total", "verdict"], rows)])
 
 
-class Trace:
+class Trace(msgspec.Struct, eq=False, gc=False):
     """One cycle: its profile runs in order, and notes of anything unusual."""
 
-    __slots__ = ("notes", "profiles")
-
-    def __init__(self) -> None:
-        self.profiles: list[ProfileTrace] = []
-        self.notes: list[str] = []
-
-    def begin(self, profile: str, candidates: Sequence[Any]) -> ProfileTrace:
-        """Called by a profile that starts to run."""
-        begun = ProfileTrace(profile, len(candidates))
-        self.profiles.append(begun)
-        return begun
+    profiles: tuple[ProfileTrace, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def note(self, text: str) -> None:
         """Something a reader of this trace should know."""
-        self.notes.append(text)
+        self.notes += (text,)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {"profiles": [profile.as_dict() for profile in self.profiles], "notes": self.notes}
+        return {"profiles": [profile.as_dict() for profile in self.profiles], "notes": list(self.notes)}
 
     def as_json(self) -> str:
         """The same as JSON text."""

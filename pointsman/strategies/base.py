@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pointsman.routing.decisions import Choice, Decided, Unplaced, demands
+from pointsman.routing.decisions import Choice, Unplaced, decide
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
+from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import (
     Cycle,
@@ -84,11 +85,11 @@ def rule(
 
     `first`: filters that it would rather see passed; when nobody passes them, it does without.
     """
-    must = demands(price)
-    anybody: Profile[Endpoint] = Profile(words, *must, *scorers, MaxScorePicker())
+    must = Demands(price)
+    anybody: Profile[Endpoint] = Profile(words, must, *scorers, MaxScorePicker())
     if not first:
         return Rule(words, Scheduler([anybody]))
-    preferred: Profile[Endpoint] = Profile(f"{words}, preferred", *must, *first, *scorers, MaxScorePicker())
+    preferred: Profile[Endpoint] = Profile(f"{words}, preferred", must, *first, *scorers, MaxScorePicker())
     return Rule(words, Scheduler([preferred, anybody], FallbackProfileHandler()))
 
 
@@ -141,4 +142,4 @@ class Strategy(SchedulingPolicy):
         if isinstance(result, SchedulingFailure):
             return result
         best_of = ("{}: {} of {}", self.name, how.words, len(result.results[result.primary].ranked))
-        return Choice(result, Decided(cycle.request, result.target, endpoints, self.price_per_gpu_hour, *best_of))
+        return Choice(result, decide(cycle.request, result.target, endpoints, self.price_per_gpu_hour, best_of))

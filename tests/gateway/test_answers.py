@@ -76,7 +76,7 @@ def test_every_framing_is_understood(bed: Bed, name: str, piece: int) -> None:
         assert got.body == SAID
         assert got.header("content-length") == str(len(SAID))
         assert got.header("x-late") is got.header("link") is None
-        assert bed.newest().failures == []
+        assert bed.newest().failures == ()
     assert len(backend.received) == 3
 
 
@@ -117,7 +117,7 @@ def test_a_connection_on_which_something_comes_unasked_is_not_used_again(bed: Be
     assert bed.ask(chat()).body == SAID
     wait_for(backend.all_over)
     assert bed.ask(chat("x-request-id: it")).body == SAID
-    assert bed.record("it").failures == []
+    assert bed.record("it").failures == ()
 
 
 def test_what_an_instance_says_of_itself_is_passed_on(bed: Bed) -> None:
@@ -276,7 +276,7 @@ def test_nobody_hears_of_a_connection_that_was_closed_while_it_was_idle(bed: Bed
     client = bed.client()
     for number in range(10):
         assert client.ask(chat(f"x-request-id: n{number}")).status == 200
-        assert bed.record(f"n{number}").failures == []
+        assert bed.record(f"n{number}").failures == ()
     assert len(backend.received) == 10
     assert failing == []
     assert bed.lane()._failures == {}
@@ -294,7 +294,7 @@ def test_a_stale_connection_is_noticed_when_it_is_used(bed: Bed) -> None:
     client = bed.client()
     assert client.ask(chat()).status == 200
     assert client.ask(chat("x-request-id: second")).status == 200
-    assert bed.record("second").failures == []
+    assert bed.record("second").failures == ()
     assert bed.lane()._failures == {}
     assert len(backend.lines) == 2
 

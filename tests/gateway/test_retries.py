@@ -105,7 +105,7 @@ def test_an_instance_that_leaves_takes_nobody_with_it(bed: Bed) -> None:
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "it crashed"))
     got = client.answer()
     assert (got.status, got.header("x-pointsman-instance")) == (200, "chat-1")
-    assert bed.record("it").failures == [("chat-0", "it crashed")]
+    assert bed.record("it").failures == (("chat-0", "it crashed"),)
 
 
 def test_an_instance_that_has_left_is_not_listened_to(bed: Bed) -> None:

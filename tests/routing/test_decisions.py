@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.decisions import Decided, Unplaced, demands, refusal_text, vet
+from pointsman.routing.decisions import Unplaced, decide, refusal_text, vet
 from pointsman.routing.endpoints import IN_FLIGHT_TOKENS, LOAD, Endpoint, Fleet
+from pointsman.routing.filters.demands import Demands
 from pointsman.selection import (
     Cycle,
     MaxScorePicker,
@@ -103,7 +104,7 @@ def test_an_instance_of_a_large_fleet_is_checked_by_itself() -> None:
 
 def failure(*instances: ExecutionInstance, **facts: Any) -> tuple[RequestMetadata, SchedulingFailure[Endpoint]]:
     asked = request("a", **facts)
-    scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", *demands(), MaxScorePicker())])
+    scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", Demands(), MaxScorePicker())])
     result = scheduler.run(Cycle(asked), Fleet(instances).roster)
     assert isinstance(result, SchedulingFailure)
     return asked, result
@@ -158,8 +159,8 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
         pipeline_parallel_size=2,
     )
     fleet = Fleet([instance("j"), busy])
-    made = Decided(
-        request("a"), fleet["i"], fleet.roster.without([0]), 3.0, "{}: least loaded of {}", "fifo", 1
+    made = decide(
+        request("a"), fleet["i"], fleet.roster.without([0]), 3.0, ("{}: least loaded of {}", "fifo", 1)
     ).decision
     assert (made.request_id, made.target_instance_id) == ("a", "i")
     assert made.parallelism_strategy is ParallelismType.HYBRID
@@ -171,6 +172,6 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
 
 def test_a_decision_about_an_instance_of_which_nothing_is_known() -> None:
     fleet = Fleet([instance("i", limit=None)])
-    made = Decided(request("a"), fleet["i"], fleet.roster, 3.0, "why not").decision
+    made = decide(request("a"), fleet["i"], fleet.roster, 3.0, ("why not",)).decision
     assert (made.estimated_latency_ms, made.estimated_cost, made.reason) == (None, None, "why not (0 running)")
     assert made.parallelism_strategy is ParallelismType.NONE

@@ -122,7 +122,7 @@ def test_a_failed_try_goes_elsewhere_at_once_and_ends_after_too_many() -> None:
     [gone] = [c for c in dispatcher.handle(Failed("a", "reset"), 2.0) if isinstance(c, Refuse)]
     assert gone.refusal.status == 500
     assert gone.refusal.why == f'"{second}" failed at try 2 of 2: reset'
-    assert dispatcher.explain("a", 3.0).failures == [(first, "connection refused"), (second, "reset")]  # type: ignore[union-attr]
+    assert dispatcher.explain("a", 3.0).failures == ((first, "connection refused"), (second, "reset"))  # type: ignore[union-attr]
 
 
 def test_a_failed_request_keeps_its_place() -> None:

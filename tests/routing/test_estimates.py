@@ -56,7 +56,7 @@ def test_latency(facts: Facts, latency: float | None, long: bool) -> None:
     fleet = fleet_of([{"avg_latency_ms": 1}, facts], long)
     request = RequestMetadata("r", max_tokens=100)
     assert known(latency_ms(request, fleet.roster)[1]) == latency
-    assert expected(request, 1, fleet.roster, 2.0)[0] == latency
+    assert expected(request, 1, fleet.roster.columns, 2.0)[0] == latency
 
 
 @both_lengths
@@ -75,7 +75,7 @@ def test_cost(facts: Facts, price: float | None, long: bool) -> None:
     fleet = fleet_of([{"throughput_tokens_per_sec": 1}, facts], long)
     request = RequestMetadata("r", max_tokens=300, prompt_tokens=60)
     assert known(cost(request, fleet.roster, 2.0)[1]) == (None if price is None else pytest.approx(price))
-    assert expected(request, 1, fleet.roster, 2.0)[1] == (None if price is None else pytest.approx(price))
+    assert expected(request, 1, fleet.roster.columns, 2.0)[1] == (None if price is None else pytest.approx(price))
 
 
 def test_an_answer_whose_length_nobody_gave() -> None:
@@ -142,7 +142,7 @@ def test_columns_lists_arrays_and_the_numbers_of_one_endpoint_agree(
         roster = fleet_of(facts, long).roster
         latencies, costs = latency_ms(request, roster), cost(request, roster, price)
         for row in range(len(facts)):
-            latency, money = expected(request, row, roster, price)
+            latency, money = expected(request, row, roster.columns, price)
             assert known(latencies[row]) == (None if latency is None else pytest.approx(latency))
             assert known(costs[row]) == (None if money is None else pytest.approx(money))
             assert latency is None or latency >= 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,7 +146,7 @@ def test_columns_return_to_zero_through_any_sequence(number: int, moves: list[An
             ledger.reserve(name, held[name])
         elif what == "first token" and name in held:
             ledger.first_token(name)
-            held[name] = [hold._replace(tokens=0.0) for hold in held[name] if not hold.prefill]
+            held[name] = [msgspec.structs.replace(hold, tokens=0.0) for hold in held[name] if not hold.prefill]
         elif what == "release":
             assert ledger.release(name) is (name in held)
             held.pop(name, None)

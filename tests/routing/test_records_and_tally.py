@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.decisions import demands
 from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.filters.demands import Demands
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.records import Record, Records
 from pointsman.routing.tally import WAITING_BOUNDS_S, Histogram, Tally
@@ -21,7 +21,7 @@ SENT = SchedulingDecision("r", "i", reason="fifo: least loaded of 1 (0 running)"
 
 def record(**facts: Any) -> Record:
     """A record of a request that arrived at 10."""
-    told = Record(RequestMetadata("r", model_name="m", slo_deadline_ms=facts.pop("deadline_ms", None)), 10.0)
+    told = Records().open(RequestMetadata("r", model_name="m", slo_deadline_ms=facts.pop("deadline_ms", None)), 10.0)
     for name, value in facts.items():
         setattr(told, name, value)
     return told
@@ -120,7 +120,7 @@ def test_a_refused_request_names_everybody_and_why() -> None:
         ]
     )
     told, trace = record(refusal=GONE, ended_at=15.0), Trace()
-    scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", *demands(), MaxScorePicker())])
+    scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", Demands(), MaxScorePicker())])
     failure = scheduler.run(Cycle(told.request, trace=trace), fleet.roster)
     assert isinstance(failure, SchedulingFailure)
     told.failure, told.trace = failure, trace

@@ -90,7 +90,7 @@ def test_what_fails_goes_elsewhere_and_is_refused_when_it_has_failed_too_often()
     assert (who.request_id, refusal.outcome, refusal.status) == ("a", Outcome.EVICTED_OTHER, 500)
     assert refusal.why == f'"{second}" failed at try 2 of 2: reset'
     told = plane.manager.explain("a")
-    assert told.failures == [(first, "connection refused"), (second, "reset")]
+    assert told.failures == ((first, "connection refused"), (second, "reset"))
     assert all(text in str(told) for text in (f"tried {first}: connection refused", f"tried {second}: reset"))
     assert plane.manager.metrics()["retries_by_instance"] == {first: 1, second: 1}
 

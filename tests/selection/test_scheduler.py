@@ -112,7 +112,7 @@ def test_producers_prepare_and_their_failure_does_not_stop_the_cycle() -> None:
     cycle = Cycle("r", trace=(trace := Trace()))
     assert isinstance(scheduler.run(cycle, Roster(["a", "b"])), SchedulingResult)
     assert cycle[SEEN] == ["a", "b"]
-    assert trace.notes == ["stumbles failed: OSError: index is gone"]
+    assert trace.notes == ("stumbles failed: OSError: index is gone",)
     assert scheduler.producer_failures == {"stumbles": 1}
 
 

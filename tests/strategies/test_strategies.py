@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.lab.check.situations import Situation, crowd, situations
-from pointsman.routing.decisions import demands, vet
+from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import Fleet
+from pointsman.routing.filters.demands import Demands
+from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import Cycle
 from pointsman.strategies import (
     AdaptiveStrategy,
@@ -239,5 +241,6 @@ def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], situ
 
 def takers(request: RequestMetadata, fleet: Fleet) -> list[str]:
     """Who could take it, after everything that was decided."""
-    rejected = {endpoint.row for demand in demands() for endpoint, _ in demand.rejections(Cycle(request), fleet.roster)}
+    cycle: RequestCycle = Cycle(request)
+    rejected = {endpoint.row for demand in Demands().filters for endpoint, _ in demand.rejections(cycle, fleet.roster)}
     return [str(endpoint) for endpoint in fleet.roster if endpoint.row not in rejected]

@@ -9,8 +9,9 @@ import msgspec
 
 from pointsman.lab.check.dice import loaded
 from pointsman.lab.check.situations import Situation
-from pointsman.routing.decisions import demands, vet
+from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import Fleet
+from pointsman.routing.filters.demands import Demands
 from pointsman.selection import Cycle
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -125,7 +126,7 @@ def starves_nobody(build: Build, situation: Situation) -> str | None:
 def _takers(request: RequestMetadata, idle: Iterable[ExecutionInstance], policy: SchedulingPolicy) -> bool:
     fleet = Fleet(list(idle))
     candidates = fleet.roster
-    for demand in demands(policy.price_per_gpu_hour):
+    for demand in Demands(policy.price_per_gpu_hour).filters:
         gone = {endpoint.row for endpoint, _ in demand.rejections(Cycle(request), candidates)}
         candidates = candidates.without([i for i, endpoint in enumerate(candidates) if endpoint.row in gone])
     return len(candidates) > 0

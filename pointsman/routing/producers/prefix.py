@@ -1,13 +1,12 @@
 """How much of a prompt each endpoint probably has in its cache, from what was sent to it before."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.prefix_index import Chain, PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.prefix_index import FINE, Chain, PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
 from pointsman.selection import Column, Key, PerMembers, SchedulingResult
 from pointsman.selection.arrays import np
@@ -15,7 +14,7 @@ from pointsman.selection.columns import column_of
 from pointsman.types import RequestMetadata
 
 
-class Hashed(NamedTuple):
+class Hashed(msgspec.Struct, frozen=True, eq=False):
     """What was worked out of a request, for when it is sent."""
 
     chains: Mapping[int, Sequence[Chain]]
@@ -26,6 +25,8 @@ class Hashed(NamedTuple):
 
 _HASHED: Key[Hashed] = Key("prefix-hashed")
 
+_BYTES = (bytes, memoryview)
+_MOST_MODELS = 1_000
 _MANY = 64
 """From this many servers on, a set of bits is spread over a column in one go."""
 
@@ -40,6 +41,8 @@ class Layout(msgspec.Struct):
     block_sizes: Column
     servers: list[tuple[int, int]]
     """row -> its block size, and how many of our blocks fit into its cache"""
+    only: tuple[int, int | None] | None
+    """(block size, most blocks) if they are the same for all of few servers."""
 
 
 class ApproxPrefixCacheProducer:
@@ -82,11 +85,23 @@ class ApproxPrefixCacheProducer:
         self._most_blocks = max_prefix_blocks_to_match
         self._capacity = lru_capacity_per_server
         self._layout = PerMembers(self._laid_out)
+        self._first_links: dict[str, int] = {}
+        """By model."""
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
-        layout = self._layout.of(candidates)
-        chains = self._chains(cycle.request, layout.pools)
-        match, total = self._matched(layout, chains, candidates.arrays)
+        layout, request = self._layout.of(candidates), cycle.request
+        chains: Mapping[int, Sequence[Chain]]
+        match: Column
+        total: Column
+        if layout.only is not None and type(request.prompt) in _BYTES and request.token_ids is None:
+            size, most = layout.only
+            chain = block_hashes(request.prompt, self._first_link(request), size, most)  # type: ignore[arg-type]
+            chains, width = {size: (chain,)}, len(layout.servers)
+            match, total = [0.0] * width, [float(chain.blocks)] * width
+            self._match(chain, layout.pools[size], match, layout.rows)
+        else:
+            chains = self._chains(request, layout.pools)
+            match, total = self._matched(layout, chains, candidates.arrays)
         cycle[_HASHED] = Hashed(chains, layout, match)
         cycle[PREFIX_MATCH] = PrefixMatch(match, total, layout.block_sizes, match)
 
@@ -134,13 +149,11 @@ class ApproxPrefixCacheProducer:
             pools[size] = pools.get(size, 0) | 1 << slot
         block_sizes = column_of([float(size) for size in sizes], everybody.arrays)
         capacities = [self.capacity_of(endpoint) for endpoint in everybody]
-        return Layout(rows, pools, block_sizes, list(zip(sizes, capacities, strict=True)))
+        only = (sizes[0], self._most_of(sizes[0])) if len(pools) == 1 and not everybody.arrays else None
+        return Layout(rows, pools, block_sizes, list(zip(sizes, capacities, strict=True)), only)
 
     def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[Chain]]:
-        first = first_link(request.model_name, request.cache_salt)
-        if len(pools) == 1 and isinstance(request.prompt, bytes | memoryview) and request.token_ids is None:
-            [size] = pools
-            return {size: [block_hashes(request.prompt, first, size, self._most_of(size))]}
+        first = self._first_link(request)
         if request.token_ids is not None:
             prompts = [token_bytes(request.token_ids)]
         elif isinstance(request.prompt, tuple):
@@ -148,6 +161,17 @@ class ApproxPrefixCacheProducer:
         else:
             prompts = [token_bytes(request.prompt)]
         return {size: [block_hashes(tokens, first, size, self._most_of(size)) for tokens in prompts] for size in pools}
+
+    def _first_link(self, request: RequestMetadata) -> int:
+        """Models are few; who salts pays for it."""
+        if request.cache_salt:
+            return first_link(request.model_name, request.cache_salt)
+        link = self._first_links.get(request.model_name)
+        if link is None:
+            if len(self._first_links) >= _MOST_MODELS:  # names come from clients, without end
+                self._first_links.clear()
+            link = self._first_links[request.model_name] = first_link(request.model_name)
+        return link
 
     def _most_of(self, block_size: int) -> int | None:
         if self._most_tokens > 0:
@@ -157,11 +181,6 @@ class ApproxPrefixCacheProducer:
     def _matched(self, layout: Layout, chains: Mapping[int, Sequence[Chain]], arrays: bool) -> tuple[Column, Column]:
         width = len(layout.block_sizes)
         match: Column = np.zeros(width) if arrays else [0.0] * width
-        if len(chains) == 1 and not arrays:
-            [(size, prompts)] = chains.items()
-            if len(prompts) == 1:
-                self._match(prompts[0], layout.pools[size], match, layout.rows)
-                return match, [float(prompts[0].blocks)] * width
         totals = {size: float(sum(chain.blocks for chain in prompts)) for size, prompts in chains.items()}
         for size, prompts in chains.items():
             for chain in prompts:
@@ -174,7 +193,7 @@ class ApproxPrefixCacheProducer:
     def _match(self, chain: Chain, pool: int, match: Column, rows: list[int]) -> None:
         """Add what the servers of a pool hold of a chain."""
         for servers, depth in self.index.runs(chain.links, pool):
-            _add(match, servers, chain.blocks_in(depth), rows)
+            _add(match, servers, depth if depth <= FINE else chain.blocks_in(depth), rows)
 
 
 def _add(match: Column, servers: int, blocks: int, rows: list[int]) -> None:

@@ -63,5 +63,6 @@ class Deadlines:
 
 def shorter_ttl(default_s: float, own_s: float | None) -> float | None:
     """How long a request may wait: the queue's limit, or its own if that is less. None: for ever."""
-    budgets = [ttl_s for ttl_s in (default_s, own_s) if ttl_s is not None and ttl_s > 0]
-    return min(budgets, default=None)
+    if own_s is None or own_s <= 0:
+        return default_s if default_s > 0 else None
+    return min(default_s, own_s) if default_s > 0 else own_s

@@ -124,14 +124,13 @@ class FlowControl:
         return item
 
     @property
-    def forgets_turns(self) -> bool:
-        """Whether who went before makes no difference once nobody waits: then nobody need wait to be counted."""
-        return self._bands.forget_turns
+    def is_open(self) -> bool:
+        """Whether nobody waits, and who went before makes no difference then: nobody need wait to be counted."""
+        return not self._by_id and self._bands.forget_turns
 
     def goes_at_once(self, item: Queued, now: float) -> None:
         """Nobody waits, and it has been sent without waiting either: `ended` or `put_back` follows."""
-        self._expect(item, Stage.NEW)
-        item.band = band = self._bands.of(item.priority)
+        item.band = band = self._bands.of(item.request.priority)
         item.enqueued_at = item.taken_at = now
         item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
         item.order_key = band.ordering.key(item)

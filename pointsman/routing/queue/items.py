@@ -3,6 +3,8 @@
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pointsman.types import RequestMetadata
 
 if TYPE_CHECKING:
@@ -23,52 +25,34 @@ class Stage(Enum):
     LEFT = "gone"
 
 
-class Queued:
+class Queued(msgspec.Struct, eq=False):
     """One request that was, is or will be in the queue. Only the queue writes, save for `tries` and `excluded`."""
 
-    __slots__ = (
-        "_flow",
-        "_size_bytes",
-        "band",
-        "enqueued_at",
-        "excluded",
-        "order_key",
-        "priority",
-        "request",
-        "seq",
-        "stage",
-        "taken_at",
-        "tries",
-        "ttl_s",
-    )
+    request: RequestMetadata
+    ttl_s: float | None = None
+    """How long its client lets it wait; once offered, how long it may wait. None: no limit."""
+    band: "Band" = None  # type: ignore[assignment]  # the queue gives it one
+    enqueued_at: float = 0.0
+    taken_at: float = 0.0
+    """When it was last taken out of the queue, which is when it was sent if it was."""
+    order_key: Any = None
+    """Its place under the ordering of its band, smaller first; equals go by `seq`."""
+    seq: int = 0
+    stage: Stage = Stage.NEW
+    tries: int = 0
+    """How often it was sent and failed; the dispatcher's."""
+    excluded: frozenset[str] = frozenset()
+    """Instances that failed it; the dispatcher's."""
+    _flow: str | None = None
 
-    band: "Band"
-
-    def __init__(self, request: RequestMetadata, *, size_bytes: int | None = None, ttl_s: float | None = None) -> None:
-        self.request = request
-        self._flow: str | None = None
-        self.priority = request.priority
-        self._size_bytes = size_bytes
-        self.ttl_s = ttl_s
-        """How long its client lets it wait; once offered, how long it may wait. None: no limit."""
-        self.enqueued_at = 0.0
-        self.taken_at = 0.0
-        """When it was last taken out of the queue, which is when it was sent if it was."""
-        self.order_key: Any = None
-        """Its place under the ordering of its band, smaller first; equals go by `seq`."""
-        self.seq = 0
-        self.stage = Stage.NEW
-        self.tries = 0
-        """How often it was sent and failed; the dispatcher's."""
-        self.excluded: frozenset[str] = frozenset()
-        """Instances that failed it; the dispatcher's."""
+    @property
+    def priority(self) -> int:
+        return self.request.priority
 
     @property
     def size_bytes(self) -> int:
         """The room that it takes up while it waits."""
-        if self._size_bytes is None:
-            self._size_bytes = self.request.prompt_bytes
-        return self._size_bytes
+        return self.request.prompt_bytes
 
     @property
     def flow(self) -> str:

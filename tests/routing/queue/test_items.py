@@ -21,7 +21,6 @@ def test_the_flow_of_a_request(headers: dict[str, str], user: str, flow: str) ->
     assert flow_of(RequestMetadata("r", headers=headers, user_id=user)) == flow
 
 
-def test_the_size_is_that_of_the_prompt_unless_given() -> None:
-    request = RequestMetadata("r", prompt="12345678", priority=-1)
-    assert (Queued(request).size_bytes, Queued(request, size_bytes=99).size_bytes) == (8, 99)
-    assert Queued(request).priority == -1
+def test_the_size_is_that_of_the_prompt() -> None:
+    waits = Queued(RequestMetadata("r", prompt="12345678", priority=-1))
+    assert (waits.size_bytes, waits.priority) == (8, -1)

@@ -10,7 +10,8 @@ from pointsman.types import RequestMetadata
 
 def item(request_id: str = "r", *, flow: str = "", size: int = 1, ttl_s: float | None = None, **request: Any) -> Queued:
     """A request on its way to the queue."""
-    return Queued(RequestMetadata(request_id, user_id=flow, **request), size_bytes=size, ttl_s=ttl_s)
+    told = {"prompt": "x" * size, **request}
+    return Queued(RequestMetadata(request_id, user_id=flow, **told), ttl_s=ttl_s)
 
 
 def offer(queue: FlowControl, *items: Queued, now: float = 0.0, pool_is_empty: bool = False) -> list[Refusal | None]:
