@@ -94,6 +94,7 @@ class Bed:
         for client in self.clients:
             client.connection_made(Swallow())
         self.requests = [_request(number, prompt_bytes) for number in range(64)]
+        self.prompts = [request[request.index(b"[") : request.rindex(b"]") + 1] for request in self.requests]
 
     def serve(self, rounds: int) -> None:
         """Every connection sends a request in one turn of the loop, and every one is answered in the next; so often."""
@@ -112,8 +113,7 @@ class Bed:
     def dispatch(self, rounds: int) -> None:
         """The dispatcher alone: arrival and end of the same requests."""
         dispatcher = self.gateway.traffic.lanes["chat"].dispatcher
-        bodies = [request.partition(b"\r\n\r\n")[2] for request in self.requests]
-        prompts = [body[body.index(b"[") : body.rindex(b"]") + 1] for body in bodies]
+        prompts = self.prompts
         for number in range(rounds):
             now = time.monotonic()
             for place in range(CONNECTIONS):

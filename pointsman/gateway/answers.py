@@ -4,12 +4,15 @@ Enters: bytes as they come from a socket. Leaves: the payload. The one rule: wha
 """
 
 import re
+from functools import lru_cache
 
 from pointsman.errors import PointsmanError
 from pointsman.gateway.http import NOT_FOR_CLIENTS
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNK_LINE_BYTES = 1024
+LONG_LINE_BYTES = 512
+"""Lines of a head that are longer are not remembered."""
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([^\r\n\x00]*))?")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -25,43 +28,31 @@ class Garbled(PointsmanError):
 class AnswerHead:
     """Status and headers of an answer."""
 
-    __slots__ = ("_named", "chunked", "closes", "is_stream", "length", "passed_on", "reason", "status")
+    __slots__ = ("_named", "chunked", "closes", "is_stream", "length", "lines", "reason", "status")
 
     def __init__(self, head: bytes) -> None:
         """Read everything before the empty line. Raises `Garbled`."""
         status_line, *lines = head.split(b"\r\n")
-        match = _STATUS_LINE.fullmatch(status_line)
-        if match is None:
-            raise Garbled(f"it does not begin like an HTTP answer: {status_line[:60]!r}")
-        self.status = int(match[1])
-        self.reason = match[2] or b""
+        self.status, self.reason, self.closes = _read_status_line(status_line)
         self.length: int | None = None
         self.chunked = False
-        self.closes = status_line.startswith(b"HTTP/1.0")
         self.is_stream = False
         """Server-sent events."""
         self._named: set[bytes] = set()
         """Headers that are for this connection alone."""
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise Garbled("a line of its head does not end with CR LF")
-        if len(head.translate(None, _CONTROLS)) != len(head):
-            raise Garbled("its head has control characters in it")
-        passed_on = []
+        for_clients = []
         for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon or not name or name.strip(_TOKEN):
-                raise Garbled(f"not a header: {line[:60]!r}")
-            name = name.lower()
-            if name in NOT_FOR_CLIENTS:
-                self._framing(name, value.strip())
-                continue
-            if name == b"content-type":
-                self.is_stream = b"text/event-stream" in value.lower() and self.status == 200
-            passed_on.append(line)
-        self.passed_on = passed_on
-        """Header lines that clients get as they are."""
+            name, value, passed_on = _read_line(line) if len(line) < LONG_LINE_BYTES else _line_read_anew(line)
+            if passed_on:
+                for_clients.append(passed_on)
+                if name == b"content-type":
+                    self.is_stream = b"text/event-stream" in value.lower() and self.status == 200
+            else:
+                self._framing(name, value)
         if self._named:
-            self.passed_on = [line for line in passed_on if line.partition(b":")[0].lower() not in self._named]
+            for_clients = [line for line in for_clients if line.partition(b":")[0].lower() not in self._named]
+        self.lines = b"".join(for_clients)
+        """Header lines that clients get as they are."""
         if self.chunked and self.length is not None:
             raise Garbled("it has a content-length and is chunked")
 
@@ -82,6 +73,39 @@ class AnswerHead:
     def has_body(self) -> bool:
         """Whether anything follows the head."""
         return self.status not in (204, 304) and self.length != 0
+
+
+# Engines say the same again and again: a line that was read before is not read once more.
+
+
+@lru_cache(maxsize=64)
+def _read_status_line(line: bytes) -> tuple[int, bytes, bool]:
+    """(status, reason, whether the connection closes unless the headers say otherwise)"""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise Garbled(f"it does not begin like an HTTP answer: {line[:60]!r}")
+    _check_characters(line)
+    return int(match[1]), match[2] or b"", line.startswith(b"HTTP/1.0")
+
+
+def _line_read_anew(line: bytes) -> tuple[bytes, bytes, bytes]:
+    """(lower-cased name, value, the line as clients get it; empty: they do not)"""
+    _check_characters(line)
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name.strip(_TOKEN):
+        raise Garbled(f"not a header: {line[:60]!r}")
+    name = name.lower()
+    return name, value.strip(), b"" if name in NOT_FOR_CLIENTS else line + b"\r\n"
+
+
+_read_line = lru_cache(maxsize=1024)(_line_read_anew)
+
+
+def _check_characters(line: bytes) -> None:
+    if b"\n" in line or b"\r" in line:
+        raise Garbled("a line of its head does not end with CR LF")
+    if len(line.translate(None, _CONTROLS)) != len(line):
+        raise Garbled("its head has control characters in it")
 
 
 class ChunkReader:

@@ -44,6 +44,7 @@ class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
+        "_awaits_body",
         "_body",
         "_body_bytes",
         "_closing",
@@ -88,6 +89,8 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
+        self._awaits_body: bool | None = None
+        """What patience is had with: the body or the head of a request; None: with neither."""
         self._owes_continue = False
         """The client of the request that is being read waits to be told to go on."""
         self._closing = False
@@ -157,6 +160,15 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes = 0  # the next one began somewhere in these bytes; what comes from here on is counted
         elif self._head_bytes > self._gateway.limits.max_header_bytes:
             self._refuse(431, "the headers are too large")
+        if self._in_head or self._in_body:
+            self._await_rest()
+
+    def _await_rest(self) -> None:
+        """Part of a request has come. The patience for its head, and that for its body, begin once."""
+        if self._awaits_body is not self._in_body:
+            self._awaits_body = self._in_body
+            if self.is_free and not self._closing:
+                self.deadline = time.monotonic() + self._patience_s()
 
     def _read_without_upgrade(self, rest: bytes) -> None:
         """Nothing is upgraded here. The parser takes what follows an offer to do so for another protocol, even the
@@ -178,8 +190,6 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        if self.is_free:
-            self.deadline = time.monotonic() + self._patience_s()
 
     def on_url(self, url: bytes) -> None:
         self._reading.target += url
@@ -230,8 +240,6 @@ class ClientConnection(asyncio.Protocol):
                 self.write(CONTINUE)
             else:
                 self._owes_continue = True
-        if self.is_free and not self._closing:
-            self.deadline = time.monotonic() + self._patience_s()
 
     def on_body(self, body: bytes) -> None:
         if self._closing:
@@ -261,7 +269,8 @@ class ClientConnection(asyncio.Protocol):
             request.target = b"%b?%b" % (request.path, request.query) if request.query else request.path
         self._reading = HttpRequest()
         self._in_body = self._owes_continue = False
-        if self.is_free:
+        self._awaits_body = None
+        if self.request is None and not self._queue and not self.paused:
             self._serve(request)
         else:
             self._queue.append(request)

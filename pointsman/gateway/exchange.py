@@ -6,6 +6,7 @@ a failure is an error that the client can read: an error event in a stream of ev
 
 import time
 from asyncio import Task
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from pointsman.gateway.http import KEEP_ALIVE, LAST_CHUNK, NOT_FOR_ENGINES, REAS
 from pointsman.gateway.openai import STREAMS_END_WITH_DONE
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.sse import FIELDS, EventStream, ends_with_done
-from pointsman.gateway.upstream import UpstreamConnection
+from pointsman.gateway.upstream import UpstreamConnection, UpstreamPool
 from pointsman.gateway.usage import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
 from pointsman.routing.events import Cancelled, Ended, Failed, FirstToken, Send
 from pointsman.routing.outcomes import Outcome, Refusal
@@ -24,6 +25,7 @@ from pointsman.types import RequestMetadata
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
+    from pointsman.gateway.metrics import DeploymentCounts
     from pointsman.gateway.tenants import Tenant
     from pointsman.runtimes.traffic import Lane
 
@@ -31,68 +33,42 @@ RETRIED = frozenset({500, 502, 503, 504})
 """Statuses of an engine's answer after which another is tried."""
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """A request that is being served."""
 
-    __slots__ = (
-        "_attempt",
-        "_begun",
-        "_client",
-        "_counts",
-        "_events",
-        "_fresh",
-        "_gateway",
-        "_head",
-        "_http",
-        "_last_piece_at",
-        "_lines",
-        "_pool",
-        "_request_head",
-        "_tenant",
-        "deadline",
-        "instance_id",
-        "lane",
-        "request",
-    )
-
-    def __init__(
-        self,
-        gateway: "Gateway",
-        client: ClientConnection,
-        http: HttpRequest,
-        lane: "Lane",
-        request: RequestMetadata,
-        tenant: "Tenant | None",
-    ) -> None:
-        self._gateway = gateway
-        self._client = client
-        self._http = http
-        self.lane = lane
-        self._counts = gateway.metrics.of(lane.plan.name)
-        self.request = request
-        self._tenant = tenant
-        self.deadline = float("inf")
-        """When we lose patience with the instance."""
-        self.instance_id = ""
-        self._attempt: UpstreamConnection | Task[None] | None = None
-        self._fresh = False
-        """The last try was on a connection of its own."""
-        self._head: AnswerHead | None = None
-        self._lines = b""
-        """Header lines of ours for the answer."""
-        self._events: EventStream | None = None
-        self._begun = False
-        """Part of the answer has gone to the client."""
-        self._last_piece_at = 0.0
+    _gateway: "Gateway"
+    _client: ClientConnection
+    _http: HttpRequest
+    lane: "Lane"
+    request: RequestMetadata
+    _tenant: "Tenant | None"
+    _counts: "DeploymentCounts"
+    deadline: float = inf
+    """When we lose patience with the instance."""
+    instance_id: str = ""
+    _pool: UpstreamPool | None = None
+    """Where it was sent last, with which head."""
+    _request_head: bytes = b""
+    _attempt: "UpstreamConnection | Task[None] | None" = None
+    _fresh: bool = False
+    """The last try was on a connection of its own."""
+    _head: AnswerHead | None = None
+    _lines: bytes = b""
+    """Header lines of ours for the answer."""
+    _events: EventStream | None = None
+    _begun: bool = False
+    """Part of the answer has gone to the client."""
+    _last_piece_at: float = 0.0
 
     # What the dispatcher says
 
     def send(self, command: Send) -> None:
         """Send it to an instance; if it was on another, that one is let go."""
-        self.let_go()
-        endpoint = command.endpoint
-        self.instance_id = endpoint.instance.instance_id
-        self._pool = pool = self._gateway.pool_of(endpoint.instance)
+        if self._attempt is not None:
+            self.let_go()
+        instance = command.endpoint.instance
+        self.instance_id = instance.instance_id
+        self._pool = pool = self._gateway.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         hidden, named = NOT_FOR_ENGINES, http.headers.get(b"connection", b"keep-alive")
         if named != b"keep-alive":  # it may name headers of this connection alone
@@ -112,15 +88,14 @@ class Exchange:
             request_id,
             len(http.body),
         )
-        answer = "".join(f"{name}: {value}\r\n" for name, value in command.response_headers.items()).encode()
-        self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n%b" % (
-            request_id,
-            self.instance_id.encode(),
-            answer,
-        )
+        self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
+        if command.response_headers:
+            answer = "".join(f"{name}: {value}\r\n" for name, value in command.response_headers.items())
+            self._lines += answer.encode()
         self._ask(fresh=False)
 
     def _ask(self, *, fresh: bool) -> None:
+        assert self._pool is not None
         self._fresh = fresh
         self._head = self._events = None
         self.deadline = time.monotonic() + self._gateway.upstream.first_token_timeout
@@ -164,7 +139,7 @@ class Exchange:
         """The client does not read fast enough: neither do we."""
         if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
             self._attempt.transport.pause_reading()
-            self.deadline = float("inf")
+            self.deadline = inf
 
     def resume(self) -> None:
         if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
@@ -198,7 +173,7 @@ class Exchange:
             % (
                 head.status,
                 head.reason or REASONS.get(head.status, b"Unknown"),
-                b"".join([line + b"\r\n" for line in head.passed_on]),
+                head.lines,
                 self._lines,
                 b"" if head.status in (204, 304) else b"content-length: %d\r\n" % len(body),
                 self._connection_line(stays=keep_alive),
@@ -304,7 +279,7 @@ class Exchange:
             % (
                 head.status,
                 head.reason or REASONS.get(head.status, b"Unknown"),
-                b"".join([line + b"\r\n" for line in head.passed_on]),
+                head.lines,
                 self._lines,
                 framing,
                 self._framed(payload),
@@ -354,7 +329,7 @@ class Exchange:
     def let_go(self) -> None:
         """Whatever the instance still sends is not wanted any more."""
         attempt, self._attempt = self._attempt, None
-        self.deadline = float("inf")
+        self.deadline = inf
         if attempt is None:
             return
         if isinstance(attempt, UpstreamConnection):

@@ -117,7 +117,7 @@ class Gateway:
                 return
         try:
             body = read_body(http.body)
-            lane = self._lane_of(body.model)
+            lane = self.traffic.by_model.get(body.model) or self._only_lane(body.model)
             if lane is None:
                 self._unknown_model(client, body.model)
                 return
@@ -133,8 +133,8 @@ class Gateway:
                 retry = b"retry-after: %d\r\n" % denial.retry_after_s
                 client.error(429, denial.why, "rate_limit_exceeded", retry)
                 return
-        self.retries.request()
-        exchange = Exchange(self, client, http, lane, request, tenant)
+        self.retries.requests += 1
+        exchange = Exchange(self, client, http, lane, request, tenant, self.metrics.of(lane.plan.name))
         client.serving = exchange
         self._exchanges[request.request_id] = exchange
         if not self._arrivals and len(self._exchanges) <= FEW:
@@ -167,12 +167,10 @@ class Gateway:
             exchange.refuse(Refusal(Outcome.REJECTED_OTHER, f"it could not be decided: {type(error).__name__}"))
             return ()
 
-    def _lane_of(self, model: str) -> Lane | None:
-        by_model = self.traffic.by_model
-        lane = by_model.get(model)
-        if lane is None and not model and len(self.traffic.lanes) == 1:
-            lane = next(iter(self.traffic.lanes.values()))
-        return lane
+    def _only_lane(self, model: str) -> Lane | None:
+        """Who names no model means the one there is."""
+        lanes = self.traffic.lanes
+        return next(iter(lanes.values())) if not model and len(lanes) == 1 else None
 
     def _unknown_model(self, client: ClientConnection, model: str) -> None:
         known = sorted(self.traffic.by_model)
@@ -240,7 +238,7 @@ class Gateway:
     def pool_of(self, instance: ExecutionInstance) -> UpstreamPool:
         """The connections to an instance."""
         pool = self._pools.get(instance.instance_id)
-        if pool is None or not pool.leads_to(instance):
+        if pool is None or not (pool.instance is instance or pool.leads_to(instance)):
             if pool is not None:
                 pool.close()
             pool = UpstreamPool(instance, self.loop, self.outbox, self.upstream.connect_timeout)

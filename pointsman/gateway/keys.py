@@ -24,11 +24,8 @@ class Keys:
             digest = bytes.fromhex(key.sha256)
             self._by_start.setdefault(digest[:2], []).append((digest, self.tenants[key.tenant]))
         self._admin = bytes.fromhex(admin_sha256)
-
-    @property
-    def required(self) -> bool:
+        self.required = bool(keys)
         """Whether requests need a key."""
-        return bool(self._by_start)
 
     def changed_to(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str) -> "Keys":
         """Other keys and tenants; what those who stay have used is not forgotten."""

@@ -86,12 +86,10 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
 
     Raises `BadRequest`.
     """
-    asked = body.pointsman or _NOTHING
-    if not raw.keys().isdisjoint(_NAMES):
-        asked = _with_headers(raw, asked)
+    asked = _NOTHING
+    if body.pointsman is not None or not raw.keys().isdisjoint(_NAMES):
+        asked = _checked(_with_headers(raw, body.pointsman or Extension()))
     if asked.session:
-        if _CONTROL.search(asked.session):
-            raise BadRequest("session has a control character in it; it goes on as a header", "session")
         raw[b"x-session-id"] = asked.session.encode()
     if tenant:  # with whom it shares its turns is not for the client to say
         raw.pop(FAIRNESS_HEADER.encode(), None)
@@ -101,18 +99,18 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
         body.as_prompt(),
         _tokens(body.max_tokens or body.max_completion_tokens or body.max_output_tokens),
         body.model,
-        _priority(asked.priority),
-        _positive("deadline_ms", asked.deadline_ms),
+        asked.priority,  # type: ignore[arg-type]  # a number, as it has been checked
+        asked.deadline_ms,
         tenant or asked.tenant,
         now,
-        _positive("cost_budget", asked.cost_budget),
-        _positive("timeout_s", asked.timeout_s),
+        asked.cost_budget,
+        asked.timeout_s,
         Headers(raw),
         cache_salt=body.cache_salt or "",
     )
 
 
-_NOTHING = Extension()
+_NOTHING = Extension(priority=Priority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
 _NAMES = frozenset(_HEADERS.values())
 _KINDS: Mapping[str, object] = {"priority": str, "tenant": str, "session": str}
@@ -134,6 +132,18 @@ def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
     return asked
 
 
+def _checked(asked: Extension) -> Extension:
+    """The same, with its priority as a number. Raises `BadRequest`."""
+    if _CONTROL.search(asked.session):
+        raise BadRequest("session has a control character in it; it goes on as a header", "session")
+    for field in ("deadline_ms", "cost_budget", "timeout_s"):
+        value = getattr(asked, field)
+        if value is not None and not 0 < value < 1e15:
+            raise BadRequest(f"{field} is {value:g}; it must be above 0 and below 1e15", field)
+    asked.priority = _priority(asked.priority)
+    return asked
+
+
 def _priority(asked: int | str | None) -> int:
     if asked is None:
         return Priority.NORMAL
@@ -145,12 +155,6 @@ def _priority(asked: int | str | None) -> int:
         asked = int(asked) if found is None else found
     if abs(asked) > MOST_PRIORITY:
         raise BadRequest(f"priority must be within {MOST_PRIORITY} of 0", "priority")
-    return asked
-
-
-def _positive(field: str, asked: float | None) -> float | None:
-    if asked is not None and not 0 < asked < 1e15:
-        raise BadRequest(f"{field} is {asked:g}; it must be above 0 and below 1e15", field)
     return asked
 
 

@@ -1,28 +1,24 @@
 """Requests of clients as they come off a connection."""
 
+import msgspec
 
-class HttpRequest:
+
+class HttpRequest(msgspec.Struct, eq=False):
     """One request, read whole."""
 
-    __slots__ = ("body", "headers", "is_http_1_0", "keep_alive", "method", "path", "query", "target")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
-        self.path = b""
-        self.query = b""
-        self.headers: dict[bytes, bytes] = {}
-        """Lower-cased names; what came twice is joined by a comma."""
-        self.body = b""
-        self.keep_alive = True
-        self.is_http_1_0 = False
+    method: bytes = b""
+    target: bytes = b""
+    path: bytes = b""
+    query: bytes = b""
+    headers: dict[bytes, bytes] = {}
+    """Lower-cased names; what came twice is joined by a comma."""
+    body: bytes = b""
+    keep_alive: bool = True
+    is_http_1_0: bool = False
 
 
-class Refused:
+class Refused(msgspec.Struct):
     """A request that could not be read: what to answer before the connection is closed."""
 
-    __slots__ = ("message", "status")
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
-        self.message = message
+    status: int
+    message: str

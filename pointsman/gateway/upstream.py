@@ -215,6 +215,7 @@ class UpstreamPool:
     def __init__(
         self, instance: ExecutionInstance, loop: AbstractEventLoop, outbox: Outbox, connect_timeout_s: float
     ) -> None:
+        self.instance = instance
         self.host = instance.host
         self.port = instance.port
         self.tls = ssl.create_default_context() if instance.tls else None
@@ -229,7 +230,10 @@ class UpstreamPool:
 
     def leads_to(self, instance: ExecutionInstance) -> bool:
         """Whether the instance is still where these connections go."""
-        return self.port == instance.port and self.host == instance.host and (self.tls is not None) == instance.tls
+        leads = self.port == instance.port and self.host == instance.host and (self.tls is not None) == instance.tls
+        if leads:
+            self.instance = instance  # what else is known of it may have changed
+        return leads
 
     def ask(self, asker: Asker, request: bytes, body: bytes, *, fresh: bool = False) -> UpstreamConnection | Task[None]:
         """Send a request on an idle connection; on a new one if there is none, or if a fresh one is wanted.

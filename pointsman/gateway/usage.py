@@ -19,7 +19,18 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens, as the engine counted them: prompt and completion, or input and output in the responses API."""
+    """Tokens, as the engine counted them; None: it did not say."""
+
+    input: int | None
+    """Of the prompt."""
+    output: int | None
+    """Of the answer."""
+    cached: int | None
+    """Of the prompt, that were in the prefix cache."""
+
+
+class _Said(msgspec.Struct):
+    """Prompt and completion; in the responses API input and output."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
@@ -28,29 +39,13 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
 
-    @property
-    def input(self) -> int | None:
-        """Tokens of the prompt."""
-        return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
-
-    @property
-    def output(self) -> int | None:
-        """Tokens of the answer."""
-        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
-
-    @property
-    def cached(self) -> int | None:
-        """Tokens of the prompt that were in the prefix cache."""
-        details = self.prompt_tokens_details or self.input_tokens_details
-        return None if details is None else details.cached_tokens
-
 
 class _Response(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _Said | None = None
 
 
 class _Body(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _Said | None = None
     response: _Response | None = None
 
 
@@ -63,7 +58,17 @@ def usage_of(body: bytes) -> Usage | None:
         read = _decode(body)
     except (msgspec.ValidationError, RecursionError):  # JSON of another shape
         return None
-    return read.usage if read.usage is not None or read.response is None else read.response.usage
+    said = read.usage
+    if said is None and read.response is not None:
+        said = read.response.usage
+    if said is None:
+        return None
+    details = said.prompt_tokens_details or said.input_tokens_details
+    return Usage(
+        said.input_tokens if said.prompt_tokens is None else said.prompt_tokens,
+        said.output_tokens if said.completion_tokens is None else said.completion_tokens,
+        None if details is None else details.cached_tokens,
+    )
 
 
 def usage_of_stream(stream: EventStream) -> Usage | None:

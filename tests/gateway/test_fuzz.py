@@ -152,7 +152,7 @@ def test_heads_of_answers(head: bytes) -> None:
         return
     assert 100 <= read.status < 600
     assert read.length is None or not read.chunked
-    for line in read.passed_on:
+    for line in read.lines.removesuffix(b"\r\n").split(b"\r\n") if read.lines else []:
         assert not {b"\r", b"\n", b"\0"} & {line[n : n + 1] for n in range(len(line))}
         assert b":" in line
 

@@ -307,7 +307,7 @@ def test_a_denied_request_costs_nothing() -> None:
 def test_what_was_guessed_is_corrected_by_what_was_used() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
     assert tenant.denial(request(), 0.0) is None  # 10 tokens, as far as can be guessed
-    tenant.used(request(), Usage(prompt_tokens=4, completion_tokens=6), None, None, 0.0)
+    tenant.used(request(), Usage(4, 6, None), None, None, 0.0)
     tokens = tenant._tokens
     assert tokens is not None
     assert tokens.has(90, 0.0)
@@ -317,10 +317,9 @@ def test_what_was_guessed_is_corrected_by_what_was_used() -> None:
 @pytest.mark.parametrize(
     ("usage", "counted", "spent"),
     [
-        (Usage(prompt_tokens=100, completion_tokens=10), None, 100 * 1 + 10 * 2),
-        (Usage(prompt_tokens=100, completion_tokens=10), 99, 100 * 1 + 10 * 2),
-        (Usage(input_tokens=100, output_tokens=10), None, 100 * 1 + 10 * 2),
-        (Usage(prompt_tokens=100), 7, 100 * 1 + 7 * 2),
+        (Usage(100, 10, None), None, 100 * 1 + 10 * 2),
+        (Usage(100, 10, None), 99, 100 * 1 + 10 * 2),
+        (Usage(100, None, None), 7, 100 * 1 + 7 * 2),
         (None, 7, 10 * 1 + 7 * 2),
         (None, None, 10 * 1),
     ],
@@ -336,7 +335,7 @@ def test_a_budget_begins_anew_with_each_period() -> None:
     tenant = Tenant(TenantSpec(name="t", cost_budget=1.0, cost_period=100.0))
     price = PriceSpec(per_million_output_tokens=1e6)
     assert tenant.denial(request(), 0.0) is None
-    tenant.used(request(), Usage(completion_tokens=1), None, price, 1.0)
+    tenant.used(request(), Usage(None, 1, None), None, price, 1.0)
     denial = tenant.denial(request(), 40.0)
     assert denial is not None
     assert denial.retry_after_s == 60
