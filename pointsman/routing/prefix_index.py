@@ -15,10 +15,9 @@ from xxhash import xxh3_64_intdigest
 BYTES_PER_TOKEN = 4
 """A token id is four bytes, and without a tokenizer four bytes of text stand in for a token."""
 
-FINE = 64
-"""So many blocks of a prompt are hashed one by one. What comes then is hashed `COARSE` blocks at a time: in a long
-prompt the exact end of a match matters less than the time it takes to find."""
-COARSE = 8
+ROW = 16
+"""So many blocks of a prompt are hashed one by one, then as many pairs of blocks, then as many fours, and so on: the
+end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
 
 
 def first_link(model: str, cache_salt: str = "") -> int:
@@ -39,13 +38,16 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt as hashes, each of which names its part of the prompt and everything before it."""
 
     links: list[int]
-    """One for each of the first blocks, then one for so many blocks together."""
+    """One for each of the first blocks, then in each row one for twice as many blocks."""
     blocks: int
     """In all; the last may be partial."""
 
     def blocks_in(self, links: int) -> int:
         """How many blocks the first so many links stand for."""
-        return links if links <= FINE else min(FINE + (links - FINE) * COARSE, self.blocks)
+        if links <= ROW:
+            return links
+        rows, rest = divmod(links, ROW)
+        return min((ROW << rows) - ROW + (rest << rows), self.blocks)
 
 
 def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: int | None = None) -> Chain:
@@ -53,19 +55,18 @@ def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: 
     step = block_size * BYTES_PER_TOKEN
     end = len(tokens) if most is None else min(len(tokens), most * step)
     link = first  # the seed of each hash chains it to what came before
-    fine = min(end, FINE * step)
-    links = []
-    for start in range(0, fine, step):
-        link = xxh3_64_intdigest(tokens[start : start + step], link)
-        links.append(link)
-    if end > fine:
-        wide = step * COARSE
-        tokens = memoryview(tokens)  # a slice of bytes would be a copy
-        last = end - (end - fine) % wide
-        links += [link := xxh3_64_intdigest(tokens[start : start + wide], link) for start in range(fine, last, wide)]
-        if last < end:
-            links.append(xxh3_64_intdigest(tokens[last:end], link))
-    return Chain(links, -(-end // step))
+    blocks = -(-end // step)
+    if end < len(tokens) or blocks > ROW:
+        tokens = memoryview(tokens)[:end]  # slices of bytes would be copies
+    links: list[int] = []
+    start = 0
+    while start < end:
+        row_ends = min(start + ROW * step, end)
+        for at in range(start, row_ends, step):
+            link = xxh3_64_intdigest(tokens[at : at + step], link)
+            links.append(link)
+        start, step = row_ends, step * 2
+    return Chain(links, blocks)
 
 
 class PrefixIndex:
@@ -105,10 +106,9 @@ class PrefixIndex:
             recency = self._recency[slot] = OrderedDict()
         held = self._held.get(slot, 0)
         # Deepest first, so that a prefix is forgotten from its tail, as engines evict: a run stays unbroken.
-        if len(links) > FINE:
-            held += self._use(links[FINE:], COARSE, recency, bit)
-            links = links[:FINE]
-        held += self._use(links, 1, recency, bit)
+        for row in range((len(links) - 1) // ROW, 0, -1):
+            held += self._use(links[row * ROW : (row + 1) * ROW], 1 << row, recency, bit)
+        held += self._use(links[:ROW], 1, recency, bit)
         while held > capacity:
             link, blocks = recency.popitem(last=False)
             held -= blocks

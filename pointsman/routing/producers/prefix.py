@@ -6,7 +6,7 @@ import msgspec
 
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.prefix_index import FINE, Chain, PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.prefix_index import Chain, PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
 from pointsman.selection import Column, Key, PerMembers, SchedulingResult
 from pointsman.selection.arrays import np
@@ -193,7 +193,7 @@ class ApproxPrefixCacheProducer:
     def _match(self, chain: Chain, pool: int, match: Column, rows: list[int]) -> None:
         """Add what the servers of a pool hold of a chain."""
         for servers, depth in self.index.runs(chain.links, pool):
-            _add(match, servers, depth if depth <= FINE else chain.blocks_in(depth), rows)
+            _add(match, servers, chain.blocks_in(depth), rows)
 
 
 def _add(match: Column, servers: int, blocks: int, rows: list[int]) -> None:
