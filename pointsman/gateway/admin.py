@@ -70,7 +70,7 @@ class Admin:
             return
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
-        call = Call(parts, query, request.body)
+        call = Call(parts, query, bytes(request.body))
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         handler = self._handler(method, parts)
         if handler is None:

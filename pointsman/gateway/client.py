@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from pointsman.gateway.http import KEEP_ALIVE, error_body, error_kind, head_of
-from pointsman.gateway.requests import HttpRequest, Refused
+from pointsman.gateway.plain import read_plain
+from pointsman.gateway.requests import COPIED_BYTES, Bytes, HttpRequest, Refused
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
@@ -54,8 +55,10 @@ class ClientConnection(asyncio.Protocol):
         "_in_head",
         "_owes_continue",
         "_parser",
+        "_plain_left",
         "_queue",
         "_reading",
+        "_reads_plain",
         "_stopped_reading",
         "deadline",
         "is_local",
@@ -84,11 +87,15 @@ class ClientConnection(asyncio.Protocol):
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._queue: deque[HttpRequest | Refused] = deque()
         self._reading = HttpRequest()
-        self._body: list[bytes] = []
+        self._body: list[Bytes] = []
         self._body_bytes = 0
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
+        self._plain_left = 0
+        """Bytes to come of the body of a plain request, which is read without the parser."""
+        self._reads_plain = True
+        """Whether more requests may come after the last that was read."""
         self._awaits_body: bool | None = None
         """What patience is had with: the body or the head of a request; None: with neither."""
         self._owes_continue = False
@@ -143,6 +150,14 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         if parser is None or self._closing:
             return
+        if self._plain_left:
+            self._read_plain_body(data)
+            return
+        if not self._in_head and not self._in_body and self._reads_plain:
+            plain = read_plain(data, self._gateway.limits.max_header_bytes)
+            if plain is not None and plain[2] <= self._gateway.limits.max_body_bytes:
+                self._begin_plain(*plain, data)
+                return
         reading = self._reading
         self._head_bytes += len(data)
         try:
@@ -162,6 +177,35 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(431, "the headers are too large")
         if self._in_head or self._in_body:
             self._await_rest()
+
+    def _begin_plain(self, request: HttpRequest, start: int, length: int, data: bytes) -> None:
+        """The head of a plain request has come, and perhaps more."""
+        self._reading = request
+        self._plain_left = length
+        if start + length == len(data) and length <= COPIED_BYTES:
+            self._plain_left = 0
+            request.body = data[start:]
+            self._complete(request)
+        else:
+            self._in_body = True
+            self._read_plain_body(memoryview(data)[start:])
+
+    def _read_plain_body(self, data: Bytes) -> None:
+        """More of the body of a plain request has come; what is beyond its end begins the next one."""
+        here, beyond = data, b""
+        if len(data) > self._plain_left:
+            here, beyond = data[: self._plain_left], bytes(data[self._plain_left :])
+        self._plain_left -= len(here)
+        self._keep(here)
+        if self._plain_left:
+            self._await_rest()
+            return
+        self._in_body = False
+        parts, self._body = self._body, []
+        self._reading.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._complete(self._reading)
+        if beyond:
+            self.data_received(beyond)
 
     def _await_rest(self) -> None:
         """Part of a request has come. The patience for its head, and that for its body, begin once."""
@@ -217,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_head, self._in_body = False, True
         headers = request.headers
         version = parser.get_http_version()
-        request.keep_alive = parser.should_keep_alive()
+        request.keep_alive = self._reads_plain = parser.should_keep_alive()
         request.is_http_1_0 = version == "1.0"
         if self._head_bytes > limits.max_header_bytes and _size_of(request) > limits.max_header_bytes:
             self._refuse(431, "the headers are too large")
@@ -249,11 +293,15 @@ class ClientConnection(asyncio.Protocol):
         if self._body_bytes > self._gateway.limits.max_body_bytes:
             self._refuse(413, f"the body is too large; {self._gateway.limits.max_body_bytes} bytes are allowed")
             return
+        self._keep(body)
+
+    def _keep(self, piece: Bytes) -> None:
+        """Part of a body has come."""
         parts = self._body
         if parts and len(parts[-1]) < TINY_BYTES:
-            parts[-1] += body
+            parts[-1] = b"".join((parts[-1], piece))
         else:
-            parts.append(body)
+            parts.append(piece)
 
     def on_message_complete(self) -> None:
         request, parts = self._reading, self._body
@@ -267,8 +315,12 @@ class ClientConnection(asyncio.Protocol):
         if not request.path.startswith(b"/"):
             request.path = _path_of(request.path)
             request.target = b"%b?%b" % (request.path, request.query) if request.query else request.path
-        self._reading = HttpRequest()
         self._in_body = self._owes_continue = False
+        self._complete(request)
+
+    def _complete(self, request: HttpRequest) -> None:
+        """A request has been read whole: it is served now, or when its turn comes."""
+        self._reading = HttpRequest()
         self._awaits_body = None
         if self.request is None and not self._queue and not self.paused:
             self._serve(request)

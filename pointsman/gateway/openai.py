@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from pointsman.gateway.headers import Headers
+from pointsman.gateway.requests import COPIED_BYTES, Bytes
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import Priority, RequestMetadata
 
@@ -15,9 +16,6 @@ STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 
 MOST_PRIORITY = 1_000_000
 """Or as little, below 0."""
-
-COPIED_BYTES = 16 * 1024
-"""Longer prompts are not copied out of the body."""
 
 PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority.value for priority in Priority}
 
@@ -69,7 +67,7 @@ class Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(Body).decode
 
 
-def read_body(body: bytes) -> Body:
+def read_body(body: Bytes) -> Body:
     """Read a body. Raises `BadRequest`."""
     try:
         return _decode(body)

@@ -8,6 +8,8 @@ cost of a request. With few requests under way nothing is gained, and what is wr
 from asyncio import AbstractEventLoop, Transport
 from collections.abc import Sized
 
+from pointsman.gateway.requests import Bytes
+
 FEW = 2
 """With so many requests under way, nobody waits for others."""
 LARGE = 8 * 1024
@@ -22,9 +24,9 @@ class Outbox:
     def __init__(self, loop: AbstractEventLoop, under_way: Sized) -> None:
         self._loop = loop
         self._under_way = under_way
-        self._pending: list[tuple[Transport, bytes]] = []
+        self._pending: list[tuple[Transport, Bytes]] = []
 
-    def write(self, transport: Transport, data: bytes) -> None:
+    def write(self, transport: Transport, data: Bytes) -> None:
         """Write, soon or at once. What is written to one transport keeps its order."""
         if len(data) > LARGE:  # how much a client leaves unread must be known before there is more of it
             self.flush()

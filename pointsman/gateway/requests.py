@@ -1,6 +1,13 @@
 """Requests of clients as they come off a connection."""
 
+from typing import TypeAlias
+
 import msgspec
+
+Bytes: TypeAlias = bytes | memoryview
+
+COPIED_BYTES = 16 * 1024
+"""Longer bodies and prompts are not copied out of what they came in."""
 
 
 class HttpRequest(msgspec.Struct, eq=False):
@@ -12,7 +19,7 @@ class HttpRequest(msgspec.Struct, eq=False):
     query: bytes = b""
     headers: dict[bytes, bytes] = {}
     """Lower-cased names; what came twice is joined by a comma."""
-    body: bytes = b""
+    body: Bytes = b""
     keep_alive: bool = True
     is_http_1_0: bool = False
 

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from pointsman.gateway.answers import MAX_HEAD_BYTES, AnswerHead, ChunkReader, Garbled
 from pointsman.gateway.outbox import Outbox
+from pointsman.gateway.requests import COPIED_BYTES, Bytes
 from pointsman.types import ExecutionInstance
 
 BUFFERED_BYTES = 4 * 1024 * 1024
@@ -72,16 +73,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] | None = None
         """Of an answer that is read whole; None: it is passed on as it comes."""
 
-    def ask(self, asker: Asker, request: bytes, body: bytes) -> None:
+    def ask(self, asker: Asker, request: bytes, body: Bytes) -> None:
         """Send a request."""
         self.asker = asker
         self.heard = False
         write = self.pool.outbox.write
-        if len(body) > 16 * 1024:
+        if len(body) > COPIED_BYTES:
             write(self.transport, request)
             write(self.transport, body)  # not joined: that would copy it
         else:
-            write(self.transport, request + body)
+            write(self.transport, b"".join((request, body)))
 
     def let_go(self, asker: Asker) -> None:
         """Whoever asked wants no answer any more: the engine learns it by the closed connection."""
@@ -235,7 +236,7 @@ class UpstreamPool:
             self.instance = instance  # what else is known of it may have changed
         return leads
 
-    def ask(self, asker: Asker, request: bytes, body: bytes, *, fresh: bool = False) -> UpstreamConnection | Task[None]:
+    def ask(self, asker: Asker, request: bytes, body: Bytes, *, fresh: bool = False) -> UpstreamConnection | Task[None]:
         """Send a request on an idle connection; on a new one if there is none, or if a fresh one is wanted.
 
         Returns the connection, or the task that makes one, which may be cancelled.
@@ -250,7 +251,7 @@ class UpstreamPool:
         task.add_done_callback(self._connecting.discard)
         return task
 
-    async def _connect(self, asker: Asker, request: bytes, body: bytes) -> None:
+    async def _connect(self, asker: Asker, request: bytes, body: Bytes) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await self._loop.create_connection(

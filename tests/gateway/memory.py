@@ -10,6 +10,7 @@ from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.outbox import Outbox
 from pointsman.gateway.pages import add_pages
+from pointsman.gateway.requests import Bytes
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.upstream import Asker, UpstreamConnection, UpstreamPool
 from pointsman.types import ExecutionInstance
@@ -112,7 +113,7 @@ class MemoryPool(UpstreamPool):
         self.turned = loop
         self.made: list[tuple[UpstreamConnection, FakeTransport]] = []
 
-    def ask(self, asker: Asker, request: bytes, body: bytes, *, fresh: bool = False) -> Any:
+    def ask(self, asker: Asker, request: bytes, body: Bytes, *, fresh: bool = False) -> Any:
         while self._idle and not fresh:
             if not self._idle[-1].transport.is_closing():
                 return super().ask(asker, request, body)
