@@ -7,7 +7,7 @@ import msgspec
 from pointsman.routing.endpoints import Endpoint, Fleet
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
-from pointsman.selection import SchedulingResult
+from pointsman.selection import Column, SchedulingResult
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -25,8 +25,10 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
 
     Whoever answers is held to the end, even if its profile is called "prefill".
     """
-    uncached = cycle.get(UNCACHED_REQUEST_TOKENS)
+    uncached: Column | None = cycle.state.get(UNCACHED_REQUEST_TOKENS)
     prompt = float(cycle.request.input_tokens)
+    if uncached is None and len(result.results) == 1:
+        return [Hold(result.target, prompt)]
     return [
         Hold(
             run.targets[0],

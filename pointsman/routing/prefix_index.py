@@ -99,7 +99,9 @@ class PrefixIndex:
 
     def record(self, server: str, links: Sequence[int], capacity: int) -> None:
         """This server was sent a prompt with these links and has room for `capacity` blocks in all."""
-        slot = self.slot(server)
+        slot = self._slots.get(server)
+        if slot is None:
+            slot = self.slot(server)
         bit = 1 << slot
         recency = self._recency.get(slot)
         if recency is None:

@@ -58,5 +58,5 @@ class ConfiguredRoute:
             return result
         primary = result.primary
         run = result.results[primary]
-        how = (BEST_OF, self.name, len(run.ranked), primary)
+        how = (BEST_OF, self.name, len(run.ranked.totals), primary)
         return Choice(result, decide(cycle.request, run.targets[0], endpoints, self._price, how))

@@ -44,7 +44,8 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
     trace: "Trace | None" = None
     """Filled with everything that was considered, if there is one."""
     _chance: Chance | None = None
-    _state: dict[Key[Any], Any] = {}
+    state: dict[Key[Any], Any] = {}
+    """What plugins have told each other; `cycle[key]` and `cycle.get(key)` know its types."""
 
     @property
     def chance(self) -> Chance:
@@ -54,15 +55,15 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
         return self._chance
 
     def __setitem__(self, key: Key[T], value: T) -> None:
-        self._state[key] = value
+        self.state[key] = value
 
     def __getitem__(self, key: Key[T]) -> T:
-        value: T = self._state[key]
+        value: T = self.state[key]
         return value
 
     def get(self, key: Key[T]) -> T | None:
         """The value under this key, or None if nobody has put one there."""
-        return self._state.get(key)
+        return self.state.get(key)
 
 
 class Rejected(Iterable[tuple[C, str]], Generic[C]):

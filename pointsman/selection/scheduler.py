@@ -33,7 +33,7 @@ class Scheduler(Generic[C]):
         self.producers = tuple(producers)
         self._names = tuple(self.profiles)
         self._only = profiles[0] if len(profiles) == 1 and type(self.handler) is SingleProfileHandler else None
-        """The profile that every cycle runs, once."""
+        """The profile that every cycle runs, once; the handler need not be asked what to make of it."""
         self.producer_failures: dict[str, int] = {}
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
@@ -44,7 +44,10 @@ class Scheduler(Generic[C]):
             except Exception as error:  # what it would have told is missing; the decision is still possible
                 self._producer_failed(cycle, producer, error)
         if self._only is not None:
-            return self._single(self._only.run(cycle, candidates))
+            result = self._only.run(cycle, candidates)
+            if type(result) is ProfileFailure:
+                return SchedulingFailure("", {result.profile: result})
+            return SchedulingResult({result.profile: result}, result.profile)  # type: ignore[dict-item]
         results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
         for _ in range(MOST_ROUNDS):
             try:
@@ -66,13 +69,6 @@ class Scheduler(Generic[C]):
             return self.handler.process_results(cycle, results)
         except Exception as error:
             raise broken(plugin_name(self.handler), error) from error
-
-    @staticmethod
-    def _single(result: ProfileResult[C] | ProfileFailure[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
-        """What the handler of a single profile would make of it."""
-        if isinstance(result, ProfileFailure):
-            return SchedulingFailure("", {result.profile: result})
-        return SchedulingResult({result.profile: result}, result.profile)
 
     def _producer_failed(self, cycle: Cycle[Any], producer: Producer[C], error: Exception) -> None:
         name = plugin_name(producer)

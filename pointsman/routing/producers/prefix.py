@@ -102,11 +102,12 @@ class ApproxPrefixCacheProducer:
         else:
             chains = self._chains(request, layout.pools)
             match, total = self._matched(layout, chains, candidates.arrays)
-        cycle[_HASHED] = Hashed(chains, layout, match)
-        cycle[PREFIX_MATCH] = PrefixMatch(match, total, layout.block_sizes, match)
+        state = cycle.state
+        state[_HASHED] = Hashed(chains, layout, match)
+        state[PREFIX_MATCH] = PrefixMatch(match, total, layout.block_sizes, match)
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None:
-        hashed = cycle.get(_HASHED)
+        hashed = cycle.state.get(_HASHED)
         if hashed is None:
             return
         self._remember(hashed, result.target)

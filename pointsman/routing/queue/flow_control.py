@@ -132,7 +132,10 @@ class FlowControl:
         """Nobody waits, and it has been sent without waiting either: `ended` or `put_back` follows."""
         item.band = band = self._bands.of(item.request.priority)
         item.enqueued_at = item.taken_at = now
-        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        if item.ttl_s is not None or self._ttl_s <= 0:
+            item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        else:
+            item.ttl_s = self._ttl_s
         item.order_key = band.ordering.key(item)
         item.seq = self._arrivals = self._arrivals + 1
         item.stage = Stage.SERVED

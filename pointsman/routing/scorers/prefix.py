@@ -1,7 +1,7 @@
 """The scorer that keeps prompts where their beginning is cached."""
 
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import PREFIX_MATCH
+from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
 from pointsman.selection import Column
 from pointsman.selection.columns import clipped, column_of, linear, placed, plus, ratio, times, where_zero
 
@@ -26,10 +26,12 @@ class PrefixCacheScorer:
         self.scale = match_length_scale_tokens
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        found = cycle.get(PREFIX_MATCH)
+        found: PrefixMatch | None = cycle.state.get(PREFIX_MATCH)
         if found is None:
             return column_of([0.0] * len(candidates), candidates.arrays)
-        match, total = candidates.cut(found.match), candidates.cut(found.total)
+        match, total = found.match, found.total
+        if candidates.rows is not None:
+            match, total = candidates.cut(match), candidates.cut(total)
         share = ratio(match, total)
         if not self.weight:
             return share
