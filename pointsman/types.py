@@ -1,4 +1,4 @@
-"""The values that everybody passes around: requests, instances, decisions.
+"""The values that everybody passes around: requests, instances, decisions, workers and their GPUs.
 
 Requests and decisions never change once made. An instance is the caller's own record of a running model server:
 the caller may update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
@@ -136,3 +136,51 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     estimated_latency_ms: float | None = None
     estimated_cost: float | None = None
     reason: str = ""
+
+
+class WorkerStatus(Enum):
+    """Whether a worker takes instances."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    """What runs there may stay; nothing new comes."""
+    LOST = "lost"
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a worker."""
+
+    index: int
+    """As its driver counts."""
+    memory_bytes: int
+    model: str = ""
+    vendor: str = "nvidia"
+    used_bytes: int = 0
+    """In use by anybody but our instances, as measured."""
+    link: str = ""
+    """GPUs of one worker with the same link reach each other over it (NVLink, xGMI); empty: over PCIe."""
+    pcie: str = ""
+    """The same for a PCIe switch."""
+    numa: int | None = None
+    shareable: bool = True
+    """Several instances may share it, if they allow it too."""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that runs instances."""
+
+    name: str
+    cpus: float
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    labels: Mapping[str, str] = {}
+    status: WorkerStatus = WorkerStatus.READY
+    used_memory_bytes: int = 0
+    """In use by anybody but our instances, as measured."""
+    reserved_memory_bytes: int = 0
+    """Kept for the system: never given to instances. So are the next, of each GPU."""
+    reserved_gpu_bytes: int = 0
+    unified_memory: bool = False
+    """Its GPUs use the memory of the machine."""
+    files: frozenset[str] = frozenset()
+    """Models whose files it has."""

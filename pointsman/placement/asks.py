@@ -1,0 +1,114 @@
+"""What is asked of the placer: an instance that needs a place, and where it may be."""
+
+from enum import Enum
+
+import msgspec
+
+from pointsman.placement.needs import Need
+from pointsman.selection import LabelSelector
+
+
+class Tier(Enum):
+    """Ways to fit, in the order in which they are tried."""
+
+    ONE_GPU = "one GPU"
+    SEVERAL_GPUS = "several GPUs of one worker"
+    SEVERAL_WORKERS = "several workers"
+    PARTIAL_OFFLOAD = "partly on a GPU, partly on the CPU"
+    CPU = "CPU"
+
+
+class Arrangement(Enum):
+    """How instances are laid out over the fleet."""
+
+    BINPACK = "binpack"
+    """On few GPUs and workers, so that large holes stay whole."""
+    SPREAD = "spread"
+    """Over many, so that the loss of one costs little."""
+
+
+class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do with machines."""
+
+    name: str = ""
+    vendors: frozenset[str] = frozenset({"nvidia", "amd"})
+    """Of the GPUs it runs on."""
+    needs_gpu: bool = True
+    tensor_parallel: bool = True
+    distributed: bool = True
+    """One instance over several workers."""
+    partial_offload: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance that needs a place."""
+
+    instance_id: str
+    deployment: str = ""
+    """Whose instances are spread; empty: it stands alone."""
+    need: Need
+    engine: EngineAbility = EngineAbility()
+    cpus: float = 0.0
+    gpu_share: float | None = None
+    """Of each of its GPUs, 0 to 1, beside the memory; None: the memory it needs is all that counts."""
+    exclusive: bool = False
+    """No other instance may be on its GPUs."""
+    gpu_models: frozenset[str] = frozenset()
+    """GPUs that it may have; empty: any."""
+    selector: LabelSelector = LabelSelector()
+    workers: frozenset[str] = frozenset()
+    """Chosen by hand; empty: any."""
+    gpus: frozenset[tuple[str, int]] = frozenset()
+    """(worker, index), chosen by hand; empty: any."""
+    arrangement: Arrangement = Arrangement.BINPACK
+    several_gpus: bool = True
+    several_workers: bool = False
+    partial_offload: bool = False
+    cpu: bool = False
+    """The tiers that are allowed beside one GPU; an engine that needs no GPU may always use the CPU."""
+    mixed_gpus: bool = False
+    """GPUs of different models may be in one instance."""
+    priority: int = 0
+    preempts: bool = False
+    """Instances of negative priority may be stopped to make room."""
+    near: str = ""
+    """A deployment whose instances it should be near to."""
+    overcommit: bool = False
+    """It is placed although it does not fit; that is said."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance takes of one worker and one of its GPUs."""
+
+    worker: str
+    gpu: int | None = None
+    """Index of the GPU; None: it takes CPUs and memory only."""
+    gpu_bytes: int = 0
+    gpu_share: float = 0.0
+    exclusive: bool = False
+    cpus: float = 0.0
+    memory_bytes: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an instance goes, and how it is split there."""
+
+    tier: Tier
+    claims: tuple[Claim, ...]
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage, if there are several."""
+    gpu_layers: int | None = None
+    """Of a partial offload; None: all of them, or none on a CPU."""
+    overcommitted: bool = False
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """In the order of the claims, each once."""
+        return tuple(dict.fromkeys(claim.worker for claim in self.claims))
+
+    @property
+    def gpus(self) -> tuple[tuple[str, int], ...]:
+        """(worker, index) of each GPU."""
+        return tuple((claim.worker, claim.gpu) for claim in self.claims if claim.gpu is not None)

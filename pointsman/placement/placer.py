@@ -1,0 +1,116 @@
+"""The placer: an ask in, a place or a refusal out, with everything that was considered.
+
+    labels -> status -> by hand -> engine -> room in a tier -> scores -> the best
+                                               |
+                                            nobody: the next tier
+
+Nothing is claimed by looking. The same fleet and the same ask give the same answer: equals go to the first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pointsman.placement.asks import Arrangement, Ask, Place
+from pointsman.placement.devices import Devices
+from pointsman.placement.filters import AskCycle, ChosenByHand, IsReady, MatchesLabels, SuitsEngine
+from pointsman.placement.fit import (
+    FIT,
+    FitFilter,
+    FitsOnCpu,
+    FitsOnOneGpu,
+    FitsOnSeveralGpus,
+    FitsOnSeveralWorkers,
+    FitsPartly,
+)
+from pointsman.placement.fleet import Fleet, Host
+from pointsman.placement.refusals import Refused, forced
+from pointsman.placement.scorers import Apart, FilesAreThere, InUse, LeastLoaded, NearTo, TierQuality, TightFit
+from pointsman.selection import Cycle, FallbackProfileHandler, Profile, Scheduler, SchedulingFailure, Trace
+from pointsman.selection.arrays import np
+from pointsman.selection.profile import Ranked
+
+TIERS: tuple[type[FitFilter], ...] = (
+    FitsOnOneGpu,
+    FitsOnSeveralGpus,
+    FitsOnSeveralWorkers,
+    FitsPartly,
+    FitsOnCpu,
+)
+RUNNER_UPS = 4
+
+
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """A place for an ask, and who else might have had it."""
+
+    ask: Ask
+    place: Place
+    score: float
+    runner_ups: tuple[tuple[str, float], ...] = ()
+    """(worker, score) of the next best in the same tier."""
+    trace: Trace | None = None
+
+
+class FirstBest:
+    """The highest total; of equals the first."""
+
+    def pick(self, cycle: Cycle[Any], ranked: Ranked[Host]) -> Sequence[Host]:
+        return (ranked.candidates[int(np.argmax(ranked.totals))],)
+
+
+class Placer:
+    """Finds places in one fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._devices: Devices | None = None
+        self._schedulers = {kind: self._scheduler(kind) for kind in Arrangement}
+
+    def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
+        """Where this instance should go, as things stand."""
+        trace = Trace() if traced else None
+        cycle: AskCycle = Cycle(ask, trace=trace)
+        result = self._schedulers[ask.arrangement].run(cycle, self.fleet.workers)
+        if isinstance(result, SchedulingFailure):
+            refused = Refused(ask, result, trace)
+            place = forced(ask, self.fleet, self.devices()) if ask.overcommit else None
+            return refused if place is None else Placed(ask, place, 0.0, (), trace)
+        run = result.results[result.primary]
+        place = cycle[FIT].place(result.target)
+        others = [(str(who), score) for who, score in run.ranked[: RUNNER_UPS + 1] if who is not result.target]
+        best = float(np.max(run.ranked.totals))
+        return Placed(ask, place, best, tuple(others[:RUNNER_UPS]), trace)
+
+    def place_all(self, asks: Sequence[Ask], *, all_or_nothing: bool = False) -> list[Placed | Refused]:
+        """Places for a whole set, claimed as they are found: as many as there is room for, or all or none."""
+        found: list[Placed | Refused] = []
+        for ask in asks:
+            placed = self.place(ask)
+            found.append(placed)
+            if isinstance(placed, Placed):
+                self.fleet.claim(ask.instance_id, placed.place, ask.deployment, ask.priority)
+            elif all_or_nothing:
+                for before in found[:-1]:
+                    self.fleet.release(before.ask.instance_id)
+                return [placed]
+        return found
+
+    def devices(self) -> Devices:
+        """The GPUs as they are numbered now."""
+        if self._devices is None or self._devices.generation != self.fleet.generation:
+            self._devices = Devices(self.fleet)
+        return self._devices
+
+    def _scheduler(self, kind: Arrangement) -> Scheduler[Host]:
+        fleet = self.fleet
+        demands = (MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine())
+        scorers: tuple[object, ...] = (TierQuality(), 100.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
+        if kind is Arrangement.BINPACK:
+            scorers = (*scorers, (TightFit(), 10.0), (InUse(), 2.0))
+        else:
+            scorers = (*scorers, (Apart(fleet), 200.0), (LeastLoaded(), 10.0))
+        profiles = [
+            Profile[Host](tier.tier.value, *demands, tier(fleet, self.devices), *scorers, FirstBest()) for tier in TIERS
+        ]
+        return Scheduler(profiles, FallbackProfileHandler())

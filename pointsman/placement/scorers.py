@@ -1,0 +1,119 @@
+"""What makes one place better than another: 0 to 1 for each worker that fits. Weights belong to the arrangement."""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pointsman.placement.filters import AskCycle, Hosts
+from pointsman.placement.fit import FIT
+from pointsman.placement.fleet import FREE_MEMORY, INSTANCES, TOTAL_MEMORY, Fleet, Host
+from pointsman.selection.arrays import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+else:
+    Floats = Any
+
+RACK = "rack"
+"""The label that names a failure domain."""
+
+
+class TightFit:
+    """Prefers the place that it leaves the least of: large holes stay whole."""
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        fit = cycle[FIT]
+        left = candidates.cut(fit.free - fit.needed)
+        return 1.0 / (1.0 + np.maximum(left, 0.0) / (1 << 30))
+
+
+class InUse:
+    """Prefers workers that run something already, so that others stay empty."""
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        return (np.asarray(candidates.column(INSTANCES)) > 0).astype(np.float64)
+
+
+class LeastLoaded:
+    """Prefers the place with the most room, and workers with much free memory."""
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        fit = cycle[FIT]
+        room = np.asarray(candidates.cut(fit.free))
+        most = room.max(initial=1.0)
+        share = np.clip(room / most, 0.0, 1.0) if most > 0 else np.zeros(len(room))
+        free = np.asarray(candidates.column(FREE_MEMORY)) / np.maximum(candidates.column(TOTAL_MEMORY), 1.0)
+        return 0.8 * share + 0.2 * np.clip(free, 0.0, 1.0)
+
+
+class Apart:
+    """Prefers workers, and racks, with the fewest instances of the same deployment."""
+
+    bounded = True
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        deployment = cycle.request.deployment
+        on_worker, on_rack = np.zeros(len(candidates.whole)), np.zeros(len(candidates.whole))
+        siblings = self._fleet.hosts_of(deployment) if deployment else {}
+        if not siblings:
+            return np.ones(len(candidates))
+        by_rack: dict[str, int] = {}
+        for host, count in siblings.items():
+            on_worker[host.row] = count
+            rack = host.labels.get(RACK)
+            if rack is not None:
+                by_rack[rack] = by_rack.get(rack, 0) + count
+        if by_rack:
+            racks = self._fleet.rows_by_label(RACK)
+            for rack, count in by_rack.items():
+                on_rack[racks.get(rack, [])] = count
+        crowded = candidates.cut(on_worker + on_rack)
+        return 1.0 / (1.0 + np.asarray(crowded))
+
+
+class FilesAreThere:
+    """Prefers workers that have the model's files."""
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats | list[float]:
+        model = cycle.request.need.model
+        if not model:
+            return np.zeros(len(candidates))
+        return [float(model in host.worker.files) for host in candidates]
+
+
+class TierQuality:
+    """Prefers what the tier itself finds better: linked GPUs, more layers on the GPU."""
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        quality = cycle[FIT].quality
+        return np.zeros(len(candidates)) if quality is None else np.asarray(candidates.cut(quality))
+
+
+class NearTo:
+    """Prefers workers with an instance of a deployment that it should be near to; else their racks."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    bounded = True
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats | list[float]:
+        near = cycle.request.near
+        hosts: set[Host] = set(self._fleet.hosts_of(near)) if near else set()
+        if not hosts:
+            return np.zeros(len(candidates))
+        racks = {host.labels.get(RACK) for host in hosts} - {None}
+        return [1.0 if host in hosts else 0.5 if host.labels.get(RACK) in racks else 0.0 for host in candidates]
