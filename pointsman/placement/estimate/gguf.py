@@ -1,0 +1,177 @@
+"""The header of a GGUF file: metadata and the table of tensors. The weights are never read.
+
+A file in parts (`-00001-of-00003`) is read by its first part; the others must be beside it.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pointsman.placement.estimate.architecture import Tensor
+from pointsman.placement.estimate.ggml_types import GGML_TYPES
+from pointsman.placement.estimate.reading import Source, UnreadableModel
+
+MAGIC = b"GGUF"
+LONGEST_TEXT = 4096
+"""Texts that are kept. Longer ones (chat templates) say nothing about memory."""
+LONGEST_LIST = 16_384
+"""The same for lists: one entry per layer is of interest, one per word of the vocabulary is not."""
+
+_SCALARS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+_TEXT, _LIST = 8, 9
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+class Skipped(NamedTuple):
+    """Stands for a list that was too long to keep."""
+
+    length: int
+
+
+class GgufTensor(NamedTuple):
+    """One row of the table of tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @property
+    def counted(self) -> Tensor:
+        return Tensor(self.name, self.bytes, _product(self.shape))
+
+
+class GgufFile(NamedTuple):
+    """What a header says, of all parts together."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file, or of all parts of one. Raises UnreadableModel for anything else."""
+    parts = parts_of(path)
+    first = _read_one(parts[0])
+    tensors = list(first.tensors)
+    for part in parts[1:]:
+        tensors += _read_one(part).tensors
+    return first._replace(path=path, tensors=tuple(tensors))
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All parts of the file that one part belongs to, in order."""
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found[3]) == 0:
+        return [path]
+    count = int(found[3])
+    parts = []
+    for number in range(1, count + 1):
+        part = path.with_name(f"{found[1]}-{number:05d}-of-{found[3]}.gguf")
+        if not part.exists():
+            raise UnreadableModel(path, f"all {count} parts of it", f"no {part.name} beside it")
+        parts.append(part)
+    return parts
+
+
+def _read_one(path: Path) -> GgufFile:
+    with Source(path) as source:
+        magic = source.take(4, "the mark GGUF") if source.size >= 4 else b""
+        if magic != MAGIC:
+            source.fail("GGUF weights", f"a file that begins with {magic!r}" if magic else "fewer than 4 bytes")
+        version = _number(source, "<I", "the version")
+        if version not in (2, 3):
+            big = struct.unpack(">I", struct.pack("<I", version))[0]
+            told = f"{big} in big-endian order" if big in (2, 3) else str(version)
+            source.fail("GGUF of version 2 or 3", f"version {told}")
+        tensor_count, entries = _number(source, "<Q", "the number of tensors"), _number(source, "<Q", "of entries")
+        # An entry has at least a length, a type and one byte; a tensor a length, a rank, a type and an offset.
+        source.demand(entries * 13 + tensor_count * 24, f"{entries:,} entries and {tensor_count:,} tensors")
+        metadata = {}
+        for _ in range(entries):
+            key = _text(source, "the name of an entry")
+            metadata[key] = _value(source, _number(source, "<I", "the type of an entry"))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or isinstance(alignment, bool) or not 0 < alignment <= 1 << 30:
+            source.fail("a number from 1 on as general.alignment", repr(alignment)[:80])
+        rows = [_row(source) for _ in range(tensor_count)]
+        start = -(-source.place // alignment) * alignment
+        tensors = tuple(_checked(source, rows, start))
+    return GgufFile(path, version, metadata, tensors)
+
+
+def _row(source: Source) -> tuple[str, tuple[int, ...], int, int]:
+    name = _text(source, "the name of a tensor")
+    rank = _number(source, "<I", "the number of dimensions")
+    if rank > 8:
+        source.fail(f'at most 8 dimensions of tensor "{name[:80]}"', f"{rank:,}")
+    shape = struct.unpack(f"<{rank}Q", source.take(8 * rank, "dimensions"))
+    return name, shape, _number(source, "<I", "the type of a tensor"), _number(source, "<Q", "an offset")
+
+
+def _checked(source: Source, rows: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Iterator[GgufTensor]:
+    for name, shape, number, offset in rows:
+        kind = GGML_TYPES.get(number)
+        if kind is None:
+            source.fail(f'a known data type of tensor "{name[:80]}"', f"type {number}")
+        size = -(-_product(shape) // kind.block) * kind.bytes
+        if start + offset + size > source.size:
+            end = f'{start + offset + size:,} bytes, the end of tensor "{name[:80]}"'
+            source.fail(end, f"a file of {source.size:,}; it is truncated")
+        yield GgufTensor(name, shape, kind.name, size)
+
+
+def _value(source: Source, kind: int, depth: int = 0) -> Any:
+    if kind in _SCALARS:
+        return _number(source, _SCALARS[kind], "a value")
+    if kind == _TEXT:
+        return _text(source, "a text", LONGEST_TEXT)
+    if kind != _LIST or depth > 4:
+        source.fail("a known type of value", f"type {kind}" if kind != _LIST else "lists in lists in lists")
+    inner, length = _number(source, "<I", "the type of a list"), _number(source, "<Q", "the length of a list")
+    if inner in _SCALARS:
+        form = _SCALARS[inner]
+        size = length * struct.calcsize(form)
+        if length > LONGEST_LIST:
+            source.skip(size, f"a list of {length:,}")
+            return Skipped(length)
+        return list(struct.unpack(f"<{length}{form[1]}", source.take(size, f"a list of {length:,}")))
+    source.demand(length * 8, f"a list of {length:,}")
+    keep = length <= LONGEST_LIST and inner != _TEXT
+    values: list[Any] | None = [] if keep else None
+    for _ in range(length):
+        if inner == _TEXT:
+            source.skip(_number(source, "<Q", "the length of a text"), "a text")
+        else:
+            value = _value(source, inner, depth + 1)
+            if values is not None:
+                values.append(value)
+    return Skipped(length) if values is None else values
+
+
+def _number(source: Source, form: str, what: str) -> Any:
+    [found] = struct.unpack(form, source.take(struct.calcsize(form), what))
+    return found
+
+
+def _text(source: Source, what: str, longest: int | None = None) -> str:
+    length = _number(source, "<Q", f"the length of {what}")
+    if longest is not None and length > longest:
+        source.skip(length, what)
+        return ""
+    source.demand(length, what)
+    if longest is None and length > 65_535:
+        source.fail(f"{what} of at most 65,535 bytes", f"{length:,}")
+    return source.take(length, what).decode("utf-8", "replace")
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

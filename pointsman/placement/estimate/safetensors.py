@@ -1,0 +1,89 @@
+"""The headers of safetensors files: names, types, shapes and sizes of tensors. The weights are never read."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pointsman.placement.estimate.reading import MOST_JSON, Source, UnreadableModel, json_object
+
+INDEX = "model.safetensors.index.json"
+DTYPE_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64,
+    "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
+}  # fmt: skip
+
+
+class Stored(NamedTuple):
+    """One tensor of a header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def numbers(self) -> int:
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+def read_safetensors(path: Path) -> list[Stored]:
+    """The tensors of one file. Raises UnreadableModel for anything else, and if data is missing at its end."""
+    with Source(path) as source:
+        length = int.from_bytes(source.take(8, "the length of the header"), "little")
+        if length > MOST_JSON:
+            source.fail(f"a header of at most {MOST_JSON:,} bytes", f"{length:,}")
+        header = json_object(path, source.take(length, "the header"))
+        data_bytes = source.left
+    header.pop("__metadata__", None)
+    return [_stored(path, name, told, data_bytes) for name, told in header.items()]
+
+
+def _stored(path: Path, name: str, told: Any, data_bytes: int) -> Stored:
+    what = f'tensor "{name[:80]}"'
+    fields = told if isinstance(told, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), _wholes(fields.get("shape")), _wholes(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+        raise UnreadableModel(path, f"dtype, shape and data_offsets of {what}", repr(told)[:120])
+    start, end = offsets
+    stored = Stored(name, dtype, tuple(shape), end - start)
+    bits = DTYPE_BITS.get(dtype)
+    if start > end or (bits is not None and -(-stored.numbers * bits // 8) != stored.bytes):
+        expected = f"{what} to be {dtype} of shape {shape[:8]}"
+        raise UnreadableModel(path, expected, f"the bytes from {start:,} to {end:,}")
+    if end > data_bytes:
+        found = f"{data_bytes:,} bytes after the header; it is truncated"
+        raise UnreadableModel(path, f"{end:,} bytes, the end of {what}", found)
+    return stored
+
+
+def _wholes(value: Any) -> list[int] | None:
+    if not isinstance(value, list) or len(value) > 64:
+        return None
+    return value if all(type(one) is int and 0 <= one < 1 << 63 for one in value) else None
+
+
+def read_weights(folder: Path) -> list[Stored]:
+    """All tensors of a model's folder: of the files that its index names, else of model.safetensors, else of all."""
+    return [tensor for file in weight_files(folder) for tensor in read_safetensors(file)]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights; none: there are no safetensors."""
+    index = folder / INDEX
+    if index.exists():
+        names = json_object(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise UnreadableModel(index, "weight_map, a file for each tensor", repr(names)[:80])
+        files = [folder / name for name in sorted(set(names.values()))]
+        for file in files:
+            if file.parent != folder or not file.exists():
+                raise UnreadableModel(index, f"{file.name} beside it, which holds weights", "no such file")
+        return files
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    # Mistral ships the same weights once more as consolidated.safetensors; adapters are asked for by name.
+    others = ("consolidated", "adapter_model")
+    return [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith(others)]

@@ -1,0 +1,128 @@
+"""GPU models that need no further words: their maker, and how much memory their driver reports.
+
+Drivers report less than the name says: an L4 "24GB" has 22.5 GiB. A model is known if nothing in its name is left
+unexplained, so that an RTX 3080 Ti is never taken for an RTX 3080.
+"""
+
+import re
+
+import msgspec
+
+MIB = 2**20
+
+
+class GpuModel(msgspec.Struct, frozen=True):
+    """What is known of a model."""
+
+    name: str
+    vendor: str
+    nominal_gb: int
+    """As its name says it."""
+    memory_bytes: int
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name} {self.nominal_gb}GB"
+
+
+def _models(vendor: str, *rows: tuple[str, int, int]) -> tuple[GpuModel, ...]:
+    return tuple(GpuModel(name, vendor, gb, mib * MIB) for name, gb, mib in rows)
+
+
+KNOWN_GPUS: tuple[GpuModel, ...] = (
+    *_models(
+        "nvidia",
+        ("B200", 180, 183359),
+        ("H200", 141, 143771),
+        ("H100", 80, 81559),
+        ("H100 NVL", 94, 95830),
+        ("H20", 96, 97871),
+        ("GH200", 96, 97871),
+        ("A100", 40, 40960),
+        ("A100", 80, 81920),
+        ("A40", 48, 46068),
+        ("A30", 24, 24576),
+        ("A10G", 24, 23028),
+        ("A10", 24, 23028),
+        ("L40S", 48, 46068),
+        ("L40", 48, 46068),
+        ("L4", 24, 23034),
+        ("T4", 16, 15360),
+        ("V100", 16, 16384),
+        ("V100", 32, 32768),
+        ("RTX PRO 6000", 96, 97887),
+        ("RTX 6000 Ada", 48, 49140),
+        ("RTX A6000", 48, 49140),
+        ("RTX A5000", 24, 24564),
+        ("RTX A4000", 16, 16376),
+        ("RTX 5090", 32, 32607),
+        ("RTX 5080", 16, 16303),
+        ("RTX 5070 Ti", 16, 16303),
+        ("RTX 4090", 24, 24564),
+        ("RTX 4080", 16, 16376),
+        ("RTX 4070", 12, 12282),
+        ("RTX 4060", 8, 8188),
+        ("RTX 3090", 24, 24576),
+        ("RTX 3090 Ti", 24, 24564),
+        ("RTX 3080", 10, 10240),
+        ("RTX 3060", 12, 12288),
+    ),
+    *_models(
+        "amd",
+        ("MI355X", 288, 294896),
+        ("MI325X", 256, 262128),
+        ("MI300X", 192, 196592),
+        ("MI250X", 64, 65520),  # each of its two halves is a GPU of its own
+        ("MI250", 64, 65520),
+        ("MI210", 64, 65520),
+        ("MI100", 32, 32752),
+        ("RX 7900 XTX", 24, 24560),
+    ),
+)
+
+_SAY_NOTHING = frozenset({
+    "nvidia", "geforce", "tesla", "amd", "instinct", "radeon", "gpu", "tensor", "core", "generation", "blackwell",
+    "server", "workstation", "edition", "pcie", "oam", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6",
+    "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
+})  # fmt: skip
+"""Words in names that do not change how much memory there is."""
+
+_SIZE = re.compile(r"(\d+)g(?:i?b)?")
+_MAKERS = (
+    ("nvidia", re.compile(r"\b(nvidia|geforce|tesla|quadro|rtx|gtx)\b")),
+    ("amd", re.compile(r"\b(amd|radeon|instinct|rx|mi\d+\w?)\b")),
+    ("apple", re.compile(r"\b(apple|m\d (pro|max|ultra)|m\d)\b")),
+    ("intel", re.compile(r"\b(intel|arc|gaudi\d?)\b")),
+)
+
+
+def known_gpu(model: str) -> GpuModel | None:
+    """The model that a name means, as drivers and people write it; None: unknown, or it could be several."""
+    words = set(_words(model))
+    size = next((int(found[1]) for word in words if (found := _SIZE.fullmatch(word))), None)
+    words = {word for word in words if word not in _SAY_NOTHING and not _SIZE.fullmatch(word)}
+    found_models = [one for one in KNOWN_GPUS if set(_words(one.name)) == words and size in (None, one.nominal_gb)]
+    return found_models[0] if len(found_models) == 1 else None
+
+
+def gpu_vendor(model: str) -> str:
+    """Who makes it, read from its name; empty: the name does not say."""
+    known = known_gpu(model)
+    if known is not None:
+        return known.vendor
+    words = " ".join(_words(model))
+    return next((vendor for vendor, pattern in _MAKERS if pattern.search(words)), "")
+
+
+def short_gpu_name(model: str) -> str:
+    """As people say it: NVIDIA H100 80GB HBM3 is an H100 80GB."""
+    known = known_gpu(model)
+    if known is not None:
+        return known.full_name
+    return " ".join(word for word in model.split() if word.lower() not in _SAY_NOTHING) or model
+
+
+def _words(name: str) -> list[str]:
+    """80 GB, 80GB and 80-GB are one word."""
+    joined = re.sub(r"(\d)\s+(g(?:i?b)\b)", r"\1\2", name.lower())
+    return re.findall(r"[a-z0-9]+", joined)
