@@ -1,0 +1,86 @@
+"""Shapes and words of an SVG, one element after the other."""
+
+import re
+from colorsys import hls_to_rgb
+from html import escape
+
+PALETTE = (
+    "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#5b5bd6",
+)  # fmt: skip
+GOLDEN = 0.618034
+"""Steps around the circle of hues that never come close to an earlier one."""
+
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def colour(place: int) -> str:
+    """The colour of the n-th deployment."""
+    if place < len(PALETTE):
+        return PALETTE[place]
+    red, green, blue = hls_to_rgb(place * GOLDEN % 1, 0.55, 0.45)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def ink(paper: str) -> str:
+    """Black or white, whichever is read more easily on a colour."""
+    red, green, blue = (int(paper[start : start + 2], 16) for start in (1, 3, 5))
+    return "#1f2430" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "#ffffff"
+
+
+def xml(text: str) -> str:
+    """Any text, as XML takes it."""
+    return escape(_NOT_IN_XML.sub("\ufffd", text), quote=True)
+
+
+class Canvas:
+    """Collects elements."""
+
+    def __init__(self) -> None:
+        self._elements: list[str] = []
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, **more: str
+    ) -> None:
+        round_ = f' rx="{_number(radius)}"' if radius else ""
+        self._elements.append(
+            f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{round_} '
+            f'fill="{fill}"{_attributes(more)}/>'
+        )
+
+    def line(self, points: list[tuple[float, float]], **more: str) -> None:
+        way = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        self._elements.append(f'<polyline points="{way}" fill="none"{_attributes(more)}/>')
+
+    def text(self, x: float, y: float, words: str, kind: str, **more: str) -> None:
+        """`kind`: a class of the style sheet."""
+        place = f'x="{_number(x)}" y="{_number(y)}"'
+        self._elements.append(f'<text {place} class="{kind}"{_attributes(more)}>{xml(words)}</text>')
+
+    def open(self, tip: str = "", **more: str) -> None:
+        """Begin a group; the tip is shown to whoever points at it."""
+        self._elements.append(f"<g{_attributes(more)}>" + (f"<title>{xml(tip)}</title>" if tip else ""))
+
+    def close(self) -> None:
+        self._elements.append("</g>")
+
+    def document(self, width: float, height: float, title: str, head: str) -> str:
+        """Everything, as a standalone SVG."""
+        size = f'width="{_number(width)}" height="{_number(height)}" viewBox="0 0 {_number(width)} {_number(height)}"'
+        start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{xml(title)}</title>\n{head}\n'
+        return start + "\n".join(self._elements) + "\n</svg>\n"
+
+
+def fitted(words: str, width: float, font_size: float) -> str:
+    """As much of the words as fits; empty if that would say nothing."""
+    room = int(width / (font_size * 0.6))
+    if len(words) <= room:
+        return words
+    return f"{words[: room - 1]}…" if room >= 4 else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _attributes(more: dict[str, str]) -> str:
+    return "".join(f' {name.replace("_", "-")}="{xml(value)}"' for name, value in more.items())

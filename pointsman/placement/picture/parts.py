@@ -1,0 +1,187 @@
+"""What a picture shows of a fleet, before anybody draws: each GPU and each memory as a bar of parts."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import msgspec
+
+from pointsman.placement.asks import Claim, Place
+from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
+from pointsman.placement.gpu_models import known_gpu, short_gpu_name
+
+CHOSEN = "chosen"
+"""Whose a place is that nobody has yet."""
+
+
+class Kind(Enum):
+    """What a part of a bar is."""
+
+    RESERVED = "reserved for the system"
+    OTHERS = "used by others"
+    CLAIMED = "claimed"
+    HELD = "held by an instance that shares with nobody"
+    FREE = "free"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of a bar."""
+
+    kind: Kind
+    size_bytes: int
+    owner: str = ""
+    """Of a claim: the deployment, or the instance if it stands alone."""
+    instance: str = ""
+    chosen: bool = False
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One GPU, or the memory of one worker."""
+
+    name: str
+    total_bytes: int
+    parts: tuple[Part, ...]
+    free_bytes: int
+    """Below 0: more is claimed or used than there is."""
+    held: bool = False
+    """What is free of it goes to nobody."""
+    link: str = ""
+
+
+class Owner(msgspec.Struct):
+    """A deployment, as the legend says it."""
+
+    name: str
+    instances: int = 0
+    gpu_bytes: int = 0
+    memory_bytes: int = 0
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """Somebody's claim, on its bar."""
+
+    instance: str
+    owner: str
+    chosen: bool
+    claim: Claim
+
+
+class View:
+    """A fleet to be drawn, and the place to point out: marked if an instance has it, else drawn as if one had."""
+
+    def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
+        self._fleet = fleet
+        self._tenants: dict[str, list[Tenant]] = {}
+        self._expected = highlight
+        """The place to point out, as long as nobody has been found who has it."""
+        self.owners: dict[str, Owner] = {}
+        """In the order in which they came."""
+        for instance, place in fleet.instances().items():
+            if place is highlight:
+                self._expected = None
+            self._count(instance, fleet.deployment_of(instance) or instance, place, chosen=place is highlight)
+        if self._expected is not None:
+            self._count("", CHOSEN, self._expected, chosen=True)
+        self.chosen_workers: frozenset[str] = frozenset(highlight.workers if highlight is not None else ())
+
+    def _count(self, instance: str, owner: str, place: Place, *, chosen: bool) -> None:
+        known = self.owners.setdefault(owner, Owner(owner))
+        known.instances += 1
+        for claim in place.claims:
+            known.gpu_bytes += claim.gpu_bytes
+            known.memory_bytes += claim.memory_bytes
+            self._tenants.setdefault(claim.worker, []).append(Tenant(instance, owner, chosen, claim))
+
+    def first(self, most: int) -> list[Host]:
+        """The workers to draw: those that have the chosen place, then as many as fit, in the order of the fleet."""
+        hosts = list(self._fleet.workers)
+        if len(hosts) <= most:
+            return hosts
+        chosen = [host for host in hosts if host.worker.name in self.chosen_workers]
+        others = [host for host in hosts if host.worker.name not in self.chosen_workers]
+        return [*chosen, *others[: max(most - len(chosen), 0)]]
+
+    def gpus(self, host: Host) -> list[Bar]:
+        """A bar for each GPU that has memory of its own."""
+        if host.worker.unified_memory:
+            return []
+        tenants: dict[int | None, list[Tenant]] = {}
+        for one in self._tenants.get(host.worker.name, ()):
+            tenants.setdefault(one.claim.gpu, []).append(one)
+        return [self._gpu(device, tenants.get(device.gpu.index, ())) for device in host.devices]
+
+    def _gpu(self, device: Device, tenants: Sequence[Tenant]) -> Bar:
+        columns, gpu = self._fleet.gpus.columns, device.gpu
+        expected = [one.claim for one in tenants if self._expected is not None and one.chosen]
+        free = int(columns[FREE_BYTES][device.row]) - sum(claim.gpu_bytes for claim in expected)
+        held = bool(columns[EXCLUSIVE][device.row]) or any(c.exclusive or not gpu.shareable for c in expected)
+        parts = _parts(
+            device.host.worker.reserved_gpu_bytes, gpu.used_bytes, tenants, lambda claim: claim.gpu_bytes, free, held
+        )
+        return Bar(f"gpu{gpu.index}", gpu.memory_bytes, parts, free, held, gpu.link)
+
+    def memory(self, host: Host) -> Bar:
+        """The memory of the machine, with that of its GPUs if they have none of their own."""
+        worker = host.worker
+        tenants = self._tenants.get(worker.name, ())
+
+        def taken(claim: Claim) -> int:
+            return claim.memory_bytes + (claim.gpu_bytes if worker.unified_memory else 0)
+
+        free = int(self._fleet.workers.columns[FREE_MEMORY][host.row])
+        if self._expected is not None:
+            free -= sum(taken(one.claim) for one in tenants if one.chosen)
+        parts = _parts(worker.reserved_memory_bytes, worker.used_memory_bytes, tenants, taken, free, held=False)
+        return Bar("memory", worker.memory_bytes, parts, free)
+
+    def free_cpus(self, host: Host) -> float:
+        free = float(self._fleet.workers.columns[FREE_CPUS][host.row])
+        if self._expected is not None:
+            free -= sum(claim.cpus for claim in self._expected.claims if claim.worker == host.worker.name)
+        return free
+
+
+def _parts(
+    reserved: int, others: int, tenants: Sequence[Tenant], taken: Callable[[Claim], int], free: int, held: bool
+) -> tuple[Part, ...]:
+    claims: dict[str, Part] = {}
+    for one in tenants:  # an instance may have several claims on the memory of one worker
+        before = claims[one.instance].size_bytes if one.instance in claims else 0
+        size = before + taken(one.claim)
+        claims[one.instance] = Part(Kind.CLAIMED, size, one.owner, one.instance, one.chosen)
+    parts = [
+        Part(Kind.RESERVED, reserved),
+        Part(Kind.OTHERS, others),
+        *claims.values(),
+        Part(Kind.HELD if held else Kind.FREE, max(free, 0)),
+    ]
+    return tuple(part for part in parts if part.size_bytes > 0)
+
+
+def gpus_in_words(host: Host, most: int = 60) -> str:
+    """8 x H100 80GB; empty if it has none. Sizes are left out if it would be longer than `most`."""
+    words = ""
+    for name_of in (short_gpu_name, _bare_name):
+        counts: dict[str, int] = {}
+        for device in host.devices:
+            name = name_of(device.gpu.model) or "GPU"
+            counts[name] = counts.get(name, 0) + 1
+        words = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+        if len(words) <= most:
+            return words
+    return f"{words[: most - 1]}…"
+
+
+def _bare_name(model: str) -> str:
+    known = known_gpu(model)
+    return known.name if known is not None else short_gpu_name(model)
+
+
+def gib(size_bytes: float) -> str:
+    """38.1 below 100, 1,234 above."""
+    value = size_bytes / 2**30
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
+
+
+def counted(number: int, word: str) -> str:
+    """1 worker, 2 workers"""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,70 @@
+"""This machine as a worker: CPUs, memory and GPUs, and what of them others use now.
+
+Enters: what the system, the drivers and the control group say, and the processes of our instances. Leaves: a `Worker`.
+The one rule: what our own instances use is not counted as used, because they have claims; what cannot be told apart is
+counted, so that there is too little room rather than too much. No GPU and no driver are fine.
+"""
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pointsman.runtimes.local.detection.amd import amd_gpus
+from pointsman.runtimes.local.detection.memory import foreign_memory
+from pointsman.runtimes.local.detection.nvidia import Nvml, installed_nvml, nvidia_gpus
+from pointsman.runtimes.local.detection.pci import NVIDIA, count_of_gpus
+from pointsman.runtimes.local.detection.processes import family
+from pointsman.runtimes.local.machine import this_machine
+from pointsman.types import Gpu, Worker
+
+__all__ = ["Nvml", "detect", "unseen"]
+
+METAL_SHARE = 0.75
+"""Of a Mac's memory, what macOS lets its GPU have."""
+
+
+def detect(
+    ours: Iterable[int] = (),
+    *,
+    labels: Mapping[str, str] | None = None,
+    files: Iterable[str] = (),
+    nvml: Nvml | None = None,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+    system: str = "",
+) -> Worker:
+    """What there is now. `ours`: process ids of our instances; their children are ours too. `nvml`: NVIDIA's library,
+    the installed one if left out. `root`: where /proc and /sys are; `system`: what this is, such as Darwin-arm64."""
+    environ = os.environ if environ is None else environ
+    nvml = installed_nvml() if nvml is None else nvml
+    machine = this_machine(root / "sys/fs/cgroup")
+    memory = machine.memory_bytes or 0
+    pids = family(ours, root / "proc")
+    gpus: list[Gpu] = []
+    unified = False
+    if nvml is not None:
+        gpus, unified = nvidia_gpus(nvml, memory, pids, root / "sys", environ.get("CUDA_VISIBLE_DEVICES"))
+    if not gpus:  # whoever has cards of both makers says which ones in a fleet's file
+        gpus = amd_gpus(root / "sys", pids, environ.get("HIP_VISIBLE_DEVICES"))
+    if (system or f"{platform.system()}-{platform.machine()}") == "Darwin-arm64":
+        gpus, unified = [Gpu(index=0, memory_bytes=int(memory * METAL_SHARE), model="Apple", vendor="apple")], True
+    return Worker(
+        name=machine.name,
+        cpus=machine.cpus,
+        memory_bytes=memory,
+        gpus=tuple(gpus),
+        labels=dict(labels or {}),
+        used_memory_bytes=foreign_memory(memory, pids, root),
+        unified_memory=unified,
+        files=frozenset(files),
+    )
+
+
+def unseen(worker: Worker, root: Path = Path("/")) -> str:
+    """What to do about GPUs that are plugged in and that detection has not found; empty: there are none."""
+    plugged = count_of_gpus(root / "sys", NVIDIA)
+    if not plugged or any(gpu.vendor == "nvidia" for gpu in worker.gpus):
+        return ""
+    are = "NVIDIA GPU is" if plugged == 1 else "NVIDIA GPUs are"
+    return f"{plugged} {are} plugged in and cannot be asked; install the driver, and pip install nvidia-ml-py"

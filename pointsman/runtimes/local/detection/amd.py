@@ -1,0 +1,78 @@
+"""AMD's GPUs, by what their driver (amdgpu) writes under /sys."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from pointsman.runtimes.local.detection.files import number, text
+from pointsman.runtimes.local.detection.links import groups
+from pointsman.runtimes.local.detection.pci import AMD, with_places
+from pointsman.types import Gpu
+
+LEAST_BYTES = 2**30
+"""Below this it is the one inside a processor, which has no memory worth speaking of."""
+MODELS = {
+    0x7408: "AMD Instinct MI250X",
+    0x740C: "AMD Instinct MI250X",
+    0x740F: "AMD Instinct MI210",
+    0x738C: "AMD Instinct MI100",
+    0x74A1: "AMD Instinct MI300X",
+    0x74A5: "AMD Instinct MI325X",
+    0x75A3: "AMD Instinct MI355X",
+    0x744C: "AMD Radeon RX 7900 XTX",
+}
+"""For drivers that do not write the name."""
+
+
+def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]:
+    """The GPUs that we may use, in the order of their addresses. `visible`: as HIP_VISIBLE_DEVICES has it."""
+    devices = sorted(_devices(sys), key=lambda device: device.name)
+    hives = {device.name: text(device / "xgmi_hive_info/xgmi_hive_id") for device in devices}
+    links = groups({name: [f"hive {hive}"] if hive else [] for name, hive in hives.items()}, "xgmi")
+    compute_ids = _compute_ids(sys)
+    found = []
+    for index, device in enumerate(devices):
+        total = number(device / "mem_info_vram_total") or 0
+        if total < LEAST_BYTES or not _is_named(index, visible):
+            continue
+        used = number(device / "mem_info_vram_used") or 0
+        own = _used_by_us(sys, compute_ids.get(device.name), ours)
+        gpu = Gpu(
+            index=index,
+            memory_bytes=total,
+            model=text(device / "product_name") or MODELS.get(number(device / "device") or 0, "AMD GPU"),
+            vendor="amd",
+            used_bytes=min(max(used - own, 0), total),
+            link=links.get(device.name, ""),
+        )
+        found.append((gpu, device.name))
+    return with_places(found, sys)
+
+
+def _devices(sys: Path) -> Iterator[Path]:
+    """Folders named by the address of each card."""
+    for card in (sys / "class/drm").glob("card[0-9]*"):
+        if number(card / "device/vendor") == AMD and (card / "device/mem_info_vram_total").exists():
+            yield (card / "device").resolve()
+
+
+def _is_named(index: int, visible: str | None) -> bool:
+    return visible is None or str(index) in [word.strip() for word in visible.split(",")]
+
+
+def _compute_ids(sys: Path) -> dict[str, str]:
+    """Address -> the number under which the compute driver (KFD) knows a GPU."""
+    ids = {}
+    for node in (sys / "class/kfd/kfd/topology/nodes").glob("*"):
+        lines = (line.split() for line in text(node / "properties").splitlines())
+        told = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
+        gpu_id, place = text(node / "gpu_id"), told.get("location_id", 0)
+        if gpu_id not in ("", "0"):
+            bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 0x7
+            ids[f"{told.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}"] = gpu_id
+    return ids
+
+
+def _used_by_us(sys: Path, compute_id: str | None, ours: Collection[int]) -> int:
+    if compute_id is None:
+        return 0
+    return sum(number(sys / f"class/kfd/kfd/proc/{pid}/vram_{compute_id}") or 0 for pid in ours)
