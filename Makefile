@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 BENCH  := .venv-bench
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement clean
 
 run: $(RUNS)  ## two real llama.cpp instances of a model that talks, and the gateway in front of them
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -32,6 +32,10 @@ bench-scheduling: $(READY)  ## the scheduling table of bench/README.md
 
 bench-gateway: $(READY) $(BENCH)/.ready  ## the gateway beside nginx, Envoy and the routers; ARGS=--quick for a short run
 	$(BIN)/python -m bench.gateway --peers $(BENCH) $(ARGS)
+
+bench-placement: $(READY)  ## time per placement, and packing on the openb data (POINTSMAN_TRACES=FOLDER); ARGS for the latter
+	$(BIN)/python -m bench.placement.speed
+	$(BIN)/python -m bench.placement.openb $(ARGS)
 
 # Everything is pinned, so nothing that a package asks for besides is wanted.
 $(RUNS): pyproject.toml requirements/run.txt

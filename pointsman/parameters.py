@@ -4,7 +4,9 @@ A plugin's parameters are the keyword arguments of its `__init__`, validated by 
 is written `queueThreshold`; nested parameters are `Parameters` structs. The marks below go into `Annotated`.
 """
 
+import importlib.util
 import re
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -49,6 +51,17 @@ class FileName(msgspec.Struct, frozen=True):
 
 ExistingFile = Annotated[str, FileName()]
 FileOrName = Annotated[str, FileName(or_name=True)]
+
+
+def packaged(name: str) -> Path | None:
+    """The file that `package:NAME/FILE` names, found without importing the package; None: it is not installed."""
+    package, _, file = name.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    return next((folder / file for folder in folders if (folder / file).exists()), folders[0] / file)
+
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")

@@ -6,10 +6,25 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli import apply, check, down, drain, explain, key, logs, plan, requests, schema, status, up
+from pointsman.cli import (
+    apply,
+    check,
+    down,
+    drain,
+    estimate,
+    explain,
+    key,
+    logs,
+    place,
+    plan,
+    requests,
+    schema,
+    status,
+    up,
+)
 from pointsman.errors import ConfigError, PointsmanError
 
-COMMANDS = (up, plan, apply, status, explain, requests, logs, drain, down, key, check, schema)
+COMMANDS = (up, plan, apply, status, explain, requests, logs, drain, down, key, estimate, place, check, schema)
 
 EXAMPLE = """\
 example:

@@ -11,6 +11,7 @@ from pointsman.config.building import arguments_of, built
 from pointsman.config.endpoints import desired_endpoints, load_endpoints
 from pointsman.config.manifest import EngineSpec, LifecycleSpec
 from pointsman.config.names import Names
+from pointsman.config.placement import ask_of
 from pointsman.config.plan import DeploymentPlan
 from pointsman.config.problems import Path, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines
@@ -49,6 +50,9 @@ class Deployments:
         file = self._endpoints_file(spec, [endpoint.name for endpoint in endpoints], path)
         lifecycle = self._lifecycle(spec.lifecycle, (*path, "lifecycle"))
         how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
+        ask = None
+        if engine is not None and spec.placement is not INVALID:
+            ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"), self.notes)
         if len(self._problems):  # of the document: nothing of it will run
             return None
         if how.picker is not None:
@@ -64,6 +68,7 @@ class Deployments:
             max_concurrency=spec.max_concurrency,
             labels=spec.labels,
             lifecycle=lifecycle,
+            ask=ask,
         )
         return DeploymentPlan(
             desired=wanted,

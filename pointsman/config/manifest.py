@@ -1,13 +1,13 @@
 """What runs and how it is reached, as the parts of a `Pointsman` document: workers, engines, endpoints, gateway."""
 # ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from pointsman.config.quantities import Quantity
 from pointsman.config.section import Section
-from pointsman.parameters import Duration, ExistingFile
+from pointsman.parameters import Duration, ExistingFile, FileName
 
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[Quantity, Meta(ge=1)]
@@ -55,6 +55,74 @@ class LifecycleSpec(Section, frozen=True):
     stop_grace: Time = 10.0
     backoff: Time = 0.5
     backoff_max: Time = 60.0
+
+
+class ExpressionSpec(Section, frozen=True):
+    """One demand on one label."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: list[str] = []
+
+
+class SelectorSpec(Section, frozen=True):
+    """Demands on the labels of workers, as Kubernetes writes them."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: list[ExpressionSpec] = []
+
+
+class ResourcesSpec(Section, frozen=True):
+    """What an instance needs, said by hand instead of worked out from the files of its model."""
+
+    gpus: Annotated[int, Meta(ge=0)] = 1
+    gpu_memory: Bytes | None = None
+    """On each of its GPUs."""
+    gpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Of each of its GPUs: others may have the rest."""
+    memory: Bytes | None = None
+    """Of the machine."""
+
+
+class PlacementSpec(Section, frozen=True):
+    """Where instances may be, and which place is best."""
+
+    arrangement: Literal["spread", "binpack"] = "spread"
+    """spread: over workers and racks; binpack: on few, so that large holes stay whole."""
+    selector: SelectorSpec = SelectorSpec()
+    workers: list[str] = []
+    """Chosen by hand; empty: any."""
+    gpus: list[str] = []
+    """The same for GPUs, as worker/0."""
+    gpu_models: list[str] = []
+    """GPUs that it may have; empty: any that its engine runs on."""
+    several_gpus: bool = True
+    """It may be divided among GPUs of one worker."""
+    several_workers: bool = False
+    """It may be divided among workers."""
+    partial_offload: bool = False
+    """Some of its layers may be on the CPU."""
+    cpu: bool = False
+    """It may do without a GPU, also if its engine usually has one."""
+    mixed_gpus: bool = False
+    """GPUs of different models may be in one instance."""
+    exclusive: bool = False
+    """No other instance may be on its GPUs."""
+    near: str = ""
+    """A deployment whose instances it should be near to."""
+    priority: int = 0
+    preempts: bool = False
+    """Instances of negative priority may be stopped to make room."""
+    overcommit: bool = False
+    """It is placed although it does not fit."""
+    cpus: Amount = 0.0
+    resources: ResourcesSpec | None = None
+    """Left out: worked out from the files of the model."""
+    model_files: Annotated[str, FileName(or_name=True)] = ""
+    """What it is worked out from; left out: what the engine loads."""
+    context: Count | None = None
+    """Tokens of a request that room is kept for, and how many requests; left out: what the engine says."""
+    concurrency: Count | None = None
 
 
 class TlsSpec(Section, frozen=True):

@@ -14,6 +14,7 @@ from pointsman.config.manifest import (
     EngineSpec,
     GatewaySpec,
     LifecycleSpec,
+    PlacementSpec,
     PriceSpec,
     WorkerSpec,
 )
@@ -201,6 +202,7 @@ class DeploymentSpec(Section, frozen=True):
     """Requests at once on each instance; left out: what the engine says."""
     labels: dict[str, str] = {}
     lifecycle: LifecycleSpec = LifecycleSpec()
+    placement: PlacementSpec = PlacementSpec()
     price: PriceSpec | None = None
     scheduling: SchedulingSpec | None = None
 

@@ -34,8 +34,11 @@ from pointsman.control.events import (
     Silent,
     TimerFired,
     WakeAt,
+    WorkerLost,
+    WorkerSeen,
 )
 from pointsman.control.instances import Instance, InstanceStatus, Phase
+from pointsman.control.places import Places
 from pointsman.control.reconcile import DRAIN_ASKED, Step, What, lifecycle_steps, reconcile
 from pointsman.control.turn import Turn
 
@@ -46,6 +49,8 @@ class Controller:
     def __init__(self) -> None:
         self.desired: Desired | None = None
         """What was last applied; None: nothing yet, and nothing is decided."""
+        self.places = Places()
+        """The workers that are known, and what has been claimed of them."""
         self._instances: dict[str, Instance] = {}
         self._dues: dict[str, float] = {}
         """When something must be done about each. Kept, as most events concern one of many."""
@@ -55,13 +60,16 @@ class Controller:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; carry the commands out in their order."""
-        turn = Turn(self._instances, now)
+        turn = Turn(self._instances, self.places, now)
         _HANDLERS[type(event)](self, event, turn)
         if self.desired is not None or not self._open:
             self._reconcile(turn)
             for instance_id in [one for one, due in self._dues.items() if due <= now]:
                 turn.tick(instance_id)
             self._reconcile(turn)
+            if turn.has_room and self._open:
+                turn.try_again()
+                self._reconcile(turn)
             self._set_timer(turn)
         return turn.commands
 
@@ -107,6 +115,18 @@ class Controller:
         self._open = False
         turn.changed = True
 
+    # News of workers
+
+    def _worker_seen(self, event: WorkerSeen, turn: Turn) -> None:
+        self.places.seen(event.worker)
+        turn.has_room = True
+
+    def _worker_lost(self, event: WorkerLost, turn: Turn) -> None:
+        for instance_id in self.places.lost(event.name):
+            instance = self._process(instance_id, turn)
+            if instance is not None:
+                turn.ended(instance, f'worker "{event.name}" is lost: {event.why}')
+
     # News of processes
 
     def _adopted(self, event: Adopted, turn: Turn) -> None:
@@ -117,6 +137,9 @@ class Controller:
         instance = Instance(id=event.instance_id, spec=nothing, recipe=event.recipe, since=turn.now)
         instance.spec = _known(instance, (self.desired or Desired()).deployments.get(event.deployment, nothing))
         self._instances[instance.id] = instance
+        if event.place is not None:
+            instance.place = event.place
+            self.places.keep(instance.id, event.place, event.deployment)
         turn.launched(instance, event.host, event.port, event.pid)
         turn.changed = True
 
@@ -244,6 +267,8 @@ def _known(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
 
 _HANDLERS: dict[type[Event], Callable[[Controller, Any, Turn], None]] = {
     Applied: Controller._applied,
+    WorkerSeen: Controller._worker_seen,
+    WorkerLost: Controller._worker_lost,
     DrainAsked: Controller._drain_asked,
     ShuttingDown: Controller._shutting_down,
     Adopted: Controller._adopted,

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pointsman.placement.asks import Ask
+
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """How long things may take, in seconds, and how often they may fail."""
@@ -79,6 +81,8 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says: how many requests each instance of it runs at once; None: it says nothing."""
     labels: Mapping[str, str] = {}
     lifecycle: Lifecycle = Lifecycle()
+    ask: Ask | None = None
+    """What is asked of the placer for each instance, but for its name; None: it is started wherever that may be."""
 
     @property
     def recipe(self) -> str:

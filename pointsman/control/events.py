@@ -10,7 +10,8 @@ from typing import TypeAlias
 import msgspec
 
 from pointsman.control.desired import Desired, DesiredEndpoint
-from pointsman.types import ExecutionInstance
+from pointsman.placement.asks import Place
+from pointsman.types import ExecutionInstance, Worker
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -35,6 +36,20 @@ class Adopted(Event, frozen=True):
     host: str
     port: int
     pid: int
+    place: Place | None = None
+
+
+class WorkerSeen(Event, frozen=True):
+    """A worker is there, or something about it has changed."""
+
+    worker: Worker
+
+
+class WorkerLost(Event, frozen=True):
+    """A worker is gone, and with it every process on it."""
+
+    name: str
+    why: str
 
 
 class Launched(Event, frozen=True):
@@ -108,6 +123,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     instance_id: str
     deployment: str
+    place: Place | None = None
+    """Where, and how it is divided there; None: anywhere."""
 
 
 class Probe(msgspec.Struct, frozen=True):

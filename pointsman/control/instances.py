@@ -36,6 +36,7 @@ from enum import Enum
 import msgspec
 
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
+from pointsman.placement.asks import Place
 from pointsman.types import ExecutionInstance
 
 FIRST_PROBES_S = 0.05
@@ -80,6 +81,10 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An operator wants it out of service."""
     endpoint: DesiredEndpoint | None
     """Who it is, if somebody else started it."""
+    place: Place | None = None
+    """Where it is, if it was placed."""
+    homeless: bool = False
+    """There is no place for it."""
 
 
 class Instance(msgspec.Struct, kw_only=True):
@@ -120,6 +125,10 @@ class Instance(msgspec.Struct, kw_only=True):
     """Why another is to take its place, as long as it must stay; empty: it may stay."""
     leaving: bool = False
     """It is not wanted any more; there is no way back."""
+    place: Place | None = None
+    """Where it is; None: nowhere, or wherever its runtime started it."""
+    homeless: bool = False
+    """There was no place for it when it was last tried."""
 
     @property
     def deployment(self) -> str:
@@ -230,4 +239,6 @@ class Instance(msgspec.Struct, kw_only=True):
             until=self.deadline,
             drain_asked=self.drain_asked,
             endpoint=self.endpoint,
+            place=self.place,
+            homeless=self.homeless,
         )

@@ -3,19 +3,24 @@
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
 from pointsman.control.events import Admit, AwaitDrained, Command, Kill, Launch, Probe, Terminate, Update, Withdraw
 from pointsman.control.instances import Instance, Phase
+from pointsman.control.places import Places
+from pointsman.placement.refusals import Refused
 
 
 class Turn:
     """One event being handled: the time, the commands so far, and whether anything has changed for others."""
 
-    def __init__(self, instances: dict[str, Instance], now: float) -> None:
+    def __init__(self, instances: dict[str, Instance], places: Places, now: float) -> None:
         self.now = now
         self.commands: list[Command] = []
         self.changed = False
         """An instance has entered another phase, or has come or gone."""
         self.touched: set[str] = set()
         """Instances about which something else may be due now."""
+        self.has_room = False
+        """Somewhere there may be more room than before."""
         self._instances = instances
+        self._places = places
 
     def find(self, instance_id: str) -> Instance | None:
         """The instance, to change it; None: it is not there."""
@@ -34,12 +39,32 @@ class Turn:
             self._enter(instance, Phase.STARTING)
 
     def launch(self, instance: Instance) -> None:
-        """Its process is not there, and is wanted now."""
+        """Its process is not there, and is wanted now, if there is a place for it."""
+        place = self._places.take(instance.id, instance.spec)
+        if isinstance(place, Refused):
+            self._wait_for_room(instance, place)
+            return
+        instance.place, instance.homeless = place, False
         self._enter(instance, Phase.STARTING)
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
         if instance.renewing:
             instance.renewing, instance.reason = False, ""
-        self.commands.append(Launch(instance.id, instance.deployment))
+        self.commands.append(Launch(instance.id, instance.deployment, place))
+
+    def _wait_for_room(self, instance: Instance, refused: Refused) -> None:
+        """There is no place for it: it is tried again when there may be, and now and then."""
+        instance.place, instance.homeless, instance.renewing = None, True, False
+        instance.failures += 1
+        instance.reason = f"no place: {refused.in_words()}"
+        self._enter(instance, Phase.BACKING_OFF)
+
+    def try_again(self) -> None:
+        """There may be room for those who have no place."""
+        self.has_room = False
+        for instance in [one for one in self._instances.values() if one.homeless and one.phase is Phase.BACKING_OFF]:
+            self.touched.add(instance.id)
+            instance.failures = 0
+            self.launch(instance)
 
     def launched(self, instance: Instance, host: str, port: int, pid: int) -> None:
         """Its process runs; somebody may have lost interest in the meantime."""
@@ -106,6 +131,7 @@ class Turn:
     def ended(self, instance: Instance, why: str) -> None:
         """Its process is gone, or never was."""
         instance.pid = None
+        self._give_back(instance)
         if instance.leaving:
             self._withdraw(instance, why)
             self._forget(instance)
@@ -167,7 +193,7 @@ class Turn:
         elif instance.phase is Phase.STOPPING:
             self._kill(instance)
         else:
-            instance.restarts += 1
+            instance.restarts += not instance.homeless
             self.launch(instance)
 
     # Parts of the above
@@ -208,6 +234,12 @@ class Turn:
         instance.killed = True
         self.commands.append(Kill(instance.id))
 
+    def _give_back(self, instance: Instance) -> None:
+        instance.place = None
+        if self._places.give_back(instance.id):
+            self.has_room = True
+
     def _forget(self, instance: Instance) -> None:
+        self._give_back(instance)
         del self._instances[instance.id]
         self.changed = True

@@ -12,12 +12,16 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from pointsman.engines.prometheus import Samples
+from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
 """For servers in Python: without compiled bytecode they start slowly, vLLM three times so."""
+DEFAULT_CONCURRENCY = 16
+"""Requests at once that room is kept for, where an engine does not say how many it takes."""
+VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -26,6 +30,18 @@ class Launch(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = {}
     """Added to the environment of the plane; None: taken out of it."""
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a model, and how many tokens of how many requests are kept at once."""
+
+    path: str
+    """A file or folder on this machine, the name of something elsewhere, or package:NAME/FILE."""
+    estimated_as: Literal["vllm", "llama.cpp"]
+    """Whose use of memory is like its own."""
+    context: int | None = None
+    """None: not said."""
+    concurrency: int = 1
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -50,6 +66,10 @@ class Engine(ABC):
     """Empty: it says nothing of itself."""
     work: Work = "completions"
     """What it is asked for to show that it is ready."""
+    ability: EngineAbility = EngineAbility(needs_gpu=False)
+    """What it can do with machines."""
+    weights: Weights | None = None
+    """The files it loads, for whoever works out what it needs; None: not known."""
 
     @classmethod
     def of_endpoint(cls) -> "Engine":
@@ -59,6 +79,12 @@ class Engine(ABC):
     @abstractmethod
     def launch(self, model: str, host: str, port: int) -> Launch:
         """The process that serves `model` there."""
+
+    def placed(self, launch: Launch, place: Place) -> Launch:
+        """The same process on the GPUs of a place, divided among them as the place says."""
+        gpus = ",".join(str(index) for _, index in place.gpus)
+        visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as the driver counts them
+        return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
     def readiness(self, model: str) -> Probe:
         """One small piece of real work: a server may be healthy and die on its first token."""

@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pointsman.engines.base import Engine, Launch, Positive, Probe, Work
-from pointsman.engines.llama_cpp import llama_cpp_metrics
+from pointsman.engines.llama_cpp import LlamaCpp, llama_cpp_metrics
 from pointsman.engines.prometheus import Samples
-from pointsman.engines.sglang import sglang_metrics
-from pointsman.engines.vllm import vllm_metrics
+from pointsman.engines.sglang import Sglang, sglang_metrics
+from pointsman.engines.vllm import Vllm, vllm_metrics
 from pointsman.errors import ConfigError
+from pointsman.placement.asks import EngineAbility
 from pointsman.routing.endpoints import Metrics
 
 _PLACE = re.compile(r"\{(?:port|host|model)\}")
+
+
+_ABILITIES = {engine.name: engine.ability for engine in (LlamaCpp, Sglang, Vllm)}
+"""Of whose server it is, by the metrics that it speaks."""
 
 
 class Command(Engine):
@@ -39,6 +44,7 @@ class Command(Engine):
         self.health = Probe("GET", health)
         self.metrics_path = "" if metrics == "none" else metrics_path
         self._dialect = metrics
+        self.ability = _ABILITIES.get(metrics, EngineAbility(needs_gpu=False))
         self._slots = slots
         self._env = dict(env or {})
         self.work = work

@@ -6,16 +6,28 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+from pointsman.engines.base import BYTECODE, Engine, Launch, Positive, Weights
 from pointsman.engines.prometheus import Samples
 from pointsman.parameters import ExistingFile
+from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
+
+ALL_LAYERS = 999
+"""As llama.cpp counts: more than any model has."""
 
 
 class LlamaCpp(Engine):
     """llama.cpp's server on GGUF weights."""
 
     name = "llama.cpp"
+    ability = EngineAbility(
+        name="llama.cpp",
+        vendors=frozenset({"nvidia", "amd", "apple", "intel"}),
+        needs_gpu=False,
+        tensor_parallel=False,
+        distributed=False,
+        partial_offload=True,
+    )
 
     def __init__(
         self,
@@ -44,6 +56,7 @@ class LlamaCpp(Engine):
         self._env = dict(env or {})
         self._slots: int | None = slots
         self.work = "embeddings" if embeddings else "completions"
+        self.weights = Weights(path=model, estimated_as="llama.cpp", context=context_tokens, concurrency=slots)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -61,6 +74,11 @@ class LlamaCpp(Engine):
         for name, value in self._extra.items():
             argv += ["--set", f"{name}={msgspec.json.encode(value).decode()}"]
         return Launch(tuple(argv), {**BYTECODE, **self._env})
+
+    def placed(self, launch: Launch, place: Place) -> Launch:
+        layers = place.gpu_layers if place.gpu_layers is not None else ALL_LAYERS
+        launch = super().placed(launch, place)
+        return msgspec.structs.replace(launch, argv=(*launch.argv, "--set", f"n_gpu_layers={layers}"))
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return llama_cpp_metrics(samples, self._slots)

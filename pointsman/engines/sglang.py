@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+import msgspec
+
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.parameters import FileOrName
+from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
 
@@ -13,6 +16,7 @@ class Sglang(Engine):
     """SGLang's OpenAI server."""
 
     name = "sglang"
+    ability = EngineAbility(name="sglang")
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Sglang(Engine):
         self._max_running_requests = max_running_requests
         self._env = dict(env or {})
         self.work = "embeddings" if embeddings else "completions"
+        self.weights = Weights(path=model, estimated_as="vllm", concurrency=max_running_requests or DEFAULT_CONCURRENCY)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -47,6 +52,15 @@ class Sglang(Engine):
         if self.work == "embeddings":
             argv += ["--is-embedding"]
         return Launch((*argv, *self._args), {**BYTECODE, **self._env})
+
+    def placed(self, launch: Launch, place: Place) -> Launch:
+        launch = super().placed(launch, place)
+        argv = launch.argv
+        if place.tensor_parallel_size > 1 and self._tensor_parallel_size == 1:
+            argv += ("--tp-size", str(place.tensor_parallel_size))
+        if place.pipeline_parallel_size > 1:
+            argv += ("--pp-size", str(place.pipeline_parallel_size))
+        return msgspec.structs.replace(launch, argv=argv)
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return sglang_metrics(samples)

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+import msgspec
+
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
 from pointsman.parameters import FileOrName
+from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
 
@@ -13,6 +16,7 @@ class Vllm(Engine):
     """vLLM's OpenAI server."""
 
     name = "vllm"
+    ability = EngineAbility(name="vllm")
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class Vllm(Engine):
         self._max_num_seqs = max_num_seqs
         self._env = dict(env or {})
         self.work = "embeddings" if embeddings else "completions"
+        self.weights = Weights(path=model, estimated_as="vllm", concurrency=max_num_seqs or DEFAULT_CONCURRENCY)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -47,6 +52,15 @@ class Vllm(Engine):
         if self._max_num_seqs is not None:
             argv += ["--max-num-seqs", str(self._max_num_seqs)]
         return Launch((*argv, *self._args), {**BYTECODE, **self._env})
+
+    def placed(self, launch: Launch, place: Place) -> Launch:
+        launch = super().placed(launch, place)
+        argv = launch.argv
+        if place.tensor_parallel_size > 1 and self._tensor_parallel_size == 1:
+            argv += ("--tensor-parallel-size", str(place.tensor_parallel_size))
+        if place.pipeline_parallel_size > 1:
+            argv += ("--pipeline-parallel-size", str(place.pipeline_parallel_size))
+        return msgspec.structs.replace(launch, argv=argv)
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return vllm_metrics(samples)

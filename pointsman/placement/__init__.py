@@ -3,3 +3,18 @@
 Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals that say what would have to change. The
 one rule: claims are the true need, and nobody is placed where the fleet has no room for it.
 """
+
+from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.fleet import Fleet
+from pointsman.placement.moves import Defragmentation, Move, Preemption, defragment, preempt
+from pointsman.placement.needs import Need
+from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.refusals import Refused
+from pointsman.placement.victims import victims
+
+__all__ = [
+    "Need", "Ask", "EngineAbility", "Arrangement", "Tier",
+    "Fleet", "Claim", "Place",
+    "Placer", "Placed", "Refused",
+    "victims", "preempt", "Preemption", "defragment", "Defragmentation", "Move",
+]  # fmt: skip

@@ -5,6 +5,7 @@ from enum import Enum
 import msgspec
 
 from pointsman.placement.needs import Need
+from pointsman.placement.words import gib
 from pointsman.selection import LabelSelector
 
 
@@ -76,6 +77,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     overcommit: bool = False
     """It is placed although it does not fit; that is said."""
 
+    @property
+    def tensor_parallel_sizes(self) -> list[int]:
+        """Numbers of GPUs of one worker that it may be divided among, ascending; 1: it need not be."""
+        several = self.several_gpus and self.engine.tensor_parallel
+        return [size for size in self.need.tensor_parallel_sizes if size == 1 or (size > 1 and several)]
+
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance takes of one worker and one of its GPUs."""
@@ -112,3 +119,21 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self) -> tuple[tuple[str, int], ...]:
         """(worker, index) of each GPU."""
         return tuple((claim.worker, claim.gpu) for claim in self.claims if claim.gpu is not None)
+
+    def __str__(self) -> str:
+        """w1: gpu0, gpu1 (40.1 GiB each), 4 CPUs, 2.0 GiB of memory"""
+        return "; ".join(f"{worker}: {self._taken_of(worker)}" for worker in self.workers)
+
+    def _taken_of(self, worker: str) -> str:
+        claims = [claim for claim in self.claims if claim.worker == worker]
+        gpus = [claim for claim in claims if claim.gpu is not None]
+        parts = []
+        if gpus:
+            sizes = [gib(size) for size in sorted({claim.gpu_bytes for claim in gpus})]
+            each = f"{sizes[0]} to {sizes[-1]}" if sizes[0] != sizes[-1] else sizes[0]
+            names = ", ".join(f"gpu{claim.gpu}" for claim in gpus)
+            parts.append(f"{names} ({each}{' each' if len(gpus) > 1 else ''})")
+        cpus, memory = sum(claim.cpus for claim in claims), sum(claim.memory_bytes for claim in claims)
+        parts += [f"{cpus:g} CPUs"] if cpus else []
+        parts += [f"{gib(memory)} of memory"] if memory else []
+        return ", ".join(parts) or "nothing of its own"

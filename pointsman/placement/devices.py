@@ -16,11 +16,21 @@ if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
     Rows: TypeAlias = NDArray[np.intp]
     Mask: TypeAlias = NDArray[np.bool_]
+    Codes: TypeAlias = NDArray[np.int8]
 
 MOST_MASKS = 256
 """Kinds of asks whose static part is remembered."""
 SHARE_SLACK = 1e-9
 """Shares are fractions that were added and taken away."""
+
+ABLE, OTHER_KIND, TAKEN, NOT_ALONE, SMALL_SHARE = range(5)
+OBSTACLES = {
+    OTHER_KIND: "of another kind or not chosen",
+    TAKEN: "taken by others alone",
+    NOT_ALONE: "not empty",
+    SMALL_SHARE: "with too small a share left",
+}
+"""Why an ask may not have a GPU, however much is free there."""
 
 
 class Devices:
@@ -38,7 +48,7 @@ class Devices:
         code = {model: number for number, model in enumerate(models)}
         self.model_codes = np.array([code[device.gpu.model] for device in devices], dtype=np.intp)
         links: dict[tuple[int, str], int] = {}
-        self.link_codes = np.array(
+        self._link_codes = np.array(
             [
                 links.setdefault((device.host.row, device.gpu.link), len(links)) if device.gpu.link else -1
                 for device in devices
@@ -46,34 +56,48 @@ class Devices:
             dtype=np.intp,
         )
         """GPUs of a worker that are linked have the same number; -1: over PCIe."""
-        self.link_workers = np.array([row for row, _ in links], dtype=np.intp)
+        self._link_workers = np.array([row for row, _ in links], dtype=np.intp)
         """By that number: the row of their worker."""
+        self.unified = np.array([host.worker.unified_memory for host in hosts], dtype=bool)
         self._unified = np.array([device.host.worker.unified_memory for device in devices], dtype=bool)
         self._any_unified = bool(self._unified.any())
         with_gpus = [host.row for host in hosts if host.devices]
         self._with_gpus = np.array(with_gpus, dtype=np.intp)
         self._starts = np.array([host.devices[0].row for host in hosts if host.devices], dtype=np.intp)
         self._width = len(hosts)
+        self._numbers = np.array([place for host in hosts for place in range(len(host.devices))], dtype=np.intp)
+        """By GPU: which of its worker's it is."""
+        self._most_gpus = max((len(host.devices) for host in hosts), default=0)
         self._masks: dict[object, Mask] = {}
 
     def free(self, ask: Ask) -> "Floats":
         """Bytes free on each GPU; where memory is unified, no more than the machine has left beside the instance."""
-        free = self._fleet.gpus.columns[FREE_BYTES]
+        free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read when the fleet has moved on
+        return np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
+
+    def machine_free(self, ask: Ask) -> "Floats":
+        """By worker: bytes that all its GPUs together can give; without limit unless its memory is unified."""
         if not self._any_unified:
-            return free  # type: ignore[return-value]
-        machine = np.asarray(self._fleet.workers.columns[FREE_MEMORY])[self.workers] - ask.need.host_bytes
-        return np.where(self._unified, np.minimum(free, machine), free)
+            return np.full(self._width, np.inf)
+        left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
+        return np.where(self.unified, left, np.inf)
 
     def able(self, ask: Ask) -> "Mask":
         """The GPUs that it may have, however full they are."""
-        columns = self._fleet.gpus.columns
-        able = self._suited(ask) & (np.asarray(columns[EXCLUSIVE]) <= 0)
-        tenants = np.asarray(columns[TENANTS])
-        if ask.exclusive:
-            able &= tenants <= 0
-        if ask.gpu_share is not None:
-            able &= np.asarray(columns[FREE_SHARE]) >= ask.gpu_share - SHARE_SLACK
+        able: Mask = self.obstacles(ask) == ABLE
         return able
+
+    def obstacles(self, ask: Ask) -> "Codes":
+        """What keeps it from having each GPU, as a key of `OBSTACLES`; `ABLE`: nothing does."""
+        columns = self._fleet.gpus.columns
+        found = np.zeros(len(self.workers), dtype=np.int8)
+        if ask.gpu_share is not None:
+            found[np.asarray(columns[FREE_SHARE]) < ask.gpu_share - SHARE_SLACK] = SMALL_SHARE
+        if ask.exclusive:
+            found[np.asarray(columns[TENANTS]) > 0] = NOT_ALONE
+        found[np.asarray(columns[EXCLUSIVE]) > 0] = TAKEN
+        found[~self._suited(ask)] = OTHER_KIND
+        return found
 
     def _suited(self, ask: Ask) -> "Mask":
         """By make and by hand."""
@@ -113,20 +137,28 @@ class Devices:
             found[self._with_gpus] = reduce(values, self._starts)
         return found
 
-    def count_alike(self, mask: "Mask") -> "Floats":
-        """How many GPUs of one model each worker has in a set, at most."""
-        most = np.zeros(self._width)
-        for code in range(len(self.models)):
-            np.maximum(most, self.count(mask & (self.model_codes == code)), out=most)
-        return most
+    def kinds(self, mask: "Mask", *, mixed: bool) -> "list[Mask]":
+        """The GPUs of a set that may be in one instance: those of each model, or all of them if models are mixed."""
+        if mixed:
+            return [mask]
+        parts = [mask & (self.model_codes == code) for code in range(len(self.models))]
+        return [part for part in parts if part.any()]
 
     def count_linked(self, mask: "Mask") -> "Floats":
         """How many linked GPUs each worker has in a set, at most."""
         most = np.zeros(self._width)
-        if len(self.link_workers):
-            linked = self.link_codes[mask & (self.link_codes >= 0)]
-            np.maximum.at(most, self.link_workers, np.bincount(linked, minlength=len(self.link_workers)))
+        if len(self._link_workers):
+            linked = self._link_codes[mask & (self._link_codes >= 0)]
+            np.maximum.at(most, self._link_workers, np.bincount(linked, minlength=len(self._link_workers)))
         return most
+
+    def nth_smallest(self, values: "Floats", number: int) -> "Floats":
+        """The value that so many GPUs of each worker do not exceed; inf if it has fewer."""
+        if not len(self._starts):
+            return np.full(self._width, np.inf)
+        rows = np.full((self._width, max(self._most_gpus, number)), np.inf)
+        rows[self.workers, self._numbers] = values
+        return np.sort(rows, axis=1)[:, number - 1]
 
     def of(self, host: Host) -> slice:
         """The rows of a worker's GPUs."""

@@ -88,7 +88,7 @@ class Fleet:
         """By worker, the instances with a part of it."""
         self.generation = 0
         """Raised whenever rows are numbered anew."""
-        self._reset(workers)
+        self._reset(map(_checked, workers))
 
     # Members
 
@@ -104,9 +104,15 @@ class Fleet:
         except KeyError:
             raise UnknownName("worker", worker, self._workers) from None
 
-    def put(self, *workers: Worker) -> None:
-        """Workers have come, or something about them has changed; claims on them stay."""
-        self._reset({**self._workers, **{worker.name: worker for worker in workers}}.values())
+    def put(self, *workers: Worker) -> list[str]:
+        """Workers have come, or something about them has changed; claims on them stay. The instances that had a GPU
+        which is gone: whatever they had claimed is free, as if the worker were gone."""
+        told = {worker.name: _checked(worker) for worker in workers}
+        lost = list(dict.fromkeys(one for worker in told.values() for one in self._without_their_gpus(worker)))
+        for instance_id in lost:
+            self.release(instance_id)
+        self._reset({**self._workers, **told}.values())
+        return lost
 
     def remove(self, worker: str) -> list[str]:
         """A worker is gone. The instances that had a part of it: whatever they had claimed, also elsewhere, is free."""
@@ -195,7 +201,26 @@ class Fleet:
                     found.setdefault(value, []).append(host.row)
         return found
 
+    def siblings_on(self, deployment: str, worker: str) -> Mapping[int, int]:
+        """How many instances of a deployment are on each GPU of a worker, by its index."""
+        counts: dict[int, int] = {}
+        for instance_id in self._on[worker] if deployment else ():
+            if self._deployments[instance_id] == deployment:
+                for name, gpu in self._claims[instance_id].gpus:
+                    if name == worker:
+                        counts[gpu] = counts.get(gpu, 0) + 1
+        return counts
+
     # The numbers
+
+    def _without_their_gpus(self, worker: Worker) -> list[str]:
+        """Instances that have a GPU of this worker which it has no longer."""
+        indexes = {gpu.index for gpu in worker.gpus}
+        return [
+            instance_id
+            for instance_id in self._on.get(worker.name, ())
+            if any(name == worker.name and gpu not in indexes for name, gpu in self._claims[instance_id].gpus)
+        ]
 
     def _reset(self, workers: Iterable[Worker]) -> None:
         """Begin anew with these workers and count everything again."""
@@ -264,6 +289,8 @@ class Fleet:
                 counted.add(claim.worker)
                 self.changes[host.row] += 1
                 workers[INSTANCES][host.row] += sign
+            if not workers[INSTANCES][host.row]:  # fractions must not leave a residue
+                workers[FREE_CPUS][host.row] = host.worker.cpus
             if device is not None:
                 row = device.row
                 gpus[FREE_BYTES][row] -= sign * claim.gpu_bytes
@@ -271,4 +298,10 @@ class Fleet:
                 gpus[TENANTS][row] += sign
                 gpus[EXCLUSIVE][row] += sign * (claim.exclusive or not device.gpu.shareable)
                 if not gpus[TENANTS][row]:
-                    gpus[FREE_SHARE][row] = 1.0  # without tenants nothing is shared: fractions must not leave a residue
+                    gpus[FREE_SHARE][row] = 1.0
+
+
+def _checked(worker: Worker) -> Worker:
+    if len({gpu.index for gpu in worker.gpus}) < len(worker.gpus):
+        raise PointsmanError(f'worker "{worker.name}" has two GPUs with the same index; number them apart')
+    return worker

@@ -3,7 +3,9 @@
 Enters: sizes of parts, from the model's own files or as somebody said. Leaves: bytes per GPU for any way to split it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -69,37 +71,15 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         """What each GPU takes if `tp` of them hold the model together."""
         return self.stage_bytes(0, self.layers, tp)
 
-    def context_within(self, free_bytes: float, tp: int = 1) -> int:
-        """The largest context for which each of `tp` GPUs takes no more than this, about; 0: none."""
-        kv = -(-self.kv_bytes // min(tp, self.kv_splits))
-        left = free_bytes - (self.gpu_bytes(tp) - kv)
-        if not kv or left <= 0:
-            return 0
-        return int(self.context * min(left / kv, 1.0)) // 256 * 256
+    def with_context(self, context: int) -> "Need":
+        """The same for another context, with a KV cache in proportion: near enough unless layers have windows."""
+        scale = [-(-size * context // self.context) if self.context else size for size in self.kv_layer_bytes]
+        return msgspec.structs.replace(self, context=context, kv_layer_bytes=tuple(scale))
 
     def staged(self, tp: int, free_bytes: Sequence[int]) -> tuple[int, ...] | None:
         """Pipeline stages in this order, of `tp` GPUs each, with so much free on each GPU of a stage: how many layers
-        each takes, as even as their room allows; None: it does not fit."""
-        stages = len(free_bytes)
-        if stages > self.layers:
-            return None
-        most = self._most_layers(tp, free_bytes)
-        return None if most is None else _evened(self, tp, free_bytes)
-
-    def _most_layers(self, tp: int, free_bytes: Sequence[int]) -> tuple[int, ...] | None:
-        """Layers per stage if each takes as many as it can, and leaves at least one for each that follows."""
-        start, taken = 0, []
-        for stage, free in enumerate(free_bytes):
-            last = stage == len(free_bytes) - 1
-            stop = start
-            limit = self.layers - (len(free_bytes) - stage - 1)
-            while stop < limit and self.stage_bytes(start, stop + 1, tp) <= free:
-                stop += 1
-            if stop == start or (last and stop < self.layers):
-                return None
-            taken.append(stop - start)
-            start = stop
-        return tuple(taken)
+        each takes, as even as their room allows; None: they do not hold it with a layer in each."""
+        return Cuts(self, tp).evened(free_bytes)
 
     def offloaded(self, gpu_layers: int) -> tuple[int, int]:
         """(GPU bytes, bytes of the machine's memory) with so many layers, the last ones, on one GPU and the others,
@@ -123,16 +103,52 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return self.offloaded(0)[1]
 
 
-def _evened(need: Need, tp: int, free_bytes: Sequence[int]) -> tuple[int, ...]:
-    """The layers per stage for which the fullest stage, as a share of its room, is least full."""
-    low, high = 0.0, 1.0
-    best = need._most_layers(tp, free_bytes)
-    assert best is not None
-    for _ in range(20):
-        share = (low + high) / 2
-        found = need._most_layers(tp, [int(free * share) for free in free_bytes])
-        if found is None:
-            low = share
-        else:
-            best, high = found, share
-    return best
+class Cuts:
+    """The layers of a need, to be cut into stages of `tp` GPUs each. Sums are worked out once."""
+
+    def __init__(self, need: Need, tp: int) -> None:
+        self.layers = need.layers
+        self._weights = [0, *(need.first_bytes + size for size in accumulate(need.layer_bytes))]
+        self._weights[-1] += need.last_bytes
+        kv = need.kv_layer_bytes or (0,) * need.layers
+        self._kv = [0, *accumulate(kv)]
+        self._tp, self._kv_parts = tp, min(tp, need.kv_splits)
+        self.fixed_bytes = need.activation_bytes + need.overhead_bytes
+        """On each GPU of any stage."""
+        each = zip(accumulate(sorted(need.layer_bytes)), accumulate(sorted(kv)), strict=True)
+        self.least_bytes = [self.fixed_bytes + weights / tp + part / self._kv_parts for weights, part in each]
+        """What a stage of one, two, three... layers takes on each GPU at least, whichever layers they are."""
+
+    def stage_bytes(self, start: int, stop: int) -> int:
+        """As `Need.stage_bytes`."""
+        weights, kv = self._weights[stop] - self._weights[start], self._kv[stop] - self._kv[start]
+        return -(-weights // self._tp) + -(-kv // self._kv_parts) + self.fixed_bytes
+
+    def reach(self, start: int, room: float) -> int:
+        """Where a stage ends that starts here and takes as many layers as its room allows; `start`: none."""
+        stops = range(start + 1, self.layers + 1)
+        return start + bisect_right(stops, room, key=lambda stop: self.stage_bytes(start, stop))
+
+    def filled(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
+        """Layers per stage if each takes as many as it can, and leaves at least one for each that follows."""
+        start, taken = 0, []
+        for following in range(len(rooms) - 1, -1, -1):
+            stop = min(self.reach(start, rooms[-1 - following]), self.layers - following)
+            if stop <= start:
+                return None
+            taken.append(stop - start)
+            start = stop
+        return tuple(taken) if start == self.layers else None
+
+    def evened(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
+        """The layers per stage for which the fullest stage, as a share of its room, is least full."""
+        best = self.filled(rooms)
+        low, high = 0.0, 1.0
+        for _ in range(20 if best else 0):
+            share = (low + high) / 2
+            found = self.filled([room * share for room in rooms])
+            if found is None:
+                low = share
+            else:
+                best, high = found, share
+        return best

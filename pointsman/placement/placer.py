@@ -7,8 +7,8 @@
 Nothing is claimed by looking. The same fleet and the same ask give the same answer: equals go to the first.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,12 +24,27 @@ from pointsman.placement.fit import (
     FitsOnSeveralWorkers,
     FitsPartly,
 )
+from pointsman.placement.fit.base import Mask
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.refusals import Refused, forced
+from pointsman.placement.forced import forced
+from pointsman.placement.refusals import Refused
 from pointsman.placement.scorers import Apart, FilesAreThere, InUse, LeastLoaded, NearTo, TierQuality, TightFit
-from pointsman.selection import Cycle, FallbackProfileHandler, Profile, Scheduler, SchedulingFailure, Trace
+from pointsman.selection import (
+    Cycle,
+    FallbackProfileHandler,
+    Profile,
+    ProfileFailure,
+    ProfileResult,
+    Scheduler,
+    SchedulingFailure,
+    SchedulingResult,
+    Trace,
+)
 from pointsman.selection.arrays import np
+from pointsman.selection.handlers import failed
 from pointsman.selection.profile import Ranked
+
+C = TypeVar("C")
 
 TIERS: tuple[type[FitFilter], ...] = (
     FitsOnOneGpu,
@@ -59,12 +74,25 @@ class FirstBest:
         return (ranked.candidates[int(np.argmax(ranked.totals))],)
 
 
+class TierByTier(FallbackProfileHandler):
+    """Tries the tiers in their order; if none will do, the failures of all of them are told."""
+
+    def process_results(
+        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
+    ) -> SchedulingResult[C] | SchedulingFailure[C]:
+        failures = failed(results)
+        return (
+            super().process_results(cycle, results) if len(failures) < len(results) else SchedulingFailure("", failures)
+        )
+
+
 class Placer:
     """Finds places in one fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._devices: Devices | None = None
+        self._demands = (MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine())
         self._schedulers = {kind: self._scheduler(kind) for kind in Arrangement}
 
     def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
@@ -74,7 +102,7 @@ class Placer:
         result = self._schedulers[ask.arrangement].run(cycle, self.fleet.workers)
         if isinstance(result, SchedulingFailure):
             refused = Refused(ask, result, trace)
-            place = forced(ask, self.fleet, self.devices()) if ask.overcommit else None
+            place = forced(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
             return refused if place is None else Placed(ask, place, 0.0, (), trace)
         run = result.results[result.primary]
         place = cycle[FIT].place(result.target)
@@ -96,6 +124,14 @@ class Placer:
                 return [placed]
         return found
 
+    def admitted(self, ask: Ask) -> Mask:
+        """The workers that it may be on, whether there is room or not, by row."""
+        run = Profile[Host]("admitted", *self._demands, FirstBest()).run(Cycle(ask), self.fleet.workers)
+        among = np.zeros(len(self.fleet), dtype=bool)
+        if isinstance(run, ProfileResult):
+            among[[host.row for host in run.ranked.candidates]] = True
+        return among
+
     def devices(self) -> Devices:
         """The GPUs as they are numbered now."""
         if self._devices is None or self._devices.generation != self.fleet.generation:
@@ -104,13 +140,15 @@ class Placer:
 
     def _scheduler(self, kind: Arrangement) -> Scheduler[Host]:
         fleet = self.fleet
-        demands = (MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine())
-        scorers: tuple[object, ...] = (TierQuality(), 100.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
+        # The best of `TierQuality` and of `Apart` lead by a half at least: with these weights nothing else makes up for
+        # a layer less on the GPU, and not even that, when spreading, for a worker that has one already.
+        scorers: tuple[object, ...] = (TierQuality(), 200.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
         if kind is Arrangement.BINPACK:
             scorers = (*scorers, (TightFit(), 10.0), (InUse(), 2.0))
         else:
-            scorers = (*scorers, (Apart(fleet), 200.0), (LeastLoaded(), 10.0))
+            scorers = (*scorers, (Apart(fleet), 600.0), (LeastLoaded(), 10.0))
         profiles = [
-            Profile[Host](tier.tier.value, *demands, tier(fleet, self.devices), *scorers, FirstBest()) for tier in TIERS
+            Profile[Host](tier.tier.value, *self._demands, tier(fleet, self.devices), *scorers, FirstBest())
+            for tier in TIERS
         ]
-        return Scheduler(profiles, FallbackProfileHandler())
+        return Scheduler(profiles, TierByTier())

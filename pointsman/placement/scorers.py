@@ -53,7 +53,10 @@ class LeastLoaded:
 
 
 class Apart:
-    """Prefers workers, and racks, with the fewest instances of the same deployment."""
+    """Prefers workers with the fewest instances of the same deployment, and of these the ones in racks with the fewest.
+
+    The best have 1, all others at most 0.5: nothing of less weight doubles a worker while another has fewer.
+    """
 
     bounded = True
 
@@ -62,22 +65,22 @@ class Apart:
 
     def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
         deployment = cycle.request.deployment
-        on_worker, on_rack = np.zeros(len(candidates.whole)), np.zeros(len(candidates.whole))
         siblings = self._fleet.hosts_of(deployment) if deployment else {}
         if not siblings:
             return np.ones(len(candidates))
+        on_worker, on_rack = np.zeros(len(candidates.whole)), np.zeros(len(candidates.whole))
         by_rack: dict[str, int] = {}
         for host, count in siblings.items():
             on_worker[host.row] = count
             rack = host.labels.get(RACK)
             if rack is not None:
                 by_rack[rack] = by_rack.get(rack, 0) + count
-        if by_rack:
-            racks = self._fleet.rows_by_label(RACK)
-            for rack, count in by_rack.items():
-                on_rack[racks.get(rack, [])] = count
-        crowded = candidates.cut(on_worker + on_rack)
-        return 1.0 / (1.0 + np.asarray(crowded))
+        racks = self._fleet.rows_by_label(RACK) if by_rack else {}
+        for rack, count in by_rack.items():
+            on_rack[racks[rack]] = count
+        crowded = np.asarray(candidates.cut(on_worker * (1.0 + on_rack.max()) + on_rack))
+        apart: Floats = 1.0 / (1.0 + crowded - crowded.min())
+        return apart
 
 
 class FilesAreThere:
@@ -105,10 +108,10 @@ class TierQuality:
 class NearTo:
     """Prefers workers with an instance of a deployment that it should be near to; else their racks."""
 
+    bounded = True
+
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-
-    bounded = True
 
     def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats | list[float]:
         near = cycle.request.near

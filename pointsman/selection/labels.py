@@ -70,6 +70,12 @@ class LabelSelector:
         for expression in self.expressions:
             expression.check()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LabelSelector) and self.expressions == other.expressions
+
+    def __hash__(self) -> int:
+        return hash(self.expressions)
+
     def mismatch(self, labels: Labels) -> str | None:
         """The first demand that the labels do not meet, in words; None if they meet all."""
         for expression in self.expressions:

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "placement": FLOOR,
     "scaling": FLOOR,
     "pipeline": FLOOR,
-    "engines": FLOOR | {"routing"},
+    "engines": FLOOR | {"routing", "placement"},
     "control": FLOOR | DECIDERS | {"engines"},
     "config": PURE,
     "runtimes": PURE,

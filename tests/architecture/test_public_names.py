@@ -36,6 +36,14 @@ PUBLIC = {
         "AdaptiveStrategy", "CostOptimizedStrategy", "FifoStrategy", "PriorityStrategy", "Rule", "SchedulingPolicy",
         "SloAwareStrategy", "Strategy", "rule",
     },
+    "pointsman.placement": {
+        "Arrangement", "Ask", "Claim", "Defragmentation", "EngineAbility", "Fleet", "Move", "Need", "Place", "Placed",
+        "Placer", "Preemption", "Refused", "Tier", "defragment", "preempt", "victims",
+    },
+    "pointsman.placement.estimate": {
+        "Architecture", "Estimate", "Fit", "Model", "Part", "Serving", "Tensor", "UnreadableModel", "estimate", "fit",
+        "kv_tokens", "read_model", "usable_bytes",
+    },
     "pointsman.engines": {
         "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Samples", "Sglang", "Simulated",
         "Vllm",

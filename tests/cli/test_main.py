@@ -135,7 +135,9 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 ASKING = ["plan", "apply", "status", "explain", "requests", "logs", "drain", "down"]
 
 
-@pytest.mark.parametrize("command", ["up", *ASKING, "key", "schema", "check config", "check policy"])
+@pytest.mark.parametrize(
+    "command", ["up", *ASKING, "key", "estimate", "place", "schema", "check config", "check policy"]
+)
 def test_every_command_shows_an_example_and_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         main([*command.split(), "--help"])

@@ -113,4 +113,4 @@ def test_plans_can_be_carried_out(workers: list[list[int]], residents: list[int]
     fleet.claim("wanted", plan.placed.place)
     for move in plan.moves:
         fleet.claim(move.instance_id, move.after)
-    assert (fleet.gpus.columns[FREE_BYTES] >= 0).all()  # type: ignore[operator, union-attr]
+    assert (fleet.gpus.columns[FREE_BYTES] >= 0).all()  # type: ignore[operator]

@@ -1,4 +1,7 @@
-"""What the tiers have in common: who fits is worked out over columns; words and places are made when wanted."""
+"""What the tiers have in common: who fits is worked out over columns; words and places are made when wanted.
+
+Words may be wanted later, when the fleet has moved on: whatever they tell is copied when it is decided.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
-from pointsman.placement.devices import Devices
+from pointsman.placement.devices import ABLE, OBSTACLES, Devices
 from pointsman.placement.filters import AskCycle, Hosts, Rejections, Worded
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
 from pointsman.placement.words import gib
@@ -17,10 +20,14 @@ from pointsman.selection.arrays import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Codes: TypeAlias = NDArray[np.int8]
     Floats: TypeAlias = NDArray[np.float64]
     Mask: TypeAlias = NDArray[np.bool_]
 else:
-    Floats = Mask = Any
+    Codes = Floats = Mask = Any
+
+CPU_SLACK = 1e-9
+"""CPUs are fractions that were added and taken away."""
 
 
 class Fit(msgspec.Struct, eq=False):
@@ -28,15 +35,15 @@ class Fit(msgspec.Struct, eq=False):
 
     fits: Mask
     free: Floats
-    """Bytes free where it would be tightest, before it is there; of GPU memory, or of the machine's on a CPU."""
-    needed: float
+    """Bytes free where it would be, before it is there; of GPU memory, or of the machine's on a CPU."""
+    needed: float | Floats
     """Bytes that it takes there."""
     place: Callable[[Host], Place]
     """The place that it would have on a worker that fits."""
     why: Callable[[Host], str]
     """Why another does not fit."""
     quality: Floats | None = None
-    """What else makes one better than another in this tier, 0 to 1; None: nothing."""
+    """What else makes one better than another in this tier: 1 for the best, 0.5 at most for others; None: nothing."""
 
 
 FIT: Key[Fit] = Key("fit")
@@ -51,6 +58,27 @@ def nowhere(workers: int, why: Callable[[Host], str]) -> Fit:
     return Fit(np.zeros(workers, dtype=bool), np.zeros(workers), 0.0, place, why)
 
 
+class HostRoom:
+    """CPUs and memory of the workers as they are now, and who has enough of both."""
+
+    def __init__(self, fleet: Fleet, cpus: float, memory_bytes: float) -> None:
+        self._needs_cpus, self._needs_memory = cpus, memory_bytes
+        self.cpus: Floats = np.array(fleet.workers.columns[FREE_CPUS])
+        self.memory: Floats = np.array(fleet.workers.columns[FREE_MEMORY])
+        self.enough: Mask = self.cpus >= cpus - CPU_SLACK
+        if memory_bytes > 0:
+            self.enough &= self.memory >= memory_bytes
+
+    def lacking(self, host: Host) -> str | None:
+        """What a worker has too little of; None: nothing."""
+        cpus, memory = float(self.cpus[host.row]), float(self.memory[host.row])
+        if cpus < self._needs_cpus - CPU_SLACK:
+            return f"too few CPUs: needs {self._needs_cpus:g}, {cpus:g} free"
+        if 0 < self._needs_memory > memory:
+            return f"too little memory: needs {gib(self._needs_memory)}, {gib(memory)} free"
+        return None
+
+
 class FitFilter(ABC):
     """Demands room in one tier."""
 
@@ -63,9 +91,8 @@ class FitFilter(ABC):
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         ask = cycle.request
         why_not = self.forbidden(ask)
-        everybody = range(len(candidates))
         if why_not is not None:
-            return Rejected(candidates, everybody, f"not allowed: {why_not}")
+            return Rejected(candidates, range(len(candidates)), f"not allowed: {why_not}")
         rows = np.arange(len(candidates.whole)) if candidates.rows is None else np.asarray(candidates.rows)
         among = np.zeros(len(candidates.whole), dtype=bool)
         among[rows] = True
@@ -81,39 +108,24 @@ class FitFilter(ABC):
     def fit(self, ask: Ask, among: Mask) -> Fit:
         """Who of these workers fits, as things stand."""
 
-    # For all tiers
+    def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
+        """GPUs of one worker in the order in which they are taken: when packing the fullest first; when spreading those
+        with the fewest instances of the same deployment, then the emptiest."""
+        if ask.arrangement is Arrangement.BINPACK or not devices:
+            return sorted(devices, key=lambda device: (float(free[device.row]), device.row))
+        siblings = self.fleet.siblings_on(ask.deployment, str(devices[0].host))
+        return sorted(devices, key=lambda one: (siblings.get(one.gpu.index, 0), -float(free[one.row]), one.row))
 
-    def has_host_room(self, ask: Ask, memory_bytes: float) -> Mask:
-        """The workers with CPUs and memory for it."""
-        columns = self.fleet.workers.columns
-        room: Mask = np.asarray(columns[FREE_CPUS]) >= ask.cpus - 1e-9
-        if memory_bytes > 0:
-            room &= np.asarray(columns[FREE_MEMORY]) >= memory_bytes
-        return room
 
-    def lacks_host_room(self, ask: Ask, memory_bytes: float, host: Host) -> str | None:
-        """What of CPUs and memory a worker has too little of; None: nothing."""
-        columns = self.fleet.workers.columns
-        cpus, memory = float(columns[FREE_CPUS][host.row]), float(columns[FREE_MEMORY][host.row])
-        if cpus < ask.cpus - 1e-9:
-            return f"too few CPUs: needs {ask.cpus:g}, {cpus:g} free"
-        if 0 < memory_bytes > memory:
-            return f"too little memory: needs {gib(memory_bytes)}, {gib(memory)} free"
+def lacks_gpus(obstacles: Codes, host: Host) -> str | None:
+    """Why none of a worker's GPUs is for this ask; None: one is."""
+    if not host.devices:
+        return "no GPU"
+    found = [int(obstacles[device.row]) for device in host.devices]
+    if ABLE in found:
         return None
-
-    def lacks_gpus(self, able: Mask, host: Host) -> str | None:
-        """Why none of a worker's GPUs is for this ask; None: one is."""
-        if not host.devices:
-            return "no GPU"
-        if not able[self.devices().of(host)].any():
-            return "no GPU to be had: taken by others alone, of another kind, or with too small a share left"
-        return None
-
-
-def tightest_first(ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
-    """GPUs in the order in which they are taken: when packing the fullest first, when spreading the emptiest."""
-    sign = 1 if ask.arrangement is Arrangement.BINPACK else -1
-    return sorted(devices, key=lambda device: (sign * float(free[device.row]), device.row))
+    counts = [f"{found.count(kind)} {words}" for kind, words in OBSTACLES.items() if kind in found]
+    return f"no GPU to be had: {', '.join(counts)}"
 
 
 def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, ...]:

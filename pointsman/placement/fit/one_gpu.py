@@ -1,7 +1,8 @@
 """The first tier: all of it on one GPU."""
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
-from pointsman.placement.fit.base import Fit, FitFilter, Mask, claims_of, tightest_first
+from pointsman.placement.devices import ABLE
+from pointsman.placement.fit.base import Fit, FitFilter, HostRoom, Mask, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
@@ -13,29 +14,31 @@ class FitsOnOneGpu(FitFilter):
     tier = Tier.ONE_GPU
 
     def forbidden(self, ask: Ask) -> str | None:
-        return None if 1 in ask.need.tensor_parallel_sizes else "it must be divided among several GPUs"
+        sizes = ask.need.tensor_parallel_sizes
+        if 1 in sizes:
+            return None
+        return "it must be divided among several GPUs" if max(sizes, default=0) > 1 else "it has no use for a GPU"
 
     def fit(self, ask: Ask, among: Mask) -> Fit:
         devices, needed = self.devices(), ask.need.gpu_bytes(1)
-        able, free = devices.able(ask), devices.free(ask)
+        obstacles, free = devices.obstacles(ask), devices.free(ask)
+        able = obstacles == ABLE
         room = able & (free >= needed)
         if ask.arrangement is Arrangement.BINPACK:
             best = devices.smallest(np.where(room, free, np.inf))
         else:
             best = devices.largest(np.where(room, free, -np.inf))
-        host_room = self.has_host_room(ask, ask.need.host_bytes)
-        fits = np.isfinite(best) & host_room & among
+        hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
         largest = devices.largest(np.where(able, free, -np.inf))
 
         def place(host: Host) -> Place:
-            fitting = [device for device in host.devices if room[device.row]]
-            chosen = tightest_first(ask, fitting, free)[:1]
+            chosen = self.in_order(ask, [device for device in host.devices if room[device.row]], free)[:1]
             return Place(tier=self.tier, claims=claims_of(ask, chosen, needed))
 
         def why(host: Host) -> str:
-            lacking = self.lacks_gpus(able, host)
+            lacking = lacks_gpus(obstacles, host)
             if lacking is None and largest[host.row] < needed:
                 lacking = f"no room on one GPU: needs {gib(needed)}, the largest free is {gib(largest[host.row])}"
-            return lacking or self.lacks_host_room(ask, ask.need.host_bytes, host) or "no room"
+            return lacking or hosts.lacking(host) or "no room"
 
-        return Fit(fits, best, needed, place, why)
+        return Fit(np.isfinite(best) & hosts.enough & among, best, needed, place, why)

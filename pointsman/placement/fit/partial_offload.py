@@ -1,8 +1,11 @@
 """The fourth tier: as many layers as possible on one GPU, the others on the CPU of the same worker."""
 
-from pointsman.placement.asks import Ask, Claim, Place, Tier
-from pointsman.placement.fit.base import Fit, FitFilter, Mask
-from pointsman.placement.fleet import FREE_MEMORY, Host
+import msgspec
+
+from pointsman.placement.asks import Ask, Place, Tier
+from pointsman.placement.devices import ABLE
+from pointsman.placement.fit.base import Fit, FitFilter, HostRoom, Mask, claims_of, lacks_gpus
+from pointsman.placement.fleet import Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
 
@@ -21,40 +24,34 @@ class FitsPartly(FitFilter):
 
     def fit(self, ask: Ask, among: Mask) -> Fit:
         devices, need = self.devices(), ask.need
-        able, free = devices.able(ask), devices.free(ask)
-        largest = devices.largest(np.where(able, free, -np.inf))
-        splits = [need.offloaded(layers) for layers in range(need.layers)]
-        on_gpu = np.array([gpu for gpu, _ in splits], dtype=np.float64)  # grows with the layers
-        on_host = np.array([host for _, host in splits], dtype=np.float64)  # falls
+        obstacles, free = devices.obstacles(ask), devices.free(ask)
+        largest = devices.largest(np.where(obstacles == ABLE, free, -np.inf))
+        splits = [need.offloaded(layers) for layers in range(need.layers + 1)]
+        on_gpu, on_host = np.array(splits, dtype=np.float64).T  # the one grows with the layers, the other falls
         most = np.searchsorted(on_gpu, largest, side="right") - 1
-        memory = np.asarray(self.fleet.workers.columns[FREE_MEMORY])
-        least = need.layers - np.searchsorted(on_host[::-1], memory, side="right")
-        fits = (most >= 1) & (most >= least) & among & self.has_host_room(ask, 0)
-        quality = np.clip(most, 0, None) / need.layers
+        taken, rest = on_gpu[most], on_host[most]
+        hosts = HostRoom(self.fleet, ask.cpus, 0)
+        # Fewer layers never need less of the machine, also if its GPUs use its memory.
+        memory = np.where(devices.unified, rest + taken, rest)
+        fits = (most >= 1) & (hosts.memory >= memory) & hosts.enough & among
 
         def place(host: Host) -> Place:
             layers = int(most[host.row])
             gpu_bytes, host_bytes = splits[layers]
-            device = max((one for one in host.devices if able[one.row]), key=lambda one: (free[one.row], -one.row))
-            claim = Claim(
-                worker=str(host),
-                gpu=device.gpu.index,
-                gpu_bytes=gpu_bytes,
-                gpu_share=ask.gpu_share or 0.0,
-                exclusive=ask.exclusive,
-                cpus=ask.cpus,
-                memory_bytes=host_bytes,
-            )
+            fitting = [one for one in host.devices if obstacles[one.row] == ABLE and free[one.row] >= gpu_bytes]
+            [claim] = claims_of(ask, self.in_order(ask, fitting, free)[:1], gpu_bytes)
+            claim = msgspec.structs.replace(claim, memory_bytes=host_bytes)
             return Place(tier=self.tier, claims=(claim,), gpu_layers=layers)
 
         def why(host: Host) -> str:
-            lacking = self.lacks_gpus(able, host) or self.lacks_host_room(ask, 0, host)
+            lacking = lacks_gpus(obstacles, host) or hosts.lacking(host)
             if lacking is not None:
                 return lacking
-            if most[host.row] < 1:
+            layers, has = int(most[host.row]), gib(hosts.memory[host.row])
+            if layers < 1:
                 return f"no room for a layer: needs {gib(on_gpu[1])}, the largest free is {gib(largest[host.row])}"
-            layers = int(most[host.row])
-            needed, free_memory = gib(on_host[layers]), gib(memory[host.row])
-            return f"too little memory for the rest: with {layers} layers on a GPU needs {needed}, {free_memory} free"
+            needed = gib(memory[host.row])
+            return f"too little memory for the rest: with {layers} layers on a GPU needs {needed}, {has} free"
 
-        return Fit(fits, largest, float(on_gpu[1]), place, why, quality)
+        fewer = most[fits].max(initial=0) - most
+        return Fit(fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))

@@ -1,14 +1,21 @@
 """The second tier: divided among GPUs of one worker, as few as will do."""
 
 from collections.abc import Callable
-from itertools import groupby
+from functools import reduce
 
-from pointsman.placement.asks import Ask, Place, Tier
-from pointsman.placement.devices import Devices
-from pointsman.placement.fit.base import Fit, FitFilter, Floats, Mask, claims_of, nowhere, tightest_first
+from pointsman.placement.asks import Arrangement, Ask, Place, Tier
+from pointsman.placement.devices import ABLE, Devices
+from pointsman.placement.fit.base import Codes, Fit, FitFilter, Floats, HostRoom, Mask, claims_of, lacks_gpus, nowhere
 from pointsman.placement.fleet import Device, Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
+
+NEARNESS: tuple[Callable[[Device], object], ...] = (
+    lambda device: device.gpu.link or None,
+    lambda device: device.gpu.pcie or None,
+    lambda device: device.gpu.numa,
+)
+"""What GPUs had better have in common, the best first."""
 
 
 class FitsOnSeveralGpus(FitFilter):
@@ -17,70 +24,90 @@ class FitsOnSeveralGpus(FitFilter):
     tier = Tier.SEVERAL_GPUS
 
     def forbidden(self, ask: Ask) -> str | None:
-        if max(ask.need.tensor_parallel_sizes) < 2:
+        if max(ask.need.tensor_parallel_sizes, default=0) < 2:
             return "it cannot be divided"
-        if not ask.several_gpus or not ask.engine.tensor_parallel:
-            return "it may have one GPU only"
-        return None
+        if not ask.several_gpus:
+            return "it may have one GPU only (several GPUs are off)"
+        return None if ask.engine.tensor_parallel else "its engine cannot divide a model among GPUs"
 
     def fit(self, ask: Ask, among: Mask) -> Fit:
         devices = self.devices()
-        able, free = devices.able(ask), devices.free(ask)
-        host_room = self.has_host_room(ask, ask.need.host_bytes) & among
+        obstacles, free, machine = devices.obstacles(ask), devices.free(ask), devices.machine_free(ask)
+        hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
         sizes = [size for size in ask.need.tensor_parallel_sizes if size > 1]
         for size in sizes:
             needed = ask.need.gpu_bytes(size)
-            room = able & (free >= needed)
-            counts = devices.count(room) if ask.mixed_gpus else devices.count_alike(room)
-            fits = (counts >= size) & host_room
+            room = (obstacles == ABLE) & (free >= needed) & (machine >= needed * size)[devices.workers]
+            kinds = devices.kinds(room, mixed=ask.mixed_gpus)
+            counts = reduce(np.maximum, map(devices.count, kinds), np.zeros(len(self.fleet)))
+            fits = (counts >= size) & hosts.enough & among
             if fits.any():
-                return self._found(ask, devices, size, needed, room, fits, free)
-        return self._nobody(ask, sizes, able, free)
+                return self._found(ask, devices, size, kinds, room, fits, free, hosts)
+        return self._nobody(ask, sizes, obstacles, free, hosts)
 
-    def _found(self, ask: Ask, devices: Devices, size: int, needed: int, room: Mask, fits: Mask, free: Floats) -> Fit:
-        tight = devices.smallest(np.where(room, free, np.inf))
-        linked = (devices.count_linked(room) >= size).astype(np.float64)
+    def _found(
+        self,
+        ask: Ask,
+        devices: Devices,
+        size: int,
+        kinds: list[Mask],
+        room: Mask,
+        fits: Mask,
+        free: Floats,
+        hosts: HostRoom,
+    ) -> Fit:
+        needed = ask.need.gpu_bytes(size)
+        sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
+        taken = [devices.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
+        last = sign * reduce(np.minimum, taken)  # the last that would be taken, in the best kind of each worker
+        linked = reduce(np.maximum, map(devices.count_linked, kinds)) >= size
 
         def place(host: Host) -> Place:
-            chosen = self._chosen(ask, host, room, free, size)
+            chosen = self._chosen(ask, [device for device in host.devices if room[device.row]], free, size)
             return Place(tier=self.tier, claims=claims_of(ask, chosen, needed), tensor_parallel_size=size)
 
         def why(host: Host) -> str:
-            lacking = self.lacks_host_room(ask, ask.need.host_bytes, host)
-            fitting = int(room[devices.of(host)].sum())
-            return lacking or f"too few GPUs with room: {size} with {gib(needed)} each are needed, {fitting} have it"
+            lacking = hosts.lacking(host)
+            each, fitting = f"{size} with {gib(needed)} each", int(room[devices.of(host)].sum())
+            alike = " of one model" if fitting >= size else ""
+            return lacking or f"too few GPUs with room: {each}{alike} are needed, {fitting} have it"
 
-        return Fit(fits, tight, needed, place, why, linked)
+        return Fit(fits, last, float(needed), place, why, linked.astype(np.float64))
 
-    def _nobody(self, ask: Ask, sizes: list[int], able: Mask, free: Floats) -> Fit:
-        devices = self.devices()
-        largest = devices.largest(np.where(able, free, -np.inf))
-
+    def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> Fit:
         def why(host: Host) -> str:
-            lacking = self.lacks_gpus(able, host) or self.lacks_host_room(ask, ask.need.host_bytes, host)
+            lacking = lacks_gpus(obstacles, host) or hosts.lacking(host)
             if lacking is not None:
                 return lacking
             most = max((size for size in sizes if size <= len(host.devices)), default=sizes[0])
-            each = f"{most} with {gib(ask.need.gpu_bytes(most))} each"
-            here = f"{len(host.devices)} GPUs, the largest free is {gib(largest[host.row])}"
+            alike = "" if ask.mixed_gpus else " of one model"
+            largest = max(free[device.row] for device in host.devices if obstacles[device.row] == ABLE)
+            each = f"{most}{alike} with {gib(ask.need.gpu_bytes(most))} each"
+            here = f"{len(host.devices)} GPUs, the largest free is {gib(largest)}"
             return f"too few GPUs with room: needs {each}; it has {here}"
 
         return nowhere(len(self.fleet), why)
 
-    def _chosen(self, ask: Ask, host: Host, room: Mask, free: Floats, size: int) -> list[Device]:
-        """Linked ones if there are enough, else any; of one model unless they may be mixed."""
-        fitting = [device for device in host.devices if room[device.row]]
-        alike = [fitting] if ask.mixed_gpus else _groups(fitting, lambda device: device.gpu.model)
-        options = [group for group in alike if len(group) >= size]
-        linked = [
-            links
-            for group in options
-            for links in _groups([device for device in group if device.gpu.link], lambda device: device.gpu.link)
-            if len(links) >= size
-        ]
-        rows = [tightest_first(ask, group, free)[:size] for group in linked or options]
-        return min(rows, key=lambda row: sum(float(free[device.row]) for device in row))
+    def _chosen(self, ask: Ask, fitting: list[Device], free: Floats, size: int) -> list[Device]:
+        """Linked ones if there are enough, else of one PCIe switch, else near one CPU; of one model unless mixed."""
+        options = _groups(fitting, lambda device: None if ask.mixed_gpus else device.gpu.model, size)
+        for shared in NEARNESS:
+            near = [
+                group
+                for option in options
+                for group in _groups([device for device in option if shared(device) is not None], shared, size)
+            ]
+            if near:
+                options = near
+                break
+        rows = [self.in_order(ask, group, free)[:size] for group in options]
+        sign = 1 if ask.arrangement is Arrangement.BINPACK else -1
+        return min(rows, key=lambda row: sign * sum(float(free[device.row]) for device in row))
 
 
-def _groups(devices: list[Device], key: Callable[[Device], str]) -> list[list[Device]]:
-    return [list(group) for _, group in groupby(sorted(devices, key=key), key)]
+def _groups(devices: list[Device], key: Callable[[Device], object], size: int) -> list[list[Device]]:
+    """Those with the same key, where there are enough of them, in the order of the first of each."""
+    groups: dict[object, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(key(device), []).append(device)
+    return [group for group in groups.values() if len(group) >= size]

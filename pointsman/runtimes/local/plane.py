@@ -8,7 +8,7 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,11 @@ from pointsman.config import load_manifest
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Controller
 from pointsman.control import events as control
+from pointsman.engines import Engine, Launch
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.placement.asks import Place
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
+from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.directory import Directory
 from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
@@ -126,6 +129,7 @@ class Plane:
             raise
         self._running = Running(asyncio.get_running_loop(), lock, store, processes)
         self._traffic.failing = self._requests_fail
+        self._see_worker(plan, [event.pid for event in adopted])
         for event in adopted:
             self._adopt(event, plan)
         self._put_in_force(wanted, plan)
@@ -235,13 +239,23 @@ class Plane:
         for call in self.reconfigured:
             call(plan)
         self._traffic.configure(plan.deployments)
+        self._see_worker(plan)
         self._tell(control.Applied(self._files.desired()))
         return changes
+
+    def _see_worker(self, plan: PointsmanPlan, pids: Sequence[int] = ()) -> None:
+        """Look at what there is of this machine, and what others use of it."""
+        instances = self._controller.instances()
+        worker = detect([*pids, *(one.pid for one in instances if one.pid is not None)], labels=worker_labels(plan))
+        if worker.memory_bytes:  # else the system does not say, and instances are started without a place
+            self._tell(control.WorkerSeen(worker))
 
     def _look(self) -> None:
         running = self._at_work
         self._looking = running.loop.call_later(LOOK_S, self._look)
         self._forget_the_gone()
+        if any(one.homeless for one in self._controller.instances()):
+            self._see_worker(self.current)  # others may have left
         if self._files.look():
             steps = self._controller.preview(self._files.desired())
             running.store.note(self.generation, changes_between(self.current, self.current, steps), time.time())
@@ -315,7 +329,8 @@ class Plane:
             command.deployment,
             plan.desired.recipe,
             folder,
-            lambda host, port: engine.launch(plan.model, host, port),
+            lambda host, port: _placed(engine, engine.launch(plan.model, host, port), command.place),
+            command.place,
         )
 
     def _probe(self, command: control.Probe) -> None:
@@ -353,6 +368,10 @@ class Plane:
             self._timer.cancel()
         delay_s = max(command.at - time.monotonic(), 0.0)
         self._timer = self._at_work.loop.call_later(delay_s, self._tell, control.TimerFired())
+
+
+def _placed(engine: Engine, launch: Launch, place: Place | None) -> Launch:
+    return launch if place is None else engine.placed(launch, place)
 
 
 def _load(manifest: ManifestText) -> PointsmanPlan:

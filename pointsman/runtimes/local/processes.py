@@ -16,6 +16,7 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, Event, Exited, Launched, LaunchFailed
 from pointsman.engines import Launch
 from pointsman.errors import PointsmanError
+from pointsman.placement.asks import Place
 from pointsman.runtimes.local import link as keeping
 from pointsman.runtimes.local.leftovers import MARK, clear
 from pointsman.runtimes.local.link import KeeperLink, Process, Report
@@ -64,11 +65,20 @@ class Processes:
         adopted = []
         for known in self._known.values():
             self._ports.keep(known.id, known.port)
-            adopted.append(Adopted(known.id, known.deployment, known.recipe, known.host, known.port, known.pid or 0))
+            place = msgspec.json.decode(known.place, type=Place) if known.place else None
+            adopted.append(
+                Adopted(known.id, known.deployment, known.recipe, known.host, known.port, known.pid or 0, place)
+            )
         return adopted
 
     def launch(
-        self, instance_id: str, deployment: str, recipe: str, cwd: str, how: Callable[[str, int], Launch]
+        self,
+        instance_id: str,
+        deployment: str,
+        recipe: str,
+        cwd: str,
+        how: Callable[[str, int], Launch],
+        place: Place | None = None,
     ) -> None:
         """Start a process on a free port; `how(host, port)` says how."""
         try:
@@ -78,7 +88,9 @@ class Processes:
             self._ports.release(instance_id)
             self._tell(LaunchFailed(instance_id, f"{type(error).__name__}: {error}"))
             return
-        instance = self._known[instance_id] = StoredInstance(instance_id, deployment, recipe, HOST, port)
+        where = "" if place is None else msgspec.json.encode(place).decode()
+        instance = StoredInstance(instance_id, deployment, recipe, HOST, port, place=where)
+        self._known[instance_id] = instance
         self._store.save(instance)  # before it is there: who is killed in between leaves no process that nobody knows
         env = _environment(os.environ, launch.env) | {MARK: instance_id}
         log = log_file(self._state, instance_id)

@@ -13,14 +13,14 @@ from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 
 FILE = "pointsman.sqlite"
-VERSION = 1
+VERSION = 2
 HISTORY = 10_000
 """Changes that are kept, the newest."""
 
 SCHEMA = """
 create table manifests (generation integer primary key, text text, folder text, file text, at real);
 create table instances (
-    id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text
+    id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text
 ) without rowid;
 create table changes (id integer primary key, generation integer, at real, what text, subject text, why text);
 """
@@ -38,6 +38,8 @@ class StoredInstance(msgspec.Struct, frozen=True):
     """None: nobody knows whether it came to that."""
     born: str = ""
     """When its kernel started it, so that it is not taken for another process of the same number."""
+    place: str = ""
+    """Where it was placed, as JSON; empty: nowhere in particular."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -61,6 +63,10 @@ class Store:
             version = self._db.execute("pragma user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript(f"begin; {SCHEMA} pragma user_version = {VERSION}; commit;")
+            elif version == 1:
+                self._db.executescript(
+                    f"begin; alter table instances add column place text; pragma user_version = {VERSION}; commit;"
+                )
         except sqlite3.DatabaseError as error:
             raise PointsmanError(
                 f"{path} cannot be used ({error}); move it away, and apply the manifest anew"
@@ -121,14 +127,16 @@ class Store:
 
     def instances(self) -> list[StoredInstance]:
         """All processes that may be there."""
-        rows = self._db.execute("select id, deployment, recipe, host, port, pid, born from instances order by id")
+        rows = self._db.execute(
+            "select id, deployment, recipe, host, port, pid, born, coalesce(place, '') from instances order by id"
+        )
         return [StoredInstance(*row) for row in rows]
 
     def save(self, instance: StoredInstance) -> None:
         """It is about to be started, or was."""
         self._db.execute(
-            "insert or replace into instances (id, deployment, recipe, host, port, pid, born)"
-            " values (?, ?, ?, ?, ?, ?, ?)",
+            "insert or replace into instances (id, deployment, recipe, host, port, pid, born, place)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?)",
             msgspec.structs.astuple(instance),
         )
 

@@ -1,0 +1,80 @@
+"""`pointsman place MANIFEST`: where instances would go, and why; or why nowhere, and what would have to change."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pointsman.cli.manifest import add_file, read_manifest
+from pointsman.cli.options import add_command
+from pointsman.errors import PointsmanError
+
+if TYPE_CHECKING:
+    from pointsman.config import PointsmanPlan
+    from pointsman.placement.fleet import Fleet
+
+EXAMPLE = """\
+examples:
+  pointsman place examples/smollm2.yaml                                    on this machine
+  pointsman place examples/fleets/homelab-models.yaml --fleet examples/fleets/homelab.yaml
+  pointsman place examples/fleets/h100-models.yaml --fleet examples/fleets/h100.yaml --svg fleet.svg
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "place",
+        summary="where instances would go, and why",
+        description="Place every instance of a manifest on this machine, or on a fleet that a file describes. Nothing "
+        "is started. Exit code 1 if one of them has no place.",
+        example=EXAMPLE,
+    )
+    add_file(parser)
+    parser.add_argument("--fleet", type=Path, metavar="FLEET.yaml", help="a described fleet; left out: this machine")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the fleet with what was placed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Place everything and print what came of it."""
+    from pointsman.lab.rehearsal import Rehearsal
+    from pointsman.placement.picture import fleet_svg, fleet_text
+
+    _, plan = read_manifest(args.file)
+    fleet = _fleet(args.fleet)
+    rehearsal = Rehearsal(fleet)
+    unknown = rehearsal.place(_asks(plan))
+    if args.svg is not None:
+        try:
+            args.svg.write_text(fleet_svg(fleet), encoding="utf-8")
+        except OSError as error:
+            raise PointsmanError(f"cannot write {args.svg}: {error.strerror}") from error
+    if args.json:
+        told = {"instances": rehearsal.as_list(), "unknown": unknown}
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        print(rehearsal.as_text())
+        for name in unknown:
+            print(f"{name}: what it needs is not known; give placement.resources, or placement.modelFiles")
+        print(f"\n{fleet_text(fleet, color=sys.stdout.isatty())}")
+    return 1 if rehearsal.refused or unknown else 0
+
+
+def _fleet(file: Path | None) -> "Fleet":
+    if file is not None:
+        from pointsman.config.fleet import load_fleet
+
+        return load_fleet(file).fleet()
+    from pointsman.placement.fleet import Fleet
+    from pointsman.runtimes.local.detection import detect
+
+    return Fleet([detect()])
+
+
+def _asks(plan: "PointsmanPlan") -> list[Any]:
+    """(deployment, replicas, ask) of each that runs an engine."""
+    return [(one.name, one.desired.replicas, one.desired.ask) for one in plan.deployments if one.engine is not None]

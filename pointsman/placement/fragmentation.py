@@ -1,0 +1,227 @@
+"""Packing that keeps holes useful: how much an ask would spoil, wherever it might go.
+
+Enters: a fleet and the workload it is for. Leaves: for an ask, by worker, the growth of fragmentation if it went there,
+and the GPU where it grows least. The one rule: a decision pays only for the workers that have changed.
+
+The fragmentation of a worker is the free part of its GPUs that a typical ask cannot use, because no GPU has room for it
+(Weng et al., "Beware of Fragmentation", ATC'23), or because CPUs or memory do not last for all of that room. Before
+that counts what is lost for good: the part of each hole that no likely mixture of asks can fill (`holes`).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from pointsman.placement.asks import Ask
+from pointsman.placement.devices import Devices
+from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, TOTAL_BYTES, Fleet
+from pointsman.placement.holes import PARTS
+from pointsman.placement.workload import SLACK, Make, Uses, Workload
+from pointsman.selection.arrays import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+    Rows: TypeAlias = NDArray[np.intp]
+else:
+    Floats = Rows = Any
+
+LOST = 10.0
+"""What is lost for good counts so many times what one kind cannot use: it decides, and the other breaks ties."""
+MIXTURE = 2.0
+"""CPUs and memory last for so many times what they would for asks of one kind: who needs many of them shares a worker
+with others who need few. From 1.5 to 3 it hardly matters; bench/README.md has the figures."""
+MOST_SHAPES = 256
+"""Shapes of asks whose growth is remembered."""
+
+
+class Growth(msgspec.Struct, eq=False):
+    """What an ask would spoil, by row of the worker. Read only."""
+
+    amount: Floats
+    """In GPUs, the less the better, and often below 0; inf: it does not fit there."""
+    device: Rows
+    """The row of the GPU where it is least; if it takes several, the first of them."""
+    seen: "NDArray[np.int64]"
+    """The count of changes that this was worked out for."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What an ask takes of one worker."""
+
+    gpus: int
+    gpu_bytes: int
+    """Of each."""
+    gpu_share: float
+    exclusive: bool
+    cpus: float
+    memory_bytes: int
+    suits: tuple[frozenset[str], frozenset[str], frozenset[tuple[str, int]]]
+    """Vendors, models and GPUs that it may have."""
+
+    @classmethod
+    def of(cls, ask: Ask, gpus: int) -> "Part":
+        return cls(
+            gpus,
+            ask.need.gpu_bytes(gpus) if gpus else 0,
+            ask.gpu_share or 0.0,
+            ask.exclusive,
+            ask.cpus,
+            ask.need.host_bytes if gpus else ask.need.cpu_bytes,
+            (ask.engine.vendors, ask.gpu_models, ask.gpus),
+        )
+
+
+class Fragmentation:
+    """Growth of fragmentation in one fleet, for one workload."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        workload: Workload,
+        devices: Callable[[], Devices],
+        *,
+        lost: float = LOST,
+        mixture: float = MIXTURE,
+    ) -> None:
+        self._fleet = fleet
+        self._workload = workload
+        self._devices = devices
+        self._lost = lost
+        self._mixture = mixture
+        self._generation = -1
+
+    def growth(self, ask: Ask, gpus: int) -> Growth:
+        """What it would spoil if it took so many GPUs of one worker; 0: it is on the CPU."""
+        if self._fleet.generation != self._generation:
+            self._number()
+        part = Part.of(ask, gpus)
+        growth = self._known.get(part)
+        if growth is None:
+            if len(self._known) >= MOST_SHAPES:
+                del self._known[next(iter(self._known))]
+            wide = len(self._fleet)
+            growth = Growth(np.full(wide, np.inf), np.zeros(wide, dtype=np.intp), np.full(wide, -1, dtype=np.int64))
+            self._known[part] = growth
+        changes = self._fleet.changes
+        stale = np.flatnonzero(growth.seen != changes)
+        if len(stale):
+            self._refresh(stale[self._seen[stale] != changes[stale]])
+            self._work_out(growth, stale, ask, part)
+            growth.seen[stale] = changes[stale]
+        return growth
+
+    # What an ask would change
+
+    def _work_out(self, growth: Growth, rows: Rows, ask: Ask, part: Part) -> None:
+        columns = self._fleet.workers.columns
+        cpus, memory = np.asarray(columns[FREE_CPUS]), np.asarray(columns[FREE_MEMORY])
+        growth.amount[rows] = np.inf
+        has_room = (cpus[rows] >= part.cpus - SLACK) & ((memory[rows] >= part.memory_bytes) | (part.memory_bytes <= 0))
+        workers, slots = self._options(rows[has_room], ask, part)
+        if not len(workers):
+            return
+        of_each = workers[:, None]
+        devices, before = self._slots[of_each, slots], self._free[of_each, slots]
+        after = self._left(devices, part)
+        makes = self._makes[devices]
+        sums = self._sums[workers] + (self._uses.table[makes, after] - self._uses.table[makes, before]).sum(axis=1)
+        taken = part.memory_bytes + self._unified[workers] * (part.gpu_bytes * part.gpus)
+        there = self._fragmentation(workers, sums, cpus[workers] - part.cpus, memory[workers] - taken)
+        # Sums in another order differ in their last digits, and equals must stay equal.
+        spoilt = np.round(there - self._fragmented[workers], 9)
+        order = np.lexsort((spoilt, workers))  # stable: of equals the first
+        best = order[np.flatnonzero(np.diff(workers[order], prepend=-1))]
+        growth.amount[workers[best]] = spoilt[best]
+        if part.gpus:
+            growth.device[workers[best]] = devices[best, 0]
+
+    def _options(self, rows: Rows, ask: Ask, part: Part) -> tuple[Rows, Rows]:
+        """(worker, slots of its GPUs) of each way to place it: on any one GPU, or on the fullest that will do."""
+        if not part.gpus:
+            return rows, np.zeros((len(rows), 0), dtype=np.intp)
+        devices = self._devices()
+        room = devices.able(ask) & (devices.free(ask) >= part.gpu_bytes)
+        slots, free = self._slots[rows], self._free[rows]
+        usable = room[slots] & self._real[rows]
+        if part.gpus > 1:
+            enough = np.flatnonzero(usable.sum(axis=1) >= part.gpus)
+            fullest = np.argsort(np.where(usable, free, PARTS + 1)[enough], axis=1, kind="stable")
+            return rows[enough], fullest[:, : part.gpus]
+        # GPUs of a worker that look the same are one option.
+        look = np.where(usable, self._makes[slots] * (PARTS + 1) + free, -1)
+        repeated = ((look[:, :, None] == look[:, None, :]) & self._earlier).any(axis=2)
+        option, slot = np.nonzero(usable & ~repeated)
+        return rows[option], slot[:, None]
+
+    def _left(self, devices: Rows, part: Part) -> Rows:
+        """Hundredths that are left of GPUs when it is there."""
+        if part.exclusive:
+            return np.zeros_like(devices)
+        left = self._room(devices, part.gpu_share, part.gpu_bytes)
+        return np.where(self._shareable[devices], left, 0)
+
+    # How things are
+
+    def _fragmentation(self, workers: Rows, sums: Floats, cpus: Floats, memory: Floats) -> Floats:
+        """Of workers whose GPUs have these sums of the table, in GPUs."""
+        uses, makes, kinds = self._uses, self._made[workers], self._uses.kinds
+        # At least a little of both: it lasts for ever if none is needed.
+        some_cpus, some_memory = np.maximum(cpus, SLACK)[:, None], np.maximum(memory, 1.0)[:, None]
+        lasts = np.minimum(some_cpus * uses.per_cpu[makes], some_memory * uses.per_byte[makes])
+        runs = (sums[:, kinds:-2] >= uses.gpus[makes]) & (cpus[:, None] >= uses.cpus) & (memory[:, None] >= uses.memory)
+        used = np.where(runs, np.minimum(sums[:, :kinds], self._mixture * lasts), 0.0) @ uses.weights
+        return self._lost * sums[:, -1] + sums[:, -2] - used
+
+    def _room(self, devices: Rows, share: float = 0.0, size: int = 0) -> Rows:
+        """Hundredths that are free of GPUs, less what somebody takes."""
+        columns = self._fleet.gpus.columns
+        room = (np.asarray(columns[FREE_BYTES])[devices] - size) / self._sizes[devices]
+        room = np.minimum(room, np.asarray(columns[FREE_SHARE])[devices] - share)
+        room = np.where(np.asarray(columns[EXCLUSIVE])[devices] > 0, 0.0, np.clip(room, 0.0, 1.0))
+        return (room * PARTS + SLACK).astype(np.intp)
+
+    def _refresh(self, rows: Rows) -> None:
+        """Work the fragmentation of workers out anew."""
+        if not len(rows):
+            return
+        slots, columns = self._slots[rows], self._fleet.workers.columns
+        free = np.where(self._real[rows], self._room(slots), 0)
+        sums = self._uses.table[self._makes[slots], free].sum(axis=1)
+        self._free[rows], self._sums[rows] = free, sums
+        cpus, memory = np.asarray(columns[FREE_CPUS])[rows], np.asarray(columns[FREE_MEMORY])[rows]
+        self._fragmented[rows] = self._fragmentation(rows, sums, cpus, memory)
+        self._seen[rows] = self._fleet.changes[rows]
+
+    def _number(self) -> None:
+        """Begin anew: workers have come or gone."""
+        hosts, devices = list(self._fleet.workers), list(self._fleet.gpus)
+        most = max((len(host.devices) for host in hosts), default=0)
+        self._slots = np.zeros((len(hosts), most), dtype=np.intp)
+        """By worker: the rows of its GPUs."""
+        self._real = np.zeros((len(hosts), most), dtype=bool)
+        """Which of those are GPUs: workers have different numbers of them."""
+        for host in hosts:
+            self._slots[host.row, : len(host.devices)] = [device.row for device in host.devices]
+            self._real[host.row, : len(host.devices)] = True
+        self._earlier = np.tri(most, k=-1, dtype=bool)
+        self._sizes = np.maximum(np.asarray(self._fleet.gpus.columns[TOTAL_BYTES]), 1.0)
+        makes: dict[Make, int] = {}
+        numbers = [
+            makes.setdefault(Make(device.gpu.model, device.gpu.vendor, float(size)), len(makes))
+            for device, size in zip(devices, self._sizes, strict=True)
+        ]
+        self._makes = np.array(numbers, dtype=np.intp)
+        self._made = np.array([numbers[host.devices[0].row] if host.devices else 0 for host in hosts], dtype=np.intp)
+        """By worker: the make of its first GPU stands for all where they are counted together."""
+        self._shareable = np.array([device.gpu.shareable for device in devices], dtype=bool)
+        self._unified = np.array([host.worker.unified_memory for host in hosts], dtype=np.float64)
+        self._uses = Uses(self._workload, list(makes) or [Make("", "", 1.0)])
+        self._free = np.zeros((len(hosts), most), dtype=np.intp)
+        self._sums = np.zeros((len(hosts), self._uses.table.shape[2]))
+        self._fragmented = np.zeros(len(hosts))
+        self._seen = np.full(len(hosts), -1, dtype=np.int64)
+        self._known: dict[Part, Growth] = {}
+        self._generation = self._fleet.generation

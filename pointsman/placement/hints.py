@@ -1,0 +1,112 @@
+"""What would have to change for there to be a place. Every change is tried out on the fleet as it stands."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from pointsman.placement.asks import Ask, Place
+from pointsman.placement.needs import Need
+from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.words import gib
+from pointsman.selection import LabelSelector
+from pointsman.selection.arrays import np
+
+CONTEXT_STEP = 256
+"""Contexts that are proposed are multiples of this."""
+
+ALLOWANCES = {
+    "several_gpus": "several GPUs of one worker",
+    "several_workers": "several workers",
+    "partial_offload": "partial offload",
+    "mixed_gpus": "GPUs of different models",
+}
+"""What an ask may allow. Not the CPU: whether an engine that needs a GPU can do without is not for us to say."""
+
+
+class Hint(msgspec.Struct, frozen=True, eq=False):
+    """One thing to know, or to change."""
+
+    words: str
+    ask: Ask | None = None
+    """What would have a place; None: this only says how things are."""
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def hints(ask: Ask, placer: Placer, with_context: Callable[[int], Need] | None = None) -> list[Hint]:
+    """What would have to change, one thing at a time if one will do.
+
+    `with_context`: what is needed for another context; left out, a KV cache in proportion.
+    """
+    told = [*_largest_free(ask, placer), *_shorter_context(ask, placer, with_context or ask.need.with_context)]
+    changes = _changes(ask)
+    helping = [hint for words, change in changes if (hint := _tried(words, change, placer)) is not None]
+    if not helping:
+        off = {name: words for name, words in ALLOWANCES.items() if not getattr(ask, name)}
+        words = f"with {', '.join(off.values())} allowed, all of them,"
+        together = _tried(words, msgspec.structs.replace(ask, **dict.fromkeys(off, True)), placer) if off else None
+        helping = [] if together is None else [together]
+    return told + helping
+
+
+def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
+    """How far the emptiest GPU is from enough."""
+    devices = placer.devices()
+    able = devices.able(ask) & placer.admitted(ask)[devices.workers]
+    if not able.any() or not ask.tensor_parallel_sizes:
+        return []
+    size = ask.tensor_parallel_sizes[0]
+    free, needed = devices.free(ask), ask.need.gpu_bytes(size)
+    row = int(np.argmax(np.where(able, free, -np.inf)))
+    if free[row] >= needed:
+        return []
+    where = "one GPU" if size == 1 else f"each of {size} GPUs"
+    return [Hint(f"needs {gib(needed)} on {where}; largest free is {gib(free[row])} on {placer.fleet.gpus[row]}")]
+
+
+def _shorter_context(ask: Ask, placer: Placer, with_context: Callable[[int], Need]) -> list[Hint]:
+    """The largest context that has a place, found by bisection."""
+    low, high = 0, -(-ask.need.context // CONTEXT_STEP)
+    best: Hint | None = None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        context = middle * CONTEXT_STEP
+        hint = _tried(f"context {context:,}", msgspec.structs.replace(ask, need=with_context(context)), placer)
+        if hint is None:
+            high = middle
+        else:
+            best, low = hint, middle
+    return [] if best is None else [best]
+
+
+def _changes(ask: Ask) -> list[tuple[str, Ask]]:
+    """What could be asked for instead."""
+    change = msgspec.structs.replace
+    told = [
+        (f"with {words} allowed it", change(ask, **{name: True}))
+        for name, words in ALLOWANCES.items()
+        if not getattr(ask, name)
+    ]
+    if ask.selector.expressions:
+        told.append(("without its label selector it", change(ask, selector=LabelSelector())))
+    if ask.workers or ask.gpus:
+        told.append(("where it was not put by hand it", change(ask, workers=frozenset(), gpus=frozenset())))
+    if ask.gpu_models:
+        told.append(("on any model of GPU it", change(ask, gpu_models=frozenset())))
+    if ask.exclusive:
+        told.append(("beside others on a GPU it", change(ask, exclusive=False)))
+    if ask.cpus:
+        told.append((f"with fewer than {ask.cpus:g} CPUs it", change(ask, cpus=0.0)))
+    return told
+
+
+def _tried(words: str, ask: Ask, placer: Placer) -> Hint | None:
+    """Whether this would have a place."""
+    placed = placer.place(msgspec.structs.replace(ask, overcommit=False), traced=False)
+    return Hint(f"{words} would fit on {_where(placed.place)}", placed.ask) if isinstance(placed, Placed) else None
+
+
+def _where(place: Place) -> str:
+    gpus = [f"{worker}/gpu{index}" for worker, index in place.gpus]
+    return ", ".join(gpus) if len(gpus) in (1, 2) else ", ".join(place.workers)

@@ -1,0 +1,116 @@
+"""What is usually asked for, and what of it a GPU with some part free is good for.
+
+Enters: asks as they come. Leaves: kinds of asks with their weights, and tables over makes of GPUs and how much of one
+is free. Packing keeps room for what is likely to come.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from pointsman.placement.asks import Ask
+from pointsman.placement.holes import PARTS, hole_values
+from pointsman.placement.needs import Need
+from pointsman.selection.arrays import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+else:
+    Floats = Any
+
+MOST_KINDS = 64
+"""The most common ones stand for all."""
+ENDLESS = 1e18
+"""What nobody asks for lasts for so many GPUs; infinity times nothing would be no number."""
+SLACK = 1e-6
+"""Shares and CPUs are fractions that were added and taken away."""
+
+
+class Make(msgspec.Struct, frozen=True):
+    """GPUs of one make are alike to all asks."""
+
+    model: str
+    vendor: str
+    memory_bytes: float
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What equal asks have in common."""
+
+    need: Need
+    cpus: float
+    gpu_share: float | None
+    exclusive: bool
+    gpu_models: frozenset[str]
+    vendors: frozenset[str]
+
+    @classmethod
+    def of(cls, ask: Ask) -> "Kind":
+        return cls(ask.need, ask.cpus, ask.gpu_share, ask.exclusive, ask.gpu_models, ask.engine.vendors)
+
+    def on(self, make: Make) -> tuple[int, float] | None:
+        """(how many GPUs of this make, the share of each) that it takes; None: it cannot have them."""
+        if make.vendor not in self.vendors or (self.gpu_models and make.model not in self.gpu_models):
+            return None
+        for gpus in self.need.tensor_parallel_sizes:
+            each = self.need.gpu_bytes(gpus)
+            if each <= make.memory_bytes:
+                share = each / make.memory_bytes if each else 0.0
+                return gpus, 1.0 if self.exclusive else max(share, self.gpu_share or 0.0)
+        return None
+
+
+class Workload:
+    """Kinds of asks for GPUs with their weights, which add up to 1. Asks for none leave all GPUs as they are."""
+
+    def __init__(self, asks: Iterable[Ask] = ()) -> None:
+        counts = Counter(Kind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0)
+        common = counts.most_common(MOST_KINDS)
+        total = sum(count for _, count in common)
+        self.kinds = tuple(kind for kind, _ in common)
+        self.weights = tuple(count / total for _, count in common)
+
+
+class Uses:
+    """What the kinds of a workload can use of a GPU, by its make and the hundredths of it that are free."""
+
+    def __init__(self, workload: Workload, makes: Sequence[Make]) -> None:
+        self.kinds = wide = len(workload.kinds)
+        self.weights = np.array(workload.weights, dtype=np.float64)
+        self.cpus = np.array([kind.cpus - SLACK for kind in workload.kinds], dtype=np.float64)
+        self.memory = np.array([kind.need.host_bytes for kind in workload.kinds], dtype=np.float64)
+        self.gpus = np.full((len(makes), wide), np.inf)
+        """By make and kind: how many GPUs it takes."""
+        self.per_cpu = np.full((len(makes), wide), ENDLESS)
+        """By make and kind: GPUs that go with a CPU; with a byte of the machine's memory."""
+        self.per_byte = np.full((len(makes), wide), ENDLESS)
+        self.table = np.zeros((len(makes), PARTS + 1, 2 * wide + 2))
+        """By make and hundredths: what each kind can use of it, whether there is room for each, the free part, and what
+        of that is of no use to any mixture of them."""
+        self.table[:, :, -2] = np.arange(PARTS + 1) / PARTS
+        for row, make in enumerate(makes):
+            self._fill(row, make, workload)
+
+    def _fill(self, row: int, make: Make, workload: Workload) -> None:
+        table, wide, free = self.table[row], self.kinds, np.arange(PARTS + 1)
+        demand: dict[int, float] = {}
+        for column, kind in enumerate(workload.kinds):
+            taken = kind.on(make)
+            if taken is None:
+                continue
+            gpus, share = taken
+            part = min(max(math.ceil(share * PARTS - SLACK), 1), PARTS)
+            demand[part] = demand.get(part, 0.0) + gpus * workload.weights[column]
+            table[:, wide + column] = free >= part
+            self.gpus[row, column] = gpus
+            if kind.cpus > 0:
+                self.per_cpu[row, column] = gpus * share / kind.cpus
+            if kind.need.host_bytes > 0:
+                self.per_byte[row, column] = gpus * share / kind.need.host_bytes
+        table[:, :wide] = table[:, wide:-2] * table[:, -2:-1]
+        table[:, -1] = table[:, -2] - hole_values(demand)

@@ -1,0 +1,206 @@
+"""Every instance has a place while its process is there, and what has none waits for one."""
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pointsman.control.controller import Controller
+from pointsman.control.desired import Desired, DesiredDeployment, EngineSpec
+from pointsman.control.events import (
+    Answered,
+    Applied,
+    Command,
+    Drained,
+    Exited,
+    Launch,
+    TimerFired,
+    WorkerLost,
+    WorkerSeen,
+)
+from pointsman.control.instances import Phase
+from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.fleet import FREE_BYTES, FREE_MEMORY
+from pointsman.placement.needs import Need
+from pointsman.types import Gpu, Worker
+from tests.control.worlds import adopted, launched
+
+GIB = 1 << 30
+
+
+def worker(name: str = "w1", *gpus: int, memory: int = 64) -> Worker:
+    devices = tuple(Gpu(index=index, memory_bytes=size * GIB) for index, size in enumerate(gpus))
+    return Worker(name=name, cpus=16, memory_bytes=memory * GIB, gpus=devices)
+
+
+def deployment(size: int, replicas: int = 1, name: str = "m") -> DesiredDeployment:
+    """Instances that need so much of one GPU each."""
+    ask = Ask(instance_id="", deployment=name, need=Need.fixed(size * GIB), engine=EngineAbility())
+    return DesiredDeployment(name=name, model=name, replicas=replicas, engine=EngineSpec("any"), ask=ask)
+
+
+def wish(*deployments: DesiredDeployment) -> Applied:
+    return Applied(Desired({one.name: one for one in deployments}))
+
+
+def launches(commands: list[Command]) -> dict[str, Place | None]:
+    return {command.instance_id: command.place for command in commands if isinstance(command, Launch)}
+
+
+def phases(controller: Controller) -> dict[str, Phase]:
+    return {one.id: one.phase for one in controller.instances()}
+
+
+def test_an_instance_is_launched_where_there_is_room() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 8, 24)), 0.0)
+    found = launches(controller.handle(wish(deployment(16)), 0.0))
+    place = found["m-1"]
+    assert place is not None
+    assert place.gpus == (("w1", 1),)
+    [status] = controller.instances()
+    assert status.place == place
+
+
+def test_without_a_known_fleet_it_is_launched_anywhere() -> None:
+    assert launches(Controller().handle(wish(deployment(16)), 0.0)) == {"m-1": None}
+
+
+def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    assert list(launches(controller.handle(wish(deployment(16, 2)), 0.0))) == ["m-1"]
+    assert phases(controller) == {"m-1": Phase.STARTING, "m-2": Phase.BACKING_OFF}
+    [_, waits] = controller.instances()
+    assert "no place: one GPU: 1 no room on one GPU" in waits.reason
+    assert waits.restarts == 0
+    controller.handle(launched("m-1"), 1.0)
+    assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 2.0))) == ["m-2"]
+
+
+def test_it_is_tried_again_now_and_then() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
+    controller.handle(wish(deployment(16)), 0.0)
+    for now in (1.0, 3.0, 10.0):
+        assert launches(controller.handle(TimerFired(), now)) == {}
+    [status] = controller.instances()
+    assert (status.phase, status.restarts) == (Phase.BACKING_OFF, 0)
+
+
+def test_room_that_somebody_leaves_is_taken_at_once() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    controller.handle(wish(deployment(16, name="a"), deployment(16, name="b")), 0.0)
+    controller.handle(launched("a-1"), 0.0)
+    controller.handle(Answered("a-1", readiness=True), 0.0)
+    controller.handle(wish(deployment(16, name="b")), 1.0)
+    controller.handle(Drained("a-1"), 2.0)
+    assert list(launches(controller.handle(Exited("a-1", "exit code 0"), 3.0))) == ["b-1"]
+
+
+def test_a_crash_frees_the_place_and_the_restart_takes_one_again() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    controller.handle(wish(deployment(16)), 0.0)
+    controller.handle(launched("m-1"), 0.0)
+    controller.handle(Exited("m-1", "exit code 1"), 1.0)
+    assert dict(controller.places.fleet.instances()) == {}
+    assert list(launches(controller.handle(TimerFired(), 10.0))) == ["m-1"]
+    assert list(controller.places.fleet.instances()) == ["m-1"]
+
+
+def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None:
+    controller = Controller()
+    for name in ("w1", "w2"):
+        controller.handle(WorkerSeen(worker(name, 24)), 0.0)
+    first = launches(controller.handle(wish(deployment(16)), 0.0))["m-1"]
+    assert first is not None
+    controller.handle(launched("m-1"), 0.0)
+    controller.handle(Answered("m-1", readiness=True), 0.0)
+    said = controller.handle(WorkerLost(first.workers[0], "no heartbeat"), 1.0)
+    assert [type(command).__name__ for command in said if type(command).__name__ != "WakeAt"] == ["Withdraw"]
+    [status] = controller.instances()
+    assert status.reason == f'worker "{first.workers[0]}" is lost: no heartbeat'
+    again = launches(controller.handle(TimerFired(), 10.0))["m-1"]
+    assert again is not None
+    assert again.workers != first.workers
+
+
+def test_adopted_instances_keep_their_places() -> None:
+    place = Place(tier=Tier.ONE_GPU, claims=(Claim(worker="w1", gpu=0, gpu_bytes=16 * GIB),))
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    wanted = deployment(16, 2)
+    controller.handle(msgspec.structs.replace(adopted("m-1", wanted), place=place), 0.0)
+    assert launches(controller.handle(wish(wanted), 0.0)) == {}, "there is no room for the second"
+    assert controller.places.fleet.place_of("m-1") == place
+
+
+class Claims(RuleBasedStateMachine):
+    """Whatever happens: places are held by those whose process may be there and by nobody else; nothing overflows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.controller = Controller()
+        self.now = 0.0
+        self.workers: set[str] = set()
+        self.running: set[str] = set()
+
+    def tell(self, event: object) -> None:
+        self.now += 0.7
+        for command in self.controller.handle(event, self.now):  # type: ignore[arg-type]
+            if isinstance(command, Launch):
+                assert command.instance_id not in self.running
+                self.running.add(command.instance_id)
+
+    @rule(name=st.sampled_from(["w1", "w2", "w3"]), gpus=st.lists(st.sampled_from([8, 24]), max_size=2))
+    def seen(self, name: str, gpus: list[int]) -> None:
+        if name not in self.workers:
+            self.workers.add(name)
+            self.tell(WorkerSeen(worker(name, *gpus)))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def lost(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        self.workers.discard(name)
+        self.running -= set(self.controller.places.fleet.instances_on(name))
+        self.tell(WorkerLost(name, "gone"))
+
+    @rule(a=st.integers(0, 3), b=st.integers(0, 2))
+    def wanted(self, a: int, b: int) -> None:
+        self.tell(wish(deployment(6, a, "a"), deployment(12, b, "b")))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), works=st.booleans())
+    def comes_up(self, data: st.DataObject, works: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.tell(launched(name))
+        if works:
+            self.tell(Answered(name, readiness=True))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def exits(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.running.discard(name)
+        self.tell(Exited(name, "exit code 1"))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 30.0
+        self.tell(TimerFired())
+
+    @invariant()
+    def places_are_held_by_processes(self) -> None:
+        fleet = self.controller.places.fleet
+        assert set(fleet.instances()) <= self.running
+        placed = {one.id for one in self.controller.instances() if one.place is not None}
+        assert placed == set(fleet.instances())
+        assert all(free >= 0 for free in fleet.gpus.columns.get(FREE_BYTES, ()))
+        assert all(free >= 0 for free in fleet.workers.columns[FREE_MEMORY])
+
+
+TestClaims = Claims.TestCase
+TestClaims.settings = settings(max_examples=60, stateful_step_count=25)
