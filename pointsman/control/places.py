@@ -11,26 +11,43 @@ from pointsman.types import Worker
 
 
 class Places:
-    """The fleet as far as it is known. While no worker is known, instances are launched without a place."""
+    """The workers that are known, and what was claimed of them. While none is known, instances get no place.
+
+    A placer takes memory of its own, so there is one only from the first time that somebody needs a place.
+    """
 
     def __init__(self) -> None:
-        self.fleet = Fleet()
-        self._placer = Placer(self.fleet)
+        self._workers: dict[str, Worker] = {}
+        self._placer: Placer | None = None
+
+    @property
+    def placer(self) -> Placer:
+        if self._placer is None:
+            self._placer = Placer(Fleet(self._workers.values()))
+        return self._placer
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.placer.fleet
 
     def seen(self, worker: Worker) -> None:
         """A worker is there, or something about it has changed."""
-        self.fleet.put(worker)
+        self._workers[worker.name] = worker
+        if self._placer is not None:
+            self.fleet.put(worker)
 
     def lost(self, worker: str) -> list[str]:
         """A worker is gone: the instances that had a part of it have no place any more."""
-        return self.fleet.remove(worker) if worker in self.fleet else []
+        if self._workers.pop(worker, None) is None or self._placer is None:
+            return []
+        return self.fleet.remove(worker)
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
         """A place for an instance, claimed; why there is none; or None if it needs none that we know of."""
-        if spec.ask is None or not len(self.fleet):
+        if spec.ask is None or not self._workers:
             return None
         ask = msgspec.structs.replace(spec.ask, instance_id=instance_id)
-        outcome = self._placer.place(ask)
+        outcome = self.placer.place(ask)
         if isinstance(outcome, Refused):
             return outcome
         self.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
@@ -38,10 +55,10 @@ class Places:
 
     def keep(self, instance_id: str, place: Place, deployment: str) -> None:
         """An instance that was there before us has this place, as far as its workers are known."""
-        known = all(worker in self.fleet for worker in place.workers)
+        known = all(worker in self._workers for worker in place.workers)
         if known and self.fleet.place_of(instance_id) is None:
             self.fleet.claim(instance_id, place, deployment)
 
     def give_back(self, instance_id: str) -> bool:
         """Its process is gone. False: it had no place."""
-        return self.fleet.release(instance_id)
+        return self._placer is not None and self.fleet.release(instance_id)

@@ -25,14 +25,14 @@ def largest_first(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
     return min(found, key=len, default=None)
 
 
-def in_any_order(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
-    """The fewest stages in whatever order they fit; None: in no order, if there are not more than `MOST_SETS` sets.
+def in_any_order(cuts: Cuts, rooms: Sequence[float], most_sets: int = MOST_SETS) -> list[int] | None:
+    """The fewest stages in whatever order they fit; None: in no order, if there are not more than so many sets.
 
     Beyond that only the largest are looked at. Whoever has come further with the same stages is never worse off: it is
     enough to know for each set of stages how far it comes.
     """
     largest = _largest(cuts, rooms)
-    while _sets(rooms, largest) > MOST_SETS:
+    while _sets(rooms, largest) > most_sets:
         largest = largest[:-1]
     counts = Counter(rooms[place] for place in largest)
     kinds = list(counts)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.placement.fit import pipeline
 from pointsman.placement.fit.pipeline import in_any_order, largest_first
 from pointsman.placement.needs import Cuts, Need
 
@@ -77,8 +76,7 @@ def test_no_order_is_overlooked(need: Need, rooms: list[float], tp: int) -> None
     assert quick is None or tuple(quick) in possible
 
 
-def test_of_many_sizes_the_largest_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_SETS", 4)
-    need = Need(layer_bytes=(10, 10, 25, 10))
-    assert in_any_order(Cuts(need, 1), [20.0, 25.0, 10.0]) is None
-    assert in_any_order(Cuts(need, 1), [1.0, 2.0, 45.0, 10.0, 3.0]) == [3, 2]
+def test_of_many_sizes_the_largest_are_searched() -> None:
+    cuts = Cuts(Need(layer_bytes=(10, 10, 25, 10)), 1)
+    assert in_any_order(cuts, [20.0, 25.0, 10.0], most_sets=4) is None
+    assert in_any_order(cuts, [1.0, 2.0, 45.0, 10.0, 3.0], most_sets=4) == [2, 3]

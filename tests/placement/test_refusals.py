@@ -1,0 +1,73 @@
+"""Why there is no place: every worker, every tier."""
+
+from hypothesis import given
+
+from pointsman.placement.asks import Ask, Tier
+from pointsman.placement.placer import Placed, Placer
+from pointsman.selection import LabelSelector
+from pointsman.types import WorkerStatus
+from tests.placement.fleets import ask, fleet, place, refused, worker
+from tests.placement.situations import asks
+
+WHERE = fleet(
+    worker("w0", 40),
+    worker("w1", 24, 24),
+    worker("w2", 80, labels={"zone": "b"}),
+    worker("w3", 80, status=WorkerStatus.LOST),
+)
+ASKED = ask(50, selector=LabelSelector({"zone": "a"}))
+
+
+def test_every_worker_and_every_tier_has_a_reason() -> None:
+    told = refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).reasons()
+    assert list(told) == [tier.value for tier in Tier]
+    assert told["one GPU"] == {
+        "w0": "fits-on-one-gpu: no room on one GPU: needs 50.0 GiB, the largest free is 40.0 GiB",
+        "w1": "fits-on-one-gpu: no room on one GPU: needs 50.0 GiB, the largest free is 24.0 GiB",
+        "w2": "chosen-by-hand: not chosen by hand",
+        "w3": "is-ready: not ready: lost",
+    }
+    assert told["CPU"]["w0"] == "fits-on-cpu: not allowed: the engine needs a GPU (CPU is off)"
+
+
+def test_the_reasons_are_there_without_a_trace() -> None:
+    found = Placer(WHERE).place(ASKED, traced=False)
+    assert not isinstance(found, Placed)
+    assert found.trace is None
+    assert found.reasons() == refused(ASKED, WHERE).reasons()
+    assert found.as_dict()["why"] == found.in_words()
+
+
+def test_in_words() -> None:
+    assert refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).in_words() == (
+        "not asked: 1 not ready, 1 not chosen by hand; one GPU: 2 no room on one GPU; "
+        "several GPUs of one worker: 2 too few GPUs with room; "
+        "several workers: 2 not allowed: it must be on one worker (several workers are off); "
+        "partly on a GPU, partly on the CPU: 2 not allowed: it must be on GPUs as a whole (partial offload is off); "
+        "CPU: 2 not allowed: the engine needs a GPU (CPU is off)"
+    )
+    assert refused(ASKED, WHERE).in_words() == "not asked: 4 label", "nobody is left for any tier"
+    assert refused(ASKED, fleet()).in_words() == "there are no workers"
+
+
+def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
+    where = fleet(worker("w0", 80, 80), worker("w1", 80, cpus=2), a=("w0", 0, 60), b=("w0", 1, 60), c=("w1", 0, 60))
+    told = [
+        refused(asked, where)
+        for asked in (ask(30, 30, several_workers=True, partial_offload=True), ask(15, cpus=99), ask(1, exclusive=True))
+    ]
+    before = [(one.reasons(), one.in_words()) for one in told]
+    for instance_id in "abc":
+        where.release(instance_id)
+    where.remove("w0")
+    where.claim("d", place("w1", 0, 1, cpus=2))
+    assert [(one.reasons(), one.in_words()) for one in told] == before
+
+
+@given(asks())
+def test_nobody_is_forgotten(asked: Ask) -> None:
+    found = Placer(WHERE).place(asked)
+    if not isinstance(found, Placed):
+        for reasons in found.reasons().values():
+            assert reasons.keys() == {"w0", "w1", "w2", "w3"}
+            assert all(reasons.values())
