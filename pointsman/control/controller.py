@@ -87,8 +87,9 @@ class Controller:
         if not self._open:
             return []
         before = self.desired or Desired()
-        under_way = [] if self.desired is None else reconcile(before, self._instances.values())
-        steps = [*reconcile(desired, self._instances.values()), *lifecycle_steps(before, desired)]
+        known, fleet = list(self._instances.values()), self.places.taken
+        under_way = [] if self.desired is None else reconcile(before, known, fleet=fleet)
+        steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
         return [step for step in steps if step not in under_way]
 
     # What is wanted
@@ -223,7 +224,8 @@ class Controller:
             desired = self.desired or Desired()
             for instance in self._instances.values():
                 instance.outdated = ""
-            for step in reconcile(desired, self._instances.values(), shutting_down=not self._open):
+            known, fleet = self._instances.values(), self.places.taken
+            for step in reconcile(desired, known, shutting_down=not self._open, fleet=fleet):
                 self._take(step, desired, turn)
         self._note_dues(turn)
 

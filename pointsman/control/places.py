@@ -30,6 +30,11 @@ class Places:
     def fleet(self) -> Fleet:
         return self.placer.fleet
 
+    @property
+    def taken(self) -> Fleet | None:
+        """The same, if anybody has ever needed a place."""
+        return None if self._placer is None else self.fleet
+
     def seen(self, worker: Worker) -> None:
         """A worker is there, or something about it has changed."""
         self._workers[worker.name] = worker

@@ -12,6 +12,8 @@ import msgspec
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.differences import between_facts, between_lifecycles, between_recipes, endpoint_recipe
 from pointsman.control.instances import Instance, Phase
+from pointsman.placement.fleet import Fleet
+from pointsman.placement.victims import victims
 
 WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
 """From most to least: who is kept when there are too many."""
@@ -48,8 +50,11 @@ class Step(msgspec.Struct, frozen=True):
     """The name of a server that somebody else started, if it is about one."""
 
 
-def reconcile(desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False) -> list[Step]:
-    """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired."""
+def reconcile(
+    desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False, fleet: Fleet | None = None
+) -> list[Step]:
+    """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired. `fleet`: where
+    instances are; of those that are too many, whoever leaves the better fleet behind goes."""
     mine: dict[str, list[Instance]] = {}
     taken = set()
     for instance in observed:
@@ -64,7 +69,7 @@ def reconcile(desired: Desired, observed: Iterable[Instance], *, shutting_down: 
             steps += [_leave(instance, why) for instance in members]
     for name, spec in wanted.items():
         members = mine.get(name, [])
-        steps += _processes(spec, [one for one in members if one.endpoint is None], taken)
+        steps += _processes(spec, [one for one in members if one.endpoint is None], taken, fleet)
         steps += _endpoints(spec, [one for one in members if one.endpoint is not None], taken)
     return steps
 
@@ -83,7 +88,7 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
 # Instances that we run
 
 
-def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[Step]:
+def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str], fleet: Fleet | None) -> list[Step]:
     """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready."""
     wanted = max(spec.replicas, 0) if spec.engine is not None else 0
     recipe = spec.recipe
@@ -104,6 +109,10 @@ def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]
     ready = sum(one.phase is Phase.READY for one in current[:wanted])
     held = _replace(outdated, max(wanted - ready, 0), recipe, steps)
     room = min(wanted, wanted + 1 - len(held))
+    if fleet is not None and spec.ask is not None and len(current) > room:
+        ids = [one.id for one in current if one.phase is Phase.READY]
+        gone = victims(fleet, ids, len(ids) - room, arrangement=spec.ask.arrangement)
+        current.sort(key=lambda one: (WORTH.index(one.phase), one.id in gone, *_number(one)))
     steps += [_leave(instance, count) for instance in current[room:]]
     for instance in current[:room]:
         steps += _amend(instance, spec, recipe)

@@ -127,6 +127,21 @@ def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None
     assert again.workers != first.workers
 
 
+def test_whoever_leaves_the_better_fleet_behind_goes_first() -> None:
+    """Packed, the one that is alone on its worker goes, although it is not the newest."""
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    controller.handle(WorkerSeen(worker("w2", 24, 24)), 0.0)
+    wanted = deployment(16, 3)
+    places = launches(controller.handle(wish(wanted), 0.0))
+    [alone] = [name for name, place in places.items() if place is not None and place.workers == ("w1",)]
+    for name in places:
+        controller.handle(launched(name), 0.0)
+        controller.handle(Answered(name, readiness=True), 0.0)
+    [step] = controller.preview(Desired({"m": deployment(16, 2)}))
+    assert step.subject == alone
+
+
 def test_adopted_instances_keep_their_places() -> None:
     place = Place(tier=Tier.ONE_GPU, claims=(Claim(worker="w1", gpu=0, gpu_bytes=16 * GIB),))
     controller = Controller()
