@@ -11,6 +11,7 @@ from pointsman.placement.asks import Ask, Claim, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Device, Fleet
 from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
+from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.workload import Workload
 
 Choose: TypeAlias = Callable[[Ask], Place | None]
@@ -128,6 +129,17 @@ def packing(*, lost: float = LOST, mixture: float = MIXTURE) -> Method:
     return method
 
 
+def placer(setting: Setting) -> Choose:
+    """The product's own: every filter, tier and score, with the workload known beforehand."""
+    placing = Placer(setting.fleet, Workload(setting.asks))
+
+    def choose(ask: Ask) -> Place | None:
+        outcome = placing.place(ask, traced=False)
+        return outcome.place if isinstance(outcome, Placed) else None
+
+    return choose
+
+
 def packing_while_learning(setting: Setting) -> Choose:
     """With a workload of what has been asked for so far, made anew whenever that has doubled."""
     fleet, seen = setting.fleet, list[Ask]()
@@ -149,9 +161,10 @@ METHODS: dict[str, Method] = {
     "random": at_random,
     "best-fit": best_fit,
     "gradient-descent": packing(lost=0.0, mixture=NO_LIMIT),
-    "binpack": packing(),
+    "binpack": placer,
+    "binpack-alone": packing(),
     "binpack-learning": packing_while_learning,
     "binpack-without-holes": packing(lost=0.0),
     "binpack-without-cpus": packing(mixture=NO_LIMIT),
 }
-USUAL = list(METHODS)[:5]
+USUAL = list(METHODS)[:4]

@@ -52,12 +52,12 @@ def workers_of(rows: Sequence[dict[str, str]]) -> list[Worker]:
 
 
 def asks_of(rows: Sequence[dict[str, str]]) -> list[Ask]:
-    engine = EngineAbility(vendors=frozenset({""}), needs_gpu=False)
+    engines = [EngineAbility(vendors=frozenset({""}), needs_gpu=needs_gpu) for needs_gpu in (False, True)]
     return [
         Ask(
             instance_id=row["name"],
             need=Need.fixed(host_bytes=int(row["memory_mib"]) * MIB, gpus=int(row["num_gpu"])),
-            engine=engine,
+            engine=engines[int(row["num_gpu"]) > 0],
             cpus=int(row["cpu_milli"]) / 1000,
             gpu_share=int(row["gpu_milli"]) / 1000,
             gpu_models=frozenset(filter(None, row["gpu_spec"].split("|"))),

@@ -1,6 +1,6 @@
 """What would have to change for there to be a place. Every change is tried out on the fleet as it stands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -40,14 +40,8 @@ def hints(ask: Ask, placer: Placer, with_context: Callable[[int], Need] | None =
     `with_context`: what is needed for another context; left out, a KV cache in proportion.
     """
     told = [*_largest_free(ask, placer), *_shorter_context(ask, placer, with_context or ask.need.with_context)]
-    changes = _changes(ask)
-    helping = [hint for words, change in changes if (hint := _tried(words, change, placer)) is not None]
-    if not helping:
-        off = {name: words for name, words in ALLOWANCES.items() if not getattr(ask, name)}
-        words = f"with {', '.join(off.values())} allowed, all of them,"
-        together = _tried(words, msgspec.structs.replace(ask, **dict.fromkeys(off, True)), placer) if off else None
-        helping = [] if together is None else [together]
-    return told + helping
+    helping = [hint for words, change in _changes(ask) if (hint := _tried(words, change, placer)) is not None]
+    return told + (helping or _allowances_together(ask, placer))
 
 
 def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
@@ -80,11 +74,29 @@ def _shorter_context(ask: Ask, placer: Placer, with_context: Callable[[int], Nee
     return [] if best is None else [best]
 
 
+def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
+    """Everything allowed at once; without what is of no use."""
+    wanted = [name for name in ALLOWANCES if not getattr(ask, name)]
+    found = _tried("", _allowing(ask, wanted), placer)
+    for name in list(wanted) if found is not None else ():
+        fewer = [other for other in wanted if other != name]
+        if _tried("", _allowing(ask, fewer), placer) is not None:
+            wanted = fewer
+    hint = _tried(
+        f"with {' and '.join(ALLOWANCES[name] for name in wanted)} allowed it", _allowing(ask, wanted), placer
+    )
+    return [] if found is None or hint is None else [hint]
+
+
+def _allowing(ask: Ask, names: Sequence[str]) -> Ask:
+    return msgspec.structs.replace(ask, **dict.fromkeys(names, True))
+
+
 def _changes(ask: Ask) -> list[tuple[str, Ask]]:
     """What could be asked for instead."""
     change = msgspec.structs.replace
     told = [
-        (f"with {words} allowed it", change(ask, **{name: True}))
+        (f"with {words} allowed it", _allowing(ask, [name]))
         for name, words in ALLOWANCES.items()
         if not getattr(ask, name)
     ]

@@ -27,8 +27,19 @@ from pointsman.placement.fit import (
 from pointsman.placement.fit.base import Mask
 from pointsman.placement.fleet import Fleet, Host
 from pointsman.placement.forced import forced
+from pointsman.placement.fragmentation import Fragmentation
 from pointsman.placement.refusals import Refused
-from pointsman.placement.scorers import Apart, FilesAreThere, InUse, LeastLoaded, NearTo, TierQuality, TightFit
+from pointsman.placement.scorers import (
+    Apart,
+    FilesAreThere,
+    Fullest,
+    LeastLoaded,
+    NearTo,
+    SpoilsLeast,
+    TierQuality,
+    TightFit,
+)
+from pointsman.placement.workload import Workload
 from pointsman.selection import (
     Cycle,
     FallbackProfileHandler,
@@ -89,8 +100,10 @@ class TierByTier(FallbackProfileHandler):
 class Placer:
     """Finds places in one fleet."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, workload: Workload | None = None) -> None:
+        """`workload`: what is usually asked; with it, packing keeps the room whole that is good for that."""
         self.fleet = fleet
+        self._fragmentation = None if workload is None else Fragmentation(fleet, workload, self.devices)
         self._devices: Devices | None = None
         self._demands = (MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine())
         self._schedulers = {kind: self._scheduler(kind) for kind in Arrangement}
@@ -106,9 +119,10 @@ class Placer:
             return refused if place is None else Placed(ask, place, 0.0, (), trace)
         run = result.results[result.primary]
         place = cycle[FIT].place(result.target)
-        others = [(str(who), score) for who, score in run.ranked[: RUNNER_UPS + 1] if who is not result.target]
-        best = float(np.max(run.ranked.totals))
-        return Placed(ask, place, best, tuple(others[:RUNNER_UPS]), trace)
+        totals = np.asarray(run.ranked.totals)
+        best, *others = np.argsort(-totals, kind="stable")[: RUNNER_UPS + 1].tolist()
+        runner_ups = tuple((str(run.ranked.candidates[at]), float(totals[at])) for at in others)
+        return Placed(ask, place, float(totals[best]), runner_ups, trace)
 
     def place_all(self, asks: Sequence[Ask], *, all_or_nothing: bool = False) -> list[Placed | Refused]:
         """Places for a whole set, claimed as they are found: as many as there is room for, or all or none."""
@@ -139,16 +153,20 @@ class Placer:
         return self._devices
 
     def _scheduler(self, kind: Arrangement) -> Scheduler[Host]:
-        fleet = self.fleet
+        fleet, fragmentation = self.fleet, self._fragmentation if kind is Arrangement.BINPACK else None
         # The best of `TierQuality` and of `Apart` lead by a half at least: with these weights nothing else makes up for
         # a layer less on the GPU, and not even that, when spreading, for a worker that has one already.
         scorers: tuple[object, ...] = (TierQuality(), 200.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
         if kind is Arrangement.BINPACK:
-            scorers = (*scorers, (TightFit(), 10.0), (InUse(), 2.0))
+            scorers = (*scorers, (TightFit(), 10.0), (Fullest(fleet), 2.0))
+            if fragmentation is not None:  # it ranks: the smallest step among 10,000 outweighs all but the tier's own
+                scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
         else:
             scorers = (*scorers, (Apart(fleet), 600.0), (LeastLoaded(), 10.0))
         profiles = [
-            Profile[Host](tier.tier.value, *self._demands, tier(fleet, self.devices), *scorers, FirstBest())
+            Profile[Host](
+                tier.tier.value, *self._demands, tier(fleet, self.devices, fragmentation), *scorers, FirstBest()
+            )
             for tier in TIERS
         ]
         return Scheduler(profiles, TierByTier())

@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pointsman.placement.filters import AskCycle, Hosts
 from pointsman.placement.fit import FIT
-from pointsman.placement.fleet import FREE_MEMORY, INSTANCES, TOTAL_MEMORY, Fleet, Host
+from pointsman.placement.fleet import (
+    FREE_BYTES,
+    FREE_CPUS,
+    FREE_MEMORY,
+    FREE_SHARE,
+    TOTAL_BYTES,
+    TOTAL_MEMORY,
+    WORKER,
+    Fleet,
+    Host,
+)
+from pointsman.placement.fragmentation import Fragmentation
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:
@@ -29,13 +40,43 @@ class TightFit:
         return 1.0 / (1.0 + np.maximum(left, 0.0) / (1 << 30))
 
 
-class InUse:
-    """Prefers workers that run something already, so that others stay empty."""
+class SpoilsLeast:
+    """Prefers the place where the least of the fleet's room is spoilt for what is usually asked.
+
+    It ranks: the best has 1, the next ones follow in equal steps, equals have the same.
+    """
 
     bounded = True
 
+    def __init__(self, fragmentation: Fragmentation) -> None:
+        self._fragmentation = fragmentation
+
     def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        return (np.asarray(candidates.column(INSTANCES)) > 0).astype(np.float64)
+        gpus = cycle[FIT].gpus
+        if gpus is None:
+            return np.zeros(len(candidates))
+        growth = np.asarray(candidates.cut(self._fragmentation.growth(cycle.request, gpus).amount))
+        kinds, ranks = np.unique(growth, return_inverse=True)
+        return 1.0 - ranks / len(kinds)
+
+
+class Fullest:
+    """Prefers workers that have the fewest CPUs and GPUs free, so that others stay empty."""
+
+    bounded = True
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+        gpus, workers = self._fleet.gpus.columns, self._fleet.workers.columns
+        free = np.minimum(gpus[FREE_SHARE], np.asarray(gpus[FREE_BYTES]) / np.maximum(gpus[TOTAL_BYTES], 1.0))
+        rows = np.asarray(gpus[WORKER]).astype(np.intp)
+        left = np.bincount(rows, weights=np.maximum(free, 0.0), minlength=len(self._fleet))
+        left = left / max(left.max(initial=0.0), 1.0)
+        cpus = np.maximum(workers[FREE_CPUS], 0.0)
+        left += cpus / max(cpus.max(initial=0.0), 1.0)
+        return 1.0 - np.asarray(candidates.cut(left)) / 2.0
 
 
 class LeastLoaded:

@@ -17,6 +17,7 @@ from pointsman.placement.fleet import (
     Fleet,
 )
 from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.workload import Workload
 from pointsman.types import Worker
 from tests.placement.judging import Room, wrong_with
 from tests.placement.situations import asks, workers
@@ -43,7 +44,9 @@ class AnySequence(RuleBasedStateMachine):
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         self.fleet = Fleet(data.draw(workers(name)) for name in NAMES[:3])
-        self.placer = Placer(self.fleet)
+        usual = data.draw(st.lists(asks(), max_size=3))
+        self.workload = Workload(usual) if usual else None
+        self.placer = Placer(self.fleet, self.workload)
         self.count = 0
 
     @rule(target=running, ask=asks())
@@ -64,7 +67,7 @@ class AnySequence(RuleBasedStateMachine):
     def same_again(self, ask: Ask) -> None:
         """The same fleet, the same answer: also from a placer that has seen nothing, on a copy."""
         first, second = self.placer.place(ask), self.placer.place(ask, traced=False)
-        third = Placer(self.fleet.copy()).place(ask)
+        third = Placer(self.fleet.copy(), self.workload).place(ask)
         for other in (second, third):
             if isinstance(first, Placed):
                 assert isinstance(other, Placed)
@@ -126,5 +129,5 @@ class AnySequence(RuleBasedStateMachine):
         assert not self.fleet.hosts_of("d")
 
 
-AnySequence.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
+AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestAnySequence = AnySequence.TestCase

@@ -4,6 +4,7 @@ import pytest
 
 from pointsman.placement.asks import Ask, EngineAbility
 from pointsman.placement.filters import ChosenByHand, IsReady, MatchesLabels, SuitsEngine
+from pointsman.placement.fleet import Host
 from pointsman.selection import Filter, LabelExpression, LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import LLAMA, ask, fleet, gpu, rejections, worker
@@ -87,7 +88,7 @@ def by(*expressions: LabelExpression, **labels: str) -> Ask:
         (SuitsEngine(), ask(1, cpu=True), {}),
     ],
 )
-def test_whom_it_turns_away(chooser: Filter[object], asked: Ask, expected: dict[str, str]) -> None:
+def test_whom_it_turns_away(chooser: Filter[Host], asked: Ask, expected: dict[str, str]) -> None:
     assert rejections(chooser, asked, WHERE) == expected
     assert rejections(chooser, asked, WHERE) == expected, "also from memory"
     for among in (["w1", "w3"], ["w0", "w2"]):

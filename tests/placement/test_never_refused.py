@@ -16,6 +16,7 @@ from pointsman.placement.fit import (
 )
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.workload import Workload
 from pointsman.types import Gpu, Worker
 from tests.placement.fleets import places_in
 from tests.placement.judging import feasible_tiers, most_layers, wrong_with
@@ -36,12 +37,12 @@ def fleets(draw: st.DrawFn) -> Fleet:
     return fleet
 
 
-@given(fleets(), asks())
-@settings(max_examples=400)
-def test_the_first_tier_that_will_do(fleet: Fleet, ask: Ask) -> None:
+@given(fleets(), asks(), st.lists(asks(), max_size=2))
+@settings(max_examples=250)
+def test_the_first_tier_that_will_do(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
     feasible = feasible_tiers(ask, fleet)
     first = next((tier for tier in Tier if tier in feasible), None)
-    found = Placer(fleet).place(ask)
+    found = Placer(fleet, Workload(usual) if usual else None).place(ask)
     assert (found.place.tier if isinstance(found, Placed) else None) is first
     if isinstance(found, Placed):
         assert wrong_with(ask, found.place, fleet) is None
@@ -58,7 +59,7 @@ EVERYTHING = EngineAbility(needs_gpu=False, partial_offload=True)
     ids=lambda tier: tier.__name__,
 )
 @given(fleet=fleets(), ask=asks())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_each_tier_alone(tier: type[FitFilter], fleet: Fleet, ask: Ask) -> None:
     ask = msgspec.structs.replace(
         ask, engine=EVERYTHING, several_gpus=True, several_workers=True, partial_offload=True, workers=frozenset()

@@ -1,5 +1,7 @@
 """The placer: filters, tiers in their order, the best of those who fit."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from pointsman.types import WorkerStatus
 from tests.placement.fleets import GIB, LLAMA, ask, fleet, gpu, gpus_of, need, placed, refused, worker
 
 SPREAD = Arrangement.SPREAD
-ALL = {"several_workers": True, "partial_offload": True, "engine": LLAMA}
+ALL: dict[str, Any] = {"several_workers": True, "partial_offload": True, "engine": LLAMA}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_tiers_that_are_off_are_left_out(off: dict[str, bool], tier: Tier) -> No
         (ask(40), fleet(worker("w0", 80), worker("w1", 48, 41), worker("w2", 42)), "w1/1"),  # the tightest
         (ask(40), fleet(worker("w0", 80), worker("w1", 80)), "w0/0"),  # of equals the first
         (ask(40, arrangement=SPREAD), fleet(worker("w0", 80), worker("w1", 80)), "w0/0"),
-        (ask(40), fleet(worker("w0", 80), worker("w1", 80, memory=500), a=("w1", None, 1)), "w1/0"),  # in use
+        (ask(40), fleet(worker("w0", 80), worker("w1", 80, cpus=32)), "w1/0"),  # the fullest
         (ask(40, arrangement=SPREAD), fleet(worker("w0", 48), worker("w1", 80)), "w1/0"),
         (ask(40, near="p"), fleet(worker("w0", 40), worker("w1", 80), p1=("w1", 0, 1)), "w1/0"),
         (
@@ -107,7 +109,7 @@ def test_spread_goes_round_before_it_doubles(racks: list[str], data: st.DataObje
         Ask(instance_id=f"d{number}", deployment="d", need=need(1), arrangement=SPREAD)
         for number in range(2 * len(racks))
     ]
-    chosen = []
+    chosen: list[str] = []
     for found in Placer(where).place_all(asks):
         assert isinstance(found, Placed)
         chosen += found.place.workers

@@ -5,8 +5,8 @@ import pytest
 from pointsman.placement.asks import Arrangement, Ask
 from pointsman.placement.fit import FitFilter, FitsOnCpu, FitsOnOneGpu, FitsOnSeveralGpus, FitsPartly
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.scorers import Apart, FilesAreThere, InUse, LeastLoaded, NearTo, TierQuality, TightFit
-from tests.placement.fleets import LLAMA, ask, fleet, gpu, need, scores, worker
+from pointsman.placement.scorers import Apart, FilesAreThere, Fullest, LeastLoaded, NearTo, TierQuality, TightFit
+from tests.placement.fleets import LLAMA, ask, fleet, gpu, need, place, scores, worker
 
 SPREAD = Arrangement.SPREAD
 
@@ -30,9 +30,12 @@ def test_tight_fit_leaves_the_least(asked: Ask, where: Fleet, tier: type[FitFilt
     assert scores(TightFit(), asked, where, tier) == expected
 
 
-def test_in_use() -> None:
-    where = fleet(worker("w0", 80), worker("w1", 80), worker("w2", 80), a=("w1", 0, 1), b=("w2", None, 1))
-    assert scores(InUse(), ask(1), where, FitsOnOneGpu) == [0, 1, 1]
+def test_fullest_has_the_fewest_gpus_and_cpus_free() -> None:
+    where = fleet(worker("w0", 80, 80), worker("w1", 80, 80, cpus=32), worker("w2", 80), worker("w3"), a=("w0", 0, 40))
+    assert scores(Fullest(where), ask(1), where, FitsOnOneGpu) == [0.125, 0.25, 0.25, 0.5]
+    assert scores(Fullest(where), ask(1), where, FitsOnOneGpu, ["w1", "w3"]) == [0.25, 0.5]
+    where.claim("half", place("w2", 0, 1, gpu_share=0.5))
+    assert scores(Fullest(where), ask(1), where, FitsOnOneGpu) == [0.125, 0.25, 0.375, 0.5]
 
 
 def test_least_loaded_has_the_most_room_and_memory() -> None:

@@ -13,6 +13,7 @@ from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
 from pointsman.placement.devices import ABLE, OBSTACLES, Devices
 from pointsman.placement.filters import AskCycle, Hosts, Rejections, Worded
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
+from pointsman.placement.fragmentation import Fragmentation
 from pointsman.placement.words import gib
 from pointsman.selection import Key, Rejected
 from pointsman.selection.arrays import np
@@ -44,6 +45,8 @@ class Fit(msgspec.Struct, eq=False):
     """Why another does not fit."""
     quality: Floats | None = None
     """What else makes one better than another in this tier: 1 for the best, 0.5 at most for others; None: nothing."""
+    gpus: int | None = None
+    """How many of one worker it takes; None: on several workers, or partly on the CPU."""
 
 
 FIT: Key[Fit] = Key("fit")
@@ -84,9 +87,13 @@ class FitFilter(ABC):
 
     tier: ClassVar[Tier]
 
-    def __init__(self, fleet: Fleet, devices: Callable[[], Devices]) -> None:
+    def __init__(
+        self, fleet: Fleet, devices: Callable[[], Devices], fragmentation: Fragmentation | None = None
+    ) -> None:
         self.fleet = fleet
         self.devices = devices
+        self.fragmentation = fragmentation
+        """Says which GPU of a worker is spoilt the least; None: the fullest is taken."""
 
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         ask = cycle.request

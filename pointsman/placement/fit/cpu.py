@@ -21,4 +21,6 @@ class FitsOnCpu(FitFilter):
             claim = Claim(worker=str(host), cpus=ask.cpus, memory_bytes=needed)
             return Place(tier=self.tier, claims=(claim,), gpu_layers=0)
 
-        return Fit(hosts.enough & among, hosts.memory, needed, place, lambda host: hosts.lacking(host) or "no room")
+        return Fit(
+            hosts.enough & among, hosts.memory, needed, place, lambda host: hosts.lacking(host) or "no room", gpus=0
+        )

@@ -33,6 +33,9 @@ class FitsOnOneGpu(FitFilter):
 
         def place(host: Host) -> Place:
             chosen = self.in_order(ask, [device for device in host.devices if room[device.row]], free)[:1]
+            if self.fragmentation is not None:
+                spoilt_least = self.fleet.gpus[int(self.fragmentation.growth(ask, 1).device[host.row])]
+                chosen = [spoilt_least] if room[spoilt_least.row] else chosen
             return Place(tier=self.tier, claims=claims_of(ask, chosen, needed))
 
         def why(host: Host) -> str:
@@ -41,4 +44,4 @@ class FitsOnOneGpu(FitFilter):
                 lacking = f"no room on one GPU: needs {gib(needed)}, the largest free is {gib(largest[host.row])}"
             return lacking or hosts.lacking(host) or "no room"
 
-        return Fit(np.isfinite(best) & hosts.enough & among, best, needed, place, why)
+        return Fit(np.isfinite(best) & hosts.enough & among, best, needed, place, why, gpus=1)

@@ -72,7 +72,7 @@ class FitsOnSeveralGpus(FitFilter):
             alike = " of one model" if fitting >= size else ""
             return lacking or f"too few GPUs with room: {each}{alike} are needed, {fitting} have it"
 
-        return Fit(fits, last, float(needed), place, why, linked.astype(np.float64))
+        return Fit(fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
 
     def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> Fit:
         def why(host: Host) -> str:

@@ -49,6 +49,11 @@ class Split(msgspec.Struct, frozen=True):
         workers = {stage.host.row for stage in self.stages}
         return len(workers), len(self.stages) * self.tensor_parallel_size
 
+    def evened(self, cuts: Cuts) -> "Split":
+        """The same stages, none of them fuller than need be."""
+        layers = cuts.evened([stage.free_bytes for stage in self.stages])
+        return self if layers is None else msgspec.structs.replace(self, layers=layers)
+
 
 class FitsOnSeveralWorkers(FitFilter):
     """Demands workers that together have stages for all layers."""
@@ -74,7 +79,7 @@ class FitsOnSeveralWorkers(FitFilter):
             cuts = Cuts(ask.need, size)
             splits = [split for kind in kinds if (split := self._split(cuts, size, kind, free, machine)) is not None]
             if splits:
-                return self._found(ask, min(splits, key=lambda split: split.cost), hosts)
+                return self._found(ask, min(splits, key=lambda split: split.cost).evened(cuts), hosts)
         most = max((float(free[kind].clip(0.0).sum()) for kind in kinds), default=0.0)
         return self._nobody(ask, most, obstacles, hosts)
 
@@ -177,7 +182,7 @@ def _arranged(cuts: Cuts, size: int, stages: Sequence[Stage], choose: Chooser) -
     if places is None:
         return None
     for order in (sorted(places), places):
-        layers = cuts.evened([stages[place].free_bytes for place in order])
+        layers = cuts.filled([stages[place].free_bytes for place in order])
         if layers is not None:
             return Split(size, tuple(stages[place] for place in order), layers)
     return None

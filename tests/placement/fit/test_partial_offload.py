@@ -1,5 +1,7 @@
 """The fourth tier: as many layers as possible on a GPU, the others on the CPU."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from pointsman.placement.fleet import Fleet
 from tests.placement.fleets import GIB, LLAMA, ask, fit_of, fleet, gpus_of, need, places_in, why_not, worker
 
 
-def eight(**more: object) -> Ask:
+def eight(**more: Any) -> Ask:
     return ask(*(10,) * 8, engine=LLAMA, partial_offload=True, **more)
 
 

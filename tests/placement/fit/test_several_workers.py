@@ -1,5 +1,7 @@
 """The third tier: pipeline stages, on several workers if need be."""
 
+from typing import Any
+
 import pytest
 
 from pointsman.placement.asks import Ask, EngineAbility, Place
@@ -8,7 +10,7 @@ from pointsman.placement.fleet import Fleet
 from tests.placement.fleets import GIB, ask, fit_of, fleet, gpu, gpus_of, need, places_in, why_not, worker
 
 
-def eight(size: float = 10, **more: object) -> Ask:
+def eight(size: float = 10, **more: Any) -> Ask:
     return ask(*(size,) * 8, several_workers=True, **more)
 
 
