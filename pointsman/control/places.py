@@ -5,6 +5,7 @@ import msgspec
 from pointsman.control.desired import DesiredDeployment
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet
+from pointsman.placement.moves import preempt
 from pointsman.placement.placer import Placer
 from pointsman.placement.refusals import Refused
 from pointsman.types import Worker
@@ -57,6 +58,13 @@ class Places:
             return outcome
         self.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
         return outcome.place
+
+    def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
+        """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""
+        if spec.ask is None or not spec.ask.preempts:
+            return ()
+        found = preempt(msgspec.structs.replace(spec.ask, instance_id=instance_id), self.fleet)
+        return () if found is None else found.victims
 
     def keep(self, instance_id: str, place: Place, deployment: str) -> None:
         """An instance that was there before us has this place, as far as its workers are known."""

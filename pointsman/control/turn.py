@@ -57,6 +57,19 @@ class Turn:
         instance.failures += 1
         instance.reason = f"no place: {refused.in_words()}"
         self._enter(instance, Phase.BACKING_OFF)
+        for victim in self._places.in_the_way(instance.id, instance.spec):
+            self._evict(victim, f"it makes room for {instance.id}, which is more important")
+
+    def _evict(self, instance_id: str, why: str) -> None:
+        """It has to go, although it is wanted: it comes back when there is another place for it."""
+        instance = self.find(instance_id)
+        if instance is None or instance.phase in (Phase.DRAINING, Phase.STOPPING):
+            return  # it is going already
+        instance.reason = why
+        if instance.serving is not None:
+            self.drain(instance)
+        elif instance.phase is Phase.STARTING:
+            self._terminate(instance)
 
     def try_again(self) -> None:
         """There may be room for those who have no place."""

@@ -1,5 +1,7 @@
 """Every instance has a place while its process is there, and what has none waits for one."""
 
+from typing import Any
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,6 +39,11 @@ def deployment(size: int, replicas: int = 1, name: str = "m") -> DesiredDeployme
     """Instances that need so much of one GPU each."""
     ask = Ask(instance_id="", deployment=name, need=Need.fixed(size * GIB), engine=EngineAbility())
     return DesiredDeployment(name=name, model=name, replicas=replicas, engine=EngineSpec("any"), ask=ask)
+
+
+def with_ask(spec: DesiredDeployment, **facts: Any) -> DesiredDeployment:
+    assert spec.ask is not None
+    return msgspec.structs.replace(spec, ask=msgspec.structs.replace(spec.ask, **facts))
 
 
 def wish(*deployments: DesiredDeployment) -> Applied:
@@ -140,6 +147,27 @@ def test_whoever_leaves_the_better_fleet_behind_goes_first() -> None:
         controller.handle(Answered(name, readiness=True), 0.0)
     [step] = controller.preview(Desired({"m": deployment(16, 2)}))
     assert step.subject == alone
+
+
+def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    batch = with_ask(deployment(16, name="batch"), priority=-1)
+    controller.handle(wish(batch), 0.0)
+    controller.handle(launched("batch-1"), 0.0)
+    controller.handle(Answered("batch-1", readiness=True), 0.0)
+    timid, bold = (with_ask(deployment(16, name="chat"), priority=1, preempts=may) for may in (False, True))
+    controller.handle(wish(batch, timid), 1.0)
+    assert phases(controller) == {"batch-1": Phase.READY, "chat-1": Phase.BACKING_OFF}
+    controller.handle(wish(batch, bold), 2.0)
+    controller.handle(TimerFired(), 10.0)
+    assert phases(controller)["batch-1"] is Phase.DRAINING, "what it is doing may end"
+    controller.handle(TimerFired(), 11.0)
+    controller.handle(Drained("batch-1"), 12.0)
+    assert list(launches(controller.handle(Exited("batch-1", "exit code 0"), 13.0))) == ["chat-1"]
+    controller.handle(TimerFired(), 30.0)
+    [waits, _] = controller.instances()
+    assert (waits.id, waits.homeless) == ("batch-1", True), "it comes back when there is room"
 
 
 def test_adopted_instances_keep_their_places() -> None:
