@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import add_file, read_manifest
-from pointsman.cli.options import add_command
+from pointsman.cli.options import add_command, add_connection
 from pointsman.errors import PointsmanError
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def add(commands: Any) -> None:
         commands,
         "place",
         summary="where instances would go, and why",
-        description="Place every instance of a manifest on this machine, or on a fleet that a file describes. Nothing "
-        "is started. Exit code 1 if one of them has no place.",
+        description="Place what is missing of a manifest's instances: on the fleet of the plane that runs, on one that "
+        "a file describes, or else on this machine. Nothing is started. Exit code 1 if one of them has no place.",
         example=EXAMPLE,
     )
     add_file(parser)
-    parser.add_argument("--fleet", type=Path, metavar="FLEET.yaml", help="a described fleet; left out: this machine")
+    add_connection(parser)
+    parser.add_argument("--fleet", type=Path, metavar="FLEET.yaml", help="a described fleet")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the fleet with what was placed")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.placement.picture import fleet_svg, fleet_text
 
     _, plan = read_manifest(args.file)
-    fleet = _fleet(args.fleet)
+    fleet = _fleet(args)
     rehearsal = Rehearsal(fleet)
     unknown = rehearsal.place(_asks(plan))
     if args.svg is not None:
@@ -64,12 +64,22 @@ def run(args: argparse.Namespace) -> int:
     return 1 if rehearsal.refused or unknown else 0
 
 
-def _fleet(file: Path | None) -> "Fleet":
-    if file is not None:
+def _fleet(args: argparse.Namespace) -> "Fleet":
+    """As a file describes it, as a plane that runs knows it, or this machine."""
+    import msgspec
+
+    from pointsman.cli.client import NoPlane, client_of
+    from pointsman.placement.fleet import Fleet, Snapshot
+
+    if args.fleet is not None:
         from pointsman.config.fleet import load_fleet
 
-        return load_fleet(file).fleet()
-    from pointsman.placement.fleet import Fleet
+        return load_fleet(args.fleet).fleet()
+    try:
+        return msgspec.convert(client_of(args).get("fleet"), Snapshot).fleet()
+    except NoPlane:
+        if args.url:
+            raise
     from pointsman.runtimes.local.detection import detect
 
     return Fleet([detect()])

@@ -4,7 +4,7 @@ import msgspec
 
 from pointsman.control.desired import DesiredDeployment
 from pointsman.placement.asks import Place
-from pointsman.placement.fleet import Fleet
+from pointsman.placement.fleet import Fleet, Snapshot
 from pointsman.placement.moves import preempt
 from pointsman.placement.placer import Placer
 from pointsman.placement.refusals import Refused
@@ -35,6 +35,10 @@ class Places:
     def taken(self) -> Fleet | None:
         """The same, if anybody has ever needed a place."""
         return None if self._placer is None else self.fleet
+
+    def snapshot(self) -> Snapshot:
+        """The fleet as it is now."""
+        return Snapshot(tuple(self._workers.values())) if self._placer is None else self.fleet.snapshot()
 
     def seen(self, worker: Worker) -> None:
         """A worker is there, or something about it has changed."""

@@ -17,6 +17,7 @@ from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.http import error_body, error_kind
 from pointsman.gateway.requests import HttpRequest
+from pointsman.placement.fleet import Snapshot
 from pointsman.routing.records import Record
 from pointsman.runtimes.local.changes import Changes, ManifestText
 
@@ -27,6 +28,8 @@ class Operations(Protocol):
     """What can be asked of a plane."""
 
     def status(self) -> dict[str, Any]: ...
+
+    def fleet(self) -> Snapshot: ...
 
     def plan(self, manifest: ManifestText) -> Changes: ...
 
@@ -86,6 +89,8 @@ class Admin:
         match method, parts:
             case "GET", ["status"]:
                 return self._status
+            case "GET", ["fleet"]:
+                return self._fleet
             case "POST", ["plan"]:
                 return self._plan
             case "POST", ["apply"]:
@@ -119,6 +124,9 @@ class Admin:
 
     async def _status(self, call: Call) -> dict[str, Any]:
         return self._plane.status()
+
+    async def _fleet(self, call: Call) -> Snapshot:
+        return self._plane.fleet()
 
     async def _plan(self, call: Call) -> dict[str, Any]:
         return _changes(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))

@@ -19,6 +19,7 @@ from pointsman.gateway.admin import Admin
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.server import Listeners
+from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local import Changes, ManifestText, Plane
 from pointsman.runtimes.local.link import reachable
 
@@ -90,6 +91,10 @@ class Embedded:
     def status(self) -> dict[str, Any]:
         """What runs, how it is doing, and where requests go."""
         return {**self.plane.status(), "url": self.url, "pid": os.getpid()}
+
+    def fleet(self) -> Snapshot:
+        """The workers that are known, and what instances have of them."""
+        return self.plane.fleet()
 
     def plan(self, manifest: ManifestText) -> Changes:
         """What applying a manifest would change."""

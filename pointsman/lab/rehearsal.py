@@ -31,18 +31,21 @@ class Rehearsal:
         self._placer = Placer(fleet)
         self._asks = [_ask_again(instance_id, place, fleet) for instance_id, place in fleet.instances().items()]
         self._seen: set[str] = set()
+        self._there: list[str] = []
         self._told: list[tuple[Placed | Refused, list[str]]] = []
 
     def place(self, deployments: Iterable[tuple[str, int, Ask | None]]) -> list[str]:
-        """Place so many instances of each deployment. Those of which it is not known what they need."""
+        """Place what is missing of so many instances of each deployment. Those of which the need is not known."""
         unknown = []
         for name, replicas, template in deployments:
             if template is None:
                 unknown.append(name)
                 continue
+            there = sum(self._fleet.deployment_of(one) == name for one in self._fleet.instances())
+            self._there += [f"{name}: {there} of {replicas} are there already"] if there else []
             names = (f"{name}-{number}" for number in count(1))
             free = (one for one in names if self._fleet.place_of(one) is None and one not in self._seen)
-            for instance_id in islice(free, replicas):
+            for instance_id in islice(free, max(replicas - there, 0)):
                 self._seen.add(instance_id)
                 self._place(msgspec.structs.replace(template, instance_id=instance_id))
         return unknown
@@ -85,10 +88,11 @@ class Rehearsal:
 
     def as_text(self) -> str:
         """For a terminal."""
-        return "\n\n".join(
+        told = [
             _placed_text(outcome) if isinstance(outcome, Placed) else _refused_text(outcome, advice)
             for outcome, advice in self._told
-        )
+        ]
+        return "\n\n".join([*self._there, *told])
 
 
 def _placed_text(outcome: Placed) -> str:

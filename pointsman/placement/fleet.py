@@ -7,6 +7,8 @@ is there.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement.asks import Claim, Place
 from pointsman.selection import Roster
@@ -73,6 +75,29 @@ class Host:
         return self.worker.name
 
     __repr__ = __str__
+
+
+class Occupant(msgspec.Struct, frozen=True):
+    """An instance that has a place."""
+
+    instance_id: str
+    place: Place
+    deployment: str = ""
+    priority: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A fleet at one moment, to be passed on or kept."""
+
+    workers: tuple[Worker, ...]
+    occupants: tuple[Occupant, ...] = ()
+
+    def fleet(self) -> "Fleet":
+        """A fleet of its own each time."""
+        fleet = Fleet(self.workers)
+        for one in self.occupants:
+            fleet.claim(one.instance_id, one.place, one.deployment, one.priority)
+        return fleet
 
 
 class Fleet:
@@ -166,12 +191,19 @@ class Fleet:
     def priority_of(self, instance_id: str) -> int:
         return self._priorities[instance_id]
 
+    def snapshot(self) -> Snapshot:
+        """The workers and claims as they are now."""
+        return Snapshot(
+            tuple(self._workers.values()),
+            tuple(
+                Occupant(instance_id, place, self._deployments[instance_id], self._priorities[instance_id])
+                for instance_id, place in self._claims.items()
+            ),
+        )
+
     def copy(self) -> "Fleet":
         """The same workers and claims, to try things out on."""
-        copy = Fleet(self._workers.values())
-        for instance_id, place in self._claims.items():
-            copy.claim(instance_id, place, self._deployments[instance_id], self._priorities[instance_id])
-        return copy
+        return self.snapshot().fleet()
 
     def instances(self) -> Mapping[str, Place]:
         """Everybody who has a place, in the order in which they got it."""

@@ -8,11 +8,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
+from pointsman.placement import Claim, Place, Tier
+from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
+from pointsman.types import Worker
 from tests.gateway.backends import OK, answer, answers, hangs
 from tests.gateway.bed import Bed, Lay
 from tests.gateway.wire import HEALTH, Client, Message, chat, wait_for
@@ -47,6 +51,11 @@ class FakePlane:
         if self.slow is not None:
             await self.slow.wait()
         return Changes(())
+
+    def fleet(self) -> Snapshot:
+        self._do("fleet")
+        place = Place(tier=Tier.CPU, claims=(Claim(worker="w", memory_bytes=5),))
+        return Snapshot((Worker(name="w", cpus=2, memory_bytes=9),), (Occupant("m-1", place, "m"),))
 
     def logs(self, instance_id: str, lines: int) -> str:
         self._do("logs", instance_id, lines)
@@ -96,6 +105,7 @@ def call(method: str, path: str, body: object = None, *lines: str) -> bytes:
 
 CALLS = [
     call("GET", "status"),
+    call("GET", "fleet"),
     call("POST", "plan", {"text": "", "folder": "."}),
     call("POST", "apply", {"text": "", "folder": "."}),
     call("GET", "requests"),
@@ -320,3 +330,9 @@ def test_others_are_answered_while_something_takes_long(office: Office) -> None:
     assert office.ask(call("GET", "status")).status == 200
     office.bed.thread.call(slow.set)
     assert [client.answer().status for _ in range(2)] == [200, 200]
+
+
+def test_the_fleet_can_be_taken_over_as_it_is(office: Office) -> None:
+    told = msgspec.convert(office.ask(call("GET", "fleet")).json(), Snapshot)
+    assert told == office.plane.fleet()
+    assert told.fleet().place_of("m-1") is not None

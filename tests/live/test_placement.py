@@ -17,6 +17,16 @@ def test_an_engine_is_placed_by_what_its_model_needs(plane: LivePlane) -> None:
     assert all(place.endswith(" MiB of memory") for place in places), places
 
 
+def test_the_next_one_is_placed_beside_those_that_run(plane: LivePlane) -> None:
+    plane.up(manifest(llama("tiny", 2)))
+    more = plane.write(manifest(llama("tiny", 3), llama("other", 1)), "more.yaml")
+    told = plane.pointsman("place", more)
+    assert told.returncode == 0, told.stderr
+    assert "tiny: 2 of 3 are there already" in told.stdout
+    assert "tiny-3: CPU\n" in told.stdout
+    assert "other-1: CPU\n" in told.stdout
+
+
 def test_what_does_not_fit_waits_and_disturbs_nobody(plane: LivePlane) -> None:
     plane.up(manifest(simulated("small", 1)))
     apply(plane, manifest(simulated("small", 1), simulated("huge", 1, placement=TOO_MUCH)))

@@ -22,6 +22,7 @@ from pointsman.control import events as control
 from pointsman.engines import Engine, Launch
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.asks import Place
+from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.directory import Directory
@@ -166,6 +167,10 @@ class Plane:
             "deployments": deployments_status(self._files.desired(), instances, self._traffic, now),
             "problems": problems,
         }
+
+    def fleet(self) -> Snapshot:
+        """The workers that are known, and what instances have of them."""
+        return self._controller.places.snapshot()
 
     def logs(self, instance_id: str, lines: int = 100) -> str:
         """The last lines that an instance wrote."""
