@@ -19,12 +19,17 @@ class Places:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._news: dict[str, Worker] = {}
+        """Workers that the placer has not been told of yet: thousands may come before it is asked again."""
         self._placer: Placer | None = None
 
     @property
     def placer(self) -> Placer:
         if self._placer is None:
             self._placer = Placer(Fleet(self._workers.values()))
+        elif self._news:
+            self._placer.fleet.put(*self._news.values())
+        self._news = {}
         return self._placer
 
     @property
@@ -42,9 +47,7 @@ class Places:
 
     def seen(self, worker: Worker) -> None:
         """A worker is there, or something about it has changed."""
-        self._workers[worker.name] = worker
-        if self._placer is not None:
-            self.fleet.put(worker)
+        self._workers[worker.name] = self._news[worker.name] = worker
 
     def lost(self, worker: str) -> list[str]:
         """A worker is gone: the instances that had a part of it have no place any more."""

@@ -180,6 +180,23 @@ def test_adopted_instances_keep_their_places() -> None:
     assert controller.places.fleet.place_of("m-1") == place
 
 
+def test_a_fleet_of_thousands() -> None:
+    """Workers come one by one, instances find their places, a rack is lost, and everything is placed again."""
+    controller = Controller()
+    for number in range(2_000):
+        controller.handle(WorkerSeen(worker(f"w{number}", 24, 24)), 0.0)
+    found = launches(controller.handle(wish(deployment(16, 600)), 0.0))
+    assert len({place.gpus for place in found.values() if place is not None}) == 600
+    for name in found:
+        controller.handle(launched(name), 1.0)
+    used = [place.workers[0] for place in found.values() if place is not None]
+    for name in dict.fromkeys(used[:40]):
+        controller.handle(WorkerLost(name, "no power"), 2.0)
+    again = launches(controller.handle(TimerFired(), 10.0))
+    assert set(again) == {name for name, place in found.items() if place is not None and place.workers[0] in used[:40]}
+    assert len(controller.places.fleet.instances()) == 600
+
+
 class Claims(RuleBasedStateMachine):
     """Whatever happens: places are held by those whose process may be there and by nobody else; nothing overflows."""
 
