@@ -119,7 +119,10 @@ class Controller:
     # News of workers
 
     def _worker_seen(self, event: WorkerSeen, turn: Turn) -> None:
-        self.places.seen(event.worker)
+        for instance_id in self.places.seen(event.worker):
+            instance = self._process(instance_id, turn)
+            if instance is not None:
+                turn.give_up(instance, f'what it had of worker "{event.worker.name}" is not there any more')
         turn.has_room = True
 
     def _worker_lost(self, event: WorkerLost, turn: Turn) -> None:

@@ -45,9 +45,14 @@ class Places:
         """The fleet as it is now."""
         return Snapshot(tuple(self._workers.values())) if self._placer is None else self.fleet.snapshot()
 
-    def seen(self, worker: Worker) -> None:
-        """A worker is there, or something about it has changed."""
-        self._workers[worker.name] = self._news[worker.name] = worker
+    def seen(self, worker: Worker) -> list[str]:
+        """A worker is there, or something about it has changed. The instances whose GPUs are not there any more."""
+        is_new = worker.name not in self._workers
+        self._workers[worker.name] = worker
+        if is_new or self._placer is None:
+            self._news[worker.name] = worker
+            return []
+        return self.fleet.put(worker)
 
     def lost(self, worker: str) -> list[str]:
         """A worker is gone: the instances that had a part of it have no place any more."""

@@ -170,6 +170,19 @@ def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() ->
     assert (waits.id, waits.homeless) == ("batch-1", True), "it comes back when there is room"
 
 
+def test_an_instance_whose_gpu_is_gone_is_stopped_and_placed_anew() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
+    controller.handle(wish(deployment(16, 2)), 0.0)
+    for name in ("m-1", "m-2"):
+        controller.handle(launched(name), 0.0)
+        controller.handle(Answered(name, readiness=True), 0.0)
+    controller.handle(WorkerSeen(worker("w1", 24)), 1.0)
+    assert phases(controller) == {"m-1": Phase.READY, "m-2": Phase.STOPPING}
+    controller.handle(Exited("m-2", "killed by SIGTERM"), 2.0)
+    assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 3.0))) == ["m-2"]
+
+
 def test_adopted_instances_keep_their_places() -> None:
     place = Place(tier=Tier.ONE_GPU, claims=(Claim(worker="w1", gpu=0, gpu_bytes=16 * GIB),))
     controller = Controller()

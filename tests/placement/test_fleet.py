@@ -85,12 +85,13 @@ def test_it_is_released_once() -> None:
 
 
 def test_fractions_leave_no_residue() -> None:
-    where = fleet(worker("w0", 80, cpus=1))
-    for number in range(3):
-        where.claim(f"i{number}", place("w0", 0, 1, cpus=0.1, gpu_share=0.1))
-    for number in range(3):
-        where.release(f"i{number}")
-    assert (float(where.gpus.columns[FREE_SHARE][0]), float(where.workers.columns[FREE_CPUS][0])) == (1.0, 1.0)
+    parts = (0.7, 0.2, 0.1)
+    where = fleet(worker("w0", 80, cpus=4))
+    for part in parts:
+        where.claim(str(part), place("w0", 0, 1, cpus=part, gpu_share=part))
+    for part in parts:
+        where.release(str(part))
+    assert (float(where.gpus.columns[FREE_SHARE][0]), float(where.workers.columns[FREE_CPUS][0])) == (1.0, 4.0)
 
 
 def test_gpus_of_unified_memory_use_that_of_the_machine() -> None:

@@ -98,6 +98,14 @@ def test_most_layers_before_a_tight_fit() -> None:
     assert (gpus_of(found), found.gpu_layers) == ("w2/0", 3), "three layers, and nothing left"
 
 
+def test_another_worker_before_a_link_and_before_nearness() -> None:
+    linked = worker("w0", *(gpu(index, 80, link="x") for index in range(4)))
+    where = fleet(linked, worker("w1", 80, 80), d1=("w0", 0, 1), p1=("w0", 1, 1))
+    asked = ask(100, deployment="d", near="p", arrangement=SPREAD)
+    assert gpus_of(placed(asked, where)) == "w1/0 w1/1"
+    assert placed(msgspec.structs.replace(asked, deployment="e"), where).workers == ("w0",)
+
+
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=6), st.data())
 def test_spread_goes_round_before_it_doubles(racks: list[str], data: st.DataObject) -> None:
     sizes = [data.draw(st.sampled_from([40, 80])) for _ in racks]

@@ -128,7 +128,8 @@ def lacks_gpus(obstacles: Codes, host: Host) -> str | None:
     """Why none of a worker's GPUs is for this ask; None: one is."""
     if not host.devices:
         return "no GPU"
-    found = [int(obstacles[device.row]) for device in host.devices]
+    first = host.devices[0].row
+    found = obstacles[first : first + len(host.devices)].tolist()
     if ABLE in found:
         return None
     counts = [f"{found.count(kind)} {words}" for kind, words in OBSTACLES.items() if kind in found]

@@ -75,16 +75,17 @@ class FitsOnSeveralGpus(FitFilter):
         return Fit(fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
 
     def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> Fit:
+        largest = self.devices().largest(np.where(obstacles == ABLE, free, -np.inf))
+        each = {size: ask.need.gpu_bytes(size) for size in sizes}
+        alike = "" if ask.mixed_gpus else " of one model"
+
         def why(host: Host) -> str:
             lacking = lacks_gpus(obstacles, host) or hosts.lacking(host)
             if lacking is not None:
                 return lacking
             most = max((size for size in sizes if size <= len(host.devices)), default=sizes[0])
-            alike = "" if ask.mixed_gpus else " of one model"
-            largest = max(free[device.row] for device in host.devices if obstacles[device.row] == ABLE)
-            each = f"{most}{alike} with {gib(ask.need.gpu_bytes(most))} each"
-            here = f"{len(host.devices)} GPUs, the largest free is {gib(largest)}"
-            return f"too few GPUs with room: needs {each}; it has {here}"
+            here = f"{len(host.devices)} GPUs, the largest free is {gib(largest[host.row])}"
+            return f"too few GPUs with room: needs {most}{alike} with {gib(each[most])} each; it has {here}"
 
         return nowhere(len(self.fleet), why)
 
