@@ -1,13 +1,11 @@
 """A file that describes a fleet -> workers, and the claims of what runs there.
 
-Enters: a `Fleet` document. Leaves: a `FleetPlan`, or `ConfigError` with all problems. The one rule is that of all
+Enters: a `Fleet` document. Leaves: a `Snapshot`, or `ConfigError` with all problems. The one rule is that of all
 documents: every mistake at once, each with its line, and nothing of a bad file is used.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-
-import msgspec
 
 from pointsman.config.fleet_schema import FleetDocument, FleetInstanceSpec
 from pointsman.config.fleet_sizes import Sizes
@@ -20,33 +18,11 @@ from pointsman.config.wording import found
 from pointsman.config.yaml import read_yaml
 from pointsman.errors import did_you_mean
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.placement.fleet import Fleet
+from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.types import Worker
 
 
-class RunningInstance(msgspec.Struct, frozen=True):
-    """An instance that has a place already."""
-
-    name: str
-    deployment: str
-    place: Place
-
-
-class FleetPlan(msgspec.Struct, frozen=True):
-    """A fleet as its file describes it."""
-
-    workers: tuple[Worker, ...]
-    claims: tuple[RunningInstance, ...] = ()
-
-    def fleet(self) -> Fleet:
-        """For the placer: a fleet of its own each time."""
-        fleet = Fleet(self.workers)
-        for one in self.claims:
-            fleet.claim(one.name, one.place, one.deployment)
-        return fleet
-
-
-def load_fleet(source: FilePath | str, file: str = "") -> FleetPlan:
+def load_fleet(source: FilePath | str, file: str = "") -> Snapshot:
     """Load a `Fleet` document from a file (`Path`) or from text (`str`); `file` is what text is called in problems."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
@@ -60,9 +36,9 @@ def load_fleet(source: FilePath | str, file: str = "") -> FleetPlan:
         problems.raise_if_any()
     reader = Workers(problems)
     workers = reader.named(document.workers)
-    claims = _Instances(problems, workers, all_named=not reader.unnamed).running(document.instances)
+    occupants = _Instances(problems, workers, all_named=not reader.unnamed).running(document.instances)
     problems.raise_if_any()
-    return FleetPlan(tuple(workers.values()), claims)
+    return Snapshot(tuple(workers.values()), occupants)
 
 
 class _Instances:
@@ -74,7 +50,7 @@ class _Instances:
         self._all_named = all_named
         self._sizes = Sizes(problems)
 
-    def running(self, specs: Sequence[FleetInstanceSpec]) -> tuple[RunningInstance, ...]:
+    def running(self, specs: Sequence[FleetInstanceSpec]) -> tuple[Occupant, ...]:
         """All of them, as long as the document has no problem."""
         names = Names("instance", self._problems)
         made = []
@@ -83,7 +59,7 @@ class _Instances:
             names.take(spec.name, path)
             claims = self._claims(spec, path)
             if not len(self._problems):
-                made.append(RunningInstance(spec.name, spec.deployment, _place(spec, claims)))
+                made.append(Occupant(spec.name, _place(spec, claims), spec.deployment))
         return tuple(made)
 
     def _claims(self, spec: FleetInstanceSpec, path: Path) -> list[Claim]:

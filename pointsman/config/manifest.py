@@ -108,6 +108,8 @@ class PlacementSpec(Section, frozen=True):
     """GPUs of different models may be in one instance."""
     exclusive: bool = False
     """No other instance may be on its GPUs."""
+    all_or_nothing: bool = False
+    """Replicas are started only if there is a place for all of them."""
     near: str = ""
     """A deployment whose instances it should be near to."""
     priority: int = 0

@@ -48,6 +48,7 @@ def ask_of(
         priority=spec.priority,
         preempts=spec.preempts,
         near=spec.near,
+        all_or_nothing=spec.all_or_nothing,
         overcommit=spec.overcommit,
     )
 

@@ -68,8 +68,20 @@ class Places:
         outcome = self.placer.place(ask)
         if isinstance(outcome, Refused):
             return outcome
+        lacking = self._lacking(spec) if ask.all_or_nothing else None
+        if lacking is not None:
+            return lacking
         self.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
         return outcome.place
+
+    def _lacking(self, spec: DesiredDeployment) -> Refused | None:
+        """Why there is no place for one of those that are missing of a deployment; None: there is for all."""
+        assert spec.ask is not None
+        scratch = self.fleet.copy()
+        there = sum(scratch.deployment_of(one) == spec.name for one in scratch.instances())
+        asks = [msgspec.structs.replace(spec.ask, instance_id=f"{number}") for number in range(spec.replicas - there)]
+        found = Placer(scratch).place_all(asks, all_or_nothing=True)
+        return next((one for one in found if isinstance(one, Refused)), None)
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
         """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""

@@ -45,9 +45,14 @@ class Rehearsal:
             self._there += [f"{name}: {there} of {replicas} are there already"] if there else []
             names = (f"{name}-{number}" for number in count(1))
             free = (one for one in names if self._fleet.place_of(one) is None and one not in self._seen)
-            for instance_id in islice(free, max(replicas - there, 0)):
-                self._seen.add(instance_id)
-                self._place(msgspec.structs.replace(template, instance_id=instance_id))
+            missing = list(islice(free, max(replicas - there, 0)))
+            self._seen.update(missing)
+            asks = [msgspec.structs.replace(template, instance_id=instance_id) for instance_id in missing]
+            if template.all_or_nothing and asks:
+                trial = Placer(self._fleet.copy()).place_all(asks, all_or_nothing=True)
+                asks = asks if len(trial) == len(asks) else [trial[0].ask]
+            for ask in asks:
+                self._place(ask)
         return unknown
 
     @property

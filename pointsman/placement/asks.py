@@ -72,6 +72,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     preempts: bool = False
     """Instances of negative priority may be stopped to make room."""
+    all_or_nothing: bool = False
+    """It is of no use without the other instances of its deployment: all of them have a place, or none gets one."""
     near: str = ""
     """A deployment whose instances it should be near to."""
     overcommit: bool = False

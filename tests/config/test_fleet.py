@@ -185,8 +185,8 @@ instances:
 )  # fmt: skip
 def test_what_runs_already(fields: str, place: Place) -> None:
     plan = load_fleet(f"{WORKERS}- {{name: chat-1, deployment: chat, {fields}}}\n")
-    [running] = plan.claims
-    assert (running.name, running.deployment, running.place) == ("chat-1", "chat", place)
+    [running] = plan.occupants
+    assert (running.instance_id, running.deployment, running.place) == ("chat-1", "chat", place)
     fleet = plan.fleet()
     assert fleet.place_of("chat-1") == place
     assert fleet.deployment_of("chat-1") == "chat"
@@ -201,7 +201,7 @@ def test_the_fleet_counts_what_runs() -> None:
     assert [column[5] for column in rows] == [50 * GIB, 0.75]
     assert list(fleet.workers.columns[FREE_MEMORY]) == [256 * GIB, 250 * GIB]
     assert list(fleet.workers.columns[FREE_CPUS]) == [64, 60]
-    plan.fleet().claim("b", plan.claims[0].place)
+    plan.fleet().claim("b", plan.occupants[0].place)
     assert "b" not in plan.fleet().instances(), "each fleet is its own"
 
 

@@ -70,6 +70,7 @@ def test_everything_else_is_passed_on() -> None:
             "mixedGpus": True,
             "exclusive": True,
             "near": "other",
+            "allOrNothing": True,
             "priority": 3,
             "preempts": True,
             "overcommit": True,
@@ -82,6 +83,7 @@ def test_everything_else_is_passed_on() -> None:
     assert found.arrangement is Arrangement.BINPACK
     assert (found.several_gpus, found.several_workers, found.partial_offload, found.cpu) == (False, True, True, True)
     assert (found.mixed_gpus, found.exclusive, found.preempts, found.overcommit) == (True, True, True, True)
+    assert found.all_or_nothing
 
 
 def test_equal_documents_ask_for_the_same() -> None:

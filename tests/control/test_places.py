@@ -183,6 +183,15 @@ def test_an_instance_whose_gpu_is_gone_is_stopped_and_placed_anew() -> None:
     assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 3.0))) == ["m-2"]
 
 
+def test_all_or_nothing() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
+    three = with_ask(deployment(16, 3), all_or_nothing=True)
+    assert launches(controller.handle(wish(three), 0.0)) == {}
+    assert dict(controller.places.fleet.instances()) == {}
+    assert sorted(launches(controller.handle(WorkerSeen(worker("w2", 24)), 1.0))) == ["m-1", "m-2", "m-3"]
+
+
 def test_adopted_instances_keep_their_places() -> None:
     place = Place(tier=Tier.ONE_GPU, claims=(Claim(worker="w1", gpu=0, gpu_bytes=16 * GIB),))
     controller = Controller()
