@@ -21,7 +21,8 @@ _UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive pr
 
 
 def read_plain(data: bytes, most_head_bytes: int) -> tuple[HttpRequest, int, int] | None:
-    """The request whose head these bytes begin with, where its body starts and how long it is; None: not plain."""
+    """The request that these bytes are, as far as they have come; where its body starts and how long it is. None: they
+    are not plain, or are more than one."""
     end = data.find(b"\r\n\r\n", 0, most_head_bytes)
     if end < 0:
         return None
@@ -38,6 +39,8 @@ def read_plain(data: bytes, most_head_bytes: int) -> tuple[HttpRequest, int, int
     length = headers.get(b"content-length")
     if length is None or b"host" not in headers or len(headers) != len(lines):  # one came twice
         return None
+    if end + 4 + int(length) < len(data):
+        return None  # others come right behind it, perhaps many: the parser takes them in one go
     return HttpRequest(b"POST", path, path, b"", headers), end + 4, int(length)
 
 

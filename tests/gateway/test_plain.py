@@ -53,6 +53,7 @@ def test_what_is_plain_is_read_as_the_parser_reads_it(data: bytes) -> None:
         return
     request, start, length = read
     body = data[start : start + length]
+    assert start + length >= len(data)
     parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # it raises if this were no good request
     assert (parsed.method, parsed.version, parsed.keeps_alive, parsed.ended) == (b"POST", "1.1", True, 1)
     assert (request.method, request.target, request.headers) == (parsed.method, parsed.target, parsed.headers)
@@ -100,6 +101,24 @@ def changed(old: bytes, new: bytes) -> bytes:
 def test_what_is_left_to_the_parser(data: bytes) -> None:
     assert read_plain(PLAIN, MOST) is not None
     assert read_plain(data, MOST) is None
+
+
+def test_requests_in_a_row_are_left_to_the_parser() -> None:
+    assert read_plain(PLAIN[:-1], MOST) is not None
+    assert read_plain(PLAIN + b"P", MOST) is None
+
+
+def test_thousands_of_requests_in_one_piece_are_read_in_one_go() -> None:
+    """Not each from within the one before."""
+    memory = Memory(limits={"maxPipelined": 10_000})
+    client, transport = memory.client()
+    client.data_received(PLAIN[:-5])
+    client.data_received(PLAIN[-5:] + PLAIN * 3_000)
+    for _ in range(3_001):
+        memory.loop.turn()
+        memory.answer_all()
+    assert statuses(bytes(transport.written)) == [200] * 3_001
+    memory.forget()
 
 
 def test_a_head_that_is_too_long_is_left_to_the_parser() -> None:
