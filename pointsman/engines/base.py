@@ -86,6 +86,13 @@ class Engine(ABC):
         visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as the driver counts them
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
+    def _told(self, launch: Launch, **options: object) -> Launch:
+        """With options of the command line that are not given already; None: nothing to say."""
+        named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+        given = {word.partition("=")[0] for word in launch.argv}
+        words = [word for name, value in named.items() if name not in given for word in (name, str(value))]
+        return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
+
     def readiness(self, model: str) -> Probe:
         """One small piece of real work: a server may be healthy and die on its first token."""
         if self.work == "embeddings":

@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.parameters import FileOrName
@@ -54,13 +52,14 @@ class Sglang(Engine):
         return Launch((*argv, *self._args), {**BYTECODE, **self._env})
 
     def placed(self, launch: Launch, place: Place) -> Launch:
-        launch = super().placed(launch, place)
-        argv = launch.argv
-        if place.tensor_parallel_size > 1 and self._tensor_parallel_size == 1:
-            argv += ("--tp-size", str(place.tensor_parallel_size))
-        if place.pipeline_parallel_size > 1:
-            argv += ("--pp-size", str(place.pipeline_parallel_size))
-        return msgspec.structs.replace(launch, argv=argv)
+        share = place.largest_gpu_share
+        return self._told(
+            super().placed(launch, place),
+            tp_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
+            pp_size=place.pipeline_parallel_size if place.pipeline_parallel_size > 1 else None,
+            mem_fraction_static=None if share is None else f"{share:.3f}",
+            context_length=place.context or None,
+        )
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return sglang_metrics(samples)

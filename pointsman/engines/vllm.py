@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
@@ -54,13 +52,14 @@ class Vllm(Engine):
         return Launch((*argv, *self._args), {**BYTECODE, **self._env})
 
     def placed(self, launch: Launch, place: Place) -> Launch:
-        launch = super().placed(launch, place)
-        argv = launch.argv
-        if place.tensor_parallel_size > 1 and self._tensor_parallel_size == 1:
-            argv += ("--tensor-parallel-size", str(place.tensor_parallel_size))
-        if place.pipeline_parallel_size > 1:
-            argv += ("--pipeline-parallel-size", str(place.pipeline_parallel_size))
-        return msgspec.structs.replace(launch, argv=argv)
+        share = place.largest_gpu_share  # by itself it takes nine tenths of a GPU, whatever it needs
+        return self._told(
+            super().placed(launch, place),
+            tensor_parallel_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
+            pipeline_parallel_size=place.pipeline_parallel_size if place.pipeline_parallel_size > 1 else None,
+            gpu_memory_utilization=None if share is None else f"{share:.3f}",
+            max_model_len=place.context or None,
+        )
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return vllm_metrics(samples)

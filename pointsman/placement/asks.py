@@ -93,6 +93,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     gpu: int | None = None
     """Index of the GPU; None: it takes CPUs and memory only."""
     gpu_bytes: int = 0
+    gpu_total_bytes: int = 0
+    """Of that GPU in all, for engines that must be told their share of it; 0: not known."""
     gpu_share: float = 0.0
     exclusive: bool = False
     cpus: float = 0.0
@@ -111,11 +113,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | None = None
     """Of a partial offload; None: all of them, or none on a CPU."""
     overcommitted: bool = False
+    context: int = 0
+    """Tokens of a request that there is room for, if it was worked out for so many; 0: it was not."""
 
     @property
     def workers(self) -> tuple[str, ...]:
         """In the order of the claims, each once."""
         return tuple(dict.fromkeys(claim.worker for claim in self.claims))
+
+    @property
+    def largest_gpu_share(self) -> float | None:
+        """Of the memory of a GPU, the largest share that it has; None: it has no GPU, or sizes are not known."""
+        shares = [claim.gpu_bytes / claim.gpu_total_bytes for claim in self.claims if claim.gpu_total_bytes]
+        return max(shares, default=0.0) or None
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:

@@ -118,7 +118,7 @@ class Placer:
             place = forced(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
             return refused if place is None else Placed(ask, place, 0.0, (), trace)
         run = result.results[result.primary]
-        place = cycle[FIT].place(result.target)
+        place = msgspec.structs.replace(cycle[FIT].place(result.target), context=ask.need.context)
         totals = np.asarray(run.ranked.totals)
         best, *others = np.argsort(-totals, kind="stable")[: RUNNER_UPS + 1].tolist()
         runner_ups = tuple((str(run.ranked.candidates[at]), float(totals[at])) for at in others)

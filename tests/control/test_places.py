@@ -65,6 +65,7 @@ def test_an_instance_is_launched_where_there_is_room() -> None:
     place = found["m-1"]
     assert place is not None
     assert place.gpus == (("w1", 1),)
+    assert place.largest_gpu_share == 16 / 24
     [status] = controller.instances()
     assert status.place == place
 

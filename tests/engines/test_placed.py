@@ -44,3 +44,24 @@ def test_it_is_told_how_it_is_divided(engine: Engine, where: Place, told: list[s
     marks = {"--tensor-parallel-size", "--pipeline-parallel-size", "--tp-size", "--pp-size", "--set"}
     found = [word for at, word in enumerate(argv) if word in marks or (at and argv[at - 1] in marks)]
     assert found == told
+
+
+@pytest.mark.parametrize(
+    ("engine", "share", "context"),
+    [(Vllm, "--gpu-memory-utilization", "--max-model-len"), (Sglang, "--mem-fraction-static", "--context-length")],
+)
+def test_it_takes_what_was_claimed_and_no_more(engine: type[Vllm | Sglang], share: str, context: str) -> None:
+    claim = Claim(worker="w", gpu=0, gpu_bytes=20, gpu_total_bytes=80)
+    where = Place(tier=Tier.ONE_GPU, claims=(claim,), context=4096)
+
+    def told(adapter: Engine, place: Place) -> list[str]:
+        return list(adapter.placed(adapter.launch("m", "127.0.0.1", 1), place).argv)
+
+    argv = told(engine("m"), where)
+    assert argv[argv.index(share) + 1] == "0.250"
+    assert argv[argv.index(context) + 1] == "4096"
+    by_hand = told(engine("m", args=[f"{share}=0.5", context, "512"]), where)
+    assert [word for word in by_hand if word.startswith((share, context))] == [f"{share}=0.5", context]
+    unknown = told(engine("m"), place(0))
+    assert share not in unknown
+    assert context not in unknown

@@ -107,7 +107,8 @@ def expected_claims(ask: Ask, place: Place) -> tuple[Claim, ...]:
     assert len(each) == len(place.gpus)
     seen: set[str] = set()
     claims = []
-    for (worker, index), gpu_bytes in zip(place.gpus, each, strict=True):
+    sizes = [claim.gpu_total_bytes for claim in place.claims if claim.gpu is not None]
+    for (worker, index), gpu_bytes, size_of_gpu in zip(place.gpus, each, sizes, strict=True):
         first = worker not in seen
         seen.add(worker)
         claims.append(
@@ -115,6 +116,7 @@ def expected_claims(ask: Ask, place: Place) -> tuple[Claim, ...]:
                 worker=worker,
                 gpu=index,
                 gpu_bytes=gpu_bytes,
+                gpu_total_bytes=size_of_gpu,
                 gpu_share=ask.gpu_share or 0.0,
                 exclusive=ask.exclusive,
                 cpus=ask.cpus if first else 0.0,

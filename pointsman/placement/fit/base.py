@@ -143,6 +143,7 @@ def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, .
             worker=str(device.host),
             gpu=device.gpu.index,
             gpu_bytes=gpu_bytes,
+            gpu_total_bytes=device.gpu.memory_bytes,
             gpu_share=ask.gpu_share or 0.0,
             exclusive=ask.exclusive,
             cpus=ask.cpus if place == 0 else 0.0,
