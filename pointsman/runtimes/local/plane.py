@@ -36,6 +36,7 @@ from pointsman.runtimes.local.status import deployments_status, is_ready, worker
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.local.watching import EndpointsFiles
 from pointsman.runtimes.traffic import Traffic
+from pointsman.types import Worker
 
 LOOK_S = 1.0
 """How often files of endpoints are looked at."""
@@ -56,7 +57,13 @@ class Plane:
     """Runs manifests on this machine. One per state directory."""
 
     def __init__(
-        self, state: Path, traffic: Traffic, *, orphan_grace_s: float = 5.0, scrape_interval_s: float = 0.5
+        self,
+        state: Path,
+        traffic: Traffic,
+        *,
+        orphan_grace_s: float = 5.0,
+        scrape_interval_s: float = 0.5,
+        look_at_machine: Callable[..., Worker] = detect,
     ) -> None:
         self.state = state.absolute()
         self.current = PointsmanPlan()
@@ -88,6 +95,9 @@ class Plane:
         """Nothing runs and nobody serves."""
         self._stopping: asyncio.Task[None] | None = None
         self._machine = this_machine()
+        self._look_at_machine = look_at_machine
+        self._blind = ""
+        """Why it is not known what there is of this machine; empty: it is."""
         self._began = time.monotonic()
         self._do: dict[type[Any], Callable[[Any], None]] = {
             control.Launch: self._launch,
@@ -154,7 +164,7 @@ class Plane:
 
     def status(self) -> dict[str, Any]:
         """What runs and how it is doing: plain data."""
-        problems = [*self._files.problems(), *self._scraper.problems()]
+        problems = [*self._files.problems(), *self._scraper.problems(), *filter(None, [self._blind])]
         if self._running is not None and self._running.processes.problem:
             problems.append(self._running.processes.problem)
         now, instances = time.monotonic(), self._controller.instances()
@@ -251,7 +261,15 @@ class Plane:
     def _see_worker(self, plan: PointsmanPlan, pids: Sequence[int] = ()) -> None:
         """Look at what there is of this machine, and what others use of it."""
         instances = self._controller.instances()
-        worker = detect([*pids, *(one.pid for one in instances if one.pid is not None)], labels=worker_labels(plan))
+        ours = [*pids, *(one.pid for one in instances if one.pid is not None)]
+        try:
+            worker = self._look_at_machine(ours, labels=worker_labels(plan))
+        except Exception as error:  # drivers are somebody else's; without places everything runs all the same
+            self._blind = (
+                f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
+            )
+            return
+        self._blind = ""
         if worker.memory_bytes:  # else the system does not say, and instances are started without a place
             self._tell(control.WorkerSeen(worker))
 

@@ -18,6 +18,7 @@ from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.asking import ask
 from pointsman.runtimes.local.ports import Ports
 from pointsman.runtimes.local.store import Store, stored_manifest
+from pointsman.types import Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
 
@@ -50,6 +51,19 @@ def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) ->
                 scene.plane.logs("../lock")
         assert not any(map(is_alive, pids.values()))
         assert [path.name for path in state.glob("*.sock")] == []
+
+    run(story())
+
+
+def test_a_driver_that_fails_keeps_nobody_from_running(state: Path) -> None:
+    def broken(*_: object, **__: object) -> Worker:
+        raise RuntimeError("driver and library versions differ")
+
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=1)), look_at_machine=broken) as scene:
+            await scene.until_ready("m-1")
+            [problem] = scene.plane.status()["problems"]
+            assert problem.endswith("instances get no places: RuntimeError: driver and library versions differ")
 
     run(story())
 
