@@ -1,11 +1,10 @@
 """What would have to change for there to be a place. Every change is tried out on the fleet as it stands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from pointsman.placement.asks import Ask, Place
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.words import gib
 from pointsman.selection import LabelSelector
@@ -34,12 +33,9 @@ class Hint(msgspec.Struct, frozen=True, eq=False):
         return self.words
 
 
-def hints(ask: Ask, placer: Placer, with_context: Callable[[int], Need] | None = None) -> list[Hint]:
-    """What would have to change, one thing at a time if one will do.
-
-    `with_context`: what is needed for another context; left out, a KV cache in proportion.
-    """
-    told = [*_largest_free(ask, placer), *_shorter_context(ask, placer, with_context or ask.need.with_context)]
+def hints(ask: Ask, placer: Placer) -> list[Hint]:
+    """What would have to change, one thing at a time if one will do."""
+    told = [*_largest_free(ask, placer), *_shorter_context(ask, placer)]
     helping = [hint for words, change in _changes(ask) if (hint := _tried(words, change, placer)) is not None]
     return told + (helping or _allowances_together(ask, placer))
 
@@ -59,14 +55,14 @@ def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
     return [Hint(f"needs {gib(needed)} on {where}; largest free is {gib(free[row])} on {placer.fleet.gpus[row]}")]
 
 
-def _shorter_context(ask: Ask, placer: Placer, with_context: Callable[[int], Need]) -> list[Hint]:
-    """The largest context that has a place, found by bisection."""
+def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
+    """The largest context that has a place, found by bisection; its KV cache is taken to be in proportion."""
     low, high = 0, -(-ask.need.context // CONTEXT_STEP)
     best: Hint | None = None
     while low + 1 < high:
         middle = (low + high) // 2
         context = middle * CONTEXT_STEP
-        hint = _tried(f"context {context:,}", msgspec.structs.replace(ask, need=with_context(context)), placer)
+        hint = _tried(f"context {context:,}", msgspec.structs.replace(ask, need=ask.need.with_context(context)), placer)
         if hint is None:
             high = middle
         else:

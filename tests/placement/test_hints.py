@@ -132,17 +132,6 @@ def test_the_context_is_the_largest_that_fits() -> None:
     assert isinstance(Placer(where).place(longer), Refused)
 
 
-def test_whoever_knows_better_says_what_another_context_needs() -> None:
-    def windowed(context: int) -> Need:
-        """Half of the layers keep what they have."""
-        kv = tuple(GIB // 4 if layer % 2 else GIB * context // 4 // 32768 for layer in range(32))
-        return msgspec.structs.replace(LONG, context=context, kv_layer_bytes=kv)
-
-    where = fleet(worker("w0", 38))
-    [_, shorter] = hints(ask(of=LONG), Placer(where), windowed)
-    assert shorter.words == "context 16,384 would fit on w0/gpu0"
-
-
 def test_nothing_is_claimed_by_hinting() -> None:
     where = fleet(worker("w0", 38), a=("w0", 0, 1))
     assert told(ask(of=LONG), where)
