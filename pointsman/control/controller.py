@@ -83,14 +83,21 @@ class Controller:
         return [instance.status() for instance in found]
 
     def preview(self, desired: Desired) -> list[Step]:
-        """What `Applied(desired)` would lead to that is not under way already, and why. Nothing is changed."""
+        """What `Applied(desired)` would lead to that is not under way already, why, and where. Nothing is changed."""
         if not self._open:
             return []
         before = self.desired or Desired()
         known, fleet = list(self._instances.values()), self.places.taken
         under_way = [] if self.desired is None else reconcile(before, known, fleet=fleet)
         steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
-        return [step for step in steps if step not in under_way]
+        return self._located([step for step in steps if step not in under_way], desired)
+
+    def _located(self, steps: list[Step], desired: Desired) -> list[Step]:
+        """The same, and of those that are started where they would go."""
+        starting = {step.subject: desired.deployments[step.deployment] for step in steps if step.what is What.START}
+        leaving = [step.subject for step in steps if step.what is What.STOP]
+        found = self.places.preview(starting, leaving)
+        return [msgspec.structs.replace(step, where=found.get(step.subject, "")) for step in steps]
 
     # What is wanted
 
@@ -233,7 +240,7 @@ class Controller:
         self._note_dues(turn)
 
     def _note_dues(self, turn: Turn) -> None:
-        for instance_id in turn.touched:
+        for instance_id in sorted(turn.touched):  # sets have another order in every process
             instance = self._instances.get(instance_id)
             due = None if instance is None else instance.due
             if due is None:

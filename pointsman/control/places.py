@@ -1,9 +1,12 @@
 """Where instances are: a place is claimed when one is launched, and given back, once, when its process is gone."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from pointsman.control.desired import DesiredDeployment
-from pointsman.placement.asks import Place
+from pointsman.placement.asks import Ask, Place
 from pointsman.placement.fleet import Fleet, Snapshot
 from pointsman.placement.moves import preempt
 from pointsman.placement.placer import Placer
@@ -62,26 +65,23 @@ class Places:
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
         """A place for an instance, claimed; why there is none; or None if it needs none that we know of."""
-        if spec.ask is None or not self._workers:
-            return None
-        ask = msgspec.structs.replace(spec.ask, instance_id=instance_id)
-        outcome = self.placer.place(ask)
-        if isinstance(outcome, Refused):
-            return outcome
-        lacking = self._lacking(spec) if ask.all_or_nothing else None
-        if lacking is not None:
-            return lacking
-        self.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
-        return outcome.place
+        return None if spec.ask is None or not self._workers else _take(self.placer, instance_id, spec, spec.ask)
 
-    def _lacking(self, spec: DesiredDeployment) -> Refused | None:
-        """Why there is no place for one of those that are missing of a deployment; None: there is for all."""
-        assert spec.ask is not None
-        scratch = self.fleet.copy()
-        there = sum(scratch.deployment_of(one) == spec.name for one in scratch.instances())
-        asks = [msgspec.structs.replace(spec.ask, instance_id=f"{number}") for number in range(spec.replicas - there)]
-        found = Placer(scratch).place_all(asks, all_or_nothing=True)
-        return next((one for one in found if isinstance(one, Refused)), None)
+    def preview(self, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]) -> dict[str, str]:
+        """Where instances would go, one after the other; those for whom there is no room, when others have left.
+
+        In words, and nothing is claimed. Whoever needs no place that we know of is not in the answer.
+        """
+        asks = {name: spec.ask for name, spec in wanted.items() if spec.ask is not None and self._workers}
+        if not asks:
+            return {}
+        placer = Placer(self.snapshot().fleet())
+        found = {name: _take(placer, name, wanted[name], ask) for name, ask in asks.items()}
+        for instance_id in leaving:
+            placer.fleet.release(instance_id)
+        refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
+        found |= {name: _take(placer, name, wanted[name], asks[name]) for name in refused}
+        return {name: _in_short(one) if isinstance(one, Refused) else str(one) for name, one in found.items()}
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
         """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""
@@ -99,3 +99,38 @@ class Places:
     def give_back(self, instance_id: str) -> bool:
         """Its process is gone. False: it had no place."""
         return self._placer is not None and self.fleet.release(instance_id)
+
+
+def _take(placer: Placer, instance_id: str, spec: DesiredDeployment, ask: Ask) -> Place | Refused:
+    """A place in the placer's fleet, claimed there; or why there is none."""
+    ask = msgspec.structs.replace(ask, instance_id=instance_id)
+    outcome = placer.place(ask)
+    if isinstance(outcome, Refused):
+        return outcome
+    lacking = _lacking(placer.fleet, spec, ask) if ask.all_or_nothing else None
+    if lacking is not None:
+        return lacking
+    placer.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
+    return outcome.place
+
+
+def _lacking(fleet: Fleet, spec: DesiredDeployment, ask: Ask) -> Refused | None:
+    """Why there is no place for one of those that are missing of a deployment; None: there is for all."""
+    scratch = fleet.copy()
+    there = sum(scratch.deployment_of(one) == spec.name for one in scratch.instances())
+    asks = [msgspec.structs.replace(ask, instance_id=f"{number}") for number in range(spec.replicas - there)]
+    found = Placer(scratch).place_all(asks, all_or_nothing=True)
+    return next((one for one in found if isinstance(one, Refused)), None)
+
+
+def _in_short(refused: Refused) -> str:
+    """What is in the way of the first tier that is open to it: in full if that is one thing, else how often what is."""
+    reasons: Counter[str] = Counter()
+    for tier in refused.failure.failures.values():
+        reasons = Counter(why for _, _, why in tier.reasons())
+        if not all(why.startswith("not allowed") for why in reasons):
+            break
+    if len(reasons) > 1:
+        kinds = Counter(why.partition(":")[0] for why in reasons.elements())
+        return "no place: " + ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    return f"no place: {next(iter(reasons), 'there are no workers')}"

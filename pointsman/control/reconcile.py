@@ -48,6 +48,8 @@ class Step(msgspec.Struct, frozen=True):
     deployment: str
     endpoint: str = ""
     """The name of a server that somebody else started, if it is about one."""
+    where: str = ""
+    """The place that it would get, or why there is none; empty: nobody has looked for one."""
 
 
 def reconcile(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pointsman.cli.main import main
+from pointsman.runtimes.local.detection import detect
 from tests.cli.planes import CHANGES, NO_CHANGES, READY, Plane, deployment, instance, pointsman, status
 
 MANIFEST = """\
@@ -80,6 +81,23 @@ def test_plan_without_a_plane_says_what_up_would_start(
     assert main(["plan", str(file), "--state", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [change["subject"] for change in told["changes"]] == ["chat", "chat-1", "chat-2", "spare", "more"]
+
+
+def test_plan_without_a_plane_says_where_instances_would_go(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = "  placement: {resources: {gpus: 0, memory: 1Mi}}\n"
+    file.write_text(MANIFEST.replace("  endpoints:", placed + "  endpoints:"))
+    assert main(["plan", str(file), "--state", str(tmp_path)]) == 0
+    _, head, _, opened, *started = capsys.readouterr().out.splitlines()[:6]
+    assert head.split() == ["what", "subject", "why", "where"]
+    assert opened.endswith('"smollm2"')
+    assert [row.partition(" there ")[2].strip() for row in started] == [f"{detect().name}: 1 MiB of memory"] * 2
+    file.write_text(file.read_text().replace("1Mi", "9000Ti"))
+    assert main(["plan", str(file), "--state", str(tmp_path), "--json"]) == 0
+    _, first, second, spare = json.loads(capsys.readouterr().out)["changes"]
+    assert first["where"].startswith("no place: ")
+    assert (second["where"], "where" in spare) == (first["where"], False)
 
 
 def test_plan_of_a_plane_elsewhere_that_does_not_answer_is_an_error(

@@ -203,21 +203,63 @@ def test_adopted_instances_keep_their_places() -> None:
     assert controller.places.fleet.place_of("m-1") == place
 
 
-def test_a_fleet_of_thousands() -> None:
-    """Workers come one by one, instances find their places, a rack is lost, and everything is placed again."""
+def test_a_preview_says_where_and_claims_nothing() -> None:
     controller = Controller()
-    for number in range(2_000):
-        controller.handle(WorkerSeen(worker(f"w{number}", 24, 24)), 0.0)
-    found = launches(controller.handle(wish(deployment(16, 600)), 0.0))
-    assert len({place.gpus for place in found.values() if place is not None}) == 600
-    for name in found:
-        controller.handle(launched(name), 1.0)
-    used = [place.workers[0] for place in found.values() if place is not None]
-    for name in dict.fromkeys(used[:40]):
-        controller.handle(WorkerLost(name, "no power"), 2.0)
-    again = launches(controller.handle(TimerFired(), 10.0))
-    assert set(again) == {name for name, place in found.items() if place is not None and place.workers[0] in used[:40]}
-    assert len(controller.places.fleet.instances()) == 600
+    controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
+    wanted = wish(deployment(16, 3))
+    for _ in range(2):
+        steps = controller.preview(wanted.desired)
+        assert [(step.subject, step.where.partition(" (")[0]) for step in steps[:2]] == [
+            ("m-1", "w1: gpu0"),
+            ("m-2", "w1: gpu1"),
+        ]
+        assert steps[2].where == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
+        assert controller.places.taken is None, "nobody needs a place yet"
+    places = launches(controller.handle(wanted, 0.0))
+    assert {step.subject: step.where for step in steps[:2]} == {name: str(place) for name, place in places.items()}
+    [more] = controller.preview(wish(deployment(16, 4)).desired)
+    assert (more.subject, more.where) == ("m-4", steps[2].where)
+
+
+def test_a_preview_counts_on_room_that_others_leave() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    controller.handle(wish(deployment(16, name="a")), 0.0)
+    stop, start = controller.preview(wish(deployment(16, name="b")).desired)
+    assert (stop.subject, stop.where) == ("a-1", "")
+    assert (start.subject, start.where) == ("b-1", "w1: gpu0 (16.0 GiB)")
+    [start] = controller.preview(wish(deployment(16, name="a"), deployment(16, name="b")).desired)
+    assert start.where.startswith("no place: ")
+    assert list(controller.places.fleet.instances()) == ["a-1"]
+
+
+def test_a_preview_of_all_or_nothing() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
+    for replicas, some in ((2, True), (3, False)):
+        steps = controller.preview(wish(with_ask(deployment(16, replicas), all_or_nothing=True)).desired)
+        assert [step.where.startswith("w1: ") for step in steps] == [some] * replicas
+
+
+def test_a_preview_says_in_short_what_is_in_the_way() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
+    by_memory = with_ask(deployment(0), need=Need(host_bytes=80 * GIB, tensor_parallel_sizes=()), cpu=True)
+    [step] = controller.preview(wish(by_memory).desired)
+    assert step.where == "no place: too little memory: needs 80.0 GiB, 64.0 GiB free", "GPUs are of no use to it"
+    controller.handle(WorkerSeen(worker("w2", 12)), 0.0)
+    controller.handle(WorkerSeen(worker("w3")), 0.0)
+    [step] = controller.preview(wish(deployment(16)).desired)
+    assert step.where == "no place: 1 no GPU for the engine, 2 no room on one GPU"
+
+
+def test_a_preview_without_a_fleet_or_an_ask_says_nowhere() -> None:
+    controller = Controller()
+    [step] = controller.preview(wish(deployment(16)).desired)
+    assert step.where == ""
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    [step] = controller.preview(wish(msgspec.structs.replace(deployment(16), ask=None)).desired)
+    assert step.where == ""
 
 
 class Claims(RuleBasedStateMachine):

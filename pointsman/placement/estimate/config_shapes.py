@@ -1,6 +1,7 @@
 """The tensors that a decoder must have by its config.json alone, for folders that have nothing else."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pointsman.placement.estimate.architecture import Architecture, Tensor
 from pointsman.placement.estimate.quantisation import Quantisation
@@ -14,6 +15,24 @@ UNGATED = frozenset(
 QUERY_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
 TIED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "falcon"})
 """Families that use their embeddings as output unless they say otherwise."""
+
+
+class FeedForward(NamedTuple):
+    """How wide the feed-forward part of a layer is, by kind of layer."""
+
+    dense: int
+    expert: int
+    """Each of them."""
+    shared: int
+    """What every token passes through beside its experts, in all."""
+
+
+def feed_forward(text: Fields, hidden: int) -> FeedForward:
+    """As config.json says it, in any of its dialects."""
+    dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
+    expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
+    shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
+    return FeedForward(dense, expert, shared)
 
 
 def computed_tensors(
@@ -56,15 +75,13 @@ def _attention(shape: Architecture, text: Fields) -> int:
 
 def _feed_forward(shape: Architecture, text: Fields, layer: int) -> int:
     hidden, matrices = shape.hidden, 2 if shape.name in UNGATED else 3
-    dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
+    width = feed_forward(text, hidden)
     every = text.whole("decoder_sparse_step", "moe_layer_freq") or 1
     only_dense = text.wholes("mlp_only_layers") or []
     is_dense = layer < (text.whole("first_k_dense_replace") or 0) or layer in only_dense or layer % every != every - 1
     if not shape.experts or is_dense:
-        return matrices * hidden * dense
-    expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
-    shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
-    return matrices * hidden * (shape.experts * expert + shared) + hidden * shape.experts
+        return matrices * hidden * width.dense
+    return matrices * hidden * (shape.experts * width.expert + width.shared) + hidden * shape.experts
 
 
 def _biases(shape: Architecture, text: Fields) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pointsman.placement.estimate.estimating import Estimate, fullest
+from pointsman.placement.estimate.vllm import SEQUENCES
 from pointsman.placement.needs import Need
 
 MOST_CONTEXT = 1 << 24
@@ -83,7 +84,7 @@ def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
 
 
 def _sequences(estimate: Estimate) -> int:
-    return estimate.serving.max_sequences or max(256, estimate.serving.concurrency)
+    return estimate.serving.max_sequences or max(SEQUENCES, estimate.serving.concurrency)
 
 
 def _fewest(estimate: Estimate, usable_bytes: int) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, Tensor, Weights
-from pointsman.placement.estimate.config_shapes import computed_tensors
+from pointsman.placement.estimate.config_shapes import computed_tensors, feed_forward
 from pointsman.placement.estimate.quantisation import DTYPES, parameters_of, quantisation_of
 from pointsman.placement.estimate.reading import Fields, UnreadableModel, json_object
 from pointsman.placement.estimate.safetensors import read_weights
@@ -110,13 +110,11 @@ def _architecture(
 
 def _intermediate(text: Fields, hidden: int) -> int:
     """Of what one token passes through."""
-    dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
+    width = feed_forward(text, hidden)
     used = text.whole("num_experts_per_tok", "num_experts_per_token", "moe_topk")
     if not used:
-        return dense
-    expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
-    shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
-    return max(used * expert + shared, dense if text.whole("first_k_dense_replace") else 0)
+        return width.dense
+    return max(used * width.expert + width.shared, width.dense if text.whole("first_k_dense_replace") else 0)
 
 
 def _embeds(folder: Path, config: dict[str, Any]) -> bool:

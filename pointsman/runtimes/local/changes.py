@@ -25,7 +25,7 @@ class ManifestText(msgspec.Struct, frozen=True):
     """What it is called in problems."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that changes."""
 
     what: str
@@ -34,6 +34,8 @@ class Change(msgspec.Struct, frozen=True):
     subject: str
     """The instance, the deployment, or the setting."""
     why: str
+    where: str = ""
+    """Of an instance that is started: the place that it would get, or why there is none."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -47,15 +49,17 @@ class Changes(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if not self.steps:
             return "no changes"
-        rows = [(step.what, step.subject, step.why) for step in self.steps]
-        return text_table(("what", "subject", "why"), rows)
+        heads, rows = ["what", "subject", "why"], [[step.what, step.subject, step.why] for step in self.steps]
+        if any(step.where for step in self.steps):
+            heads, rows = [*heads, "where"], [[*row, step.where] for row, step in zip(rows, self.steps, strict=True)]
+        return text_table(heads, rows)
 
 
 def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[Step]) -> Changes:
     """What differs between two plans, and the steps that follow from it for instances."""
     old = PointsmanPlan() if before is None else before
     found = list(_of_deployments(old, after))
-    found += [Change(step.what.value, step.subject, step.why) for step in steps]
+    found += [Change(step.what.value, step.subject, step.why, step.where) for step in steps]
     if before is not None:
         if before.workers != after.workers:
             found.append(Change("workers", "workers", _told(before.workers, after.workers)))

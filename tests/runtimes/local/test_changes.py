@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pointsman.config import load_manifest
@@ -68,3 +69,16 @@ def test_changes_are_a_table_and_false_if_there_are_none() -> None:
     assert str(Changes()) == "no changes"
     shown = str(Changes((Change("start", "m-1", "1 replica is wanted"),)))
     assert shown.splitlines()[-1] == "start  m-1      1 replica is wanted"
+
+
+def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
+    steps = [
+        Step(What.START, "m-1", "2 replicas are wanted, 0 there", "m", where="w1: gpu0 (16.0 GiB)"),
+        Step(What.START, "m-2", "2 replicas are wanted, 0 there", "m", where="no place: one GPU: 1 no room"),
+    ]
+    changes = changes_between(None, load_manifest(BEFORE), steps)
+    head, _, opened, *started = str(changes).splitlines()
+    assert head.split() == ["what", "subject", "why", "where"]
+    assert opened == 'open   m        new: it takes requests for "llama"'
+    assert [line.partition(" there ")[2].strip() for line in started] == [step.where for step in steps]
+    assert [one.get("where") for one in msgspec.to_builtins(changes.steps)] == [None, *(step.where for step in steps)]
