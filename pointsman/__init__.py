@@ -8,6 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pointsman.pipeline.application import Application, build
+    from pointsman.pipeline.batching import batch
+    from pointsman.pipeline.building import BuildError
+    from pointsman.pipeline.context import current
+    from pointsman.pipeline.nodes import InputNode, deployment, model
     from pointsman.runtimes.inprocess import ControlPlaneManager
     from pointsman.strategies import SchedulingPolicy, Strategy
     from pointsman.types import ExecutionInstance, ParallelismType, Priority, RequestMetadata, SchedulingDecision
@@ -16,12 +21,21 @@ __all__ = [
     "ControlPlaneManager",
     "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Priority", "ParallelismType",
     "SchedulingPolicy", "Strategy",
+    "deployment", "InputNode", "model", "batch", "current", "build", "Application", "BuildError",
 ]  # fmt: skip
 
 _HOMES = {
     "ControlPlaneManager": "pointsman.runtimes.inprocess",
     "SchedulingPolicy": "pointsman.strategies",
     "Strategy": "pointsman.strategies",
+    "deployment": "pointsman.pipeline.nodes",
+    "InputNode": "pointsman.pipeline.nodes",
+    "model": "pointsman.pipeline.nodes",
+    "batch": "pointsman.pipeline.batching",
+    "current": "pointsman.pipeline.context",
+    "build": "pointsman.pipeline.application",
+    "Application": "pointsman.pipeline.application",
+    "BuildError": "pointsman.pipeline.building",
 }
 
 

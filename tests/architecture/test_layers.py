@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "pointsman"
 
-FLOOR = {"types", "errors", "parameters", "selection"}
+FLOOR = {"types", "errors", "parameters", "drawing", "selection"}
 DECIDERS = {"routing", "strategies", "placement", "scaling", "pipeline"}
 PURE = FLOOR | DECIDERS | {"engines", "control", "config"}
 """What runtimes stand on."""
@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "parameters": set(),
+    "drawing": set(),
     "selection": {"errors"},
     "routing": FLOOR,
     "strategies": FLOOR | {"routing"},

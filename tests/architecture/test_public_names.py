@@ -6,8 +6,9 @@ import pytest
 
 PUBLIC = {
     "pointsman": {
-        "ControlPlaneManager", "ExecutionInstance", "ParallelismType", "Priority", "RequestMetadata",
-        "SchedulingDecision", "SchedulingPolicy", "Strategy",
+        "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
+        "Priority", "RequestMetadata", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch", "build",
+        "current", "deployment", "model",
     },
     "pointsman.selection": {
         "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
@@ -44,9 +45,13 @@ PUBLIC = {
         "Architecture", "Estimate", "Fit", "Model", "Part", "Serving", "Tensor", "UnreadableModel", "estimate", "fit",
         "kv_tokens", "read_model", "usable_bytes",
     },
+    "pointsman.pipeline": {
+        "Access", "Call", "Flow", "FromInput", "FromStep", "Graph", "HandleTo", "Node", "NodeKind", "NodeOptions",
+        "Run", "Step", "flow_of",
+    },
     "pointsman.engines": {
-        "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Samples", "Sglang", "Simulated",
-        "Vllm",
+        "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Python", "Samples", "Sglang",
+        "Simulated", "Vllm",
     },
     "pointsman.control": {
         "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "EngineSpec", "InstanceStatus",

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.config.fleet import load_fleet
+from pointsman.drawing import colour
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.picture import fleet_svg, fleet_text
-from pointsman.placement.picture.canvas import colour
 from pointsman.placement.picture.parts import Kind, Part, View
 from pointsman.placement.picture.text import shared_out
 from pointsman.types import Gpu, Worker, WorkerStatus

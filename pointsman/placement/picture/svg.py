@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from pointsman.drawing import Canvas, colour, fitted, ink
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.picture.canvas import Canvas, colour, fitted, ink
 from pointsman.placement.picture.parts import CHOSEN, Bar, Kind, Part, View, counted, gib, gpus_in_words
 from pointsman.placement.picture.totals import SUMMARY_HEADS, headline, summary_rows
 from pointsman.types import WorkerStatus

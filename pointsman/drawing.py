@@ -1,8 +1,9 @@
-"""Shapes and words of an SVG, one element after the other."""
+"""Shapes and words of pictures: an SVG, one element after the other, and how much room words take."""
 
 import re
 from colorsys import hls_to_rgb
 from html import escape
+from unicodedata import combining, east_asian_width
 
 PALETTE = (
     "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#5b5bd6",
@@ -14,7 +15,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def colour(place: int) -> str:
-    """The colour of the n-th deployment."""
+    """The colour of the n-th of something."""
     if place < len(PALETTE):
         return PALETTE[place]
     red, green, blue = hls_to_rgb(place * GOLDEN % 1, 0.55, 0.45)
@@ -41,19 +42,22 @@ class Canvas:
     def rect(
         self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, **more: str
     ) -> None:
-        round_ = f' rx="{_number(radius)}"' if radius else ""
+        round_ = f' rx="{number(radius)}"' if radius else ""
         self._elements.append(
-            f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{round_} '
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"{round_} '
             f'fill="{fill}"{_attributes(more)}/>'
         )
 
     def line(self, points: list[tuple[float, float]], **more: str) -> None:
-        way = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        way = " ".join(f"{number(x)},{number(y)}" for x, y in points)
         self._elements.append(f'<polyline points="{way}" fill="none"{_attributes(more)}/>')
+
+    def path(self, way: str, **more: str) -> None:
+        self._elements.append(f'<path d="{way}"{_attributes({"fill": "none"} | more)}/>')
 
     def text(self, x: float, y: float, words: str, kind: str, **more: str) -> None:
         """`kind`: a class of the style sheet."""
-        place = f'x="{_number(x)}" y="{_number(y)}"'
+        place = f'x="{number(x)}" y="{number(y)}"'
         self._elements.append(f'<text {place} class="{kind}"{_attributes(more)}>{xml(words)}</text>')
 
     def open(self, tip: str = "", **more: str) -> None:
@@ -65,20 +69,40 @@ class Canvas:
 
     def document(self, width: float, height: float, title: str, head: str) -> str:
         """Everything, as a standalone SVG."""
-        size = f'width="{_number(width)}" height="{_number(height)}" viewBox="0 0 {_number(width)} {_number(height)}"'
+        size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
         start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{xml(title)}</title>\n{head}\n'
         return start + "\n".join(self._elements) + "\n</svg>\n"
 
 
+def cells(words: str) -> int:
+    """How many columns of a terminal, or letters of a fixed width, they take."""
+    if words.isascii():
+        return len(words)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in words)
+
+
+def cut(words: str, room: int) -> str:
+    """As many of the words as fit into so many cells; empty if that would say nothing."""
+    if cells(words) <= room:
+        return words
+    if room < 4:
+        return ""
+    taken, kept = 0, 0
+    for one in words:
+        taken += cells(one)
+        if taken > room - 1:
+            break
+        kept += 1
+    return f"{words[:kept]}…"
+
+
 def fitted(words: str, width: float, font_size: float) -> str:
     """As much of the words as fits; empty if that would say nothing."""
-    room = int(width / (font_size * 0.6))
-    if len(words) <= room:
-        return words
-    return f"{words[: room - 1]}…" if room >= 4 else ""
+    return cut(words, int(width / (font_size * 0.6)))
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As SVG has it: one place after the point, and no zero there."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -1,0 +1,17 @@
+"""Pipelines: models and plain Python, bound into a graph that runs in this process, on local replicas, or on Ray.
+
+Enters: classes and functions of the user, bound to each other. Leaves: a `Graph` (what was written, frozen, as YAML
+has it), a `Flow` (the same, ready to run) and a `Run` of it. The one rule: nothing here calls a user's code; whoever
+carries a run out does.
+"""
+
+from pointsman.pipeline.flow import Flow, Step, flow_of
+from pointsman.pipeline.graph import Access, Call, FromInput, FromStep, Graph, HandleTo, Node, NodeKind
+from pointsman.pipeline.options import NodeOptions
+from pointsman.pipeline.run import Run
+
+__all__ = [
+    "Graph", "Node", "NodeKind", "NodeOptions", "Call", "FromInput", "FromStep", "HandleTo", "Access",
+    "Flow", "Step", "flow_of",
+    "Run",
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""An application: a graph with a name, whose nodes can be configured one by one; deployed, drawn, written as YAML."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pointsman.errors import UnknownName
+from pointsman.pipeline.building import INGRESS, bound_graph
+from pointsman.pipeline.context import loading_stops_here
+from pointsman.pipeline.graph import Graph, NodeKind
+from pointsman.pipeline.options import NodeOptions
+
+
+class Application:
+    """What `build` makes of a pipeline. Its nodes are attributes."""
+
+    def __init__(self, name: str, graph: Graph, folder: Path) -> None:
+        self.name = name
+        self.graph = graph
+        self.folder = folder
+        """That files of code are relative to."""
+
+    def __getattr__(self, name: str) -> "ApplicationNode":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ApplicationNode(self, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), INGRESS, *(node.name for node in self.graph.nodes)]
+
+    def to_yaml(self) -> str:
+        """As operations have it: `pointsman deploy FILE`."""
+        from pointsman.pipeline.document import to_yaml
+
+        return to_yaml(self.name, self.graph)
+
+    def draw(self, *, text: bool = False) -> str:
+        """A picture of the graph: SVG, or text for a terminal."""
+        from pointsman.pipeline.drawing import graph_svg, graph_text
+
+        return graph_text(self.name, self.graph) if text else graph_svg(self.name, self.graph)
+
+    def deploy(self, runtime: str = "local", **options: Any) -> Any:
+        """Run it, and give a handle to it. Options are those of the runtime."""
+        loading_stops_here("deploy")
+        return import_module("pointsman.gateway.deploying").deploy(self, runtime, **options)
+
+    def __repr__(self) -> str:
+        return f"<application {self.name}: {', '.join(node.name for node in self.graph.nodes)}>"
+
+
+class ApplicationNode:
+    """One node of an application, to be configured."""
+
+    def __init__(self, application: Application, name: str) -> None:
+        names = [node.name for node in application.graph.nodes]
+        if name not in (*names, INGRESS):
+            raise UnknownName("node", name, [*names, INGRESS])
+        self._application = application
+        self.name = name
+
+    @property
+    def options(self) -> NodeOptions:
+        graph = self._application.graph
+        return graph.ingress if self.name == INGRESS else graph.node(self.name).options
+
+    def set_options(self, **changes: Any) -> None:
+        """Change options of this node alone."""
+        graph, options = self._application.graph, self.options.changed(changes)
+        if self.name == INGRESS:
+            self._application.graph = msgspec.structs.replace(graph, ingress=options)
+            return
+        nodes = (
+            msgspec.structs.replace(node, options=options) if node.name == self.name else node for node in graph.nodes
+        )
+        self._application.graph = msgspec.structs.replace(graph, nodes=tuple(nodes))
+
+
+def build(root: Any, *, name: str = "", folder: Path | str | None = None) -> Application:
+    """An application of what was bound. Raises `BuildError` with everything that is wrong.
+
+    `name`: what it is called; else what its file is. `folder`: files of code are named relative to it; else to the
+    current one.
+    """
+    if isinstance(root, Application):
+        return root
+    there = Path.cwd() if folder is None else Path(folder)
+    graph = bound_graph(root, there).graph
+    return Application(name or _name_of(graph), graph, there)
+
+
+def _name_of(graph: Graph) -> str:
+    """Of the file that the last call is in that is not of a model."""
+    owners = (graph.node(call.node) for call in reversed(graph.calls))
+    where = next((owner.code.rpartition(":")[0] for owner in owners if owner.kind is not NodeKind.MODEL), "")
+    stem = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+    if stem in ("app", "main", "__main__") and "/" in where:
+        stem = Path(where).parent.name
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "app"

@@ -1,0 +1,312 @@
+"""From what was bound to a graph: one pass that finds everything that is wrong, and calls nobody's code.
+
+Enters: the last of what was bound (a call, an object, or a list or mapping of them). Leaves: a `Graph`, and who stands
+behind each node; or `BuildError` with all problems at once.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pointsman.errors import ConfigError, did_you_mean
+from pointsman.pipeline.code import Code, NotImportable, code_of
+from pointsman.pipeline.graph import CALL, Call, FromInput, FromStep, Graph, HandleTo, Node, NodeKind, Template
+from pointsman.pipeline.nodes import (
+    BoundMethod,
+    CallNode,
+    ClassNode,
+    Deployment,
+    InputNode,
+    InputPart,
+    ModelNode,
+    Owner,
+)
+
+INGRESS = "ingress"
+"""The name of the node that is made for requests from outside; nobody else may have it."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+RESERVED = "$"
+"""Keys of plain data must not begin with this: in YAML it marks references."""
+LARGEST = 1 << 63
+
+
+class BuildError(ConfigError):
+    """Everything that is wrong with a pipeline, one line each."""
+
+
+class Bound:
+    """A graph, and who stands behind its nodes."""
+
+    def __init__(self, graph: Graph, owners: dict[str, Owner]) -> None:
+        self.graph = graph
+        self.owners = owners
+
+
+def bound_graph(root: Any, folder: Path | None = None) -> Bound:
+    """The graph that ends in `root`. `folder`: code must be importable from elsewhere, with files relative to it; None:
+    it is only run here. Raises `BuildError`."""
+    return _Building(folder).build(root)
+
+
+class _Building:
+    """One pass over what was bound."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._problems: list[str] = []
+        self._owners: dict[str, Owner] = {}
+        self._names: dict[int, str] = {}
+        """By the identity of an owner: what its node is called."""
+        self._nodes: dict[str, Node] = {}
+        self._calls: dict[str, Call] = {}
+        self._ids: dict[int, str] = {}
+        """By the identity of a call node: the id of its call."""
+        self._open: list[int] = []
+        """Calls and containers that are being looked through."""
+        self._input: InputNode | None = None
+        self._roots: dict[str, None] = {}
+
+    def build(self, root: Any) -> Bound:
+        if isinstance(root, ClassNode):  # it takes what comes, and calls others through handles
+            root = CallNode(root, CALL, (InputNode(),), {}, "")
+        output = self._template(root, "the output", in_call=True)
+        if not self._calls and not self._problems:
+            self._problems.append("nothing is called: build what bind() returned, such as ensemble.bind(a, b)")
+        preprocessor = schema = Code("", "")
+        if self._input is not None:
+            preprocessor = self._code(self._input._preprocessor, "the preprocessor of the input")
+            schema = self._code(self._input._schema, "the schema of the input")
+        if self._problems:
+            raise BuildError(self._problems)
+        graph = Graph(
+            nodes=tuple(self._nodes.values()),
+            calls=tuple(self._calls.values()),
+            output=output,
+            preprocessor=preprocessor.name,
+            schema=schema.name,
+            ingress_version=preprocessor.version or schema.version,
+            python_path=tuple(self._roots),
+        )
+        return Bound(graph, self._owners)
+
+    # Values
+
+    def _template(self, value: Any, where: str, *, in_call: bool) -> Template:
+        """A value with references in place of nodes. `in_call`: it goes to a call; else to a constructor."""
+        if isinstance(value, CallNode):
+            if not in_call:
+                return self._wrong(f"{where} is the result of a call; only a call can take that: bind it to a method")
+            return FromStep(self._call(value))
+        if isinstance(value, InputPart):
+            if not in_call:
+                return self._wrong(f"{where} is the input, which comes with each request; bind it to a method")
+            return self._from_input(value)
+        if isinstance(value, ClassNode | ModelNode | Deployment):
+            if in_call:
+                return self._wrong(
+                    f"{where} is a node, not a result; bind one of its methods, or hand the node to a class"
+                )
+            return HandleTo(self._node(value))
+        if isinstance(value, BoundMethod):
+            return self._wrong(f"{where} is a method that is not bound; add .bind(...)")
+        return self._plain(value, where, in_call=in_call)
+
+    def _plain(self, value: Any, where: str, *, in_call: bool) -> Template:
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int(value) if abs(value) < LARGEST else self._wrong(f"{where} is {value}, more than 64 bits")
+        if isinstance(value, float):
+            return value if math.isfinite(value) else self._wrong(f"{where} is {value}, which JSON has no form for")
+        if not isinstance(value, list | tuple | dict):
+            kind = type(value).__name__
+            advice = "make it inside the class" if not in_call else "make it inside a node"
+            return self._wrong(f"{where} is a {kind}, which JSON has no form for; {advice}")
+        if not self._enter(value, where):
+            return None
+        made: Template
+        if isinstance(value, dict):
+            made = {
+                key: self._template(one, f"{where}[{key!r}]", in_call=in_call) for key, one in self._keys(value, where)
+            }
+        else:
+            made = [self._template(one, f"{where}[{place}]", in_call=in_call) for place, one in enumerate(value)]
+        self._open.pop()
+        return made
+
+    def _keys(self, value: Mapping[Any, Any], where: str) -> list[tuple[str, Any]]:
+        for key in value:
+            if not isinstance(key, str):
+                self._wrong(f"{where} has the key {key!r}; keys must be text, as in JSON")
+            elif key.startswith(RESERVED):
+                self._wrong(f"{where} has the key {key!r}; keys must not begin with {RESERVED}")
+        return [(key, one) for key, one in value.items() if isinstance(key, str)]
+
+    def _from_input(self, part: InputPart) -> FromInput:
+        if self._input is None:
+            self._input = part._source
+        elif self._input is not part._source:
+            self._wrong("there are two InputNodes; a request has one input: use one for all of the graph")
+        return FromInput(part._path)
+
+    # Calls
+
+    def _call(self, call: CallNode) -> str:
+        known = self._ids.get(id(call))
+        if known is not None:
+            return known
+        node = self._node(call._owner)
+        told = f"{node}.{call._method}" if call._method != CALL else node
+        if not self._enter(call, told):
+            return ""
+        args = tuple(
+            self._template(value, f"{told}: argument {place}", in_call=True)
+            for place, value in enumerate(call._args, start=1)
+        )
+        kwargs = {
+            name: self._template(value, f'{told}: argument "{name}"', in_call=True)
+            for name, value in call._kwargs.items()
+        }
+        self._check_call(call, told)
+        self._open.pop()
+        name = self._ids[id(call)] = _numbered(call._variable or told, self._calls)
+        self._calls[name] = Call(id=name, node=node, method=call._method, args=args, kwargs=kwargs)
+        return name
+
+    def _check_call(self, call: CallNode, told: str) -> None:
+        owner = call._owner
+        if isinstance(owner, ModelNode):
+            if call._method not in ModelNode.METHODS:
+                self._wrong(
+                    f'model "{owner._model}" has no "{call._method}"{did_you_mean(call._method, ModelNode.METHODS)}'
+                )
+            return
+        if isinstance(owner, Deployment):
+            self._check_arguments(owner.body, call._args, call._kwargs, told)
+            return
+        body = owner._of.body
+        method = inspect.getattr_static(body, call._method, None)
+        if method is None or not callable(getattr(body, call._method, None)):
+            methods = [name for name, one in inspect.getmembers(body, callable) if not name.startswith("_")]
+            missing = (
+                "it cannot be called: it has no __call__" if call._method == CALL else f'it has no "{call._method}"'
+            )
+            self._wrong(f"{told}: {missing}{did_you_mean(call._method, methods)}")
+            return
+        is_bound = isinstance(method, staticmethod | classmethod)
+        self._check_arguments(
+            getattr(body, call._method), call._args if is_bound else (None, *call._args), call._kwargs, told
+        )
+
+    def _check_arguments(
+        self, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], told: str
+    ) -> None:
+        try:
+            signature = inspect.signature(body)
+        except (TypeError, ValueError):  # written in C: it does not say what it takes
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            self._wrong(f"{told}: {error}; it takes {signature}")
+
+    # Nodes
+
+    def _node(self, owner: Owner) -> str:
+        known = self._names.get(id(owner))
+        if known is not None:
+            return known
+        name = self._names[id(owner)] = self._name(owner)
+        self._owners[name] = owner
+        self._nodes[name] = Node(name=name, kind=NodeKind.MODEL, code="")  # its turn, whatever its handles name
+        self._nodes[name] = self._made(owner, name)
+        return name
+
+    def _made(self, owner: Owner, name: str) -> Node:
+        if isinstance(owner, ModelNode):
+            return Node(name=name, kind=NodeKind.MODEL, code=owner._model)
+        deployed = owner._of if isinstance(owner, ClassNode) else owner
+        code = self._code(deployed.body, name)
+        options = deployed.node_options
+        if isinstance(owner, Deployment):
+            if owner.is_class:
+                self._wrong(f"{name} is a class; bind it: {owner.body.__name__}.bind(...)")
+            return Node(name=name, kind=NodeKind.FUNCTION, code=code.name, version=code.version, options=options)
+        args = tuple(
+            self._template(value, f"{name}: argument {place}", in_call=False)
+            for place, value in enumerate(owner._args, start=1)
+        )
+        kwargs = {
+            key: self._template(value, f'{name}: argument "{key}"', in_call=False)
+            for key, value in owner._kwargs.items()
+        }
+        self._check_arguments(deployed.body, owner._args, owner._kwargs, name)
+        joins = options.shards > 1 and callable(getattr(deployed.body, "join", None))
+        return Node(
+            name=name,
+            kind=NodeKind.CLASS,
+            code=code.name,
+            version=code.version,
+            args=args,
+            kwargs=kwargs,
+            options=options,
+            joins=joins,
+        )
+
+    def _name(self, owner: Owner) -> str:
+        if isinstance(owner, ModelNode):
+            return _numbered(_in_letters(owner._model), self._nodes)
+        deployed = owner._of if isinstance(owner, ClassNode) else owner
+        given = deployed.name or (owner._variable if isinstance(owner, ClassNode) else "")
+        name = given or _in_letters(_snake(deployed.body.__name__))
+        if not NAME.fullmatch(name):
+            self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
+        elif name == INGRESS:
+            self._wrong(f'"{INGRESS}" is the name of what takes requests from outside; call this node something else')
+        elif given and name in self._nodes:
+            self._wrong(f'two nodes are called "{name}"; give one another name: .options(name="...")')
+        return _numbered(name, self._nodes)
+
+    def _code(self, body: Any, whose: str) -> Code:
+        if body is None or self._folder is None:
+            return Code("", "")
+        try:
+            found = code_of(body, self._folder)
+        except NotImportable as why:
+            self._wrong(f"{whose} cannot be loaded by other processes: {why}")
+            return Code("", "")
+        if found.root and found.root != ".":
+            self._roots[found.root] = None
+        return found
+
+    def _enter(self, value: object, where: str) -> bool:
+        """False: we are inside it already."""
+        if id(value) in self._open:
+            self._wrong(f"{where} needs itself: the graph has a cycle there")
+            return False
+        self._open.append(id(value))
+        return True
+
+    def _wrong(self, words: str) -> None:
+        if words not in self._problems:
+            self._problems.append(words)
+
+
+def _numbered(name: str, taken: Mapping[str, Any]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _snake(name: str) -> str:
+    """DocumentReader -> document_reader"""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _in_letters(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_") or "node"

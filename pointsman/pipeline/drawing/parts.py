@@ -1,0 +1,211 @@
+"""What is in a picture of a graph: boxes, and what goes from one to another."""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+import msgspec
+
+from pointsman.pipeline.drawing.handles import Handles
+from pointsman.pipeline.drawing.tips import call_tip, input_tip, node_tip, part_of_input
+from pointsman.pipeline.graph import (
+    CALL,
+    Call,
+    FromInput,
+    FromStep,
+    Graph,
+    HandleTo,
+    Node,
+    NodeKind,
+    Reference,
+    Template,
+    references,
+)
+from pointsman.pipeline.options import NodeOptions
+
+WHOLE = "all of it"
+"""The input, where others take parts of it."""
+
+
+class Role(Enum):
+    """What a box stands for."""
+
+    INPUT = "input"
+    CALL = "call"
+    HELD = "held"
+    """A node that no step calls, only who has a handle to it."""
+    OUTPUT = "output"
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """One box, in words."""
+
+    role: Role
+    name: str
+    kind: NodeKind | None = None
+    caption: str = ""
+    """What stands behind it."""
+    detail: str = ""
+    """Whose method is called; empty if the name says it."""
+    marks: tuple[str, ...] = ()
+    """Of how many replicas and shards."""
+    node: str = ""
+    notes: tuple[str, ...] = ()
+    """What else is said: handles for which there is no line, the code that makes the input."""
+    tip: str = ""
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """From one box to another, by number."""
+
+    source: int
+    target: int
+    part: str = ""
+    """Of the input, which part."""
+    into: str = ""
+    """Which argument, or which part of the output."""
+    held: bool = False
+    """No result goes there: the source has a handle to the target."""
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Boxes in an order in which every edge goes forward: the input first, the output last."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def shared(self) -> list[str]:
+        """Nodes that more than one box calls."""
+        nodes = [box.node for box in self.boxes if box.node]
+        return [node for node in dict.fromkeys(nodes) if nodes.count(node) > 1]
+
+
+def parts_of(graph: Graph) -> Parts:
+    """Everything that is drawn of a graph."""
+    return _Collecting(graph).parts()
+
+
+class _Collecting:
+    """Numbers boxes as they come."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._boxes: list[Box] = []
+        self._edges: list[Edge] = []
+        self._calls: dict[str, int] = {}
+        """The box of a call."""
+        self._nodes: dict[str, int] = {}
+        """The first box of a node."""
+        self._handles = Handles(graph)
+        templates = [graph.output, *(template for call in graph.calls for template in (call.args, call.kwargs))]
+        self._inputs = {one for one in references(templates) if isinstance(one, FromInput)}
+
+    def parts(self) -> Parts:
+        self._input()
+        for call in self._graph.calls:
+            self._call(call)
+        for name in self._handles.only_held:
+            self._held(self._graph.node(name))
+        for holder, target in self._handles.lines:
+            self._edges.append(Edge(self._nodes[holder], self._nodes[target], held=True))
+        self._output()
+        return Parts(tuple(self._boxes), tuple(self._edges))
+
+    def _add(self, box: Box) -> int:
+        self._boxes.append(box)
+        return len(self._boxes) - 1
+
+    def _input(self) -> None:
+        graph = self._graph
+        code = {"preprocessor": graph.preprocessor, "schema": graph.schema}
+        captions = tuple(f"{what} {_last(where)}" for what, where in code.items() if where)
+        marks = _marks(graph.ingress) if graph.has_ingress else ()
+        self._add(Box(role=Role.INPUT, name="input", notes=captions, marks=marks, tip=input_tip(graph)))
+
+    def _call(self, call: Call) -> None:
+        node = self._graph.node(call.node)
+        told = call.node if call.method == CALL else f"{call.node}.{call.method}"
+        place = self._calls[call.id] = self._add(
+            Box(
+                role=Role.CALL,
+                name=call.id,
+                kind=node.kind,
+                caption=_caption(node),
+                detail=told if told != call.id else "",
+                marks=_marks(node.options),
+                node=node.name,
+                notes=self._notes(node) if node.name not in self._nodes else (),
+                tip=call_tip(call, told, node),
+            )
+        )
+        self._nodes.setdefault(node.name, place)
+        taken: dict[tuple[int, str], list[str]] = {}
+        for where, reference in _arguments(call):
+            if not isinstance(reference, HandleTo):
+                taken.setdefault(self._source(reference), []).append(where)
+        for (source, part), places in taken.items():
+            self._edges.append(Edge(source, place, part, ", ".join(filter(None, places))))
+
+    def _held(self, node: Node) -> None:
+        self._nodes[node.name] = self._add(
+            Box(
+                role=Role.HELD,
+                name=node.name,
+                kind=node.kind,
+                caption=_caption(node),
+                marks=_marks(node.options),
+                node=node.name,
+                notes=self._notes(node),
+                tip=node_tip(node),
+            )
+        )
+
+    def _output(self) -> None:
+        place = self._add(Box(role=Role.OUTPUT, name="output", tip="what is answered"))
+        for where, reference in _uses(self._graph.output, ""):
+            if not isinstance(reference, HandleTo):
+                source, part = self._source(reference)
+                self._edges.append(Edge(source, place, part, where))
+
+    def _source(self, reference: FromInput | FromStep) -> tuple[int, str]:
+        if isinstance(reference, FromStep):
+            return self._calls[reference.call], ""
+        return 0, part_of_input(reference.path) or (WHOLE if len(self._inputs) > 1 else "")
+
+    def _notes(self, node: Node) -> tuple[str, ...]:
+        return tuple(f"handle to {target}" for target in self._handles.notes(node.name))
+
+
+def _arguments(call: Call) -> Iterator[tuple[str, Reference]]:
+    """What a call takes, and as which argument. One that is alone needs no number."""
+    alone = len(call.args) == 1 and not call.kwargs
+    for place, template in enumerate(call.args, start=1):
+        yield from _uses(template, "" if alone else f"#{place}")
+    for name, template in call.kwargs.items():
+        yield from _uses(template, name)
+
+
+def _uses(template: Template, where: str) -> Iterator[tuple[str, Reference]]:
+    """References, and where in a value they are."""
+    if isinstance(template, FromInput | FromStep | HandleTo):
+        yield where, template
+    elif isinstance(template, Mapping):
+        for name, value in template.items():
+            yield from _uses(value, f"{where}[{name}]" if where else name)
+    elif isinstance(template, list | tuple):
+        for place, value in enumerate(template):
+            yield from _uses(value, f"{where}[{place}]")
+
+
+def _caption(node: Node) -> str:
+    return f"{node.kind.value} {_last(node.code)}".rstrip()
+
+
+def _last(code: str) -> str:
+    """path/to/file.py:Name -> Name"""
+    return code.rpartition(":")[2]
+
+
+def _marks(options: NodeOptions) -> tuple[str, ...]:
+    replicas = (f"x{options.num_replicas}",) if options.num_replicas != 1 else ()
+    return (*replicas, f"{options.shards} shards") if options.shards > 1 else replicas

@@ -1,0 +1,177 @@
+"""Authoring: plain classes and functions become nodes, and calls of them are bound to each other.
+
+Enters: `@deployment` on a class or function, `bind`, `InputNode`. Leaves: objects that only remember what was written;
+`build` reads them. The one rule: binding calls nobody's code.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import update_wrapper
+from importlib import import_module
+from typing import Any, TypeAlias, overload
+
+from pointsman.errors import PointsmanError
+from pointsman.pipeline.context import loading_stops_here
+from pointsman.pipeline.graph import CALL, Access
+from pointsman.pipeline.naming import assigned_name
+from pointsman.pipeline.options import NodeOptions
+
+
+class Deployment:
+    """A class or function that can be a node. Called, it does what it did before."""
+
+    __pointsman_deployment__ = True
+
+    def __init__(self, body: Callable[..., Any], options: NodeOptions, name: str = "") -> None:
+        update_wrapper(self, body, updated=())
+        self.body = body
+        self.name = name
+        """As it was given; empty: the variable, or what the class or function is called."""
+        self.node_options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(*args, **kwargs)
+
+    @property
+    def is_class(self) -> bool:
+        return inspect.isclass(self.body)
+
+    def options(self, *, name: str = "", **changes: Any) -> "Deployment":
+        """The same with other options."""
+        return Deployment(self.body, self.node_options.changed(changes), name or self.name)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a class: a node, an object of which will be in each replica. Of a function: a call of it."""
+        variable = assigned_name()
+        if self.is_class:
+            return ClassNode(self, args, kwargs, variable)
+        return CallNode(self, CALL, args, kwargs, variable)
+
+    def __repr__(self) -> str:
+        return f"<deployment {self.name or self.body.__name__}>"
+
+
+@overload
+def deployment(body: Callable[..., Any], /) -> Deployment: ...
+@overload
+def deployment(*, name: str = "", **options: Any) -> Callable[[Callable[..., Any]], Deployment]: ...
+def deployment(body: Callable[..., Any] | None = None, /, *, name: str = "", **options: Any) -> Any:
+    """Make a class or function a deployment: `@deployment`, or `@deployment(num_replicas=2, name="m")`."""
+
+    def decorate(body: Callable[..., Any]) -> Deployment:
+        if not callable(body):
+            raise PointsmanError(f"@deployment is for classes and functions, found {body!r}")
+        return Deployment(body, NodeOptions().changed(options), name)
+
+    return decorate if body is None else decorate(body)
+
+
+class Executable:
+    """Whatever can be the last of a graph."""
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph up to here in this process; the objects of its classes are made once and kept."""
+        loading_stops_here("execute")
+        return import_module("pointsman.runtimes.inprocess.pipelines").execute(self, args, kwargs)
+
+
+class BoundMethod:
+    """A method of a node, before it is bound."""
+
+    def __init__(self, owner: "Owner", method: str) -> None:
+        self._owner = owner
+        self._method = method
+
+    def bind(self, *args: Any, **kwargs: Any) -> "CallNode":
+        """A call of it, once per request."""
+        return CallNode(self._owner, self._method, args, kwargs, assigned_name())
+
+
+class ClassNode(Executable):
+    """An object of the user's class, wherever its replicas are. One bound object is one deployment."""
+
+    def __init__(self, of: Deployment, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str) -> None:
+        self._of = of
+        self._args = args
+        self._kwargs = kwargs
+        self._variable = variable
+
+    def __getattr__(self, name: str) -> BoundMethod:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return BoundMethod(self, name)
+
+    def bind(self, *args: Any, **kwargs: Any) -> "CallNode":
+        """A call of the object itself: its `__call__`."""
+        return CallNode(self, CALL, args, kwargs, assigned_name())
+
+
+class ModelNode:
+    """A model that a deployment of the manifest serves: its calls are scheduled like everybody's."""
+
+    METHODS = ("chat", "complete", "embed")
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> BoundMethod:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return BoundMethod(self, name)
+
+
+def model(name: str) -> ModelNode:
+    """A node for a model of the manifest: `.chat`, `.complete` and `.embed` can be bound."""
+    return ModelNode(name)
+
+
+class CallNode(Executable):
+    """A call, once per request: its result goes wherever it is bound to."""
+
+    def __init__(
+        self, owner: "Owner", method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str
+    ) -> None:
+        self._owner = owner
+        self._method = method
+        self._args = args
+        self._kwargs = kwargs
+        self._variable = variable
+
+
+class InputPart:
+    """A part of what a request brings: an item or an attribute of it, or of a part."""
+
+    def __init__(self, source: "InputNode", path: tuple[Access, ...]) -> None:
+        self._source = source
+        self._path = path
+
+    def __getitem__(self, key: int | str) -> "InputPart":
+        return InputPart(self._source, (*self._path, Access(key)))
+
+    def __getattr__(self, name: str) -> "InputPart":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return InputPart(self._source, (*self._path, Access(name, attribute=True)))
+
+
+class InputNode(InputPart):
+    """What a request brings, as a whole.
+
+    `preprocessor` makes it from an HTTP request; `schema` is a pydantic class that it must be one of. With neither, it
+    is the JSON of the body.
+    """
+
+    def __init__(self, *, preprocessor: Callable[..., Any] | None = None, schema: type[Any] | None = None) -> None:
+        super().__init__(self, ())
+        self._preprocessor = preprocessor
+        self._schema = schema
+
+    def __enter__(self) -> "InputNode":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+Owner: TypeAlias = Deployment | ClassNode | ModelNode
+"""Whom a call is of: a function, an object, a model."""

@@ -1,0 +1,216 @@
+"""Pipelines in this process: the same run of the same flow, with every call made here and now.
+
+Enters: what was bound, and an input. Leaves: the result. Objects of classes are made when they are first needed, and
+kept with their nodes, so that a second `execute` finds them loaded. Where all code is plain there is no event loop.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pointsman.errors import PointsmanError
+from pointsman.pipeline import Flow, NodeKind, Run, Step, flow_of
+from pointsman.pipeline.batching import batching_of, joined, parted
+from pointsman.pipeline.building import Bound, bound_graph
+from pointsman.pipeline.context import CURRENT, CallContext
+from pointsman.pipeline.flow import InputValue, StepResult
+from pointsman.pipeline.graph import CALL, HandleTo, filled
+from pointsman.pipeline.inputs import input_value, part_of
+from pointsman.pipeline.nodes import ClassNode, Deployment, ModelNode
+from pointsman.runtimes.inprocess.handles import InProcessHandle
+
+KEPT = "_pointsman_pipeline"
+"""Where a node keeps what was made for it."""
+OBJECTS = "_pointsman_objects"
+
+
+def execute(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run what was bound up to `root`."""
+    kept = root.__dict__.get(KEPT)
+    if kept is None:
+        kept = root.__dict__[KEPT] = Pipeline(bound_graph(root))
+    return kept.run(args, kwargs)
+
+
+class Pipeline:
+    """A flow, and the functions that its steps call."""
+
+    def __init__(self, bound: Bound) -> None:
+        self.flow: Flow = flow_of(bound.graph)
+        objects = Objects(bound)
+        self._calls = [_PreparedCall(self.flow, step, objects.function(step)) for step in self.flow.steps]
+        self._is_async = any(call.is_async for call in self._calls)
+        self._paths = [part.path for part in self.flow.inputs]
+        self._blank: list[Any] = [None] * len(self.flow.steps)
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result for one input."""
+        value = input_value(args, kwargs)
+        values = [part_of(value, path) for path in self._paths] + self._blank
+        if self._is_async:
+            return _in_a_loop(self._run_async(values))
+        run, calls, first = Run(self.flow, 0.0), self._calls, len(self._paths)
+        ready = list(run.begin())
+        while ready:
+            place = ready.pop()
+            values[first + place] = self._kept(place, calls[place](values))
+            ready += run.finished(place, 0.0)
+        return self._output(values)
+
+    async def _run_async(self, values: list[Any]) -> Any:
+        run, first = Run(self.flow, time.monotonic()), len(self._paths)
+        under_way: dict[asyncio.Task[Any], int] = {}
+
+        def begin(places: Sequence[int]) -> None:
+            for place in places:
+                under_way[asyncio.ensure_future(self._calls[place].result(values))] = place
+
+        begin(run.begin())
+        try:
+            while under_way:
+                ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    place = under_way.pop(task)
+                    result = await task
+                    if hasattr(result, "__aiter__"):
+                        result = [piece async for piece in result]
+                    values[first + place] = self._kept(place, result)
+                    begin(run.finished(place, time.monotonic()))
+        finally:
+            for task in under_way:  # one has failed: what the others do is of no use any more
+                task.cancel()
+        return self._output(values)
+
+    def _kept(self, place: int, result: Any) -> Any:
+        """Pieces are for whoever asked; the next step gets all of them."""
+        if isinstance(result, Iterator) and inspect.isgenerator(result) and place != self.flow.streams:
+            return list(result)
+        return result
+
+    def _output(self, values: list[Any]) -> Any:
+        if self.flow.streams is not None:
+            return values[len(self._paths) + self.flow.streams]
+        return filled(self.flow.output, lambda part: values[_slot(self.flow, part)])
+
+
+class _PreparedCall:
+    """A step's function, and where its arguments are among the values of a run."""
+
+    __slots__ = ("_args", "_flow", "_function", "_kwargs", "_slots", "is_async")
+
+    def __init__(self, flow: Flow, step: Step, function: Callable[..., Any]) -> None:
+        self._flow = flow
+        self._function = function
+        self._args, self._kwargs = step.args, step.kwargs
+        simple = not step.kwargs and all(isinstance(arg, InputValue | StepResult) for arg in step.args)
+        self._slots = [_slot(flow, arg) for arg in step.args] if simple else None
+        inner = inspect.unwrap(function)
+        self.is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+
+    def __call__(self, values: list[Any]) -> Any:
+        if self._slots is not None:
+            return self._function(*[values[slot] for slot in self._slots])
+
+        def fill(part: Any) -> Any:
+            return values[_slot(self._flow, part)]
+
+        return self._function(*filled(self._args, fill), **filled(self._kwargs, fill))
+
+    async def result(self, values: list[Any]) -> Any:
+        found = self(values)
+        return await found if inspect.isawaitable(found) else found
+
+
+def _slot(flow: Flow, part: Any) -> int:
+    """Where a value is: the parts of the input first, then the results of steps."""
+    return int(part.place) if isinstance(part, InputValue) else len(flow.inputs) + int(part.place)
+
+
+class Objects:
+    """Who stands behind the nodes of a graph, here: functions, and objects that are made when they are first needed."""
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
+
+    def function(self, step: Step) -> Callable[..., Any]:
+        """What a step calls."""
+        return self.method(step.node, step.method, step.rank)
+
+    def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]:
+        """A method of a node, or the function that it is."""
+        owner = self._bound.owners[node]
+        if isinstance(owner, ModelNode):
+            raise PointsmanError(f'model "{owner._model}" runs behind a gateway: deploy the pipeline to use it')
+        if isinstance(owner, Deployment):
+            return _one_by_one(owner.body, node)
+        found = getattr(self._object(owner, node, rank), "__call__" if method == CALL else method)
+        wrapped = _one_by_one(found, f"{node}.{method}")
+        return wrapped if rank is None else _of_shard(wrapped, self._context(node, rank))
+
+    def _object(self, owner: ClassNode, node: str, rank: int | None) -> Any:
+        made = owner.__dict__.setdefault(OBJECTS, {})
+        if rank not in made:
+            known = self._bound.graph.node(node)
+            args, kwargs = filled(known.args, self._handle), filled(known.kwargs, self._handle)
+            token = CURRENT.set(self._context(node, rank))
+            try:
+                made[rank] = owner._of.body(*args, **kwargs)
+            finally:
+                CURRENT.reset(token)
+            config = known.options.user_config
+            if config is not None and hasattr(made[rank], "reconfigure"):
+                made[rank].reconfigure(config)
+        return made[rank]
+
+    def _context(self, node: str, rank: int | None) -> CallContext:
+        return CallContext(node=node, rank=rank, shards=self._bound.graph.node(node).options.shards)
+
+    def _handle(self, to: HandleTo) -> InProcessHandle:
+        node = self._bound.graph.node(to.node)
+        if node.kind is NodeKind.MODEL:
+            raise PointsmanError(f'model "{node.code}" runs behind a gateway: deploy the pipeline to use it')
+        return InProcessHandle(self, node)
+
+
+def _of_shard(function: Callable[..., Any], context: CallContext) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        token = CURRENT.set(context)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            CURRENT.reset(token)
+
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call
+
+
+def _one_by_one(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function that takes batches gets batches of one."""
+    if batching_of(function) is None:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            many_args, many_kwargs = joined([(args, kwargs)])
+            return parted(await function(*many_args, **many_kwargs), 1, name)[0]
+
+        return call_async
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        many_args, many_kwargs = joined([(args, kwargs)])
+        return parted(function(*many_args, **many_kwargs), 1, name)[0]
+
+    return call
+
+
+def _in_a_loop(coroutine: Any) -> Any:
+    """Run it to its end, also where a loop runs already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()

@@ -1,0 +1,46 @@
+"""What running code knows of its call, and where loading stops."""
+
+import pytest
+
+from pointsman.errors import PointsmanError
+from pointsman.pipeline.context import (
+    CURRENT,
+    LOADING,
+    CallContext,
+    LoadedEnough,
+    Loading,
+    current,
+    loading_stops_here,
+)
+
+
+def test_time_left() -> None:
+    assert current().time_left_s is None
+    now = 10.0
+    context = CallContext(deadline=12.5, clock=lambda: now)
+    token = CURRENT.set(context)
+    assert current().time_left_s == 2.5
+    now = 13.0
+    assert current().time_left_s == 0.0
+    CURRENT.reset(token)
+
+
+@pytest.mark.parametrize("what", ["execute", "deploy"])
+def test_nothing_stops_where_nothing_is_loaded(what: str) -> None:
+    loading_stops_here(what)
+
+
+@pytest.mark.parametrize("what", ["execute", "deploy"])
+def test_loading_stops_when_everything_is_there(what: str) -> None:
+    token = LOADING.set(Loading("m.py", frozenset({"A", "B"}), {"A": 1, "B": 2}))
+    with pytest.raises(LoadedEnough):
+        loading_stops_here(what)
+    LOADING.reset(token)
+
+
+def test_what_is_defined_below() -> None:
+    token = LOADING.set(Loading("m.py", frozenset({"A", "B"}), {"A": 1}))
+    loading_stops_here("execute")
+    with pytest.raises(PointsmanError, match=r"m\.py: B is defined below deploy\(\); define it above"):
+        loading_stops_here("deploy")
+    LOADING.reset(token)
