@@ -12,16 +12,17 @@ from pointsman.engines.command import Command
 from pointsman.engines.llama_cpp import LlamaCpp
 from pointsman.engines.openai import OpenAI
 from pointsman.engines.prometheus import Samples
+from pointsman.engines.python import Python
 from pointsman.engines.sglang import Sglang
 from pointsman.engines.simulated import Simulated
 from pointsman.engines.vllm import Vllm
 
 ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
-    {engine.name: engine for engine in (LlamaCpp, Vllm, Sglang, Command, Simulated, OpenAI)}
+    {engine.name: engine for engine in (LlamaCpp, Vllm, Sglang, Command, Python, Simulated, OpenAI)}
 )
 """By what `type:` says in a manifest."""
 
 __all__ = [
     "ENGINES", "Engine", "Launch", "Probe", "Samples",
-    "Command", "LlamaCpp", "OpenAI", "Sglang", "Simulated", "Vllm",
+    "Command", "LlamaCpp", "OpenAI", "Python", "Sglang", "Simulated", "Vllm",
 ]  # fmt: skip

@@ -1,0 +1,67 @@
+"""Code of the user, as a node of an application (`pointsman.runtimes.replica`)."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pointsman.engines.base import BYTECODE, Engine, Launch, Positive, Probe
+from pointsman.errors import ConfigError
+
+
+class Python(Engine):
+    """A class or function of yours, called as a node of an application."""
+
+    name = "python"
+    metrics_path = ""
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["class", "function", "ingress"],
+        app: str = "",
+        node: str = "",
+        code: str = "",
+        folder: str = "",
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        version: str = "",
+        threads: Positive = 1,
+        rank: Annotated[int, msgspec.Meta(ge=0)] | None = None,
+        shards: Positive = 1,
+        preprocessor: str = "",
+        schema: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        if kind == "ingress" and not (preprocessor or schema):
+            raise ConfigError(["an ingress runs code of yours: name a preprocessor, a schema, or both"])
+        if kind != "ingress" and not code:
+            raise ConfigError([f"a {kind} needs code: module:Name or path/to/file.py:Name"])
+        if rank is not None and rank >= shards:
+            raise ConfigError([f"rank must be below shards, which is {shards}, found {rank}"])
+        self._env = dict(env or {})
+        self._recipe = {
+            "app": app,
+            "node": node,
+            "kind": kind,
+            "code": code,
+            "folder": folder,
+            "args": list(args),
+            "kwargs": dict(kwargs or {}),
+            "version": version,
+            "threads": threads,
+            "rank": rank,
+            "shards": shards,
+            "preprocessor": preprocessor,
+            "schema": schema,
+        }
+
+    def launch(self, model: str, host: str, port: int) -> Launch:
+        argv = (sys.executable, "-P", "-m", "pointsman.runtimes.replica", "--host", host, "--port", str(port))
+        recipe = msgspec.json.encode(self._recipe).decode()
+        return Launch(argv, {**BYTECODE, **self._env, "POINTSMAN_REPLICA": recipe})
+
+    def readiness(self, model: str) -> Probe:
+        """Ready is whose code is loaded and configured: what it does is not ours to try."""
+        return Probe("GET", "/ready")

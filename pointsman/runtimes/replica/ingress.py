@@ -1,0 +1,83 @@
+"""Code of the user that makes the input of a request: a preprocessor, a schema, or one after the other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pointsman.pipeline.graph import Access
+from pointsman.pipeline.inputs import BadInput, part_of
+from pointsman.runtimes.replica.answers import Refused
+from pointsman.runtimes.replica.calling import Calling
+from pointsman.runtimes.replica.http_request import Request
+from pointsman.runtimes.replica.methods import Method
+from pointsman.runtimes.wire import SharedMemory, encode_value
+
+
+class Ingress:
+    """What an ingress replica is called for. Its methods are called like those of any object."""
+
+    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedMemory | None) -> None:
+        self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
+        self._schema = schema
+        self._calling = calling
+        self._shared = shared
+
+    async def input(
+        self, request: Request, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
+    ) -> list[bytes]:
+        """The parts of the input that are wanted, each as a blob. Raises `Refused` for input that cannot be."""
+        value = await self._made(request)
+        try:
+            parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
+        except BadInput as error:
+            raise Refused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
+        return [encode_value(part, self._shared) for part in parts]
+
+    async def openapi(self) -> Any:
+        """The JSON schema of the input; None: nothing is known of it."""
+        describe = getattr(self._schema, "model_json_schema", None)
+        return None if describe is None else describe()
+
+    async def _made(self, request: Request) -> Any:
+        if self._preprocessor is None:
+            try:
+                value = await request.json()
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Refused([{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from None
+        else:
+            value = await self._preprocessed(request)
+        return value if self._schema is None else self._validated(value)
+
+    async def _preprocessed(self, request: Request) -> Any:
+        assert self._preprocessor is not None
+        try:
+            return await self._calling.value(self._preprocessor, request)
+        except Refused:
+            raise
+        except Exception as error:
+            if isinstance(status := getattr(error, "status_code", None), int):  # as web frameworks raise them
+                raise Refused(getattr(error, "detail", str(error)), status) from error
+            if problems := _problems(error):
+                raise Refused(problems) from error
+            if isinstance(error, ValueError):  # what came could not be read as what it should be
+                raise Refused([{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from error
+            raise
+
+    def _validated(self, value: Any) -> Any:
+        if isinstance(value, self._schema):
+            return value
+        try:
+            return self._schema.model_validate(value)
+        except Exception as error:
+            if problems := _problems(error):
+                raise Refused(problems) from None
+            raise
+
+
+def _problems(error: Exception) -> list[dict[str, Any]]:
+    """What pydantic found; empty: this is none of its errors."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors) or type(error).__name__ != "ValidationError":
+        return []
+    return [{"loc": list(one["loc"]), "msg": one["msg"], "type": one["type"]} for one in errors(include_url=False)]

@@ -1,0 +1,122 @@
+"""What can be called of the user's object, and how: async or plain, at once or piece by piece, alone or in batches."""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from pointsman.errors import PointsmanError, UnknownName
+from pointsman.pipeline.batching import Batching, batching_of
+from pointsman.pipeline.graph import CALL
+
+QUICK_S = 0.0002
+"""Handing a call to a thread and back costs about as much."""
+HANGING_S = 0.2
+"""A call that has kept the loop for so long once is not made on it again."""
+CALLS_TO_TELL = 8
+"""Before a method is called quick."""
+MEMORY = 16
+"""The running mean is that of about so many calls."""
+
+
+class Kind(Enum):
+    """How a method runs."""
+
+    PLAIN = auto()
+    ASYNC = auto()
+    GENERATOR = auto()
+    ASYNC_GENERATOR = auto()
+
+
+class Pace:
+    """Whether calls of a plain method are so quick that they are made right on the loop.
+
+    One slow call lifts the mean far above, and it takes the longer to come down the slower it was.
+    """
+
+    __slots__ = ("_hangs", "_mean_s", "_seen")
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+        self._seen = 0
+        self._hangs = False
+
+    @property
+    def is_quick(self) -> bool:
+        return self._mean_s < QUICK_S and self._seen >= CALLS_TO_TELL and not self._hangs
+
+    def took(self, seconds: float, *, on_loop: bool = False) -> None:
+        self._seen += 1
+        self._mean_s += (seconds - self._mean_s) / min(self._seen, MEMORY)
+        self._hangs = self._hangs or (on_loop and seconds > HANGING_S)
+
+
+class Method:
+    """A method of the object, or the function itself."""
+
+    __slots__ = ("batching", "function", "kind", "name", "pace")
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.function = function
+        self.kind = _kind_of(function)
+        self.batching: Batching | None = batching_of(function)
+        self.pace = Pace()
+
+
+class Methods:
+    """The methods of one object, found when first called."""
+
+    def __init__(self, target: Any, owner: str, *, is_function: bool = False) -> None:
+        self._target = target
+        self._owner = owner
+        self._is_function = is_function
+        self._known: dict[str, Method] = {}
+
+    def find(self, name: str) -> Method:
+        """Raises `UnknownName`."""
+        return self._known.get(name) or self._found(name)
+
+    def optional(self, name: str) -> Method | None:
+        """A method that the user may have written for us, such as check_health; None: they have not."""
+        if self._is_function or not callable(getattr(self._target, name, None)):
+            return None
+        return self.find(name)
+
+    def check(self) -> None:
+        """Raises for what could never be called."""
+        for name in () if self._is_function else dir(type(self._target)):
+            written = getattr(type(self._target), name, None)
+            if batching_of(written) is not None and _kind_of(written) in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
+                raise PointsmanError(f"{self._owner}.{name} is a generator, and generators cannot take batches")
+
+    def _found(self, name: str) -> Method:
+        if self._is_function and name == CALL:
+            function = self._target
+        elif self._is_function or (name.startswith("_") and name != CALL):
+            function = None
+        else:
+            function = getattr(self._target, name, None)
+        if not callable(function):
+            raise UnknownName(f"method of {self._owner}", name, self._public())
+        method = self._known[name] = Method(name, function)
+        return method
+
+    def _public(self) -> list[str]:
+        if self._is_function:
+            return [CALL]
+        names = [name for name in dir(type(self._target)) if not name.startswith("_") or name == CALL]
+        return [name for name in names if callable(getattr(type(self._target), name, None))]
+
+
+def _kind_of(function: Any) -> Kind:
+    while isinstance(function, partial):
+        function = function.func
+    if not inspect.isroutine(function) and not inspect.isclass(function):  # an object that can be called
+        function = getattr(type(function), CALL, function)
+    if inspect.isasyncgenfunction(function):
+        return Kind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return Kind.ASYNC
+    return Kind.GENERATOR if inspect.isgeneratorfunction(function) else Kind.PLAIN
