@@ -59,6 +59,10 @@ class Client:
         """Have something done."""
         return self._ask("POST", _path(path), b"" if body is None else json.dumps(body).encode())
 
+    def delete(self, *path: str) -> Any:
+        """Have something removed."""
+        return self._ask("DELETE", _path(path))
+
     def is_there(self) -> bool:
         """Whether a plane runs."""
         try:

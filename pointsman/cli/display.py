@@ -45,11 +45,12 @@ class Instance:
         self.name: str = told["id"]
         self.phase: str = told["phase"]
         self.reason: str = told["reason"]
+        self.halted: bool = told.get("halted", False)
 
     @property
     def state(self) -> str:
         """Its phase in words."""
-        return _WORDS.get(self.phase, self.phase)
+        return "given up" if self.halted else _WORDS.get(self.phase, self.phase)
 
     @property
     def short_reason(self) -> str:
@@ -91,6 +92,12 @@ class Deployment:
         self.instances = [Instance(one) for one in told["instances"]]
         self.ready: int = told["ready"]
         self.wanted: int = told["desired"]
+        self.internal: bool = told.get("internal", False)
+
+    @property
+    def stopped(self) -> str:
+        """Why its rollout was stopped; empty: it was not."""
+        return next((one.reason for one in self.instances if one.halted), "")
 
     @property
     def settled(self) -> bool:
@@ -105,11 +112,21 @@ class Deployment:
     def row(self) -> list[str]:
         """Its cells in the table of deployments."""
         told = self._told
-        names = ", ".join([told["model"], *told["aliases"]])
+        model = "" if told["model"] == self.name and self.internal else told["model"]
+        names = ", ".join(filter(None, [model, *told["aliases"]]))
         load = [str(told["waiting"]), str(told["running"])]
         return [self.name, names, f"{self.ready} of {self.wanted}", *load, told["strategy"]]
 
+    def node_row(self) -> list[str]:
+        """Its cells in the table of the nodes of an application."""
+        told = self._told
+        counts = [str(told[name]) for name in ("waiting", "running")]
+        counts += [str(told.get(name) or 0) for name in ("answered", "errors")]
+        return [f"{self.ready} of {self.wanted}", *counts, milliseconds(told.get("mean_ms"))]
 
+
+APPLICATION_HEADS = ("application", "at", "nodes", "ready")
+NODE_HEADS = ("node", "kind", "ready", "waiting", "running", "answered", "errors", "mean")
 DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decided by")
 
 
@@ -126,11 +143,38 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
         lines.append(text_table(DEPLOYMENT_HEADS, [one.row() for one in deployments]))
     else:
         lines.append("no deployments; pointsman apply FILE adds some")
+    applications = [_application_row(told, deployments) for told in status.get("applications") or ()]
+    if applications:
+        lines += ["", text_table(APPLICATION_HEADS, applications)]
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
     problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
+
+
+def application_text(told: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
+    """One application on one page: its nodes, and their replicas."""
+    by_name = {one.name: one for one in deployments_of(told)}
+    rows = []
+    for node in told["nodes"]:
+        for name in node["deployments"]:
+            deployment = by_name.get(name)
+            cells = deployment.node_row() if deployment is not None else ["not there", "", "", "", "", ""]
+            rows.append([node["name"], node["kind"], *cells])
+    lines = [f"application {told['name']} at {told['path']}", "", text_table(NODE_HEADS, rows)]
+    instances = [one for deployment in by_name.values() for one in deployment.instances]
+    if instances:
+        lines += ["", _instance_table(instances, paint)]
+    stopped = [f"{one.name}: {one.stopped}" for one in by_name.values() if one.stopped]
+    return "\n".join([*lines, *([""] if stopped else []), *stopped])
+
+
+def _application_row(told: Mapping[str, Any], deployments: Sequence[Deployment]) -> list[str]:
+    named = {name for node in told["nodes"] for name in node["deployments"]}
+    mine = [one for one in deployments if one.name in named]
+    ready = f"{sum(one.ready for one in mine)} of {sum(one.wanted for one in mine)}"
+    return [told["name"], told["path"], ", ".join(node["name"] for node in told["nodes"]), ready]
 
 
 def _headline(status: Mapping[str, Any], deployments: Sequence[Deployment], paint: Paint) -> str:

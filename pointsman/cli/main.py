@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from pointsman.cli import (
     apply,
+    build,
     check,
+    delete,
+    deploy,
     down,
     drain,
     estimate,
@@ -18,13 +21,18 @@ from pointsman.cli import (
     place,
     plan,
     requests,
+    rollback,
     schema,
     status,
     up,
 )
 from pointsman.errors import ConfigError, PointsmanError
 
-COMMANDS = (up, plan, apply, status, explain, requests, logs, drain, down, key, estimate, place, check, schema)
+COMMANDS = (
+    up, plan, apply, status, explain, requests, logs, drain, down, key,
+    build, deploy, rollback, delete,
+    estimate, place, check, schema,
+)  # fmt: skip
 
 EXAMPLE = """\
 example:

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an application") -> None:
     """Add FILE."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a manifest, Pointsman YAML")
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"{what}: YAML")
 
 
 def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":

@@ -11,7 +11,7 @@ example:
   pointsman schema --kind Pointsman > pointsman.schema.json
 """
 
-KINDS = ("EndpointPickerConfig", "Pointsman")
+KINDS = ("EndpointPickerConfig", "Pointsman", "Application")
 
 
 def add(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`pointsman status`: what runs, how it is doing, and what is wrong."""
+"""`pointsman status`: what runs, how it is doing, and what is wrong; of all, or of one application."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ EXAMPLE = """\
 examples:
   pointsman status
   pointsman status --watch
+  pointsman status diamond
   pointsman status --json | jq '.deployments[].instances[] | select(.phase != "ready")'
 """
 
@@ -25,9 +26,10 @@ def add(commands: Any) -> None:
         "status",
         summary="what runs and how it is doing",
         description="Show the deployments and instances of a running plane, with the reason for everything that is "
-        "not as it should be.",
+        "not as it should be. Of an application: its nodes and their replicas, with what they have answered.",
         example=EXAMPLE,
     )
+    parser.add_argument("application", nargs="?", metavar="APP", help="only this application")
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -38,20 +40,22 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.cli.client import client_of
 
     client = client_of(args)
-    _show(client.get("status"), args)
+    asked = ("applications", args.application) if args.application else ("status",)
+    _show(client.get(*asked), args)
     while args.watch:
         time.sleep(EVERY_S)
-        _show(client.get("status"), args)
+        _show(client.get(*asked), args)
     return 0
 
 
 def _show(status: dict[str, Any], args: argparse.Namespace) -> None:
-    from pointsman.cli.display import Paint, status_text
+    from pointsman.cli.display import Paint, application_text, status_text
 
     if args.json:
         print(json.dumps(status, indent=None if args.watch else 2, ensure_ascii=False), flush=True)
         return
-    text = status_text(status, Paint(sys.stdout))
+    show = application_text if args.application else status_text
+    text = show(status, Paint(sys.stdout))
     if args.watch and sys.stdout.isatty():
         text = f"\x1b[H\x1b[J{text}"  # from the top left corner, over what was there
     elif args.watch:

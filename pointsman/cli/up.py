@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "taken over.",
         example=EXAMPLE,
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, Pointsman YAML")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, or an application: YAML")
     add_state(parser)
     parser.add_argument("--json", action="store_true", help="print each change of the status as one line of JSON")
     parser.set_defaults(run=run)
@@ -145,6 +145,9 @@ class JsonView(View):
 
 def _curl(status: dict[str, Any]) -> str:
     """A request that the reader can send."""
-    model = next((one["model"] for one in status["deployments"]), "")
+    model = next((one["model"] for one in status["deployments"] if not one.get("internal")), "")
+    path = next((one["path"] for one in status.get("applications") or ()), "")
+    if path and not model:
+        return f"curl -i {status['url']}{path} -d '[1, 2, 3]'   (what it takes as input, as JSON)"
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     return f"curl -iN {status['url']}/v1/chat/completions -d '{json.dumps(body)}'"

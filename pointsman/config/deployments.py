@@ -153,6 +153,7 @@ class Deployments:
             stop_grace_s=spec.stop_grace,
             backoff_s=spec.backoff,
             backoff_max_s=spec.backoff_max,
+            start_attempts=spec.start_attempts,
         )
 
 

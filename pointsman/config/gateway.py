@@ -24,25 +24,27 @@ def gateway(spec: GatewaySpec, problems: Problems) -> tuple[GatewaySpec, list[st
     _check_keys(spec.keys, tenants, problems)
     if spec.admin_key_sha256:
         _check_hash(spec.admin_key_sha256, problems, (*PATH, "adminKeySha256"))
-    notes = _check_listen(spec, problems)
+    notes = _check_listen(spec, "listen", spec.listen, problems)
+    if spec.grpc_listen:
+        notes += _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
     if len(problems):
         return spec, notes
     keys = [msgspec.structs.replace(key, sha256=key.sha256.lower()) for key in spec.keys]
     return msgspec.structs.replace(spec, keys=keys, admin_key_sha256=spec.admin_key_sha256.lower()), notes
 
 
-def _check_listen(spec: GatewaySpec, problems: Problems) -> list[str]:
-    if spec.listen is INVALID:
+def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems) -> list[str]:
+    if listen is INVALID:
         return []
     try:
-        host, _ = host_and_port(spec.listen)
+        host, _ = host_and_port(listen)
     except ValueError as error:
-        problems.add((*PATH, "listen"), str(error))
+        problems.add((*PATH, field), str(error))
         return []
     if spec.keys or spec.keys is INVALID or is_loopback(host):
         return []
     who = "everybody on the network may send requests"
-    return [f"gateway: it listens on {spec.listen} and has no keys: {who}; pointsman key makes one"]
+    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key makes one"]
 
 
 def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]:

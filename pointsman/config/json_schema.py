@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from pointsman.config.application_schema import OptionsSpec
 from pointsman.config.endpoints import reads_endpoints
 from pointsman.config.manifest import EndpointSpec, EngineSpec
 from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE
@@ -38,8 +39,10 @@ def json_schema(kind: str | None = None) -> dict[str, Any]:
     if kind is not None:
         body = schemas.of(KINDS[kind])
     else:
-        ours = {"properties": {"kind": {"const": "Pointsman"}}, "required": ["kind"]}
-        body = {"if": ours, "then": schemas.of(KINDS["Pointsman"]), "else": schemas.of(KINDS["EndpointPickerConfig"])}
+        body = schemas.of(KINDS["EndpointPickerConfig"])
+        for ours in ("Pointsman", "Application"):
+            is_ours = {"properties": {"kind": {"const": ours}}, "required": ["kind"]}
+            body = {"if": is_ours, "then": schemas.of(KINDS[ours]), "else": body}
     return {"$schema": DIALECT, "title": kind or "Pointsman configuration", **body, "$defs": schemas.definitions}
 
 
@@ -87,6 +90,8 @@ class _Schemas:
             schema = self.fields(fields_of(kind), kind.__doc__ or "")
             if kind is PluginSpec:
                 schema |= self._typed(schema, "type", list(plugins()), ELSEWHERE, PARAMETERS_ELSEWHERE)
+            if issubclass(kind, OptionsSpec):
+                schema["properties"] |= {"scheduling": self.of(SchedulingSpec)}
             if kind is SchedulingSpec:
                 schema |= self._typed(schema, "policy", list(policies()))
             if kind is EngineSpec:

@@ -4,33 +4,28 @@ Enters: a file (`Path`) or text (`str`). Leaves: a plan with everything built, o
 one rule: all or nothing. Loading has no effect but its result.
 """
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+import msgspec
+
+from pointsman.config.application import application_plan, load_application, missing_models
+from pointsman.config.application_schema import ApplicationDocument
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments
+from pointsman.config.documents import document_of, folder_of, importable
 from pointsman.config.gateway import gateway
 from pointsman.config.picker import picker_plan
-from pointsman.config.plan import DeploymentPlan, PickerPlan, PointsmanPlan
-from pointsman.config.problems import Problems
+from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
+from pointsman.config.problems import Problem, Problems
 from pointsman.config.registry import plugins, policies
 from pointsman.config.scheduling import policy
 from pointsman.config.schema import KINDS, EndpointPickerConfig, Pointsman
-from pointsman.config.section import Section
-from pointsman.config.source import text_of
-from pointsman.config.validation import INVALID, Validator
-from pointsman.config.wording import found
+from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.workers import workers
-from pointsman.config.yaml import read_yaml
-from pointsman.errors import UnknownName, did_you_mean
+from pointsman.errors import ConfigError, UnknownName
 from pointsman.strategies import SchedulingPolicy
-
-OURS = frozenset({"deployments", "gateway", "workers"})
-"""Fields that tell our own document from a picker's."""
 
 
 def load(source: FilePath | str, folder: FilePath | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
@@ -39,14 +34,13 @@ def load(source: FilePath | str, folder: FilePath | str | None = None, file: str
     `folder`: what its paths are relative to; the folder of the file, and for text the current one. `file`: what text is
     called in problems.
     """
-    folder = _folder(source, folder)
-    document, problems = _document(source, KINDS, folder, file)
-    plan: PickerPlan | PointsmanPlan | None = None
+    folder = folder_of(source, folder)
+    document, problems = document_of(source, KINDS, folder, file)
+    plan: PickerPlan | PointsmanPlan | None
     if isinstance(document, EndpointPickerConfig):
         plan = picker_plan(document, problems, ())
-    elif isinstance(document, Pointsman):
-        with _importable(folder):
-            plan = _pointsman_plan(document, problems, folder)
+    else:
+        plan = _plan(document, problems, folder)
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"
     return plan
@@ -54,7 +48,7 @@ def load(source: FilePath | str, folder: FilePath | str | None = None, file: str
 
 def load_picker(source: FilePath | str = "") -> PickerPlan:
     """Load an `EndpointPickerConfig`. An empty one is the default configuration."""
-    document, problems = _document(source, {"EndpointPickerConfig": EndpointPickerConfig})
+    document, problems = document_of(source, {"EndpointPickerConfig": EndpointPickerConfig})
     plan = picker_plan(document, problems, ()) if isinstance(document, EndpointPickerConfig) else None
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"
@@ -62,11 +56,11 @@ def load_picker(source: FilePath | str = "") -> PickerPlan:
 
 
 def load_manifest(source: FilePath | str, folder: FilePath | str | None = None, file: str = "") -> PointsmanPlan:
-    """Load a `Pointsman` document; `folder` and `file` as for `load`."""
-    folder = _folder(source, folder)
-    document, problems = _document(source, {"Pointsman": Pointsman}, folder, file)
-    with _importable(folder):
-        plan = _pointsman_plan(document, problems, folder) if isinstance(document, Pointsman) else PointsmanPlan()
+    """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`."""
+    folder = folder_of(source, folder)
+    kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
+    document, problems = document_of(source, kinds, folder, file)
+    plan = _plan(document, problems, folder)
     problems.raise_if_any()
     return plan
 
@@ -100,54 +94,15 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
     return made
 
 
-@contextmanager
-def _importable(folder: FilePath) -> Iterator[None]:
-    """Classes of the author's own may be in modules beside the document."""
-    place = str(folder)
-    if place in sys.path:
-        yield
-        return
-    sys.path.append(place)
-    try:
-        yield
-    finally:
-        sys.path.remove(place)
-
-
-def _folder(source: FilePath | str, folder: FilePath | str | None) -> FilePath:
-    if folder is None:
-        folder = FilePath() if isinstance(source, str) else source.parent
-    return FilePath(folder).absolute()
-
-
-def _document(
-    source: FilePath | str, kinds: Mapping[str, type[Section]], folder: FilePath | None = None, file: str = ""
-) -> tuple[Any, Problems]:
-    text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
-    data, problems = read_yaml(text, file or name)
-    if data is None:
-        problems.raise_if_any()
-        data = {}
-    if not isinstance(data, dict):
-        problems.add((), f"expected a mapping (field: value), found {found(data)}")
-        return INVALID, problems
-    kind = _kind(data, kinds, problems)
-    return Validator(problems, folder=folder).value({**data, "kind": kind}, kinds[kind], ()), problems
-
-
-def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Problems) -> str:
-    """The kind of a document. For one that is misspelled or missing, the likeliest, so that the rest is checked too."""
-    kind = data.get("kind")
-    if isinstance(kind, str) and kind in kinds:
-        return kind
-    likely = next((name for name in kinds if name == "Pointsman" and OURS & data.keys()), next(iter(kinds)))
-    if kind is None:
-        return likely
-    if not isinstance(kind, str):
-        problems.add(("kind",), f"expected text, found {found(kind)}")
-        return likely
-    problems.add(("kind",), f'unknown kind "{kind}"{did_you_mean(kind, kinds)}')
-    return (get_close_matches(kind, kinds, n=1) or [likely])[0]
+def _plan(document: Any, problems: Problems, folder: FilePath) -> PointsmanPlan:
+    """Of one of our own documents. What is wrong with it has been noted."""
+    if isinstance(document, Pointsman):
+        with importable(folder):
+            return _pointsman_plan(document, problems, folder)
+    made = application_plan(document, problems, folder) if isinstance(document, ApplicationDocument) else None
+    if made is None:
+        return PointsmanPlan()
+    return PointsmanPlan(application_alone=True, notes=made.notes).with_applications([made])
 
 
 def _pointsman_plan(document: Pointsman, problems: Problems, folder: FilePath) -> PointsmanPlan:
@@ -155,4 +110,25 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: FilePath) -
     plans = deployments.plans(document.deployments)
     front, notes = gateway(document.gateway, problems)
     machines = workers(document.workers, problems)
-    return PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, notes=(*deployments.notes, *notes))
+    own = PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, notes=(*deployments.notes, *notes))
+    return _with_applications(own, document.applications, problems)
+
+
+def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Problems) -> PointsmanPlan:
+    """The same with the applications of these files."""
+    found: dict[str, ApplicationPlan] = {}
+    for place, file in usable(files):
+        path = ("applications", place)
+        try:
+            made = load_application(FilePath(file))
+        except ConfigError as error:
+            problems.take(problem for problem in error.problems if isinstance(problem, Problem))
+            continue
+        if made.name in found:
+            problems.add(path, f'there is already an application "{made.name}"')
+        if not len(problems):
+            for missing in missing_models(made.graph, plan.models()):
+                problems.add(path, missing)
+        found[made.name] = made
+    notes = [f"{one.name}: {note}" for one in found.values() for note in one.notes]
+    return msgspec.structs.replace(plan, notes=(*plan.notes, *notes)).with_applications(found.values())

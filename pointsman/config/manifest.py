@@ -55,6 +55,7 @@ class LifecycleSpec(Section, frozen=True):
     stop_grace: Time = 10.0
     backoff: Time = 0.5
     backoff_max: Time = 60.0
+    start_attempts: Count = 3
 
 
 class ExpressionSpec(Section, frozen=True):
@@ -202,6 +203,8 @@ class GatewaySpec(Section, frozen=True):
 
     listen: str = "127.0.0.1:8080"
     """host:port; port 0 takes a free one."""
+    grpc_listen: str = ""
+    """The same for gRPC; empty: none."""
     tls: TlsSpec | None = None
     admin_key_sha256: str = ""
     """Opens /admin/v1 over HTTP to whoever has the key; empty: the admin API is on a local socket only."""

@@ -1,5 +1,6 @@
 """What a document builds: everything ready to run, and nothing running yet."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pointsman.config.flow import FlowControlPlan
 from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
+from pointsman.pipeline import Flow, Graph
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
@@ -17,6 +19,9 @@ from pointsman.routing.routes import ConfiguredRoute
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
 from pointsman.strategies.dispatching import dispatcher_for
+
+PYTHON = "python"
+"""The engine type of replicas."""
 
 
 class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +91,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     endpoints_file: Path | None = None
     """Names more endpoints, for `load_endpoints`. It need not be there yet."""
     price: PriceSpec | None = None
+    internal: bool = False
+    """Its requests come from pipelines only: clients do not know its model."""
 
     @property
     def name(self) -> str:
@@ -95,6 +102,21 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     def model(self) -> str:
         """What clients call it."""
         return self.desired.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its model, and what else clients may call it."""
+        return (self.model, *self.desired.aliases)
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether its instances are processes of ours that run code of the user."""
+        return self.desired.engine is not None and self.desired.engine.type == PYTHON
+
+    @property
+    def folder(self) -> str:
+        """Where its instances run, if they are replicas."""
+        return "" if self.desired.engine is None else str(self.desired.engine.parameters.get("folder", ""))
 
     def dispatcher(self, *, max_tries: int = 3, keep_records: int = 10_000, seed: int = 0) -> Dispatcher:
         """A dispatcher that schedules as the document says; what cannot be sent at once waits. One per plan."""
@@ -115,10 +137,36 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} ({', '.join([*runs, how])})"
 
 
+class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an `Application` document builds."""
+
+    name: str
+    graph: Graph
+    flow: Flow
+    deployments: tuple[DeploymentPlan, ...]
+    """One per node that runs code, per shard of it, and for the ingress."""
+    user_configs: dict[str, Any]
+    """By deployment, where there is one: what its replicas are told. It changes without a restart."""
+    folder: str
+    """What paths in it are relative to."""
+    text: str
+    """The document as it is written by us: where it is equal, so is the application."""
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """What runs."""
+        nodes = [plan.summary() for plan in self.deployments]
+        return f"application {self.name} of {', '.join(nodes) if nodes else 'models only'}"
+
+
 class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `Pointsman` document builds."""
+    """What a `Pointsman` document builds, or an `Application` document by itself."""
 
     deployments: tuple[DeploymentPlan, ...] = ()
+    """Those of applications are among them, and are `internal`."""
+    applications: tuple[ApplicationPlan, ...] = ()
+    application_alone: bool = False
+    """It is of an `Application` document, which says nothing of the rest."""
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
     """Empty: this machine."""
@@ -130,8 +178,27 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """One line: what it would run."""
-        count = len(self.deployments)
-        if not count:
-            return "no deployments"
-        told = ", ".join(plan.summary() for plan in self.deployments)
-        return f"{count} deployment{'s' if count > 1 else ''}: {told}; gateway on {self.gateway.listen}"
+        told = [application.summary() for application in self.applications]
+        if self.application_alone:
+            return told[0]
+        own = [plan.summary() for plan in self.deployments if not plan.internal]
+        if own:
+            told.insert(0, f"{len(own)} deployment{'s' if len(own) > 1 else ''}: {', '.join(own)}")
+        return "; ".join([*told, f"gateway on {self.gateway.listen}"]) if told else "no deployments"
+
+    def models(self) -> list[str]:
+        """The names that clients may use."""
+        return [name for plan in self.deployments if not plan.internal for name in plan.names]
+
+    def user_configs(self) -> dict[str, Any]:
+        """By deployment, where there is one."""
+        return {name: config for one in self.applications for name, config in one.user_configs.items()}
+
+    def with_applications(self, more: Iterable[ApplicationPlan]) -> "PointsmanPlan":
+        """The same, and these applications with their deployments."""
+        added = tuple(more)
+        return msgspec.structs.replace(
+            self,
+            applications=(*self.applications, *added),
+            deployments=(*self.deployments, *(plan for one in added for plan in one.deployments)),
+        )

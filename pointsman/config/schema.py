@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from pointsman.config.application_schema import ApplicationDocument
 from pointsman.config.manifest import (
     Count,
     EndpointSpec,
@@ -20,7 +21,7 @@ from pointsman.config.manifest import (
 )
 from pointsman.config.quantities import Quantity
 from pointsman.config.section import Section
-from pointsman.parameters import Duration, FileName, Spelled
+from pointsman.parameters import Duration, ExistingFile, FileName, Spelled
 
 # EndpointPickerConfig
 
@@ -215,7 +216,13 @@ class Pointsman(Section, frozen=True):
     workers: list[WorkerSpec] = []
     """Empty: this machine."""
     deployments: list[DeploymentSpec] = []
+    applications: list[ExistingFile] = []
+    """Files of `Application` documents, each a pipeline."""
     gateway: GatewaySpec = GatewaySpec()
 
 
-KINDS: dict[str, type[Section]] = {"EndpointPickerConfig": EndpointPickerConfig, "Pointsman": Pointsman}
+KINDS: dict[str, type[Section]] = {
+    "EndpointPickerConfig": EndpointPickerConfig,
+    "Pointsman": Pointsman,
+    "Application": ApplicationDocument,
+}

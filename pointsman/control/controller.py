@@ -11,7 +11,7 @@ real work, and is stopped only after it was taken out of service. An event chang
 what follows from that, and what is due is done. News of instances that are not there (any more) is ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -82,15 +82,30 @@ class Controller:
         found = sorted(self._instances.values(), key=lambda one: (one.deployment, len(one.id), one.id))
         return [instance.status() for instance in found]
 
-    def preview(self, desired: Desired) -> list[Step]:
-        """What `Applied(desired)` would lead to that is not under way already, why, and where. Nothing is changed."""
+    def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[Step]:
+        """What `Applied` would lead to that is not under way already, why, and where. Nothing is changed."""
         if not self._open:
             return []
         before = self.desired or Desired()
         known, fleet = list(self._instances.values()), self.places.taken
         under_way = [] if self.desired is None else reconcile(before, known, fleet=fleet)
         steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
-        return self._located([step for step in steps if step not in under_way], desired)
+        again = [
+            Step(What.RESTART, one.id, "its rollout was stopped, and is tried again", one.deployment)
+            for one in self._stopped(desired, retry)
+        ]
+        return self._located([step for step in [*steps, *again] if step not in under_way], desired)
+
+    def _stopped(self, desired: Desired, retry: Collection[str]) -> list[Instance]:
+        """Instances whose rollout was stopped and is to be tried again, with the recipe that they have."""
+        return [
+            one
+            for one in self._instances.values()
+            if one.halted
+            and one.deployment in retry
+            and one.deployment in desired.deployments
+            and one.recipe == desired.deployments[one.deployment].recipe
+        ]
 
     def _located(self, steps: list[Step], desired: Desired) -> list[Step]:
         """The same, and of those that are started where they would go."""
@@ -109,6 +124,8 @@ class Controller:
             spec = event.desired.deployments.get(instance.deployment)
             if spec is not None:
                 instance.spec = _known(instance, spec)
+        for instance in self._stopped(event.desired, event.retry):
+            turn.retry(instance)
 
     def _drain_asked(self, event: DrainAsked, turn: Turn) -> None:
         instance = turn.find(event.instance_id)
@@ -231,6 +248,7 @@ class Controller:
     def _reconcile(self, turn: Turn) -> None:
         if turn.changed:
             turn.changed = False
+            turn.resume()
             desired = self.desired or Desired()
             for instance in self._instances.values():
                 instance.outdated = ""

@@ -25,6 +25,8 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: float = 0.5
     """Before the first restart after a crash; doubles each time, back to this after `backoff_max_s` without one."""
     backoff_max_s: float = 60.0
+    start_attempts: int = 3
+    """So often in a row one of a new recipe may fail to start while older ones serve; then its rollout is stopped."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True):

@@ -22,6 +22,8 @@ class Applied(Event, frozen=True):
     """This is wanted from now on."""
 
     desired: Desired
+    retry: frozenset[str] = frozenset()
+    """Deployments whose rollout was stopped, and is to be tried again."""
 
 
 class Adopted(Event, frozen=True):

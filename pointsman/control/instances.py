@@ -22,6 +22,7 @@
                                                                     starting: Launch, if only its recipe has changed
     backing off     backoff                                         starting: Launch
     backing off     its recipe has changed                          starting: Launch
+    backing off     start_attempts failed, older ones serve         backing off, for good: the rollout is stopped
     starting        its recipe has changed                          stopping: Terminate
     starting        it is not wanted any more                       stopping: Terminate
     backing off     it is not wanted any more                       (gone)
@@ -85,6 +86,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is, if it was placed."""
     homeless: bool = False
     """There is no place for it."""
+    halted: bool = False
+    """It could not be started so often that it is not tried again: those from before its recipe serve on."""
 
 
 class Instance(msgspec.Struct, kw_only=True):
@@ -106,6 +109,10 @@ class Instance(msgspec.Struct, kw_only=True):
     restarts: int = 0
     failures: int = 0
     """In a row; the backoff doubles with each."""
+    failed_starts: int = 0
+    """In a row, of this recipe: it has never been ready since."""
+    halted: bool = False
+    """It is not tried again, as long as older ones serve."""
     reason: str = ""
     asked: bool = False
     """A probe is under way."""
@@ -162,7 +169,7 @@ class Instance(msgspec.Struct, kw_only=True):
             return self.since + limits.drain_timeout_s
         if self.phase is Phase.STOPPING and not self.killed:
             return self.since + limits.stop_grace_s
-        if self.phase is Phase.BACKING_OFF:
+        if self.phase is Phase.BACKING_OFF and not self.halted:
             return self.since + self.backoff_s
         return None
 
@@ -224,6 +231,8 @@ class Instance(msgspec.Struct, kw_only=True):
         reason = f"to be replaced: {self.outdated}" if self.outdated else self.reason
         if not reason and self.silence and self.phase is Phase.STARTING:
             reason = f"not ready yet: {self.silence}"
+        if self.halted:
+            reason = f"rollout stopped: {self.reason}; the earlier version serves on; deploy again to retry"
         return InstanceStatus(
             id=self.id,
             deployment=self.deployment,
@@ -241,4 +250,5 @@ class Instance(msgspec.Struct, kw_only=True):
             endpoint=self.endpoint,
             place=self.place,
             homeless=self.homeless,
+            halted=self.halted,
         )

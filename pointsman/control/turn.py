@@ -40,6 +40,7 @@ class Turn:
 
     def launch(self, instance: Instance) -> None:
         """Its process is not there, and is wanted now, if there is a place for it."""
+        instance.halted = False
         place = self._places.take(instance.id, instance.spec)
         if isinstance(place, Refused):
             self._wait_for_room(instance, place)
@@ -98,7 +99,7 @@ class Turn:
     def admit(self, instance: Instance) -> None:
         """It has done real work."""
         self._enter(instance, Phase.READY)
-        instance.heard_at = self.now
+        instance.heard_at, instance.failed_starts = self.now, 0
         if instance.endpoint is not None and not instance.doubted:
             instance.failures = 0  # backoff only spares it probes; there is nothing to be held against it
         self._tell(instance)
@@ -114,7 +115,7 @@ class Turn:
     def renew(self, instance: Instance, spec: DesiredDeployment, why: str) -> None:
         """It is not in service, and the recipe has changed: another process takes its place, whatever came before."""
         instance.spec, instance.recipe, instance.reason, instance.failures = spec, spec.recipe, why, 0
-        instance.renewing = True
+        instance.renewing, instance.failed_starts = True, 0
         if instance.phase is Phase.BACKING_OFF:
             self.launch(instance)
         elif instance.phase is Phase.STARTING:
@@ -150,11 +151,31 @@ class Turn:
             self._forget(instance)
         elif instance.renewing:
             self.launch(instance)
-        elif instance.phase is Phase.STOPPING:  # for a reason that we know better
-            self._enter(instance, Phase.BACKING_OFF)
         else:
-            self._failed(instance, why)
+            if instance.phase is not Phase.STOPPING:  # else for a reason that we know better
+                self._failed(instance, why)
             self._enter(instance, Phase.BACKING_OFF)
+            tried = instance.failed_starts >= instance.spec.lifecycle.start_attempts
+            instance.halted = tried and self._older_serve(instance)
+
+    def retry(self, instance: Instance) -> None:
+        """Its rollout was stopped, and somebody wants it to go on."""
+        instance.failures = instance.failed_starts = 0
+        self.launch(instance)
+
+    def resume(self) -> None:
+        """Those whose rollout was stopped are tried again if nobody serves in their place any more."""
+        for instance in self._instances.values():
+            if instance.halted and not self._older_serve(instance):
+                instance.halted = False
+                self.touched.add(instance.id)
+
+    def _older_serve(self, instance: Instance) -> bool:
+        return any(
+            one.deployment == instance.deployment and one.recipe != instance.recipe and one.serving is not None
+            for one in self._instances.values()
+            if not one.leaving
+        )
 
     # Leaving
 
@@ -236,6 +257,7 @@ class Turn:
         if instance.phase is Phase.READY and long_ready:
             instance.failures = 0
         instance.failures += 1
+        instance.failed_starts += instance.phase is Phase.STARTING
         instance.reason = why
         self._withdraw(instance, why)
 

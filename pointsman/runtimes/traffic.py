@@ -203,7 +203,10 @@ class Traffic:
                 if changed:
                     self._replace_dispatcher(lane)
         self.by_model = {
-            model: lane for lane in self.lanes.values() for model in (lane.plan.model, *lane.plan.desired.aliases)
+            model: lane
+            for lane in self.lanes.values()
+            if not lane.plan.internal
+            for model in (lane.plan.model, *lane.plan.desired.aliases)
         }
         for name in list(self._closing):
             self._end_if_empty(name)
@@ -233,6 +236,11 @@ class Traffic:
             for request in lane.dispatcher.waiting():
                 lane.tell(Cancelled(request.request_id))
                 self._carrier.refuse(lane, Refuse(request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)))
+
+    def only_lane(self) -> Lane | None:
+        """That of the one deployment that clients may name; None: there are several, or none."""
+        known = [lane for lane in self.lanes.values() if not lane.plan.internal]
+        return known[0] if len(known) == 1 else None
 
     def all_lanes(self) -> list[Lane]:
         """Also those of deployments that are gone, as long as something of them is left."""

@@ -64,6 +64,9 @@ class Plane:
             def do_POST(self) -> None:
                 self._answer()
 
+            def do_DELETE(self) -> None:
+                self._answer()
+
             def _answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 target = self.path.removeprefix("/admin/v1/")

@@ -16,6 +16,21 @@ DOCUMENTS = [yaml.safe_load(file.read_text()) for file in sorted((Path(__file__)
 DOCUMENTS += [
     yaml.safe_load(file.read_text()) for file in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 ]
+APPLICATION = """\
+kind: Application
+name: app
+nodes:
+- {name: a, class: "m.py:A", args: [1, {$handle: llm}], kwargs: {x: [2]}, replicas: 2, shards: 2, userConfig: {y: 1}}
+- {name: b, function: "m:b", memory: 1Gi, gpus: 1, gpuShare: 0.5, startTimeout: 5s, scheduling: {policy: fifo}}
+- {name: llm, model: m}
+calls:
+- {id: one, node: a, method: run, args: [{$input: [0, {attribute: z}]}]}
+- {id: two, node: b, kwargs: {v: [{$step: one}]}}
+output: [{$step: two}, {$input: []}]
+ingress: {preprocessor: "m.py:f", replicas: 2}
+pythonPath: [lib]
+"""
+DOCUMENTS.append(yaml.safe_load(APPLICATION))
 
 WRONG = st.sampled_from(
     [None, "", "x", 0, -1, 1.5, True, [], {}, [None], {"x": 1}, ["x"], "queue-scorer", float("nan")]

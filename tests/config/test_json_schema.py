@@ -11,6 +11,7 @@ import yaml
 
 from pointsman.config import json_schema
 from pointsman.config.registry import engines, plugins
+from tests.config.test_any_document import APPLICATION
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
@@ -89,9 +90,21 @@ gateway: {limits: {maxBodyBytes: 64Mi, headerTimeout: 5s}}
     assert found(text, "Pointsman") == []
 
 
+def test_applications_fit() -> None:
+    assert found(APPLICATION) == []
+    assert found(APPLICATION, "Application") == []
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("{kind: Application, name: a, nodes: [{name: n, clas: x}], output: 1}", "$.nodes[0].clas: unknown"),
+        ("{kind: Application, name: a, nodes: [{class: x}], output: 1}", "$.nodes[0]: name is missing"),
+        ("{kind: Application, name: a, nodes: [], calls: [{id: c}]}", "$.calls[0]: node is missing"),
+        (
+            "{kind: Application, name: a, nodes: [{name: n, scheduling: {policy: fif}}], output: 1}",
+            "$.nodes[0].scheduling.policy: none of",
+        ),
         ("plugin: []", "$.plugin: unknown"),
         ("plugins: [{name: a}]", "$.plugins[0]: type is missing"),
         ("plugins: [{type: queue-scorrer}]", "$.plugins[0].type: none of"),
@@ -144,7 +157,7 @@ def test_every_built_in_plugin_completes_with_its_parameters() -> None:
     assert cases["prefix-cache-affinity-filter"]["parameters"]["properties"]["maxTTFTPenaltyMs"]["default"] == 18000.0
 
 
-@pytest.mark.parametrize("kind", [None, "EndpointPickerConfig", "Pointsman"])
+@pytest.mark.parametrize("kind", [None, "EndpointPickerConfig", "Pointsman", "Application"])
 def test_it_is_json_and_refers_to_nothing_that_is_not_there(kind: str | None) -> None:
     schema = json.loads(json.dumps(json_schema(kind)))
     refs = set(re.findall(r"#/\$defs/(\w+)", json.dumps(schema)))
@@ -154,7 +167,7 @@ def test_it_is_json_and_refers_to_nothing_that_is_not_there(kind: str | None) ->
 def test_every_engine_completes_with_its_parameters() -> None:
     spec = json_schema("Pointsman")["$defs"]["EngineSpec"]
     names = {choice["const"] for choice in spec["properties"]["type"]["anyOf"] if "const" in choice}
-    assert names == {"command", "llama.cpp", "sglang", "simulated", "vllm"}
+    assert names == {"command", "llama.cpp", "python", "sglang", "simulated", "vllm"}
     cases = {case["if"]["properties"]["type"]["const"]: case["then"]["properties"] for case in spec["allOf"]}
     assert set(cases) == names
     for engine in engines():

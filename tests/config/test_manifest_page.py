@@ -26,9 +26,9 @@ BAR = "\0"
 Rows = dict[str, str]
 
 
-def page_tables() -> dict[str, Rows]:
+def page_tables(page: Path = PAGE) -> dict[str, Rows]:
     """What stands under each heading: names in the first column -> defaults in the second."""
-    text = FENCED.sub("", PAGE.read_text(encoding="utf-8")).replace("\\|", BAR)
+    text = FENCED.sub("", page.read_text(encoding="utf-8")).replace("\\|", BAR)
     _, *parts = re.split(r"^##+ (.+)$", text, flags=re.MULTILINE)
     return {
         heading.lower(): {row[1]: row[2].replace(BAR, "|") for row in ROW.finditer(body)}

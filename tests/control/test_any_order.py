@@ -207,8 +207,10 @@ class Fire(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.world.controller.desired is not None and not self.shut:
+            desired = self.world.controller.desired
+            self.world.tell(Applied(desired, retry=frozenset(desired.deployments)))  # rollouts that were stopped go on
             self.world.settle()
-            self.what_is_wanted_is_there(self.world.controller.desired)
+            self.what_is_wanted_is_there(desired)
         self.world.tell(ShuttingDown())
         self.world.settle()
         assert not len(self.world.controller)

@@ -39,11 +39,11 @@ class Line(asyncio.Protocol):
         self._status = 0
         self._ends_with_connection = False
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
-        """Ask once; raises `Unanswered`."""
+    async def ask(self, method: str, path: str, body: bytes = b"", *, timeout_s: float, headers: str = "") -> Answer:
+        """Ask once; raises `Unanswered`. `headers`: more of them, each with its line end."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ask(method, path, body)
+                return await self._ask(method, path, body, headers)
         except TimeoutError:
             self.close()
             raise Unanswered(f"no answer to {method} {path} within {timeout_s:g} s") from None
@@ -60,16 +60,16 @@ class Line(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
 
-    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+    async def _ask(self, method: str, path: str, body: bytes, headers: str) -> Answer:
         kept = self._transport is not None
         try:
-            return await self._exchange(method, path, body)
+            return await self._exchange(method, path, body, headers)
         except ConnectionError:
             if not kept or self._status:
                 raise
-        return await self._exchange(method, path, body)  # it had hung up on the old line, as it may
+        return await self._exchange(method, path, body, headers)  # it had hung up on the old line, as it may
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> Answer:
+    async def _exchange(self, method: str, path: str, body: bytes, headers: str) -> Answer:
         loop = asyncio.get_running_loop()
         if self._transport is None:
             host, port, tls = self._address
@@ -78,12 +78,12 @@ class Line(asyncio.Protocol):
         self._answer = loop.create_future()
         self._status, self._ends_with_connection = 0, False
         self._body.clear()
-        self._transport.write(self._request(method, path, body))
+        self._transport.write(self._request(method, path, body, headers))
         return await self._answer
 
-    def _request(self, method: str, path: str, body: bytes) -> bytes:
+    def _request(self, method: str, path: str, body: bytes, headers: str) -> bytes:
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
-        head = f"{method} {path} HTTP/1.1\r\nhost: {host}:{self._address.port}\r\nuser-agent: pointsman\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: {host}:{self._address.port}\r\nuser-agent: pointsman\r\n{headers}"
         if body:
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         return f"{head}\r\n".encode("latin-1") + body
@@ -139,11 +139,13 @@ class Line(asyncio.Protocol):
             self._answer.set_exception(error)
 
 
-async def ask(address: Address, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+async def ask(
+    address: Address, method: str, path: str, body: bytes = b"", *, timeout_s: float, headers: str = ""
+) -> Answer:
     """Ask on a connection of its own; raises `Unanswered`."""
     line = Line(address)
     try:
-        return await line.ask(method, path, body, timeout_s=timeout_s)
+        return await line.ask(method, path, body, timeout_s=timeout_s, headers=headers)
     finally:
         line.close()
 

@@ -10,7 +10,7 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Step
 from pointsman.selection.text import text_table
 
-AFTER_A_RESTART = frozenset({"listen", "tls", "keepRecords", "upstream.maxTries"})
+AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that hold from the next start of the plane on."""
 SECRET = frozenset({"adminKeySha256", "keys", "tls"})
 """Settings whose values are not shown."""
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     what: str
     """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, price, endpoints,
-    workers, gateway."""
+    configure, calls, workers, gateway."""
     subject: str
     """The instance, the deployment, or the setting."""
     why: str
@@ -58,7 +58,7 @@ class Changes(msgspec.Struct, frozen=True):
 def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[Step]) -> Changes:
     """What differs between two plans, and the steps that follow from it for instances."""
     old = PointsmanPlan() if before is None else before
-    found = list(_of_deployments(old, after))
+    found = [*_of_applications(old, after), *_of_deployments(old, after)]
     found += [Change(step.what.value, step.subject, step.why, step.where) for step in steps]
     if before is not None:
         if before.workers != after.workers:
@@ -67,17 +67,38 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: I
     return Changes(tuple(found))
 
 
+def _of_applications(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
+    known = {plan.name: plan for plan in before.applications}
+    wanted = {plan.name: plan for plan in after.applications}
+    for name in known:
+        if name not in wanted:
+            yield Change("close", name, f"the application is gone, and /{name} with it")
+    for name, plan in wanted.items():
+        if name not in known:
+            yield Change("open", name, f"new: the application takes requests at /{name}")
+            continue
+        if known[name].flow != plan.flow:
+            yield Change("calls", name, "other calls are made, or in another way")
+        old, new = known[name].user_configs, plan.user_configs
+        for deployment in [one.name for one in plan.deployments]:
+            there = any(one.name == deployment for one in known[name].deployments)
+            if there and old.get(deployment) != new.get(deployment):
+                yield Change("configure", deployment, "its user config has changed: replicas are told, and go on")
+
+
 def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
     known = {plan.name: plan for plan in before.deployments}
     wanted = {plan.name: plan for plan in after.deployments}
     for name, plan in known.items():
         if name not in wanted:
-            yield Change("close", name, f'it is gone from the manifest, and "{plan.model}" with it')
+            gone = f'it is gone from the manifest, and "{plan.model}" with it'
+            yield Change("close", name, "it is not a node of its application any more" if plan.internal else gone)
     for name, plan in wanted.items():
         if name in known:
             yield from _of_deployment(known[name], plan)
         else:
-            yield Change("open", name, f'new: it takes requests for "{plan.model}"')
+            new = "new: it takes calls of its application"
+            yield Change("open", name, new if plan.internal else f'new: it takes requests for "{plan.model}"')
 
 
 def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Change]:

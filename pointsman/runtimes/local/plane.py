@@ -1,39 +1,35 @@
 """The plane: does on this machine what the controller decides, and tells it what became of it.
 
-Enters: manifests, and what an operator asks. Leaves: processes, lanes of traffic, and the state of it all. The one
-rule: the controller decides; here commands are carried out in their order, and whatever happens is told.
+Enters: manifests, applications, and what an operator asks. Leaves: processes, lanes of traffic, and the state of it
+all. The one rule: the controller decides; here commands are carried out in their order, and whatever happens is told.
 """
 
 import asyncio
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from pointsman.config import load_manifest
-from pointsman.config.plan import DeploymentPlan, PointsmanPlan
+from pointsman.config.plan import PointsmanPlan
 from pointsman.control import Controller
 from pointsman.control import events as control
-from pointsman.engines import Engine, Launch
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
-from pointsman.runtimes.local.directory import Directory
+from pointsman.runtimes.local.hands import Hands, Running
 from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
 from pointsman.runtimes.local.machine import this_machine
-from pointsman.runtimes.local.prober import Prober
 from pointsman.runtimes.local.processes import Processes
-from pointsman.runtimes.local.scraper import Scraper
-from pointsman.runtimes.local.status import deployments_status, is_ready, worker_labels
+from pointsman.runtimes.local.shared import Shared
+from pointsman.runtimes.local.status import applications_status, deployments_status, is_ready, worker_labels
 from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
 from pointsman.runtimes.local.watching import EndpointsFiles
 from pointsman.runtimes.traffic import Traffic
 from pointsman.types import Worker
@@ -44,17 +40,8 @@ OVERTIME_S = 5.0
 """What does not stop within its time limits and this is ended all the same."""
 
 
-class Running(NamedTuple):
-    """What there is between start and stop."""
-
-    loop: asyncio.AbstractEventLoop
-    lock: Lock
-    store: Store
-    processes: Processes
-
-
 class Plane:
-    """Runs manifests on this machine. One per state directory."""
+    """Runs a manifest and applications on this machine. One per state directory."""
 
     def __init__(
         self,
@@ -67,7 +54,7 @@ class Plane:
     ) -> None:
         self.state = state.absolute()
         self.current = PointsmanPlan()
-        """What is in force."""
+        """All that is in force: the manifest, and the applications beside it."""
         self.generation = 0
         """Of the manifest in force; grows with each that was applied."""
         self.listeners: list[Callable[[], None]] = []
@@ -78,14 +65,9 @@ class Plane:
         self._orphan_grace_s = orphan_grace_s
         self._running: Running | None = None
         self._controller = Controller()
-        self._manifest: ManifestText | None = None
-        self._plans: dict[str, DeploymentPlan] = {}
-        """By deployment: those in force, and those that are gone and still have instances."""
-        self._directory = Directory()
+        self._wanted = Wanted()
+        self._hands = Hands(traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s)
         self._files = EndpointsFiles()
-        self._prober = Prober(self._tell)
-        self._scraper = Scraper(traffic.measured, scrape_interval_s)
-        self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._untold: deque[control.Event] = deque()
         self._telling = False
@@ -99,17 +81,6 @@ class Plane:
         self._blind = ""
         """Why it is not known what there is of this machine; empty: it is."""
         self._began = time.monotonic()
-        self._do: dict[type[Any], Callable[[Any], None]] = {
-            control.Launch: self._launch,
-            control.Probe: self._probe,
-            control.Admit: self._admit,
-            control.Update: lambda command: traffic.update(command.deployment, command.instance),
-            control.Withdraw: self._withdraw,
-            control.AwaitDrained: self._await_drained,
-            control.Terminate: lambda command: self._at_work.processes.signal(command.instance_id, signal.SIGTERM),
-            control.Kill: lambda command: self._at_work.processes.signal(command.instance_id, signal.SIGKILL),
-            control.WakeAt: self._wake_at,
-        }
 
     @property
     def _at_work(self) -> Running:
@@ -117,20 +88,32 @@ class Plane:
             raise PointsmanError("this plane is not running; start it first")
         return self._running
 
+    @property
+    def secret(self) -> str:
+        """What replicas and gateway know each other by."""
+        return self._at_work.shared.secret
+
+    @property
+    def shm(self) -> Path:
+        """A folder of memory that replicas share."""
+        return self._at_work.shared.shm
+
     # For operators
 
     async def start(self, manifest: ManifestText | None = None) -> None:
-        """Run a manifest; None: the one that was last in force here. What an earlier plane left running is adopted."""
+        """Run a manifest, or an application by itself; None: what was last in force here. Applications that were
+        deployed stay, and what an earlier plane left running is adopted."""
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = Lock(self.state)
         store: Store | None = None
         try:
             store = Store(self.state)
             self._remember(store)
-            wanted = manifest or self._manifest
+            wanted = wanted_at_start(store, manifest)
             if wanted is None:
                 raise PointsmanError(f"nothing was ever applied in {self.state}; give a manifest to start with")
-            plan = _load(wanted)
+            plan = wanted.plan()
+            shared = Shared(self.state)
             processes = Processes(self.state, store, self._hear, orphan_grace_s=self._orphan_grace_s)
             adopted = await processes.open()
         except BaseException:
@@ -138,24 +121,59 @@ class Plane:
                 store.close()
             lock.release()
             raise
-        self._running = Running(asyncio.get_running_loop(), lock, store, processes)
+        self._running = Running(asyncio.get_running_loop(), lock, store, processes, shared)
+        if not adopted:
+            shared.clear()
         self._traffic.failing = self._requests_fail
         self._see_worker(plan, [event.pid for event in adopted])
         for event in adopted:
-            self._adopt(event, plan)
-        self._put_in_force(wanted, plan)
+            self._hands.adopted(event, plan)
+            self._tell(event)
+        self._put_in_force(wanted)
         self._looking = self._running.loop.call_later(LOOK_S, self._look)
 
     def plan(self, manifest: ManifestText) -> Changes:
-        """What applying a manifest would change. Raises `ConfigError` with everything that is wrong with it."""
-        return self._changes(_load(manifest))
+        """What applying a manifest, or deploying an application, would change. Raises `ConfigError` with everything
+        that is wrong with it."""
+        return self._changes(*self._wanted.changed(manifest, load(manifest)))
 
     async def apply(self, manifest: ManifestText) -> Changes:
-        """Put a manifest in force. Raises `ConfigError` with all that is wrong with it; nothing has changed then."""
+        """Put a manifest in force, or an application beside it. Raises `ConfigError` with all that is wrong with it;
+        nothing has changed then."""
         async with self._applying:
             # In a thread, as it may import modules of the user's own, and requests go on meanwhile.
-            plan = await asyncio.to_thread(_load, manifest)
-            return self._put_in_force(manifest, plan)
+            plan = await asyncio.to_thread(load, manifest)
+            return self._put_in_force(*self._wanted.changed(manifest, plan))
+
+    async def deploy(self, document: ManifestText) -> Changes:
+        """Put an application in force beside the manifest, instead of the one that has had its name."""
+        async with self._applying:
+            plan = await asyncio.to_thread(load, document)
+            if not plan.application_alone:
+                raise PointsmanError(f"{document.file or 'this'} is a manifest; pointsman apply puts it in force")
+            return self._put_in_force(*self._wanted.changed(document, plan))
+
+    async def rollback(self, name: str) -> Changes:
+        """Put the version of an application in force that was before this one; once more: the one before that."""
+        async with self._applying:
+            self._wanted.find(name)
+            before = self._at_work.store.application_before(name)
+            if before is None:
+                raise PointsmanError(f'there is no version of "{name}" before the one in force')
+            plan = await asyncio.to_thread(load, before)
+            return self._put_in_force(*self._wanted.changed(before, plan), rolled_back=name)
+
+    async def delete(self, name: str) -> Changes:
+        """Take an application out of force, and forget its versions."""
+        async with self._applying:
+            return self._put_in_force(self._wanted.without_application(name))
+
+    def application(self, name: str) -> str:
+        """The document of an application in force, as we write it."""
+        found = {one.name: one.text for one in self.current.applications}
+        if name not in found:
+            raise UnknownName("application", name, found)
+        return found[name]
 
     @property
     def ready(self) -> bool:
@@ -164,7 +182,8 @@ class Plane:
 
     def status(self) -> dict[str, Any]:
         """What runs and how it is doing: plain data."""
-        problems = [*self._files.problems(), *self._scraper.problems(), *filter(None, [self._blind])]
+        problems = [*self._files.problems(), *self._hands.problems(), *filter(None, [self._blind])]
+        problems += self._wanted.broken.values()
         if self._running is not None and self._running.processes.problem:
             problems.append(self._running.processes.problem)
         now, instances = time.monotonic(), self._controller.instances()
@@ -175,6 +194,7 @@ class Plane:
             "uptime_s": round(now - self._began, 3),
             "worker": {**msgspec.to_builtins(self._machine), "labels": worker_labels(self.current)},
             "deployments": deployments_status(self._files.desired(), instances, self._traffic, now),
+            "applications": applications_status(self.current),
             "problems": problems,
         }
 
@@ -184,7 +204,7 @@ class Plane:
 
     def logs(self, instance_id: str, lines: int = 100) -> str:
         """The last lines that an instance wrote."""
-        file, known = log_file(self.state, instance_id), self._directory.get(instance_id)
+        file, known = log_file(self.state, instance_id), self._hands.directory.get(instance_id)
         if known is not None and known.endpoint is not None:
             raise PointsmanError(f'"{instance_id}" was started by somebody else, and so its log is elsewhere')
         if known is None and not file.exists():
@@ -206,7 +226,7 @@ class Plane:
             await asyncio.shield(self._stopping)
 
     async def _stop(self, running: Running) -> None:
-        limits = [plan.desired.lifecycle for plan in self._plans.values()]
+        limits = [plan.desired.lifecycle for plan in self._hands.plans.values()]
         patience_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
         if self._looking is not None:
             self._looking.cancel()
@@ -215,11 +235,10 @@ class Plane:
         with suppress(TimeoutError):  # the keeper ends the rest
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
-        self._prober.close()
-        self._scraper.close()
+        self._hands.close()
         await running.processes.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        running.shared.remove()
+        self._hands.stop_timer()
         self._running = None
         running.store.close()
         running.lock.release()
@@ -229,33 +248,36 @@ class Plane:
     def _remember(self, store: Store) -> None:
         stored = store.manifest()
         if stored is not None:
-            self.generation, self._manifest = stored
+            self.generation, manifest = stored
+            self._wanted = Wanted(manifest)
             with suppress(ConfigError):  # it may name what is not there any more; it only says what differs
-                self.current = _load(self._manifest)
+                self._wanted = load_wanted(manifest, store.applications())
+                self.current = self._wanted.plan()
 
-    def _changes(self, plan: PointsmanPlan) -> Changes:
-        files = self._files.copy()
+    def _changes(self, wanted: Wanted, retry: Collection[str] = ()) -> Changes:
+        plan, files = wanted.plan(), self._files.copy()
         files.configure(plan)
         files.look()
-        before = None if self._manifest is None else self.current
-        return changes_between(before, plan, self._controller.preview(files.desired()))
+        before = None if self._wanted.manifest is None else self.current
+        return changes_between(before, plan, self._controller.preview(files.desired(), retry))
 
-    def _put_in_force(self, manifest: ManifestText, plan: PointsmanPlan) -> Changes:
+    def _put_in_force(self, wanted: Wanted, retry: Collection[str] = (), rolled_back: str = "") -> Changes:
         store = self._at_work.store
         if self._stopping is not None:
             raise PointsmanError("this plane is being stopped, and changes nothing any more")
-        changes, known = self._changes(plan), self._manifest
-        if known is None or (manifest.text, manifest.folder) != (known.text, known.folder):
-            self.generation = store.save_manifest(manifest, changes, time.time())
-        self._manifest, self.current = manifest, plan
-        self._plans |= {one.name: one for one in plan.deployments}
+        plan, changes = wanted.plan(), self._changes(wanted, retry)
+        self.generation = save(store, self._wanted, wanted, changes, rolled_back) or self.generation
+        self._wanted, self.current = wanted, plan
+        self._hands.plans |= {one.name: one for one in plan.deployments}
+        self._hands.folder = "" if wanted.manifest is None else wanted.manifest.folder
         self._files.configure(plan)
         self._files.look()
+        self._hands.configuring.configure(plan.user_configs())
         for call in self.reconfigured:
             call(plan)
         self._traffic.configure(plan.deployments)
         self._see_worker(plan)
-        self._tell(control.Applied(self._files.desired()))
+        self._tell(control.Applied(self._files.desired(), frozenset(retry)))
         return changes
 
     def _see_worker(self, plan: PointsmanPlan, pids: Sequence[int] = ()) -> None:
@@ -279,6 +301,7 @@ class Plane:
         self._forget_the_gone()
         if any(one.homeless for one in self._controller.instances()):
             self._see_worker(self.current)  # others may have left
+        self._hands.configuring.look()
         if self._files.look():
             steps = self._controller.preview(self._files.desired())
             running.store.note(self.generation, changes_between(self.current, self.current, steps), time.time())
@@ -286,9 +309,9 @@ class Plane:
 
     def _forget_the_gone(self) -> None:
         there = self._controller.instances()
-        self._directory.keep({one.id for one in there})
+        self._hands.directory.keep({one.id for one in there})
         kept = {one.name for one in self.current.deployments} | {one.deployment for one in there}
-        self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
+        self._hands.plans = {name: plan for name, plan in self._hands.plans.items() if name in kept}
 
     # Talking with the controller
 
@@ -301,35 +324,25 @@ class Plane:
         try:
             while self._untold:
                 for command in self._controller.handle(self._untold.popleft(), time.monotonic()):
-                    self._carry_out(command)
+                    self._hands.carry_out(command)
         finally:
             self._telling = False
         if not len(self._controller):
             self._empty.set()
         self._announce()
 
-    def _carry_out(self, command: control.Command) -> None:
-        try:
-            self._do[type(command)](command)
-        except Exception as error:  # one command that fails must not keep the others from being carried out
-            failed = {"message": f"pointsman: {command} failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(failed)
-
     def _hear(self, event: control.Event) -> None:
         """News of a process. What it was asked before it ended is not answered any more."""
         if isinstance(event, control.Exited):
-            self._prober.forget(event.instance_id)
+            self._hands.prober.forget(event.instance_id)
         self._tell(event)
 
     def _requests_fail(self, instance_id: str, why: str) -> None:
         if self._running is not None:  # soon, not now: whoever says this is in the middle of something
             self._running.loop.call_soon(self._tell, control.RequestsFail(instance_id, why))
 
-    def _adopt(self, event: control.Adopted, plan: PointsmanPlan) -> None:
-        for one in plan.deployments:
-            if one.name == event.deployment and one.engine is not None:
-                self._directory.enter(event.instance_id, one)
-        self._tell(event)
+    def _deployment_of(self, instance_id: str) -> str:
+        return next(one.deployment for one in self._controller.instances() if one.id == instance_id)
 
     def _announce(self) -> None:
         if self.listeners and not self._news_due:
@@ -340,62 +353,3 @@ class Plane:
         self._news_due = False
         for listener in list(self.listeners):
             listener()
-
-    # Its commands
-
-    def _launch(self, command: control.Launch) -> None:
-        plan = self._plans[command.deployment]
-        engine = self._directory.enter(command.instance_id, plan)
-        folder = "" if self._manifest is None else self._manifest.folder
-        self._at_work.processes.launch(
-            command.instance_id,
-            command.deployment,
-            plan.desired.recipe,
-            folder,
-            lambda host, port: _placed(engine, engine.launch(plan.model, host, port), command.place),
-            command.place,
-        )
-
-    def _probe(self, command: control.Probe) -> None:
-        name = command.instance_id
-        entry = self._directory.get(name)
-        if command.endpoint is not None:
-            entry = self._directory.endpoint(name, command.endpoint, self._plans, self._deployment_of)
-        address = self._directory.address(name, self._at_work.processes.address)
-        if entry is None or address is None:
-            self._tell(control.Silent(name, "nobody knows how to ask it"))
-            return
-        question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
-        self._prober.probe(name, address, question, readiness=command.readiness, timeout_s=command.timeout_s)
-
-    def _deployment_of(self, instance_id: str) -> str:
-        return next(one.deployment for one in self._controller.instances() if one.id == instance_id)
-
-    def _admit(self, command: control.Admit) -> None:
-        name = command.instance.instance_id
-        self._traffic.admit(command.deployment, command.instance)
-        entry, address = self._directory.get(name), self._directory.address(name, self._at_work.processes.address)
-        if entry is not None and address is not None:
-            self._scraper.follow(command.deployment, name, address, entry.engine)
-
-    def _withdraw(self, command: control.Withdraw) -> None:
-        self._scraper.forget(command.instance_id)
-        self._traffic.withdraw(command.deployment, command.instance_id, command.why)
-
-    def _await_drained(self, command: control.AwaitDrained) -> None:
-        drained = control.Drained(command.instance_id)
-        self._traffic.when_idle(command.deployment, command.instance_id, lambda: self._tell(drained))
-
-    def _wake_at(self, command: control.WakeAt) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(command.at - time.monotonic(), 0.0)
-        self._timer = self._at_work.loop.call_later(delay_s, self._tell, control.TimerFired())
-
-
-def _placed(engine: Engine, launch: Launch, place: Place | None) -> Launch:
-    return launch if place is None else engine.placed(launch, place)
-
-
-def _load(manifest: ManifestText) -> PointsmanPlan:
-    return load_manifest(manifest.text, manifest.folder, manifest.file)

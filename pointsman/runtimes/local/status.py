@@ -1,11 +1,14 @@
 """What runs and how it is doing, as plain data for JSON: the words of the admin API and of `pointsman status`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pointsman.config.plan import PointsmanPlan
+from pointsman.config.application_nodes import deployment_name
+from pointsman.config.plan import ApplicationPlan, PointsmanPlan
 from pointsman.control import Desired, DesiredDeployment, InstanceStatus, Phase
 from pointsman.errors import UnknownName
+from pointsman.pipeline.building import INGRESS
+from pointsman.pipeline.graph import NodeKind
 from pointsman.runtimes.traffic import Traffic
 
 UNKNOWN_LOAD = {
@@ -30,6 +33,24 @@ def worker_labels(plan: PointsmanPlan) -> dict[str, str]:
     return {name: value for worker in plan.workers for name, value in worker.labels.items()}
 
 
+def applications_status(plan: PointsmanPlan) -> list[dict[str, Any]]:
+    """Applications and their nodes, with the deployments that run them; of a model, those of the manifest."""
+    models = {name: one.name for one in plan.deployments if not one.internal for name in one.names}
+    return [{"name": one.name, "path": f"/{one.name}", "nodes": [*_nodes(one, models)]} for one in plan.applications]
+
+
+def _nodes(plan: ApplicationPlan, models: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for node in plan.graph.nodes:
+        if node.kind is NodeKind.MODEL:
+            yield {"name": node.name, "kind": "model", "deployments": [models.get(node.code, node.code)]}
+        else:
+            ranks = range(node.options.shards) if node.options.shards > 1 else [None]
+            names = [deployment_name(plan.name, node.name, rank) for rank in ranks]
+            yield {"name": node.name, "kind": node.kind.value, "deployments": names}
+    if plan.graph.has_ingress:
+        yield {"name": INGRESS, "kind": INGRESS, "deployments": [deployment_name(plan.name, INGRESS)]}
+
+
 def deployments_status(
     desired: Desired, instances: Sequence[InstanceStatus], traffic: Traffic, now: float
 ) -> list[dict[str, Any]]:
@@ -39,6 +60,11 @@ def deployments_status(
         members.setdefault(one.deployment, []).append(one)
     wanted = desired.deployments
     return [deployment_status(name, wanted.get(name), there, traffic, now) for name, there in members.items()]
+
+
+def _is_internal(traffic: Traffic, deployment: str) -> bool:
+    lane = traffic.lanes.get(deployment)
+    return lane is not None and lane.plan.internal
 
 
 def deployment_status(
@@ -53,6 +79,7 @@ def deployment_status(
         "name": name,
         "model": "" if wanted is None else wanted.model,
         "aliases": [] if wanted is None else list(wanted.aliases),
+        "internal": _is_internal(traffic, name),
         "desired": 0 if wanted is None else wanted.replicas + len(wanted.endpoints),
         "ready": sum(one.phase is Phase.READY for one in members),
         "strategy": load["strategy"],
@@ -72,6 +99,7 @@ def instance_status(instance: InstanceStatus, load: dict[str, Any], now: float) 
         "url": f"{scheme}://{host}:{instance.port}" if host else "",
         "pid": instance.pid,
         "restarts": instance.restarts,
+        "halted": instance.halted,
         "reason": instance.reason,
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),

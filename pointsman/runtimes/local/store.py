@@ -1,4 +1,6 @@
-"""What a plane must not forget: the manifest in force, its processes, and what was changed when. One SQLite file.
+"""What a plane must not forget: the manifest and applications in force, its processes, and what was changed when.
+
+One SQLite file.
 
 Only the plane of the state directory writes. Every write is a transaction of its own: whenever the plane is killed,
 the store says what was true a moment before.
@@ -13,17 +15,25 @@ from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 
 FILE = "pointsman.sqlite"
-VERSION = 2
+VERSION = 3
 HISTORY = 10_000
 """Changes that are kept, the newest."""
+APPLICATION_HISTORY = 100
+"""Versions that are kept of each application, the newest."""
 
-SCHEMA = """
+APPLICATIONS = (
+    "create table applications (id integer primary key, name text, text text, folder text, file text, at real);"
+)
+SCHEMA = f"""
 create table manifests (generation integer primary key, text text, folder text, file text, at real);
 create table instances (
     id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text
 ) without rowid;
 create table changes (id integer primary key, generation integer, at real, what text, subject text, why text);
+{APPLICATIONS}
 """
+MIGRATIONS = {1: f"alter table instances add column place text; {APPLICATIONS}", 2: APPLICATIONS}
+"""From older forms to this one."""
 
 
 class StoredInstance(msgspec.Struct, frozen=True):
@@ -61,12 +71,9 @@ class Store:
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = normal")
             version = self._db.execute("pragma user_version").fetchone()[0]
-            if version == 0:
-                self._db.executescript(f"begin; {SCHEMA} pragma user_version = {VERSION}; commit;")
-            elif version == 1:
-                self._db.executescript(
-                    f"begin; alter table instances add column place text; pragma user_version = {VERSION}; commit;"
-                )
+            change = SCHEMA if version == 0 else MIGRATIONS.get(version, "")
+            if change:
+                self._db.executescript(f"begin; {change} pragma user_version = {VERSION}; commit;")
         except sqlite3.DatabaseError as error:
             raise PointsmanError(
                 f"{path} cannot be used ({error}); move it away, and apply the manifest anew"
@@ -102,6 +109,55 @@ class Store:
             self._note(generation, changes, at)
         self._db.execute("pragma synchronous = normal")
         return generation
+
+    # Applications, of each the newest version in force
+
+    def applications(self) -> dict[str, ManifestText]:
+        """Those in force, by name, in the order in which they were first deployed."""
+        rows = self._db.execute(
+            "select name, text, folder, file from applications where id in (select max(id) from applications group by"
+            " name) order by (select min(id) from applications as first where first.name = applications.name)"
+        )
+        return {row[0]: ManifestText(*row[1:]) for row in rows}
+
+    def application_before(self, name: str) -> ManifestText | None:
+        """The version before the one in force; None: there is none."""
+        row = self._db.execute(
+            "select text, folder, file from applications where name = ? order by id desc limit 1 offset 1", (name,)
+        ).fetchone()
+        return None if row is None else ManifestText(*row)
+
+    def save_application(self, name: str, document: ManifestText, changes: Changes, at: float) -> None:
+        """Put a version in force; the one before is kept, to go back to."""
+        self._change_application(
+            "insert into applications (name, text, folder, file, at) values (?, ?, ?, ?, ?)",
+            (name, document.text, document.folder, document.file, at),
+            changes,
+            at,
+        )
+        self._db.execute(
+            "delete from applications where name = ? and id not in"
+            " (select id from applications where name = ? order by id desc limit ?)",
+            (name, name, APPLICATION_HISTORY),
+        )
+
+    def roll_back_application(self, name: str, changes: Changes, at: float) -> None:
+        """Forget the version in force: the one before takes its place."""
+        newest = "select max(id) from applications where name = ?"
+        self._change_application(f"delete from applications where id = ({newest})", (name,), changes, at)
+
+    def delete_application(self, name: str, changes: Changes, at: float) -> None:
+        """Forget it, with all its versions."""
+        self._change_application("delete from applications where name = ?", (name,), changes, at)
+
+    def _change_application(self, sql: str, values: tuple[object, ...], changes: Changes, at: float) -> None:
+        self._db.execute("pragma synchronous = full")
+        with self._db:
+            self._db.execute("begin")
+            self._db.execute(sql, values)
+            row = self._db.execute("select max(generation) from manifests").fetchone()
+            self._note(row[0] or 0, changes, at)
+        self._db.execute("pragma synchronous = normal")
 
     # What was changed
 

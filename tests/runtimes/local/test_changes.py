@@ -53,6 +53,35 @@ def test_deployments_open_and_close() -> None:
     ]
 
 
+APPLICATION = """
+kind: Application
+name: app
+nodes: [{name: a, class: "m.py:A", userConfig: {x: 1}}, {name: b, function: "m.py:b"}]
+calls: [{id: one, node: a}, {id: two, node: b, args: [{$step: one}]}]
+output: {$step: two}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ("", "", []),
+        ("x: 1", "x: 2", [("configure", "app.a")]),
+        (", userConfig: {x: 1}", "", [("configure", "app.a")]),
+        ("args: [{$step: one}]", "args: [3]", [("calls", "app")]),
+        ("class:", "idempotent: true, class:", [("calls", "app")]),
+        ("class:", "scheduling: {policy: priority}, class:", [("policy", "app.a")]),
+        ("class:", "replicas: 5, class:", []),
+        ("name: app", "name: other", [
+            ("close", "app"), ("open", "other"), ("close", "app.a"), ("close", "app.b"), ("open", "other.a"),
+            ("open", "other.b"),
+        ]),
+    ],
+)  # fmt: skip
+def test_what_differs_between_applications(old: str, new: str, changes: list[tuple[str, str]]) -> None:
+    assert [(what, subject) for what, subject, _ in told(APPLICATION.replace(old, new, 1), APPLICATION)] == changes
+
+
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
     step = Step(What.START, "m-1", "1 replica is wanted, 0 there", "m")
     found = changes_between(None, load_manifest(BEFORE), [step])

@@ -7,7 +7,14 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
-from pointsman.runtimes.local.store import FILE, HISTORY, Store, StoredInstance, stored_manifest
+from pointsman.runtimes.local.store import (
+    APPLICATION_HISTORY,
+    FILE,
+    HISTORY,
+    Store,
+    StoredInstance,
+    stored_manifest,
+)
 
 FIRST, SECOND = ManifestText("one", "/a", "one.yaml"), ManifestText("two", "/b")
 STARTED = Changes((Change("start", "m-1", "1 replica is wanted"), Change("open", "m", "new")))
@@ -79,3 +86,62 @@ def test_a_newer_form_is_refused(state: Path) -> None:
     db.close()
     with pytest.raises(PointsmanError, match="newer Pointsman"):
         Store(state)
+
+
+def test_applications_have_versions_to_go_back_to(state: Path) -> None:
+    store = Store(state)
+    one, two, three = (ManifestText(text, "/a", "app.yaml") for text in ("one", "two", "three"))
+    assert store.applications() == {}
+    store.save_application("b", one, STARTED, 1.0)
+    store.save_application("a", one, Changes(), 2.0)
+    store.save_application("b", two, Changes(), 3.0)
+    store.save_application("b", three, Changes(), 4.0)
+    assert list(store.applications().items()) == [("b", three), ("a", one)]
+    assert store.application_before("b") == two
+    assert store.application_before("a") is None
+    store.roll_back_application("b", Changes(), 5.0)
+    store.roll_back_application("b", Changes(), 6.0)
+    assert store.applications()["b"] == one
+    assert store.application_before("b") is None
+    store.close()
+    again = Store(state)
+    assert again.applications() == {"b": one, "a": one}
+    again.delete_application("b", Changes((Change("close", "b", "gone"),)), 7.0)
+    assert again.applications() == {"a": one}
+    assert [happened.change.what for happened in again.history()] == ["close", "open", "start"]
+    again.close()
+
+
+def test_versions_of_applications_are_bounded(state: Path) -> None:
+    store = Store(state)
+    for number in range(APPLICATION_HISTORY + 5):
+        store.save_application("a", ManifestText(str(number), "/"), Changes(), 1.0)
+    for _ in range(APPLICATION_HISTORY - 1):
+        assert store.application_before("a") is not None
+        store.roll_back_application("a", Changes(), 1.0)
+    assert store.application_before("a") is None
+    assert store.applications()["a"].text == "5"
+    store.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_forms_are_brought_up_to_date(state: Path, version: int) -> None:
+    place = ", place text" if version == 2 else ""
+    with sqlite3.connect(state / FILE) as db:
+        db.executescript(f"""
+            create table manifests (generation integer primary key, text text, folder text, file text, at real);
+            create table instances (id text primary key, deployment text, recipe text, host text, port integer,
+                pid integer, born text{place}) without rowid;
+            create table changes (id integer primary key, generation integer, at real, what text, subject text,
+                why text);
+            insert into manifests (text, folder, file, at) values ('one', '/a', 'one.yaml', 1.0);
+            pragma user_version = {version};
+        """)
+    for _ in range(2):
+        store = Store(state)
+        assert store.manifest() == (1, FIRST)
+        store.save(KNOWN)
+        store.save_application("a", SECOND, Changes(), 1.0)
+        assert store.instances() == [KNOWN]
+        assert store.applications() == {"a": SECOND}
+        store.close()

@@ -1,0 +1,108 @@
+"""`pointsman build MODULE:NAME`: write a pipeline as a file that can be deployed."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pointsman.cli.options import add_command
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+EXAMPLE = """\
+examples:
+  pointsman build examples/diamond.py:dag -o deployment.yaml
+  pointsman build shop.pipelines:checkout --name checkout
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "build",
+        summary="write a pipeline as a file that can be deployed",
+        description="Import a module of yours, here, and write the pipeline that it has bound as YAML. Everything that "
+        "is wrong with it is said at once. Run it again when the code has changed.",
+        example=EXAMPLE,
+    )
+    parser.add_argument("pipeline", metavar="MODULE:NAME", help="what was bound, as module:name or path/file.py:name")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it (standard output)")
+    parser.add_argument("--name", default="", help="what the application is called (what its file is)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    from pointsman.config import load_application
+    from pointsman.pipeline.application import build
+
+    folder = (args.output.parent if args.output is not None else Path()).absolute()
+    bound = imported(args.pipeline)
+    application = build(bound, name=args.name, folder=folder)
+    text = application.to_yaml()
+    load_application(text, folder, str(args.output or "<built>"))  # what could not be deployed is not written
+    if args.output is not None:
+        _write(args.output, text)
+    if args.json:
+        told = {"name": application.name, "file": None if args.output is None else str(args.output), "yaml": text}
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    elif args.output is None:
+        print(text, end="")
+    else:
+        nodes = ", ".join(node.name for node in application.graph.nodes)
+        print(f"{args.output}: application {application.name} of {nodes}")
+        print(f"pointsman deploy {args.output} puts it in force; pointsman up {args.output} runs it by itself")
+    return 0
+
+
+def imported(named: str) -> Any:
+    """What `module:name` or `path/file.py:name` stands for. Raises with what is wrong with it."""
+    from pointsman.errors import PointsmanError, did_you_mean
+
+    where, _, name = named.rpartition(":")
+    if not where or not name:
+        raise PointsmanError(f'"{named}" names no pipeline; write module:name or path/file.py:name')
+    found: Any = _module(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [other for other in vars(found) if not other.startswith("_")] if hasattr(found, "__dict__") else []
+            raise PointsmanError(f'{where} has no "{part}"{did_you_mean(part, known)}')
+        found = getattr(found, part)
+    return found
+
+
+def _module(where: str) -> "ModuleType":
+    import importlib
+    import importlib.util
+
+    from pointsman.errors import PointsmanError
+
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where)
+        file = Path(where).absolute()
+        sys.path.insert(0, str(file.parent))  # as if it were run
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None or not file.is_file():
+            raise PointsmanError(f"there is no file {file}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[file.stem] = module
+        spec.loader.exec_module(module)
+    except PointsmanError:
+        raise
+    except Exception as error:
+        raise PointsmanError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _write(file: Path, text: str) -> None:
+    from pointsman.errors import PointsmanError
+
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PointsmanError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,39 @@
+"""`pointsman delete APP`: take an application out of force."""
+
+import argparse
+import json
+from typing import Any
+
+from pointsman.cli.options import add_command, add_connection
+
+EXAMPLE = """\
+example:
+  pointsman delete diamond
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "delete",
+        summary="take an application out of force",
+        description="Take no new requests for it, let those under way end, stop its replicas, and forget its versions.",
+        example=EXAMPLE,
+    )
+    parser.add_argument("application", metavar="APP")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Have it done; its replicas end when the calls on them have."""
+    from pointsman.cli.client import client_of
+
+    answer = client_of(args).delete("applications", args.application)
+    if args.json:
+        print(json.dumps({"changes": answer["changes"]}, indent=2, ensure_ascii=False))
+    else:
+        print(answer["text"])
+        print(f"{args.application} is deleted; its replicas end when the calls on them have")
+    return 0

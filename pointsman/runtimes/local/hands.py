@@ -1,0 +1,146 @@
+"""The hands of a plane: each command of the controller, carried out on processes, lanes and timers of this machine."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
+from pointsman.control import events as control
+from pointsman.engines import Launch
+from pointsman.runtimes.local.configuring import Configuring
+from pointsman.runtimes.local.directory import Directory
+from pointsman.runtimes.local.lock import Lock
+from pointsman.runtimes.local.prober import Prober
+from pointsman.runtimes.local.processes import Processes
+from pointsman.runtimes.local.scraper import Scraper
+from pointsman.runtimes.local.shared import Shared
+from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.traffic import Traffic
+
+
+class Running(NamedTuple):
+    """What there is between start and stop."""
+
+    loop: asyncio.AbstractEventLoop
+    lock: Lock
+    store: Store
+    processes: Processes
+    shared: Shared
+
+
+class Hands:
+    """Does what it is told, and tells what became of it. `at_work` says what it has to work with."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        tell: Callable[[control.Event], None],
+        at_work: Callable[[], Running],
+        deployment_of: Callable[[str], str],
+        scrape_interval_s: float,
+    ) -> None:
+        self.plans: dict[str, DeploymentPlan] = {}
+        """By deployment: those in force, and those that are gone and still have instances."""
+        self.folder = ""
+        """Of the manifest: where its instances run."""
+        self.directory = Directory()
+        self.prober = Prober(tell)
+        self.scraper = Scraper(traffic.measured, scrape_interval_s)
+        self.configuring = Configuring(lambda: at_work().shared.secret)
+        self._traffic = traffic
+        self._tell = tell
+        self._at_work = at_work
+        self._deployment_of = deployment_of
+        self._timer: asyncio.TimerHandle | None = None
+        self._do: dict[type[Any], Callable[[Any], None]] = {
+            control.Launch: self._launch,
+            control.Probe: self._probe,
+            control.Admit: self._admit,
+            control.Update: lambda command: traffic.update(command.deployment, command.instance),
+            control.Withdraw: self._withdraw,
+            control.AwaitDrained: self._await_drained,
+            control.Terminate: lambda command: at_work().processes.signal(command.instance_id, signal.SIGTERM),
+            control.Kill: lambda command: at_work().processes.signal(command.instance_id, signal.SIGKILL),
+            control.WakeAt: self._wake_at,
+        }
+
+    def carry_out(self, command: control.Command) -> None:
+        """Now."""
+        try:
+            self._do[type(command)](command)
+        except Exception as error:  # one command that fails must not keep the others from being carried out
+            failed = {"message": f"pointsman: {command} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(failed)
+
+    def adopted(self, event: control.Adopted, plan: PointsmanPlan) -> None:
+        """A process of an earlier plane is ours now."""
+        for one in plan.deployments:
+            if one.name == event.deployment and one.engine is not None:
+                self.directory.enter(event.instance_id, one)
+
+    def problems(self) -> list[str]:
+        """What could not be done or learned."""
+        return [*self.scraper.problems(), *self.configuring.problems()]
+
+    def close(self) -> None:
+        """Ask and tell nobody any more."""
+        self.prober.close()
+        self.scraper.close()
+        self.configuring.close()
+
+    def stop_timer(self) -> None:
+        """Nobody is woken any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _launch(self, command: control.Launch) -> None:
+        plan, shared = self.plans[command.deployment], self._at_work().shared
+        engine = self.directory.enter(command.instance_id, plan)
+        config = self.configuring.launched(command.instance_id, plan.name) if plan.is_replica else b""
+
+        def how(host: str, port: int) -> Launch:
+            launch = engine.launch(plan.model, host, port)
+            launch = shared.introduced(launch, config) if plan.is_replica else launch
+            return launch if command.place is None else engine.placed(launch, command.place)
+
+        folder = plan.folder if plan.is_replica else self.folder
+        self._at_work().processes.launch(
+            command.instance_id, command.deployment, plan.desired.recipe, folder, how, command.place
+        )
+
+    def _probe(self, command: control.Probe) -> None:
+        name = command.instance_id
+        entry = self.directory.get(name)
+        if command.endpoint is not None:
+            entry = self.directory.endpoint(name, command.endpoint, self.plans, self._deployment_of)
+        address = self.directory.address(name, self._at_work().processes.address)
+        if entry is None or address is None:
+            self._tell(control.Silent(name, "nobody knows how to ask it"))
+            return
+        question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
+        self.prober.probe(name, address, question, readiness=command.readiness, timeout_s=command.timeout_s)
+
+    def _admit(self, command: control.Admit) -> None:
+        name = command.instance.instance_id
+        self._traffic.admit(command.deployment, command.instance)
+        entry, address = self.directory.get(name), self.directory.address(name, self._at_work().processes.address)
+        if entry is not None and address is not None:
+            self.scraper.follow(command.deployment, name, address, entry.engine)
+            if self.plans[command.deployment].is_replica:
+                self.configuring.admitted(name, command.deployment, address)
+
+    def _withdraw(self, command: control.Withdraw) -> None:
+        self.scraper.forget(command.instance_id)
+        self.configuring.forget(command.instance_id)
+        self._traffic.withdraw(command.deployment, command.instance_id, command.why)
+
+    def _await_drained(self, command: control.AwaitDrained) -> None:
+        drained = control.Drained(command.instance_id)
+        self._traffic.when_idle(command.deployment, command.instance_id, lambda: self._tell(drained))
+
+    def _wake_at(self, command: control.WakeAt) -> None:
+        self.stop_timer()
+        delay_s = max(command.at - time.monotonic(), 0.0)
+        self._timer = self._at_work().loop.call_later(delay_s, self._tell, control.TimerFired())

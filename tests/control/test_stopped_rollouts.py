@@ -1,0 +1,151 @@
+"""A new recipe that does not start is given up after a few attempts, as long as the one before serves."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pointsman.control.events import Applied, Exited, LaunchFailed, TimerFired
+from pointsman.control.reconcile import What
+from tests.control.worlds import QUICK, World, deployment, launched, said, wish
+
+WHY = "exit code 1: no such model"
+STOPPED = f"rollout stopped: {WHY}; the earlier version serves on; deploy again to retry"
+
+
+def running(replicas: int = 2) -> World:
+    world = World()
+    world.apply(deployment(replicas=replicas))
+    world.behave()
+    return world
+
+
+def fail(world: World, instance: str, times: int = 3) -> None:
+    """It does not start so often, and is started again in between where that is still done."""
+    for attempt in range(times):
+        world.tell(launched(instance))
+        world.tell(Exited(instance, WHY))
+        until = world.status(instance).until
+        if attempt < times - 1:
+            assert until is not None
+            world.tell(TimerFired(), until)
+
+
+def stopped(replicas: int = 2) -> World:
+    world = running(replicas)
+    world.apply(deployment(replicas=replicas, version=1))
+    fail(world, f"m-{replicas + 1}")
+    return world
+
+
+def test_after_three_attempts_the_earlier_version_serves_on() -> None:
+    world = stopped()
+    status = world.status("m-3")
+    assert (status.phase.value, status.until, status.halted, status.reason) == ("backing off", None, True, STOPPED)
+    world.behave(10_000.0)
+    assert world.ready() == ["m-1", "m-2"]
+    assert world.status("m-3").restarts == 2
+    assert not world.processes.keys() - {"m-1", "m-2"}
+
+
+def test_processes_that_cannot_even_be_launched_count() -> None:
+    world = running()
+    world.apply(deployment(replicas=2, version=1))
+    for _ in range(3):
+        world.tell(LaunchFailed("m-3", "no such file"))
+        world.tell(TimerFired(), world.status("m-3").until or world.now)
+    assert world.status("m-3").halted
+
+
+def test_one_that_is_not_ready_in_time_counts() -> None:
+    world = running()
+    world.apply(deployment(replicas=2, version=1))
+    for _ in range(3):
+        world.tell(launched("m-3"))
+        world.tell(TimerFired(), world.now + QUICK.start_timeout_s + 1)
+        world.tell(Exited("m-3", "killed by SIGKILL"))
+        world.tell(TimerFired(), world.status("m-3").until or world.now)
+    assert world.status("m-3").halted
+    assert "not ready 100 s after its launch" in world.status("m-3").reason
+
+
+def test_how_many_attempts_there_are_can_be_said() -> None:
+    world = running()
+    lifecycle = msgspec.structs.replace(QUICK, start_attempts=1)
+    world.apply(deployment(replicas=2, version=1, lifecycle=lifecycle))
+    fail(world, "m-3", times=1)
+    assert world.status("m-3").halted
+
+
+def test_without_older_ones_it_is_tried_for_ever() -> None:
+    world = World()
+    world.apply(deployment(replicas=1))
+    fail(world, "m-1", times=6)
+    assert not world.status("m-1").halted
+    assert world.status("m-1").until is not None
+
+
+def test_one_that_was_ready_in_between_starts_counting_anew() -> None:
+    world = running(1)
+    world.apply(deployment(replicas=2, version=1))
+    fail(world, "m-2", times=2)
+    world.tell(TimerFired(), world.status("m-2").until or 0.0)
+    world.behave(0.5)
+    assert "m-2" in world.ready()
+
+
+def again(world: World) -> list[str]:
+    """Once more what is wanted already."""
+    return said(world.tell(Applied(wish(deployment(replicas=2, version=1)), retry=frozenset({"m"}))))
+
+
+@pytest.mark.parametrize(
+    ("begin_anew", "wanted"),
+    [
+        (lambda world: world.apply(deployment(replicas=2, version=2)), ["Launch m-3"]),
+        (again, ["Launch m-3"]),
+        (lambda world: world.apply(deployment(replicas=2, version=1)), []),
+        (lambda world: world.apply(deployment(replicas=2)), []),
+    ],
+    ids=["another recipe", "the same, to be tried again", "the same", "back to the one before"],
+)
+def test_what_is_wanted_then(begin_anew: Callable[[World], list[str]], wanted: list[str]) -> None:
+    world = stopped()
+    assert begin_anew(world) == wanted
+
+
+def test_another_recipe_has_all_its_attempts_and_may_work() -> None:
+    world = stopped()
+    world.apply(deployment(replicas=2, version=2))
+    fail(world, "m-3", times=2)
+    assert not world.status("m-3").halted
+    world.behave(100.0)
+    assert world.ready() == ["m-3", "m-4"]
+    assert all(not one.halted for one in world.controller.instances())
+
+
+def test_going_back_removes_the_one_that_does_not_work() -> None:
+    world = stopped()
+    world.apply(deployment(replicas=2))
+    assert world.ready() == ["m-1", "m-2"]
+    assert world.phases().keys() == {"m-1", "m-2"}
+    assert world.status("m-1").reason == ""
+
+
+def test_when_the_older_ones_are_gone_it_is_tried_again() -> None:
+    world = stopped(replicas=1)
+    assert said(world.tell(Exited("m-1", "exit code 9"))) != []
+    world.behave(200.0)
+    assert len(world.ready()) == 1
+    assert not any(one.halted for one in world.controller.instances())
+
+
+def test_the_preview_says_what_is_tried_again() -> None:
+    world = stopped()
+    desired = wish(deployment(replicas=2, version=1))
+    assert world.controller.preview(desired) == []
+    [step] = world.controller.preview(desired, retry={"m"})
+    assert (step.what, step.subject, step.why) == (
+        What.RESTART, "m-3", "its rollout was stopped, and is tried again",
+    )  # fmt: skip
+    assert world.controller.preview(desired, retry={"other"}) == []

@@ -1,0 +1,69 @@
+"""What replicas share with their plane: made once, for its owner alone, and gone when it ends."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pointsman.engines import Launch
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.local.shared import Shared
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_secret_stays_and_is_the_owners_alone(state: Path, tmp_path: Path) -> None:
+    first, again = Shared(state, tmp_path), Shared(state, tmp_path)
+    assert first.secret == again.secret
+    assert len(first.secret) >= 32
+    assert mode(state / "secret") == 0o600
+    other = tmp_path / "other"
+    other.mkdir()
+    assert Shared(other, tmp_path).secret != first.secret
+
+
+def test_memory_is_the_owners_alone_and_goes_with_the_plane(state: Path, tmp_path: Path) -> None:
+    shared = Shared(state, tmp_path)
+    assert shared.shm.parent == tmp_path
+    assert shared.shm.name.startswith("pointsman-")
+    assert mode(shared.shm) == 0o700
+    (shared.shm / "left").write_bytes(b"x")
+    assert Shared(state, tmp_path).shm == shared.shm, "of the same plane"
+    shared.clear()
+    assert list(shared.shm.iterdir()) == []
+    shared.remove()
+    assert not shared.shm.exists()
+
+
+def test_without_such_a_place_it_is_in_the_state_directory(state: Path, tmp_path: Path) -> None:
+    shared = Shared(state, tmp_path / "not there")
+    assert shared.shm == state / "shm"
+    assert mode(shared.shm) == 0o700
+
+
+def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> None:
+    shared = Shared(state, tmp_path)
+    shared.remove()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shared.shm.symlink_to(elsewhere)
+    with pytest.raises(PointsmanError, match="belongs to somebody else"):
+        Shared(state, tmp_path)
+
+
+def test_replicas_are_introduced(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Shared(state, tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    env = shared.introduced(Launch(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env
+    assert env == {
+        "A": "b",
+        "PYTHONPATH": os.pathsep.join(["/own", "/ours"]),
+        "POINTSMAN_SECRET": shared.secret,
+        "POINTSMAN_SOCKET": str(state / "admin.sock"),
+        "POINTSMAN_SHM": str(shared.shm),
+        "POINTSMAN_USER_CONFIG": '{"limit":1}',
+    }
+    assert "PYTHONPATH" not in shared.introduced(Launch(("x",)), b"null").env
