@@ -7,37 +7,24 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.gateway.application_admin import ApplicationAdmin
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.http import error_body, error_kind
+from pointsman.gateway.operations import Call, Operations, changes_told
+from pointsman.gateway.pipelines.records import PassageRecord
 from pointsman.gateway.requests import HttpRequest
 from pointsman.placement.fleet import Snapshot
 from pointsman.routing.records import Record
-from pointsman.runtimes.local.changes import Changes, ManifestText
+from pointsman.runtimes.local.changes import ManifestText
 
 PREFIX = b"/admin/v1/"
-
-
-class Operations(Protocol):
-    """What can be asked of a plane."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def fleet(self) -> Snapshot: ...
-
-    def plan(self, manifest: ManifestText) -> Changes: ...
-
-    async def apply(self, manifest: ManifestText) -> Changes: ...
-
-    def logs(self, instance_id: str, lines: int) -> str: ...
-
-    async def drain(self, instance_id: str) -> None: ...
 
 
 class NotFound(PointsmanError):
@@ -48,21 +35,22 @@ class BadQuery(PointsmanError):
     """What stands behind the question mark cannot be meant."""
 
 
-class Call(msgspec.Struct):
-    """One request, taken apart."""
-
-    parts: list[str]
-    query: dict[str, str]
-    body: bytes
-
-
 class Admin:
     """Answers requests under `/admin/v1`."""
 
-    def __init__(self, gateway: Gateway, plane: Operations, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        plane: Operations,
+        stop: Callable[[], None],
+        passages: Callable[[str], PassageRecord | None] = lambda _: None,
+    ) -> None:
         self._gateway = gateway
         self._plane = plane
         self._stop = stop
+        self._passages = passages
+        """What is known of a request through an application."""
+        self._applications = ApplicationAdmin(plane)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.page_trees[PREFIX] = self.serve
 
@@ -97,6 +85,8 @@ class Admin:
                 return self._apply
             case "GET", ["requests"]:
                 return self._requests
+            case _, ["applications", *rest]:
+                return self._applications.handler(method, rest)
             case "GET", ["requests", _]:
                 return self._request
             case "GET", ["instances", _, "logs"]:
@@ -129,10 +119,10 @@ class Admin:
         return self._plane.fleet()
 
     async def _plan(self, call: Call) -> dict[str, Any]:
-        return _changes(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _apply(self, call: Call) -> dict[str, Any]:
-        return _changes(await self._plane.apply(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(await self._plane.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _logs(self, call: Call) -> dict[str, Any]:
         return {"instance": call.parts[1], "text": self._plane.logs(call.parts[1], _number(call.query, "lines", 100))}
@@ -147,6 +137,9 @@ class Admin:
 
     async def _request(self, call: Call) -> dict[str, Any]:
         request_id, now = call.parts[1], time.monotonic()
+        passage = self._passages(request_id)
+        if passage is not None:
+            return {**passage.as_dict(), "arrived": _date(passage.arrived_at, now), "text": str(passage)}
         for lane in self._gateway.traffic.all_lanes():
             record = lane.dispatcher.explain(request_id, now)
             if record is not None:
@@ -192,22 +185,17 @@ def _number(query: Mapping[str, str], name: str, otherwise: int) -> int:
     return int(written)
 
 
-def _changes(changes: Changes) -> dict[str, Any]:
-    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
-
-
 def _told(record: Record, now: float) -> dict[str, Any]:
-    arrived = datetime.now(UTC) - timedelta(seconds=now - record.arrived_at)
-    return {
-        **record.as_dict(),
-        "arrived": arrived.isoformat(timespec="milliseconds"),
-    }
+    return {**record.as_dict(), "arrived": _date(record.arrived_at, now)}
+
+
+def _date(moment: float, now: float) -> str:
+    """A moment of our clock as people write it."""
+    return (datetime.now(UTC) - timedelta(seconds=now - moment)).isoformat(timespec="milliseconds")
 
 
 def _short(record: Record, now: float) -> dict[str, Any]:
-    told = record.summary()
-    arrived = datetime.now(UTC) - timedelta(seconds=now - record.arrived_at)
-    return {**told, "arrived": arrived.isoformat(timespec="milliseconds")}
+    return {**record.summary(), "arrived": _date(record.arrived_at, now)}
 
 
 def _matches(record: Record, query: Mapping[str, str]) -> bool:

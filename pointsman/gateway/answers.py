@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from pointsman.errors import PointsmanError
-from pointsman.gateway.http import NOT_FOR_CLIENTS
+from pointsman.gateway.http import NOT_FOR_CLIENTS, PIECES
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNK_LINE_BYTES = 1024
@@ -37,7 +37,7 @@ class AnswerHead:
         self.length: int | None = None
         self.chunked = False
         self.is_stream = False
-        """Server-sent events."""
+        """Server-sent events, or other pieces that a replica of ours says are to be passed on as they come."""
         self._named: set[bytes] = set()
         """Headers that are for this connection alone."""
         for_clients = []
@@ -46,7 +46,7 @@ class AnswerHead:
             if passed_on:
                 for_clients.append(passed_on)
                 if name == b"content-type":
-                    self.is_stream = b"text/event-stream" in value.lower() and self.status == 200
+                    self.is_stream |= b"text/event-stream" in value.lower() and self.status == 200
             else:
                 self._framing(name, value)
         if self._named:
@@ -68,6 +68,8 @@ class AnswerHead:
         elif name == b"connection":
             self._named = {named.strip() for named in value.lower().split(b",")}
             self.closes = b"close" in self._named or (self.closes and b"keep-alive" not in self._named)
+        elif name == PIECES:
+            self.is_stream = self.status == 200
 
     @property
     def has_body(self) -> bool:

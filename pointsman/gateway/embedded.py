@@ -17,7 +17,9 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.grpc import GrpcListener
 from pointsman.gateway.pages import add_pages
+from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.server import Listeners
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local import Changes, ManifestText, Plane
@@ -32,14 +34,16 @@ class Embedded:
     def __init__(self, state: Path) -> None:
         self._loop = asyncio.get_running_loop()
         self.gateway = Gateway(GatewaySpec(), self._loop)
+        self.applications = Applications(self.gateway)
         self.plane = Plane(state, self.gateway.traffic)
         self.plane.reconfigured.append(self._reconfigure)
         self._listeners = Listeners(self.gateway)
+        self.grpc = GrpcListener(self.gateway, self.applications, lambda: self.plane.ready)
         self._socket = self.plane.state / SOCKET
         self._stop_asked = asyncio.Event()
         self._impatient = asyncio.Event()
         add_pages(self.gateway, lambda: self.plane.ready)
-        Admin(self.gateway, self, self.ask_to_stop)
+        Admin(self.gateway, self, self.ask_to_stop, self.applications.told)
 
     @property
     def url(self) -> str:
@@ -52,6 +56,7 @@ class Embedded:
             await self.plane.start(manifest)
             await self._listeners.open(self.plane.current.gateway)
             await self._listeners.open_local(self._bound())
+            await self.grpc.open(self.plane.current.gateway.grpc_listen)
         except BaseException:
             await self.stop()
             raise
@@ -72,6 +77,7 @@ class Embedded:
     async def stop(self) -> int:
         """No new requests, then those under way, then the instances. How many requests had to be cut off."""
         self._listeners.close(local=False)
+        closing = self._loop.create_task(self.grpc.close(self.gateway.settings.drain_timeout))
         draining = self._loop.create_task(self.gateway.drain(self.gateway.settings.drain_timeout))
         hurrying = self._loop.create_task(self._impatient.wait())
         await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +85,8 @@ class Embedded:
         draining.cancel()
         cut_off = self.gateway.under_way
         self.gateway.cut_off("the gateway is shutting down")
+        await self.grpc.close(1.0)
+        await closing
         await self.plane.stop()
         self._listeners.close(local=True)
         self.gateway.close()
@@ -90,7 +98,10 @@ class Embedded:
 
     def status(self) -> dict[str, Any]:
         """What runs, how it is doing, and where requests go."""
-        return {**self.plane.status(), "url": self.url, "pid": os.getpid()}
+        status = self.plane.status()
+        for deployment in status["deployments"]:
+            deployment.update(self.gateway.metrics.told(deployment["name"]))
+        return {**status, "url": self.url, "pid": os.getpid()}
 
     def fleet(self) -> Snapshot:
         """The workers that are known, and what instances have of them."""
@@ -104,6 +115,22 @@ class Embedded:
         """Put a manifest in force."""
         return await self.plane.apply(manifest)
 
+    async def deploy(self, document: ManifestText) -> Changes:
+        """Put an application in force beside the manifest."""
+        return await self.plane.deploy(document)
+
+    async def rollback(self, name: str) -> Changes:
+        """Put the version of an application in force that was before this one."""
+        return await self.plane.rollback(name)
+
+    async def delete(self, name: str) -> Changes:
+        """Take an application out of force."""
+        return await self.plane.delete(name)
+
+    def application(self, name: str) -> str:
+        """The document of an application in force."""
+        return self.plane.application(name)
+
     def logs(self, instance_id: str, lines: int) -> str:
         """The last lines that an instance wrote."""
         return self.plane.logs(instance_id, lines)
@@ -114,6 +141,8 @@ class Embedded:
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:
         self.gateway.configure(plan.gateway)
+        self.applications.trust(self.plane.secret, self.plane.shm)
+        self.applications.configure(plan.applications)
 
     def _bound(self) -> socket.socket:
         """The socket of the state directory. Only one plane is in it, so what an earlier one left behind may go."""

@@ -7,8 +7,9 @@ of it.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from difflib import get_close_matches
+from typing import Protocol
 
 from pointsman.config.manifest import GatewaySpec
 from pointsman.gateway.client import ClientConnection
@@ -25,7 +26,7 @@ from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, Command, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.runtimes.traffic import Lane, Traffic
-from pointsman.types import ExecutionInstance
+from pointsman.types import ExecutionInstance, RequestMetadata
 
 INFERENCE = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"},
@@ -36,6 +37,25 @@ SWEEP_S = 0.25
 """How often timeouts are looked at."""
 
 Page = Callable[[ClientConnection, HttpRequest], None]
+
+
+class UnderWay(Protocol):
+    """A request that is on its way to an instance or waits for one: a client's, or a step of a pipeline."""
+
+    request: RequestMetadata
+    instance_id: str
+    deadline: float
+    """When we lose patience with the instance."""
+
+    def send(self, command: Send) -> None: ...
+
+    def refuse(self, refusal: Refusal) -> None: ...
+
+    def revoke(self, refusal: Refusal) -> None: ...
+
+    def let_go(self) -> None: ...
+
+    def timed_out(self) -> None: ...
 
 
 class Gateway:
@@ -60,7 +80,9 @@ class Gateway:
         """What is answered here, by path."""
         self.page_trees: dict[bytes, Page] = {}
         """The same for everything below a path."""
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, UnderWay] = {}
+        self.names_under_way: Container[str] = ()
+        """Ids of requests that are not sent anywhere themselves: their steps are."""
         self._arrivals: list[Exchange] = []
         """Those who have come in this turn of the loop and have not been handed to their dispatchers."""
         self.outbox = Outbox(loop, self._exchanges)
@@ -108,24 +130,30 @@ class Gateway:
         self.metrics.unread[status] += 1
 
     def _infer(self, client: ClientConnection, http: HttpRequest) -> None:
-        now = time.monotonic()
         tenant: Tenant | None = None
         if self.keys.required:
             tenant = self.keys.tenant_of(client, http)
             if tenant is None:
                 client.error(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
                 return
+        self.infer(client, http, tenant)
+
+    def infer(
+        self, client: ClientConnection, http: HttpRequest, tenant: Tenant | None, *, is_part: bool = False
+    ) -> None:
+        """Serve a request to a model. `is_part`: of a request that was let in already; its tokens still count."""
+        now = time.monotonic()
         try:
             body = read_body(http.body)
             lane = self.traffic.by_model.get(body.model) or self._only_lane(body.model)
             if lane is None:
                 self._unknown_model(client, body.model)
                 return
-            request = metadata(self._request_id(http), body, http.headers, now, "" if tenant is None else tenant.name)
+            request = metadata(self.request_id(http), body, http.headers, now, "" if tenant is None else tenant.name)
         except BadRequest as error:
             client.error(400, str(error), "invalid_body")
             return
-        if tenant is not None:
+        if tenant is not None and not is_part:
             request = tenant.bounded(request)
             denial = tenant.denial(request, now)
             if denial is not None:
@@ -169,8 +197,7 @@ class Gateway:
 
     def _only_lane(self, model: str) -> Lane | None:
         """Who names no model means the one there is."""
-        lanes = self.traffic.lanes
-        return next(iter(lanes.values())) if not model and len(lanes) == 1 else None
+        return None if model else self.traffic.only_lane()
 
     def _unknown_model(self, client: ClientConnection, model: str) -> None:
         known = sorted(self.traffic.by_model)
@@ -181,13 +208,14 @@ class Gateway:
         hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known[:20]) or 'none'}"
         client.error(404, f'there is no model "{model[:200]}"; {hint}', "model_not_found")
 
-    def _request_id(self, http: HttpRequest) -> str:
+    def request_id(self, http: HttpRequest) -> str:
+        """The client's own, if it has one that nobody else has; else a new one."""
         given = http.headers.get(b"x-request-id")
         if given is not None:
             del http.headers[b"x-request-id"]
             if 0 < len(given) <= 128 and given.isascii() and given.decode("ascii").isprintable():
                 name = given.decode("ascii")
-                if name not in self._exchanges:
+                if name not in self._exchanges and name not in self.names_under_way:
                     return name
         self._count += 1
         return f"{self._prefix}{self._count:x}"
@@ -212,9 +240,13 @@ class Gateway:
         if exchange is not None:
             exchange.revoke(command.refusal)
 
-    def leave(self, exchange: Exchange) -> None:
+    def enter(self, under_way: UnderWay) -> None:
+        """A request is under way: what is decided about it is told to this."""
+        self._exchanges[under_way.request.request_id] = under_way
+
+    def leave(self, under_way: UnderWay) -> None:
         """A request has ended."""
-        self._exchanges.pop(exchange.request.request_id, None)
+        self._exchanges.pop(under_way.request.request_id, None)
 
     def retry_after(self, lane: Lane) -> int:
         """Seconds after which it is worth trying again: about as long as those who are here will take."""

@@ -20,7 +20,12 @@ NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
 """Of a client's request. Keys are ours alone; engines answer uncompressed, so that we can read along. Lengths are ours
 to say, also in a spelling that some servers take for the proper one; so is whom an engine works together with."""
 
-NOT_FOR_CLIENTS = HOP_BY_HOP | frozenset(b"content-length date server x-request-id x-pointsman-instance".split())
+PIECES = b"x-pointsman-pieces"
+"""A replica of ours says so if its answer is to be passed on piece by piece, whatever its type."""
+
+NOT_FOR_CLIENTS = HOP_BY_HOP | frozenset(
+    b"content-length date server x-request-id x-pointsman-instance x-pointsman-pieces".split()
+)
 """Of an engine's answer; lengths and names are ours to say."""
 
 LAST_CHUNK = b"0\r\n\r\n"

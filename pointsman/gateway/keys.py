@@ -35,14 +35,14 @@ class Keys:
                 tenant.go_on_from(self.tenants[name])
         return changed
 
-    def tenant_of(self, client: "ClientConnection", request: HttpRequest) -> Tenant | None:
-        """Whose key a request has; None if it has none, or one that nobody knows."""
+    def tenant_of(self, client: "ClientConnection | None", request: HttpRequest) -> Tenant | None:
+        """Whose key a request has; None if it has none, or one that nobody knows. `client` remembers the last one."""
         credentials = _credentials(request)
-        memo = client.key_memo
+        memo = None if client is None else client.key_memo
         if memo is not None and memo[0] is self and memo[1] == credentials:
             return memo[2]
         tenant = self._lookup(credentials)
-        if tenant is not None:
+        if tenant is not None and client is not None:
             client.key_memo = (self, credentials, tenant)
         return tenant
 

@@ -58,6 +58,17 @@ class GatewayMetrics:
             counts = self._deployments[deployment] = DeploymentCounts()
         return counts
 
+    def told(self, deployment: str) -> dict[str, float | None]:
+        """The counts of a deployment in short, for its status."""
+        counts = self._deployments.get(deployment) or DeploymentCounts()
+        ended = sum(counts.total.counts)
+        failed = sum(number for status, number in counts.statuses.items() if status >= 500)
+        return {
+            "answered": sum(counts.statuses.values()),
+            "errors": failed + counts.broken_off,
+            "mean_ms": round(counts.total.total / ended * 1000, 3) if ended else None,
+        }
+
     def text(self, traffic: Traffic, connections: int) -> str:
         """Everything, as Prometheus reads it."""
         page = Page()

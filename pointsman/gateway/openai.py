@@ -108,6 +108,11 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
     )
 
 
+def asked_in_headers(raw: dict[bytes, bytes]) -> Extension:
+    """What headers ask for, with the priority as a number. Raises `BadRequest`."""
+    return _NOTHING if raw.keys().isdisjoint(_NAMES) else _checked(_with_headers(raw, Extension()))
+
+
 _NOTHING = Extension(priority=Priority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
 _NAMES = frozenset(_HEADERS.values())

@@ -40,7 +40,12 @@ class FakePlane:
 
     def status(self) -> dict[str, Any]:
         self._do("status")
-        return {"ready": True}
+        node = {"name": "n", "kind": "class", "deployments": ["app.n"]}
+        return {
+            "ready": True,
+            "applications": [{"name": "app", "path": "/app", "nodes": [node]}],
+            "deployments": [{"name": "chat"}, {"name": "app.n"}],
+        }
 
     def plan(self, manifest: ManifestText) -> Changes:
         self._do("plan", manifest)
@@ -56,6 +61,22 @@ class FakePlane:
         self._do("fleet")
         place = Place(tier=Tier.CPU, claims=(Claim(worker="w", memory_bytes=5),))
         return Snapshot((Worker(name="w", cpus=2, memory_bytes=9),), (Occupant("m-1", place, "m"),))
+
+    async def deploy(self, document: ManifestText) -> Changes:
+        self._do("deploy", document)
+        return Changes((Change("open", "app", "new"),))
+
+    async def rollback(self, name: str) -> Changes:
+        self._do("rollback", name)
+        return Changes()
+
+    async def delete(self, name: str) -> Changes:
+        self._do("delete", name)
+        return Changes((Change("close", name, "gone"),))
+
+    def application(self, name: str) -> str:
+        self._do("application", name)
+        return f"name: {name}\n"
 
     def logs(self, instance_id: str, lines: int) -> str:
         self._do("logs", instance_id, lines)
@@ -105,6 +126,9 @@ def call(method: str, path: str, body: object = None, *lines: str) -> bytes:
 
 CALLS = [
     call("GET", "status"),
+    call("GET", "applications"),
+    call("POST", "applications", {"text": "", "folder": "."}),
+    call("DELETE", "applications/app"),
     call("GET", "fleet"),
     call("POST", "plan", {"text": "", "folder": "."}),
     call("POST", "apply", {"text": "", "folder": "."}),
@@ -149,11 +173,11 @@ def test_the_key_of_a_tenant_does_not_open_it(lay: Lay, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [f"authorization: Bearer {KEY}", f"x-api-key: {KEY}"])
 def test_open_over_tcp_with_the_key(office: Office, line: str) -> None:
     got = office.bed.ask(call("GET", "status", None, line))
-    assert (got.status, got.json()) == (200, {"ready": True})
+    assert (got.status, got.json()["ready"]) == (200, True)
 
 
 def test_open_over_the_local_socket(office: Office) -> None:
-    assert office.ask(call("GET", "status")).json() == {"ready": True}
+    assert office.ask(call("GET", "status")).json()["ready"] is True
     assert office.ask(HEALTH).status == 200
 
 
@@ -214,6 +238,22 @@ def test_errors_of_the_plane_are_told(office: Office, error: Exception, status: 
             assert len(got.error["problems"]) == 2
     office.plane.answers = lambda: None
     assert office.ask(call("GET", "status")).status == 200
+
+
+def test_applications_are_deployed_looked_at_rolled_back_and_deleted(office: Office) -> None:
+    document = {"text": "kind: Application", "folder": "/somewhere", "file": "app.yaml"}
+    written = ManifestText("kind: Application", "/somewhere", "app.yaml")
+    assert office.ask(call("POST", "applications/plan", document)).json()["changes"][0]["what"] == "start"
+    assert office.ask(call("POST", "applications", document)).json()["changes"][0]["what"] == "open"
+    assert [one["name"] for one in office.ask(call("GET", "applications")).json()["applications"]] == ["app"]
+    told = office.ask(call("GET", "applications/app")).json()
+    assert (told["name"], told["yaml"], told["deployments"]) == ("app", "name: app\n", [{"name": "app.n"}])
+    assert office.ask(call("POST", "applications/app/rollback")).json()["changes"] == []
+    assert office.ask(call("DELETE", "applications/app")).json()["changes"][0]["what"] == "close"
+    asked = [("plan", written), ("deploy", written), ("status",), ("application", "app"), ("status",)]
+    assert office.plane.asked == [*asked, ("rollback", "app"), ("delete", "app")]
+    for wrong in (call("DELETE", "applications"), call("POST", "applications/app"), call("GET", "applications/a/b")):
+        assert office.ask(wrong).error["code"] == "not_found"
 
 
 def test_logs_and_draining(office: Office) -> None:

@@ -1,0 +1,74 @@
+"""What can be sent to an application, as OpenAPI says it; the schema of the input is asked of the ingress."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pointsman.gateway.answers import AnswerHead
+from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
+from pointsman.runtimes.traffic import Lane
+from pointsman.runtimes.wire import CallHead, decode_plain, encode_call
+from pointsman.types import RequestMetadata
+
+if TYPE_CHECKING:
+    from pointsman.gateway.gateway import Gateway
+
+
+class SchemaQuestion:
+    """A client that wants to know what an application takes."""
+
+    def __init__(self, name: str, client: ClientConnection) -> None:
+        self._name = name
+        self._client = client
+        self._call: StepCall | None = None
+
+    def ask(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
+        """Ask a replica of the ingress."""
+        now = time.monotonic()
+        request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)
+        body = encode_call(CallHead(method="openapi", request_id=request_id))
+        self._call = StepCall(
+            gateway, self, 0, lane, request, b"/call", secret_line, body, idempotent=True, in_pieces=False
+        )
+        self._call.begin(now)
+
+    def step_sent(self, place: int, instance_id: str) -> None: ...
+
+    def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
+        self._client.answer(200, msgspec.json.encode(openapi(self._name, decode_plain(body) or {})))
+
+    def step_began(self, place: int, head: AnswerHead) -> None: ...
+
+    def step_piece(self, place: int, payload: bytes) -> None: ...
+
+    def step_ended(self, place: int) -> None: ...
+
+    def step_failed(self, place: int, failure: StepFailure) -> None:
+        self._client.error(failure.status, failure.why, failure.code)
+
+    def abandon(self) -> None:
+        """The client has gone."""
+        if self._call is not None:
+            self._call.abandon()
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+def openapi(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The document of an application whose input has this schema."""
+    body = {"content": {"application/json": {"schema": schema}}, "required": True}
+    responses = {
+        "200": {"description": "the answer", "content": {"application/json": {}}},
+        "422": {"description": "the input is not as it should be; each problem with its field"},
+        "500": {"description": "a node failed; the error says which"},
+        "504": {"description": "the deadline was over"},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": name, "version": "1"},
+        "paths": {f"/{name}": {"post": {"operationId": name, "requestBody": body, "responses": responses}}},
+    }

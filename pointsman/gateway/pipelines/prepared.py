@@ -1,0 +1,91 @@
+"""The steps of an application, made ready once: what is known of a call before a request comes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import ApplicationPlan
+from pointsman.pipeline import NodeKind, Step
+from pointsman.pipeline.building import INGRESS
+from pointsman.pipeline.flow import InputValue, StepResult, call_flow
+from pointsman.pipeline.graph import filled
+from pointsman.runtimes.wire import CallHead, placeholder, template
+
+
+class PreparedStep(msgspec.Struct, frozen=True):
+    """A step with its arguments as they are sent: what is not known yet is a number among the blobs."""
+
+    step: Step
+    deployment: str
+    """Whose lane it goes through; of a model, its name."""
+    args: msgspec.Raw
+    kwargs: msgspec.Raw
+    sources: tuple[InputValue | StepResult, ...]
+    """What each blob is."""
+
+    @property
+    def is_model(self) -> bool:
+        return self.step.kind is NodeKind.MODEL
+
+    def blobs(self, inputs: Sequence[bytes], results: Sequence[bytes | None]) -> list[bytes]:
+        """The blobs of a call, in their order."""
+        found = []
+        for source in self.sources:
+            blob = inputs[source.place] if isinstance(source, InputValue) else results[source.place]
+            assert blob is not None, "a step begins when all that it needs is there"
+            found.append(blob)
+        return found
+
+
+class PreparedApplication:
+    """An application, ready to take requests."""
+
+    def __init__(self, plan: ApplicationPlan) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.flow = plan.flow
+        self.steps = tuple(prepared(plan, step) for step in plan.flow.steps)
+        paths = [[[access.key, access.attribute] for access in part.path] for part in plan.flow.inputs]
+        self.input_parts = template({"paths": paths})
+        """What is asked of the ingress."""
+        self.ingress = f"{plan.name}.{INGRESS}" if plan.graph.has_ingress else ""
+        """The deployment that makes the input; empty: the JSON of the body is the input."""
+
+
+class PreparedCall(PreparedApplication):
+    """One call of a node through a handle: with its arguments as they came, to all shards if there are several."""
+
+    def __init__(self, application: PreparedApplication, head: CallHead, blobs: int) -> None:
+        plan = application.plan
+        self.plan = plan
+        self.name = plan.name
+        self.flow = call_flow(plan.graph, head.node, head.method)
+        inputs = tuple(InputValue(place) for place in range(blobs))
+        self.steps = tuple(
+            prepared(plan, step)
+            if step.needs  # it joins what shards have returned
+            else PreparedStep(step, deployment_of(plan, step.node, step.rank), head.args, head.kwargs, inputs)
+            for step in self.flow.steps
+        )
+        self.input_parts = template({})
+        self.ingress = ""
+
+
+def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
+    """One step, ready."""
+    sources: dict[Any, int] = {}
+
+    def place(reference: Any) -> Any:
+        return placeholder(sources.setdefault(reference, len(sources)))
+
+    args, kwargs = template(filled(step.args, place)), template(filled(step.kwargs, place))
+    return PreparedStep(step, deployment_of(plan, step.node, step.rank), args, kwargs, tuple(sources))
+
+
+def deployment_of(plan: ApplicationPlan, node: str, rank: int | None) -> str:
+    """The deployment of a node, or of one of its shards; of a model, its name."""
+    known = plan.graph.node(node)
+    if known.kind is NodeKind.MODEL:
+        return known.code
+    return f"{plan.name}.{node}" if rank is None else f"{plan.name}.{node}.{rank}"

@@ -1,0 +1,131 @@
+"""What became of requests through applications, step by step: the newest are kept."""
+
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from pointsman.selection.text import text_table
+
+BAR = 40
+"""Characters of the whole time in a waterfall."""
+
+
+class StepRecord(msgspec.Struct, eq=False):
+    """One step. Times are those of the gateway's clock."""
+
+    step: str
+    node: str
+    request_id: str
+    """Under which the decision about it can be asked for."""
+    began_at: float
+    ended_at: float | None = None
+    instance: str = ""
+    tries: int = 0
+    failure: str = ""
+    depth: int = 0
+    """How many calls through handles it stands below a step of the graph."""
+
+    def as_dict(self, since: float) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "node": self.node,
+            "request_id": self.request_id,
+            "instance": self.instance,
+            "tries": self.tries,
+            "began_ms": round((self.began_at - since) * 1000, 3),
+            "took_ms": None if self.ended_at is None else round((self.ended_at - self.began_at) * 1000, 3),
+            "failure": self.failure,
+            "depth": self.depth,
+        }
+
+
+class PassageRecord(msgspec.Struct, eq=False):
+    """One request."""
+
+    request_id: str
+    application: str
+    tenant: str
+    priority: int
+    deadline_ms: float | None
+    arrived_at: float
+    steps: list[StepRecord]
+    ended_at: float | None = None
+    status: int | None = None
+    """Of the answer; None: there is none yet."""
+    failure: str = ""
+
+    @property
+    def state(self) -> str:
+        """running, served, failed or abandoned."""
+        if self.ended_at is None:
+            return "running"
+        return "abandoned" if self.status is None else "served" if self.status == 200 else "failed"
+
+    @property
+    def took_ms(self) -> float | None:
+        return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
+
+    def summary(self) -> dict[str, Any]:
+        """In short: plain data."""
+        return {
+            "request_id": self.request_id,
+            "application": self.application,
+            "tenant": self.tenant,
+            "priority": self.priority,
+            "state": self.state,
+            "status": self.status,
+            "total_ms": None if self.took_ms is None else round(self.took_ms, 3),
+            "deadline_ms": self.deadline_ms,
+            "failure": self.failure,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**self.summary(), "steps": [step.as_dict(self.arrived_at) for step in self.steps]}
+
+    def __str__(self) -> str:
+        took = "" if self.took_ms is None else f" after {self.took_ms:.2f} ms"
+        lines = [f'request "{self.request_id}" through {self.application}: {self.state}{took}']
+        if self.failure:
+            lines.append(self.failure)
+        if self.deadline_ms is not None:
+            met = self.status == 200 and (self.took_ms or 0.0) <= self.deadline_ms
+            lines.append(f"its deadline of {self.deadline_ms:g} ms was {'met' if met else 'missed'}")
+        return "\n".join([*lines, "", self._waterfall()])
+
+    def _waterfall(self) -> str:
+        ends = [step.ended_at for step in self.steps if step.ended_at is not None]
+        end = max([*ends, self.ended_at or self.arrived_at])
+        scale = BAR / max(end - self.arrived_at, 1e-9)
+        rows = []
+        for step in self.steps:
+            start = min(round((step.began_at - self.arrived_at) * scale), BAR - 1)
+            stop = min(max(round(((step.ended_at or end) - self.arrived_at) * scale), start + 1), BAR)
+            took = "running" if step.ended_at is None else f"{(step.ended_at - step.began_at) * 1000:.2f} ms"
+            bar = " " * start + "█" * (stop - start) + " " * (BAR - stop)
+            name = "  " * step.depth + step.step
+            rows.append(
+                [name, step.instance or step.node, f"|{bar}|", took + (f": {step.failure}" if step.failure else "")]
+            )
+        return text_table(["step", "where", "when", "took"], rows)
+
+
+class PassageRecords:
+    """The newest, by request id."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._by_id: OrderedDict[str, PassageRecord] = OrderedDict()
+
+    def add(self, record: PassageRecord) -> None:
+        self._by_id[record.request_id] = record
+        self._by_id.move_to_end(record.request_id)
+        while len(self._by_id) > self.most:
+            self._by_id.popitem(last=False)
+
+    def get(self, request_id: str) -> PassageRecord | None:
+        return self._by_id.get(request_id)
+
+    def newest(self) -> list[PassageRecord]:
+        return list(reversed(self._by_id.values()))

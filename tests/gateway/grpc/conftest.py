@@ -1,0 +1,13 @@
+"""One door for all tests of a module: gRPC wants one loop, and replicas take a while to start."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.grpc.door import Door, opened
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    with opened(tmp_path_factory.mktemp("replicas")) as door:
+        yield door

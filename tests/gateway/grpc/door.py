@@ -1,0 +1,180 @@
+"""A real gateway with a door for gRPC, and applications whose replicas are real processes."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import msgspec
+
+from pointsman.config import load_application
+from pointsman.config.manifest import GatewaySpec
+from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.grpc import GrpcListener
+from pointsman.gateway.grpc.messages import SERVICE, PredictRequest, PredictResponse
+from pointsman.gateway.pipelines.applications import Applications
+from pointsman.types import ExecutionInstance
+from tests.gateway.bed import LoopThread
+from tests.gateway.wire import PATIENCE_S
+from tests.runtimes.replica.replicas import SECRET, replica
+
+NODES = Path(__file__).with_name("nodes.py")
+METHODS = ("echo", "as_bytes", "boom", "asked", "count", "words", "large", "half", "forever")
+"""Each is an application of its own, with the same replica."""
+SHOP = """
+kind: Application
+name: shop
+nodes: [{name: everything, class: nodes.py:Everything}]
+calls: [{id: c, node: everything, method: order, args: [{$input: [item]}, {$input: [count]}]}]
+output: {$step: c}
+ingress: {schema: nodes.py:Order}
+"""
+APP = """
+kind: Application
+name: %s
+nodes: [{name: everything, class: nodes.py:Everything, maxConcurrency: 8}]
+calls: [{id: c, node: everything, method: %s, args: [{$input: []}]}]
+output: {$step: c}
+"""
+PAIR = """
+kind: Application
+name: pair
+nodes: [{name: everything, class: nodes.py:Everything}]
+calls:
+- {id: a, node: everything, method: echo, args: [{$input: [left]}]}
+- {id: b, node: everything, method: echo, args: [{$input: [right]}]}
+output: {a: {$step: a}, b: {$step: b}}
+"""
+
+
+class Refusal(NamedTuple):
+    """What a client is told instead of an answer."""
+
+    code: str
+    why: str
+    metadata: Mapping[str, Any]
+
+
+class Door:
+    """The gateway on a loop of its own, and a client of its door."""
+
+    def __init__(self, thread: LoopThread, everything: int, shop_ingress: int, shared: Path) -> None:
+        self.thread = thread
+        self.is_ready = True
+        folder = NODES.parent
+        plans = [load_application(text, folder) for text in (*(APP % (one, one) for one in METHODS), SHOP, PAIR)]
+        self._ports = {"ingress": shop_ingress, "everything": everything}
+        self.gateway = thread.call(lambda: Gateway(GatewaySpec(listen="127.0.0.1:0"), thread.loop))
+        self.applications = Applications(self.gateway)
+        self.applications.trust(SECRET, shared)
+        thread.call(lambda: self.gateway.traffic.configure([one for plan in plans for one in plan.deployments]))
+        thread.call(lambda: self.applications.configure(plans))
+        for plan in plans:
+            for deployment in plan.deployments:
+                self.admit(deployment.name)
+        self.listener = GrpcListener(self.gateway, self.applications, lambda: self.is_ready)
+        self.port = thread.run(self.listener.open("127.0.0.1:0"))
+        self.channel = grpc.insecure_channel(self.listener.address)
+        self.one = _method(self.channel.unary_unary, "Predict")
+        self.many = _method(self.channel.unary_stream, "PredictStream")
+
+    def admit(self, deployment: str) -> None:
+        """An instance is there for a deployment."""
+        port = self._ports[deployment.rpartition(".")[2]]
+        instance = ExecutionInstance(
+            instance_id=f"{deployment}-1", host="127.0.0.1", port=port, model_name=deployment, max_concurrency=8
+        )
+        self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))
+
+    def leave(self, deployment: str) -> None:
+        """Its instance is gone."""
+        self.thread.call(lambda: self.gateway.traffic.withdraw(deployment, f"{deployment}-1", "it left"))
+
+    # What clients do
+
+    def predict(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> Any:
+        """The answer, read."""
+        return msgspec.json.decode(self.ask(application, value, metadata).json)
+
+    def ask(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None, **how: Any) -> Any:
+        return self.one(request(application, value), metadata=tuple((metadata or {}).items()), **_patient(how))
+
+    def stream(self, application: str, value: Any = None, **how: Any) -> Any:
+        return self.many(request(application, value), **_patient(how))
+
+    def refusal(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> "Refusal":
+        """Why it is not answered."""
+        return refusal(lambda: self.ask(application, value, metadata))
+
+    @contextmanager
+    def settings(self, **changed: Any) -> Iterator[None]:
+        """Others, for a while."""
+        before = self.gateway.settings
+        after = msgspec.structs.replace(before, **changed)
+        self.thread.call(lambda: self.gateway.configure(after))
+        try:
+            yield
+        finally:
+            self.thread.call(lambda: self.gateway.configure(before))
+
+    def close(self) -> None:
+        self.channel.close()
+        self.thread.run(self.listener.close(1.0))
+        self.thread.call(self.gateway.close)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Door]:
+    """A door that must be as clean at the end as it was at the beginning."""
+    with (
+        replica(folder, code=f"{NODES}:Everything", threads=8) as everything,
+        replica(folder, kind="ingress", app="shop", node="ingress", schema=f"{NODES}:Order") as ingress,
+    ):
+        thread = LoopThread()
+        try:
+            door = Door(thread, everything.port, ingress.port, folder / "shm")
+            try:
+                yield door
+                thread.run(_settled(door))
+            finally:
+                door.close()
+        finally:
+            thread.close()
+    assert thread.trouble == []
+
+
+def refusal(call: Callable[[], object]) -> Refusal:
+    """What is said to a call that must not succeed."""
+    try:
+        told = call()
+    except grpc.RpcError as error:
+        trailing: Any = error.trailing_metadata()
+        return Refusal(error.code().name, error.details() or "", dict(trailing))
+    raise AssertionError(f"it was answered: {told}")
+
+
+def request(application: str, value: Any) -> Any:
+    return PredictRequest(application=application, json=msgspec.json.encode(value).decode())
+
+
+def _method(kind: Any, name: str) -> Any:
+    return kind(
+        f"/{SERVICE}/{name}",
+        request_serializer=PredictRequest.SerializeToString,
+        response_deserializer=PredictResponse.FromString,
+    )
+
+
+def _patient(how: dict[str, Any]) -> dict[str, Any]:
+    return {"timeout": PATIENCE_S} | how
+
+
+async def _settled(door: Door) -> None:
+    """Nothing is under way any more."""
+    for _ in range(500):
+        if not door.gateway.under_way and not len(door.applications):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"requests are left over: {list(door.gateway._exchanges)}")

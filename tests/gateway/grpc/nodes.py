@@ -1,0 +1,62 @@
+"""Code of the applications here: each of them calls one method."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+import pointsman as pm
+
+
+class Order(pydantic.BaseModel):
+    """What the application `shop` takes."""
+
+    item: str
+    count: int = pydantic.Field(gt=0)
+
+
+class Everything:
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def as_bytes(self, value: str) -> bytes:
+        return value.encode()
+
+    def order(self, item: str, count: int) -> str:
+        return f"{count} x {item}"
+
+    def boom(self, value: Any) -> None:
+        raise ValueError(f"no {value} today")
+
+    def asked(self, value: Any) -> dict[str, Any]:
+        """Who asks, as the code sees it."""
+        now = pm.current()
+        return {"priority": now.priority, "tenant": now.tenant, "late": now.deadline is not None}
+
+    def count(self, to: int) -> Iterator[dict[str, int]]:
+        for number in range(to):
+            yield {"n": number}
+
+    async def words(self, text: str) -> AsyncIterator[str]:
+        for word in text.split():
+            yield f"{word} "
+
+    async def large(self, mark: str) -> AsyncIterator[list[int]]:
+        """Far more than fits between here and a client that does not read; a file says how far it has come."""
+        for number in range(1000):
+            Path(mark).write_text(str(number))
+            yield [number] * 20_000
+
+    def half(self, value: int) -> Iterator[int]:
+        yield value
+        raise ValueError("the other half is missing")
+
+    async def forever(self, mark: str) -> None:
+        """Says in a file that it has begun, and that nobody wanted it any more."""
+        Path(mark).write_text("begun")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            Path(mark).write_text("given up")

@@ -1,0 +1,42 @@
+"""What is told of a request through an application."""
+
+from pointsman.gateway.pipelines.records import PassageRecord, PassageRecords, StepRecord
+
+
+def record(name: str = "r1") -> PassageRecord:
+    steps = [
+        StepRecord("m1_output", "m1", f"{name}.m1_output", 10.0, 10.010, "diamond.m1-1", 1),
+        StepRecord("m2_output", "m2", f"{name}.m2_output", 10.0, 10.020, "diamond.m2-1", 2),
+        StepRecord("dag", "ensemble", f"{name}.dag", 10.020, 10.040, "diamond.ensemble-1", 1),
+    ]
+    return PassageRecord(name, "diamond", "", 0, 50.0, 10.0, steps, 10.040, 200)
+
+
+def test_a_waterfall() -> None:
+    assert str(record()) == (
+        'request "r1" through diamond: served after 40.00 ms\n'
+        "its deadline of 50 ms was met\n"
+        "\n"
+        "step       where               when                                        took\n"
+        "---------  ------------------  ------------------------------------------  --------\n"
+        "m1_output  diamond.m1-1        |██████████                              |  10.00 ms\n"
+        "m2_output  diamond.m2-1        |████████████████████                    |  20.00 ms\n"
+        "dag        diamond.ensemble-1  |                    ████████████████████|  20.00 ms"
+    )
+
+
+def test_what_is_under_way_has_no_end() -> None:
+    told = record()
+    told.ended_at = told.status = None
+    told.steps[2].ended_at = None
+    assert told.state == "running"
+    assert "running" in str(told).splitlines()[-1]
+    assert told.as_dict()["steps"][2]["took_ms"] is None
+
+
+def test_the_newest_are_kept() -> None:
+    kept = PassageRecords(2)
+    for name in ("a", "b", "c"):
+        kept.add(record(name))
+    assert kept.get("a") is None
+    assert [one.request_id for one in kept.newest()] == ["c", "b"]
