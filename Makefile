@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 BENCH  := .venv-bench
+RAY    := .venv-bench-pipeline
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline clean
 
 run: $(RUNS)  ## two real llama.cpp instances of a model that talks, and the gateway in front of them
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -37,6 +38,9 @@ bench-placement: $(READY)  ## time per placement, and packing on the openb data 
 	$(BIN)/python -m bench.placement.speed
 	$(BIN)/python -m bench.placement.openb $(ARGS)
 
+bench-pipeline: $(READY) $(RAY)/.ready  ## the diamond on Ray Serve and on our local runtime; ARGS=--quick for a short run
+	$(BIN)/python -m bench.pipeline --peers $(RAY) $(ARGS)
+
 # Everything is pinned, so nothing that a package asks for besides is wanted.
 $(RUNS): pyproject.toml requirements/run.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pointsman needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -45,8 +49,8 @@ $(RUNS): pyproject.toml requirements/run.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(READY): $(RUNS) requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --requirement requirements/dev.txt
+$(READY): $(RUNS) requirements/dev.txt requirements/examples.txt
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/dev.txt --requirement requirements/examples.txt
 	touch $@
 
 $(BENCH)/.ready: requirements/bench-gateway.txt
@@ -54,5 +58,10 @@ $(BENCH)/.ready: requirements/bench-gateway.txt
 	-$(BENCH)/bin/pip install --quiet --requirement requirements/bench-gateway.txt
 	touch $@
 
+$(RAY)/.ready: requirements/bench-pipeline.txt
+	$(PYTHON) -m venv $(RAY)
+	-$(RAY)/bin/pip install --quiet --no-deps --requirement requirements/bench-pipeline.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis

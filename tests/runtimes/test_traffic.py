@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from pointsman.config import DeploymentPlan, load_manifest
@@ -129,6 +130,21 @@ def test_a_lane_for_each_deployment_by_all_its_names() -> None:
         traffic.configure(plans("a", "b"))
         assert traffic.lanes == before, "nothing has changed"
         assert all(lane.dispatcher is before[name].dispatcher for name, lane in traffic.lanes.items())
+
+    run(work)
+
+
+def test_clients_know_nothing_of_deployments_of_pipelines() -> None:
+    async def work(yard: Yard) -> None:
+        traffic = yard.traffic
+        known, hidden = plans("a", "b")
+        traffic.configure([known, msgspec.structs.replace(hidden, internal=True)])
+        assert set(traffic.lanes) == {"a", "b"}
+        assert traffic.by_model.keys() == {"model-a", "alias-a"}
+        assert traffic.only_lane() is traffic.lanes["a"]
+        traffic.configure([known, hidden])
+        assert traffic.only_lane() is None, "who names no model means nobody in particular"
+        assert traffic.by_model["alias-b"] is traffic.lanes["b"]
 
     run(work)
 
