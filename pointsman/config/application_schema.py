@@ -21,7 +21,7 @@ class OptionsSpec(Section, frozen=True, kw_only=True):
     replicas: Annotated[int, Meta(ge=0)] = 1
     shards: Count = 1
     """Processes that make up one replica: a call goes to all of them."""
-    max_concurrency: Count = 8
+    max_concurrency: Count = 16
     """Calls that a replica is given at once."""
     threads: Count = 1
     """How many of them run side by side, where the code is not async."""

@@ -14,7 +14,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     shards: int = 1
     """Processes that make up one replica: a call goes to all of them."""
-    max_concurrency: int = 8
+    max_concurrency: int = 16
     """Calls that a replica is given at once."""
     threads: int = 1
     """How many of them run side by side, where the code is not async."""

@@ -419,7 +419,7 @@ class Dispatcher:
             return
         passed: list[Queued] = []
         pool.queue.look_again(LOOK_AGAIN)
-        while len(passed) <= LOOK_PAST:
+        while len(passed) <= LOOK_PAST and not (self._waits and self.fleet.is_full):
             try:
                 item = pool.queue.pop(now, self._saturation(pool, now))
             except Exception as error:  # a limit or fairness policy of somebody's own

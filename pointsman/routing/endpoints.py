@@ -298,6 +298,11 @@ class Fleet:
         self._columns[LATENCY_MS][endpoint.row] = average
         self._columns[EXPECTED_MS][endpoint.row] = average / self._columns[LIGHTNESS][endpoint.row]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody has room: then nobody can take a request, whoever decides."""
+        return bool(self._endpoints) and 0.0 not in self._columns[IS_FULL]
+
     # Reservations
 
     def reserve(self, endpoint: Endpoint, tokens: float) -> None:
