@@ -179,3 +179,25 @@ class Asks:
         whole = await self.model.complete(prompt, max_tokens=4, temperature=0)
         pieces = [piece async for piece in self.model.complete.stream(prompt, max_tokens=4, temperature=0)]
         return [whole, "".join(pieces)]
+
+
+async def image_of(request: Any) -> Any:
+    """An array that is too large to travel with the rest."""
+    return np.frombuffer(await request.body(), dtype=np.uint8).reshape(-1, 1000)
+
+
+@pm.deployment
+class Delegates:
+    """Has arrays made and summed by others, through handles."""
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+
+    async def __call__(self, size: int) -> float:
+        made = await self.arrays.make(size)
+        return float(await self.arrays.sum(made)) + float(made[1])
+
+
+@pm.deployment
+def shape(array: Any) -> list[int]:
+    return list(array.shape)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -221,7 +222,28 @@ def test_arrays_go_through_shared_memory(deploy: Deploy, client: httpx.Client, p
         taker = nodes.Arrays.bind()
         dag = taker.sum.bind(maker.make.bind(size))
     path = deploy("arrays", dag)
-    assert client.post(path, json=1_000_000).json() == 499999500000.0
+    for _ in range(3):
+        assert client.post(path, json=1_000_000).json() == 499999500000.0
+    through_handles = deploy("delegates", nodes.Delegates.bind(nodes.Arrays.bind()))
+    for _ in range(3):
+        assert client.post(through_handles, json=100_000).json() == 4999950000.0 + 1.0
+    with pm.InputNode(preprocessor=nodes.image_of) as image:
+        dag = nodes.shape.bind(image)
+    images = deploy("images", dag)
+    for _ in range(3):
+        assert client.post(images, content=b"x" * 500_000).json() == [500, 1000]
+    plane.until(lambda: not shared_files(plane), "all files of ended requests removed")
+
+
+def shared_files(plane: LivePlane) -> list[str]:
+    """Those that requests refer to; what senders keep for themselves begins with a dot."""
+    [folder] = {
+        line.partition("=")[2]
+        for pid in plane.pids().values()
+        for line in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        if line.startswith("POINTSMAN_SHM=")
+    }
+    return [file.name for file in Path(folder).iterdir() if not file.name.startswith(".")]
 
 
 def test_models_are_nodes(deploy: Deploy, client: httpx.Client) -> None:

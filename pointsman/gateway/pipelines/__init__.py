@@ -6,6 +6,9 @@ The one rule: code of users never runs here, and what their nodes say to each ot
     applications   which there are, and where their pages are
     prepared       the steps of an application, ready to be sent
     passage        one request on its way through the steps
+    results        what it has so far, and the answer made of it
+    journal        what is noted of it
+    sharing        its files in shared memory
     step_call      one step on its way to a replica
     audience       whoever waits for the answer
     model_calls    steps that are calls of models

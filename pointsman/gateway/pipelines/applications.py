@@ -3,7 +3,6 @@
 import hmac
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from pointsman.gateway.pipelines.openapi import SchemaQuestion, openapi
 from pointsman.gateway.pipelines.passage import Asked, Passage
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PassageRecord, PassageRecords
+from pointsman.gateway.pipelines.sharing import SharedFiles
 from pointsman.gateway.pipelines.tracing import exporting
 from pointsman.gateway.requests import HttpRequest
 from pointsman.pipeline.inputs import BadInput
@@ -55,7 +55,7 @@ class Applications:
         """By request id."""
         gateway.names_under_way = self._under_way
         self._secret = b""
-        self._shm: Path | None = None
+        self._files = SharedFiles(gateway.loop)
         self._export = exporting()
         self.records = PassageRecords(gateway.settings.keep_records)
         self.by_step: dict[str, Passage] = {}
@@ -70,7 +70,8 @@ class Applications:
 
     def trust(self, secret: str, shm: Path) -> None:
         """What replicas and we know of each other: a secret, and where memory is shared."""
-        self._secret, self._shm = secret.encode(), shm
+        self._secret = secret.encode()
+        self._files.use(shm)
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""
@@ -129,7 +130,7 @@ class Applications:
         audience.wait_for(passage)
         self._under_way[asked.request_id] = passage
         if caller is None:
-            self.records.add(passage.record)
+            self.records.add(passage.journal.record)
         return passage
 
     def admitted(self, name: str, http: HttpRequest, client: ClientConnection | None = None) -> Asked:
@@ -186,7 +187,7 @@ class Applications:
         step = f"{head.request_id}.{head.step}"
         caller, now = self.by_step.get(step), time.monotonic()
         asked = Asked(
-            self._gateway.request_id(http) if caller is None else caller.child_of(step),
+            self._gateway.request_id(http) if caller is None else caller.journal.child_of(step),
             head.priority,
             head.tenant,
             None if head.deadline_s is None else now + head.deadline_s,
@@ -204,9 +205,9 @@ class Applications:
         step = headers.pop(CALLER, b"").decode("latin-1")
         caller = self.by_step.get(step)
         if caller is not None:
-            request_id = caller.child_of(step)
+            request_id = caller.journal.child_of(step)
             headers[b"x-request-id"] = request_id.encode("latin-1", "replace")
-            caller.note_model_call(request_id, http.path.rpartition(b"/")[2].decode("latin-1"))
+            caller.journal.model_called(request_id, http.path.rpartition(b"/")[2].decode("latin-1"))
         http.path = http.target = http.path.removeprefix(b"/pipelines")
         tenant = self._gateway.keys.tenants.get(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
         self._gateway.infer(client, http, tenant, is_part=True)
@@ -233,18 +234,16 @@ class Applications:
                     step.node, step.instance, step.ended_at = known.model, known.instance, known.ended_at
         return record
 
-    def ended(self, passage: Passage, files: Sequence[str], status: int | None, seconds: float) -> None:
+    def ended(self, passage: Passage, status: int | None, seconds: float) -> None:
         """A request has ended: its shared memory is given back, and it is counted."""
         self._under_way.pop(passage.asked.request_id, None)
-        if self._shm is not None:
-            for file in files:
-                with suppress(OSError):
-                    (self._shm / file).unlink()
-        if passage.is_child:
+        self._files.ended(passage)
+        if passage.caller is not None:
             return
+        record = passage.journal.record
         if self._export is not None:
-            self._export(passage.record, passage.asked.traceparent)
-        counts = self._gateway.metrics.of(passage.record.application)
+            self._export(record, passage.asked.traceparent)
+        counts = self._gateway.metrics.of(record.application)
         if status is None:
             counts.abandoned += 1
         else:

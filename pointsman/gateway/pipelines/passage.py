@@ -6,41 +6,28 @@ them have them. Where a deadline is given, whatever is under way when it is over
 
 import time
 from asyncio import TimerHandle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.pipelines.audience import (
-    BLOB,
-    BLOB_TYPE,
-    EVENTS,
-    IN_PIECES,
-    JSON,
-    PIECES,
-    VALUE,
-    WHOLE,
-    Audience,
-)
+from pointsman.gateway.pipelines.audience import BLOB, IN_PIECES, PIECES, Audience
+from pointsman.gateway.pipelines.journal import Journal
 from pointsman.gateway.pipelines.model_calls import ModelCall, NotPlain
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
-from pointsman.gateway.pipelines.records import PassageRecord, StepRecord
+from pointsman.gateway.pipelines.records import PassageRecord
+from pointsman.gateway.pipelines.results import Results
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
 from pointsman.pipeline import Run
 from pointsman.pipeline.building import INGRESS
-from pointsman.pipeline.flow import StepResult
-from pointsman.pipeline.graph import filled
 from pointsman.runtimes.wire import (
     CallHead,
     Form,
     HttpHead,
     UnreadableBlob,
-    composed,
     decode_plain,
     encode_call,
     encode_plain,
-    files_of,
-    placeholder,
     template,
 )
 from pointsman.types import RequestMetadata
@@ -53,6 +40,7 @@ if TYPE_CHECKING:
 CALL = b"/call"
 NOTHING = template([])
 LATE = StepFailure(504, "the deadline of the request was over", "deadline_exceeded")
+LATE_STEP = StepFailure(504, "its share of the request's time was over", "deadline_exceeded")
 _INPUT = -1
 """The place of the step that makes the input."""
 
@@ -81,34 +69,28 @@ class Passage:
         audience: Audience,
         caller: "Passage | None" = None,
     ) -> None:
+        """`caller`: the request whose step makes this call through a handle."""
         now = time.monotonic()
         self._gateway = gateway
         self._home = home
         self._application = application
         self.asked = asked
         self._audience = audience
+        self.caller = caller
         self._flow = application.flow
         self._run = Run(self._flow, now, asked.deadline)
-        self._results: list[bytes | None] = [None] * len(self._flow.steps)
-        self._inputs: list[bytes] = []
+        self.results = Results(self._flow, audience.form)
         self._calls: dict[int, StepCall] = {}
         """Under way, by place."""
-        self._is_model: dict[int, ModelCall] = {}
-        self._over = False
+        self._models: dict[int, ModelCall] = {}
+        """Steps that are calls of models."""
+        self.over = False
+        """It has an answer, or will have none."""
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
-        self._files: list[str] = []
-        """In shared memory; removed when nobody needs them any more."""
         deadline_ms = None if asked.deadline is None else float(round((asked.deadline - now) * 1000))
-        self.record = PassageRecord(
-            asked.request_id, application.name, asked.tenant, asked.priority, deadline_ms, now, []
-        )
-        self._caller = caller
-        """The request whose step made this call through a handle."""
-        self._depth: int = 0 if caller is None else caller._depth + 1
-        self._children = 0
-        """Calls through handles that its steps have made."""
-        self._told: dict[int, StepRecord] = {}
+        record = PassageRecord(asked.request_id, application.name, asked.tenant, asked.priority, deadline_ms, now, [])
+        self.journal: Journal = Journal(record, None if caller is None else caller.journal)
         if asked.deadline is not None:
             self._timers.append(gateway.loop.call_later(max(asked.deadline - now, 0.0), self._late, None))
 
@@ -116,63 +98,60 @@ class Passage:
 
     def begin_from_http(self, http: "HttpRequest") -> None:
         """Let the ingress make the input."""
-        now, application = time.monotonic(), self._application
-        head = self._head(_INPUT, "input", NOTHING, application.input_parts, BLOB, now, self.asked.deadline)
+        now, application, deadline = time.monotonic(), self._application, self.asked.deadline
+        head = self._head(_INPUT, "input", NOTHING, application.input_parts, BLOB, now, deadline)
         head.http = HttpHead(
             method=http.method.decode("latin-1"),
             path=http.path.decode("latin-1"),
             query=http.query.decode("latin-1"),
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in http.headers.items()},
         )
+        self.journal.began(_INPUT, INGRESS, INGRESS, now)
         body = encode_call(head, [encode_plain(bytes(http.body))])
-        self._note(_INPUT, INGRESS, INGRESS, now)
-        self._send(_INPUT, application.ingress, CALL, body, now, idempotent=True, deadline=self.asked.deadline)
+        self._send(_INPUT, application.ingress, body, now, deadline, idempotent=True)
 
     def begin(self, inputs: list[bytes]) -> None:
         """The input is there: a blob for each part that is used."""
-        self._inputs = inputs
+        self.results.inputs = inputs
         now = time.monotonic()
         for place in self._run.begin():
             self._start(place, now)
 
     def _start(self, place: int, now: float) -> None:
-        if self._over:
+        if self.over:
             return
         step = self._application.steps[place]
-        self._note(place, step.step.id, step.step.node, now)
+        self.journal.began(place, step.step.id, step.step.node, now)
         deadline = self._run.deadline_of(place, now)
         if deadline is not None and deadline != self.asked.deadline:
             self._timers.append(self._gateway.loop.call_later(max(deadline - now, 0.0), self._late, place))
-        blobs = step.blobs(self._inputs, self._results)
         if step.is_model:
-            self._start_model(place, step, blobs, now, deadline)
+            self._start_model(place, step, now, deadline)
             return
-        head = self._head(place, step.step.method, step.args, step.kwargs, self._form(place), now, deadline)
-        body = encode_call(head, blobs)
-        self._send(place, step.deployment, CALL, body, now, idempotent=step.step.idempotent, deadline=deadline)
+        form = self.results.form_of(place)
+        head = self._head(place, step.step.method, step.args, step.kwargs, form, now, deadline)
+        body = encode_call(head, self.results.blobs_for(step))
+        self._send(place, step.deployment, body, now, deadline, idempotent=step.step.idempotent)
 
-    def _start_model(
-        self, place: int, step: PreparedStep, blobs: list[bytes], now: float, deadline: float | None
-    ) -> None:
+    def _start_model(self, place: int, step: PreparedStep, now: float, deadline: float | None) -> None:
         """A step that is a call of a model: a request of the OpenAI API, like any other."""
         try:
-            call = ModelCall(step, blobs, in_pieces=place == self._flow.streams and self._audience.form in IN_PIECES)
+            call = ModelCall(step, self.results.blobs_for(step), in_pieces=self._comes_in_pieces(place))
         except NotPlain as error:
             self.step_failed(place, StepFailure(500, str(error), "node_failed"))
             return
-        self._is_model[place] = call
-        self._send(place, step.deployment, call.target, call.body, now, idempotent=True, deadline=deadline, model=call)
+        self._models[place] = call
+        self._send(place, step.deployment, call.body, now, deadline, idempotent=True, model=call)
 
     def _send(
         self,
         place: int,
         deployment: str,
-        target: bytes,
         body: bytes,
         now: float,
+        deadline: float | None,
         *,
         idempotent: bool,
-        deadline: float | None,
         model: ModelCall | None = None,
     ) -> None:
         traffic = self._gateway.traffic
@@ -181,7 +160,7 @@ class Passage:
             what = f'there is no model "{deployment}"' if model is not None else f'deployment "{deployment}" is gone'
             self.step_failed(place, StepFailure(503, what, "not_served"))
             return
-        asked, request_id = self.asked, self._id_of(place)
+        asked, request_id = self.asked, f"{self.asked.request_id}.{self._name_of(place)}"
         request = RequestMetadata(
             request_id,
             b"" if model is None else model.prompt,
@@ -199,11 +178,11 @@ class Passage:
             place,
             lane,
             request,
-            target,
+            CALL if model is None else model.target,
             lines + b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace"),
             body,
             idempotent=idempotent,
-            in_pieces=place == self._flow.streams and self._audience.form in IN_PIECES,
+            in_pieces=self._comes_in_pieces(place),
         )
         self._calls[place] = call
         self._home.by_step[request_id] = self
@@ -226,50 +205,43 @@ class Passage:
             kwargs=kwargs,
             form=form,
             request_id=asked.request_id,
-            step=INGRESS if place == _INPUT else self._flow.steps[place].id,
+            step=self._name_of(place),
             deadline_s=None if deadline is None else max(deadline - now, 0.0),
             priority=asked.priority,
             tenant=asked.tenant,
         )
 
-    def _form(self, place: int) -> Form:
-        """How a step is to answer: as the audience wants it, if its result is the answer."""
-        if place == self._flow.streams:
-            return self._audience.form
-        feeds = self._flow.steps[place].feeds
-        return WHOLE if not feeds and self._audience.form in (JSON, EVENTS, WHOLE) else BLOB
+    def _name_of(self, place: int) -> str:
+        return INGRESS if place == _INPUT else self._flow.steps[place].id
 
-    def _id_of(self, place: int) -> str:
-        name = INGRESS if place == _INPUT else self._flow.steps[place].id
-        return f"{self.asked.request_id}.{name}"
+    def _comes_in_pieces(self, place: int) -> bool:
+        """Whether what a step yields is passed on as it comes."""
+        return place == self._flow.streams and self._audience.form in IN_PIECES
 
     # What becomes of steps
 
     def step_sent(self, place: int, instance_id: str) -> None:
-        told = self._told[place]
-        told.instance, told.tries = instance_id, told.tries + 1
+        self.journal.sent(place, instance_id)
 
     def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
         """A step has its result."""
-        self._charge(place, body)
+        model = self._charged(place, body)
         now = self._ended(place)
-        if self._over:
+        if self.over:
             return
         if place == _INPUT:
             self.begin(decode_plain(body))
             return
-        if place in self._is_model:
+        if model is not None:
             try:
-                body = self._is_model[place].result(body, self._form(place))
+                body = model.result(body, self.results.form_of(place))
             except NotPlain as error:
                 self.step_failed(place, StepFailure(502, str(error), "node_failed"))
                 return
-        self._results[place] = body
-        if self._form(place) == BLOB and (file := files_of(body)):
-            self._files.append(file)
+        self.results[place] = body
         ready = self._run.finished(place, now)
         if self._run.over:
-            self._answer(head)
+            self._answer(None if model is not None else head)
             return
         for following in ready:
             self._start(following, now)
@@ -280,7 +252,7 @@ class Passage:
         self._audience.began(head)
 
     def step_piece(self, place: int, payload: bytes) -> None:
-        model = self._is_model.get(place)
+        model = self._models.get(place)
         if model is not None:
             payload = model.read_along(payload)
             if self._audience.form == PIECES:
@@ -289,53 +261,58 @@ class Passage:
             self._audience.piece(payload)
 
     def step_ended(self, place: int) -> None:
-        self._charge(place)
+        self._charged(place)
         self._run.finished(place, self._ended(place))
         self._finish(200)
         self._audience.ended()
 
-    def _charge(self, place: int, body: bytes = b"") -> None:
-        """What a model took is its tenant's to pay, as if it had been asked by itself."""
-        model, call = self._is_model.get(place), self._calls.get(place)
-        if model is None or call is None:
-            return
-        usage = model.usage(body)
-        if usage is not None:
-            self._gateway.metrics.of(call.lane.plan.name).used(usage)
-        tenant = self._gateway.keys.tenants.get(self.asked.tenant)
-        if tenant is not None:
-            tenant.used(call.request, usage, model.output_events, call.lane.plan.price, time.monotonic())
-
     def step_failed(self, place: int, failure: StepFailure) -> None:
         """A step has no result, and so the request has no answer."""
         now = self._ended(place, failure.why)
-        if self._over:
+        if self.over:
             return
         if place != _INPUT:
             self._run.failed(place, now)
         self._fail(failure, place)
 
+    def _charged(self, place: int, body: bytes = b"") -> ModelCall | None:
+        """What a model took is its tenant's to pay, as if it had been asked by itself; None: it was no model."""
+        model, call = self._models.get(place), self._calls.get(place)
+        if model is not None and call is not None:
+            usage = model.usage(body)
+            if usage is not None:
+                self._gateway.metrics.of(call.lane.plan.name).used(usage)
+            tenant = self._gateway.keys.tenants.get(self.asked.tenant)
+            if tenant is not None:
+                tenant.used(call.request, usage, model.output_events, call.lane.plan.price, time.monotonic())
+        return model
+
+    def _ended(self, place: int, failure: str = "") -> float:
+        now = time.monotonic()
+        call = self._calls.pop(place, None)
+        if call is not None:
+            self._home.by_step.pop(call.request.request_id, None)
+        self.journal.ended(place, now, failure)
+        return now
+
     def _late(self, place: int | None) -> None:
         """The time of a step, or of everything, is over."""
-        if self._over or (place is not None and place not in self._calls):
+        if self.over or (place is not None and place not in self._calls):
             return
         now = time.monotonic()
         if place is None:
-            under_way = list(self._calls)
             self._run.give_up(now)
-            place = under_way[0] if under_way else None
-            failure = LATE
+            self._fail(LATE, next(iter(self._calls), None))
         else:
-            failure = StepFailure(504, "its share of the request's time was over", "deadline_exceeded")
             self._run.failed(place, now)
-        self._fail(failure, place)
+            self._fail(LATE_STEP, place)
 
     # The end
 
-    def _answer(self, head: AnswerHead) -> None:
+    def _answer(self, head: AnswerHead | None) -> None:
         """Every step has its result."""
         try:
-            content_type, body = self._answered(head)
+            content_type, body = self.results.answer(head)
         except UnreadableBlob as error:
             why = f"a part of the answer is not plain data: {error}"
             self._fail(StepFailure(500, why, "not_plain"), None)
@@ -343,38 +320,10 @@ class Passage:
         self._finish(200)
         self._audience.answer(content_type, body)
 
-    def _answered(self, head: AnswerHead) -> tuple[bytes, bytes]:
-        """Content type and body."""
-        flow, audience = self._flow, self._audience
-        if flow.streams is not None:
-            body = self._results[flow.streams]
-            assert body is not None
-            if audience.form in (BLOB, VALUE):
-                return BLOB_TYPE, body
-            return b"application/json" if flow.streams in self._is_model else _content_type(head), body
-        if audience.form in (BLOB, VALUE):
-            parts: dict[Any, int] = {}
-            output = filled(flow.output, lambda part: placeholder(parts.setdefault(part, len(parts))))
-            return BLOB_TYPE, composed(output, [self._blob(part) for part in parts])
-        return b"application/json", msgspec.json.encode(filled(flow.output, self._as_json))
-
-    def _as_json(self, part: Any) -> Any:
-        """Part of an answer that is made of several results."""
-        is_json = isinstance(part, StepResult) and self._form(part.place) == WHOLE
-        return msgspec.Raw(self._blob(part)) if is_json else decode_plain(self._blob(part))
-
-    def _blob(self, part: Any) -> bytes:
-        """A part of the input, or a result."""
-        blob = self._results[part.place] if isinstance(part, StepResult) else self._inputs[part.place]
-        assert blob is not None
-        return blob
-
     def _fail(self, failure: StepFailure, place: int | None) -> None:
-        step = node = ""
-        if place is not None:
-            step = INGRESS if place == _INPUT else self._flow.steps[place].id
-            node = INGRESS if place == _INPUT else self._flow.steps[place].node
-        self.record.failure = f'node "{node}": {failure.why}' if node else failure.why
+        step = "" if place is None else self._name_of(place)
+        node = step if place is None or place == _INPUT else self._flow.steps[place].node
+        self.journal.record.failure = f'node "{node}": {failure.why}' if node else failure.why
         self._stop_calls(failure.why if failure.status == 504 else "another step failed")
         self._finish(failure.status)
         self._audience.failed(failure, step, node)
@@ -383,14 +332,13 @@ class Passage:
         calls, self._calls = self._calls, {}
         now = time.monotonic()
         for place, call in calls.items():
-            told = self._told[place]
-            told.ended_at, told.failure = now, told.failure or f"stopped: {why}"
+            self.journal.ended(place, now, f"stopped: {why}")
             self._home.by_step.pop(call.request.request_id, None)
             call.abandon()
 
     def abandon(self) -> None:
         """The client has gone."""
-        if not self._over:
+        if not self.over:
             self._run.give_up(time.monotonic())
             self._stop_calls("the client has gone")
             self._finish(None)
@@ -405,52 +353,7 @@ class Passage:
             self._calls[self._streaming].resume()
 
     def _finish(self, status: int | None) -> None:
-        self._over = True
+        self.over = True
         for timer in self._timers:
             timer.cancel()
-        now = time.monotonic()
-        self.record.ended_at, self.record.status = now, status
-        self._home.ended(self, self._files, status, now - self.record.arrived_at)
-
-    # The record
-
-    @property
-    def is_child(self) -> bool:
-        """Whether it is part of another request."""
-        return self._caller is not None
-
-    def child_of(self, step_id: str) -> str:
-        """The id of a call that one of its steps makes through a handle."""
-        self._children += 1
-        return f"{step_id}.{self._children}"
-
-    def note_model_call(self, request_id: str, what: str) -> None:
-        """One of its steps calls a model through a handle."""
-        self._journal().steps.append(StepRecord(what, "", request_id, time.monotonic(), depth=self._depth + 1))
-
-    def _note(self, place: int, step: str, node: str, now: float) -> None:
-        told = self._told[place] = StepRecord(step, node, self._id_of(place), now, depth=self._depth)
-        self._journal().steps.append(told)
-
-    def _journal(self) -> PassageRecord:
-        """Where steps are told: with those of the request that they are part of."""
-        return self.record if self._caller is None else self._caller._journal()
-
-    def _ended(self, place: int, failure: str = "") -> float:
-        now = time.monotonic()
-        call = self._calls.pop(place, None)
-        if call is not None:
-            self._home.by_step.pop(call.request.request_id, None)
-        told = self._told.get(place)
-        if told is not None and told.ended_at is None:
-            told.ended_at, told.failure = now, failure
-        return now
-
-
-def _content_type(head: AnswerHead) -> bytes:
-    """As the replica said it."""
-    for line in head.lines.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-type":
-            return value.strip()
-    return b"application/json"
+        self._home.ended(self, status, self.journal.over(status))

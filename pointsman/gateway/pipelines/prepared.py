@@ -1,6 +1,5 @@
 """The steps of an application, made ready once: what is known of a call before a request comes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,15 +26,6 @@ class PreparedStep(msgspec.Struct, frozen=True):
     @property
     def is_model(self) -> bool:
         return self.step.kind is NodeKind.MODEL
-
-    def blobs(self, inputs: Sequence[bytes], results: Sequence[bytes | None]) -> list[bytes]:
-        """The blobs of a call, in their order."""
-        found = []
-        for source in self.sources:
-            blob = inputs[source.place] if isinstance(source, InputValue) else results[source.place]
-            assert blob is not None, "a step begins when all that it needs is there"
-            found.append(blob)
-        return found
 
 
 class PreparedApplication:
