@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.gateway.application_handle import ApplicationHandle
-from pointsman.gateway.embedded import SOCKET, Embedded
+from pointsman.gateway.embedded import Embedded
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.runtimes.local import ManifestText
+from pointsman.runtimes.local.shared import SOCKET
 
 T = TypeVar("T")
 EMPTY = "kind: Pointsman\ngateway: {listen: '127.0.0.1:0'}\n"

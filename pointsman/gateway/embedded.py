@@ -23,9 +23,8 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.server import Listeners
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local import Changes, ManifestText, Plane
-from pointsman.runtimes.local.link import reachable
-
-SOCKET = "admin.sock"
+from pointsman.runtimes.local.shared import SOCKET
+from pointsman.runtimes.sockets import reachable
 
 
 class Embedded:

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeAlias
 
+from pointsman.runtimes.sockets import reachable
 from pointsman.runtimes.wire import CallFailed
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -72,7 +74,7 @@ class Requesting:
 
     @classmethod
     def unix(cls, path: str, headers: Mapping[str, str] | None = None) -> "Requesting":
-        return cls(lambda: asyncio.open_unix_connection(path, limit=LONGEST_HEAD), path, headers)
+        return cls(lambda: _connected(path), path, headers)
 
     @classmethod
     def tcp(cls, host: str, port: int, headers: Mapping[str, str] | None = None) -> "Requesting":
@@ -136,3 +138,8 @@ async def _sent(streams: Streams, request: bytes) -> HttpAnswer:
     except BaseException:  # also if whoever asked is cancelled: the other side must see it
         writer.transport.abort()
         raise
+
+
+async def _connected(path: str) -> Streams:
+    with reachable(Path(path)) as short:
+        return await asyncio.open_unix_connection(short, limit=LONGEST_HEAD)

@@ -200,3 +200,44 @@ def test_an_application_outlives_its_plane_and_is_deleted(running: LivePlane) ->
     assert done.returncode == 0, done.stderr
     running.until(lambda: not running.pids(), "its replicas stopped")
     assert httpx.post(url, json=[1, 2, 3]).status_code == 404
+
+
+def test_a_state_directory_with_a_long_path(tmp_path: Path) -> None:
+    """The path of a unix socket is short: handles of replicas must get there all the same."""
+    plane = LivePlane(tmp_path / ("deep-" * 12) / ("down-" * 12))
+    plane.folder.mkdir(parents=True)
+    try:
+        plane.up(manifest())
+        (plane.folder / "asking.py").write_text(ASKING, encoding="utf-8")
+        built = subprocess.run(
+            [sys.executable, "-m", "pointsman.cli.main", "build", "asking.py:dag", "-o", "asking.yaml"],
+            cwd=plane.folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert built.returncode == 0, built.stderr
+        deployed(plane, plane.folder / "asking.yaml")
+        assert httpx.post(f"{plane.url}/asking", json=4).json() == 12
+    finally:
+        plane.close()
+
+
+ASKING = """
+import pointsman as pm
+
+
+@pm.deployment
+class Model:
+    def forward(self, value):
+        return 3 * value
+
+
+@pm.deployment
+class Asks:
+    def __init__(self, model):
+        self.model = model
+
+    async def __call__(self, value):
+        return await self.model.forward(value)
+
+
+dag = Asks.bind(Model.bind())
+"""

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.config.application_nodes import deployment_name
 from pointsman.config.plan import ApplicationPlan
 from pointsman.pipeline import NodeKind, Step
 from pointsman.pipeline.building import INGRESS
@@ -39,7 +40,7 @@ class PreparedApplication:
         paths = [[[access.key, access.attribute] for access in part.path] for part in plan.flow.inputs]
         self.input_parts = template({"paths": paths})
         """What is asked of the ingress."""
-        self.ingress = f"{plan.name}.{INGRESS}" if plan.graph.has_ingress else ""
+        self.ingress = deployment_name(plan.name, INGRESS) if plan.graph.has_ingress else ""
         """The deployment that makes the input; empty: the JSON of the body is the input."""
 
 
@@ -76,6 +77,4 @@ def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
 def deployment_of(plan: ApplicationPlan, node: str, rank: int | None) -> str:
     """The deployment of a node, or of one of its shards; of a model, its name."""
     known = plan.graph.node(node)
-    if known.kind is NodeKind.MODEL:
-        return known.code
-    return f"{plan.name}.{node}" if rank is None else f"{plan.name}.{node}.{rank}"
+    return known.code if known.kind is NodeKind.MODEL else deployment_name(plan.name, node, rank)

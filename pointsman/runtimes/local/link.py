@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -16,10 +16,9 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local import keeper
 from pointsman.runtimes.local.leftovers import lives
+from pointsman.runtimes.sockets import reachable
 
 SOCKET = "keeper.sock"
-SHORT_ENOUGH = 100
-"""Bytes of a unix socket's path; systems take 104 to 108."""
 END_S = 20.0
 ANSWER_S = 10.0
 """A keeper that does not answer within this is not used."""
@@ -252,19 +251,3 @@ class KeeperLink(asyncio.Protocol):
     def lives(self) -> bool:
         """Whether there is a keeper, listening or not."""
         return lives(self.pid, self.born) if self._child is None else self._child.poll() is None
-
-
-@contextmanager
-def reachable(path: Path) -> Iterator[str]:
-    """A path to a socket that is short enough to bind or connect to, while this is open."""
-    if len(os.fsencode(path)) <= SHORT_ENOUGH:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if Path("/proc/self/fd").exists():
-            yield f"/proc/self/fd/{folder}/{path.name}"
-        else:
-            raise PointsmanError(f"{path} is too long for a socket here; choose a state directory with a shorter path")
-    finally:
-        os.close(folder)

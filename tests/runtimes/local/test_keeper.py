@@ -15,7 +15,8 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local import keeper
-from pointsman.runtimes.local.link import SOCKET, Exited, Failed, KeeperLink, Process, Report, Started, reachable
+from pointsman.runtimes.local.link import SOCKET, Exited, Failed, KeeperLink, Process, Report, Started
+from pointsman.runtimes.sockets import reachable
 from tests.runtimes.local.processes import eventually, is_alive, until
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
