@@ -127,6 +127,8 @@ class Launch(msgspec.Struct, frozen=True):
     deployment: str
     place: Place | None = None
     """Where, and how it is divided there; None: anywhere."""
+    recipe: str = ""
+    """What it is started from: of a rollout that was stopped, those who serve on come back as they were."""
 
 
 class Probe(msgspec.Struct, frozen=True):

@@ -88,6 +88,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """There is no place for it."""
     halted: bool = False
     """It could not be started so often that it is not tried again: those from before its recipe serve on."""
+    recipe: str = ""
+    """What its process was started from, or will be started from next."""
 
 
 class Instance(msgspec.Struct, kw_only=True):
@@ -113,6 +115,8 @@ class Instance(msgspec.Struct, kw_only=True):
     """In a row, of this recipe: it has never been ready since."""
     halted: bool = False
     """It is not tried again, as long as older ones serve."""
+    has_served: bool = False
+    """Of this recipe: it was ready once, and would be again after a crash."""
     reason: str = ""
     asked: bool = False
     """A probe is under way."""
@@ -151,6 +155,11 @@ class Instance(msgspec.Struct, kw_only=True):
     def tls(self) -> bool:
         """Whether it is spoken to over HTTPS."""
         return self.endpoint is not None and self.endpoint.address.tls
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """As often as one should try."""
+        return self.failed_starts >= self.spec.lifecycle.start_attempts
 
     @property
     def backoff_s(self) -> float:
@@ -251,4 +260,5 @@ class Instance(msgspec.Struct, kw_only=True):
             place=self.place,
             homeless=self.homeless,
             halted=self.halted,
+            recipe=self.recipe,
         )

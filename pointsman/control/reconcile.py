@@ -91,15 +91,18 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
 
 
 def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str], fleet: Fleet | None) -> list[Step]:
-    """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready."""
+    """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready; while a
+    rollout is stopped, that holds for those who served before it and have crashed, too."""
     wanted = max(spec.replicas, 0) if spec.engine is not None else 0
     recipe = spec.recipe
     current: list[Instance] = []
     outdated: list[Instance] = []
     steps: list[Step] = []
+    stopped = any(one.halted for one in members)
     for instance in members:
         good = instance.recipe == recipe
-        if instance.serving is not None and (instance.drain_asked or not good):
+        serves = instance.serving is not None or (stopped and instance.has_served)
+        if serves and (instance.drain_asked or not good):
             outdated.append(instance)
         elif instance.drain_asked:
             steps.append(_leave(instance, DRAIN_ASKED))

@@ -50,7 +50,7 @@ class Turn:
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
         if instance.renewing:
             instance.renewing, instance.reason = False, ""
-        self.commands.append(Launch(instance.id, instance.deployment, place))
+        self.commands.append(Launch(instance.id, instance.deployment, place, instance.recipe))
 
     def _wait_for_room(self, instance: Instance, refused: Refused) -> None:
         """There is no place for it: it is tried again when there may be, and now and then."""
@@ -99,7 +99,7 @@ class Turn:
     def admit(self, instance: Instance) -> None:
         """It has done real work."""
         self._enter(instance, Phase.READY)
-        instance.heard_at, instance.failed_starts = self.now, 0
+        instance.heard_at, instance.failed_starts, instance.has_served = self.now, 0, True
         if instance.endpoint is not None and not instance.doubted:
             instance.failures = 0  # backoff only spares it probes; there is nothing to be held against it
         self._tell(instance)
@@ -115,7 +115,7 @@ class Turn:
     def renew(self, instance: Instance, spec: DesiredDeployment, why: str) -> None:
         """It is not in service, and the recipe has changed: another process takes its place, whatever came before."""
         instance.spec, instance.recipe, instance.reason, instance.failures = spec, spec.recipe, why, 0
-        instance.renewing, instance.failed_starts = True, 0
+        instance.renewing, instance.failed_starts, instance.has_served = True, 0, False
         if instance.phase is Phase.BACKING_OFF:
             self.launch(instance)
         elif instance.phase is Phase.STARTING:
@@ -155,8 +155,7 @@ class Turn:
             if instance.phase is not Phase.STOPPING:  # else for a reason that we know better
                 self._failed(instance, why)
             self._enter(instance, Phase.BACKING_OFF)
-            tried = instance.failed_starts >= instance.spec.lifecycle.start_attempts
-            instance.halted = tried and self._older_serve(instance)
+            instance.halted = instance.has_failed_to_start and self._older_remain(instance)
 
     def retry(self, instance: Instance) -> None:
         """Its rollout was stopped, and somebody wants it to go on."""
@@ -164,18 +163,20 @@ class Turn:
         self.launch(instance)
 
     def resume(self) -> None:
-        """Those whose rollout was stopped are tried again if nobody serves in their place any more."""
+        """Those whose rollout was stopped are tried again if nobody is left to serve in their place."""
         for instance in self._instances.values():
-            if instance.halted and not self._older_serve(instance):
+            if instance.halted and not self._older_remain(instance):
                 instance.halted = False
                 self.touched.add(instance.id)
 
-    def _older_serve(self, instance: Instance) -> bool:
-        return any(
-            one.deployment == instance.deployment and one.recipe != instance.recipe and one.serving is not None
+    def _older_remain(self, instance: Instance) -> bool:
+        """Whether others of an earlier recipe serve, or may come back after a crash."""
+        older = [
+            one
             for one in self._instances.values()
-            if not one.leaving
-        )
+            if one.deployment == instance.deployment and one.recipe != instance.recipe and not one.leaving
+        ]
+        return any(one.serving is not None or (one.has_served and not one.has_failed_to_start) for one in older)
 
     # Leaving
 

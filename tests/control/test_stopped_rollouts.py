@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from pointsman.control.events import Applied, Exited, LaunchFailed, TimerFired
+from pointsman.control.events import Applied, Exited, Launch, LaunchFailed, TimerFired
 from pointsman.control.reconcile import What
 from tests.control.worlds import QUICK, World, deployment, launched, said, wish
 
@@ -132,14 +132,6 @@ def test_going_back_removes_the_one_that_does_not_work() -> None:
     assert world.status("m-1").reason == ""
 
 
-def test_when_the_older_ones_are_gone_it_is_tried_again() -> None:
-    world = stopped(replicas=1)
-    assert said(world.tell(Exited("m-1", "exit code 9"))) != []
-    world.behave(200.0)
-    assert len(world.ready()) == 1
-    assert not any(one.halted for one in world.controller.instances())
-
-
 def test_the_preview_says_what_is_tried_again() -> None:
     world = stopped()
     desired = wish(deployment(replicas=2, version=1))
@@ -149,3 +141,24 @@ def test_the_preview_says_what_is_tried_again() -> None:
         What.RESTART, "m-3", "its rollout was stopped, and is tried again",
     )  # fmt: skip
     assert world.controller.preview(desired, retry={"other"}) == []
+
+
+def test_who_crashes_while_a_rollout_is_stopped_comes_back_as_it_was() -> None:
+    world = stopped(1)
+    world.tell(Exited("m-1", "killed by SIGKILL"))
+    assert world.status("m-2").halted, "the one before will be back"
+    commands = world.tell(TimerFired(), world.status("m-1").until or 0.0)
+    [launch] = [one for one in commands if isinstance(one, Launch)]
+    assert (launch.instance_id, launch.recipe) == ("m-1", deployment(replicas=1).recipe)
+    world.tell(launched("m-1"))
+    world.behave(1.0)
+    assert world.ready() == ["m-1"]
+
+
+def test_if_the_earlier_version_does_not_start_any_more_the_new_one_is_tried_again() -> None:
+    world = stopped(1)
+    world.tell(Exited("m-1", "killed by SIGKILL"))
+    world.tell(TimerFired(), world.status("m-1").until or 0.0)
+    fail(world, "m-1")
+    [left] = world.controller.instances()
+    assert (left.halted, left.recipe) == (False, deployment(replicas=1, version=1).recipe)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan
@@ -43,6 +43,8 @@ class Hands:
     ) -> None:
         self.plans: dict[str, DeploymentPlan] = {}
         """By deployment: those in force, and those that are gone and still have instances."""
+        self._by_recipe: dict[tuple[str, str], DeploymentPlan] = {}
+        """By deployment and recipe: also earlier ones, as long as instances of them are there."""
         self.folder = ""
         """Of the manifest: where its instances run."""
         self.directory = Directory()
@@ -95,8 +97,21 @@ class Hands:
         if self._timer is not None:
             self._timer.cancel()
 
+    def configure(self, plans: Iterable[DeploymentPlan]) -> None:
+        """These are in force."""
+        for plan in plans:
+            self.plans[plan.name] = plan
+            self._by_recipe[plan.name, plan.desired.recipe] = plan
+
+    def forget(self, deployments: Container[str], recipes: Container[tuple[str, str]]) -> None:
+        """All but these deployments, and of those that stay all but these recipes and what is in force."""
+        self.plans = {name: plan for name, plan in self.plans.items() if name in deployments}
+        current = {(name, plan.desired.recipe) for name, plan in self.plans.items()}
+        self._by_recipe = {key: plan for key, plan in self._by_recipe.items() if key in recipes or key in current}
+
     def _launch(self, command: control.Launch) -> None:
-        plan, shared = self.plans[command.deployment], self._at_work().shared
+        current, shared = self.plans[command.deployment], self._at_work().shared
+        plan = self._by_recipe.get((command.deployment, command.recipe), current)
         engine = self.directory.enter(command.instance_id, plan)
         config = self.configuring.launched(command.instance_id, plan.name) if plan.is_replica else b""
 

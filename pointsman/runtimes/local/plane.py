@@ -268,7 +268,7 @@ class Plane:
         plan, changes = wanted.plan(), self._changes(wanted, retry)
         self.generation = save(store, self._wanted, wanted, changes, rolled_back) or self.generation
         self._wanted, self.current = wanted, plan
-        self._hands.plans |= {one.name: one for one in plan.deployments}
+        self._hands.configure(plan.deployments)
         self._hands.folder = "" if wanted.manifest is None else wanted.manifest.folder
         self._files.configure(plan)
         self._files.look()
@@ -311,7 +311,7 @@ class Plane:
         there = self._controller.instances()
         self._hands.directory.keep({one.id for one in there})
         kept = {one.name for one in self.current.deployments} | {one.deployment for one in there}
-        self._hands.plans = {name: plan for name, plan in self._hands.plans.items() if name in kept}
+        self._hands.forget(kept, {(one.deployment, one.recipe) for one in there})
 
     # Talking with the controller
 
