@@ -1,5 +1,7 @@
 """A diamond: two models see the request, and an ensemble of what they say is the answer. Run it: python diamond.py"""
 
+from urllib.request import urlopen
+
 import pointsman as pm
 
 
@@ -31,4 +33,4 @@ if __name__ == "__main__":
     app.m1.set_options(num_replicas=2)
     handle = app.deploy()
     print("on replicas:", handle.remote(1, 2, 3).result())
-    print("over HTTP: curl", handle.url, "-d '[1, 2, 3]'")
+    print("over HTTP:", urlopen(handle.url, b"[1, 2, 3]").read().decode())

@@ -87,7 +87,7 @@ def test_the_diamond_of_the_examples(tmp_path: Path) -> None:
     told = run(ROOT / "examples" / "diamond.py", tmp_path)
     assert "in this process: 8" in told
     assert "on replicas: 8" in told
-    assert "/diamond -d '[1, 2, 3]'" in told
+    assert "over HTTP: 8" in told
 
 
 def test_a_replica_that_cannot_start_is_told_at_once(tmp_path: Path) -> None:
