@@ -7,7 +7,7 @@ import pytest
 from pointsman.lab.check import Broken, check, policies
 
 
-def found(build: Any, promise: str, examples: int = 60) -> Broken:
+def found(build: Any, promise: str, examples: int = 200) -> Broken:
     """What was found about this promise; of the others only the cheap ones are tried, to save time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policies, "PROMISES", {name: one for name, one in policies.PROMISES.items() if name == promise})

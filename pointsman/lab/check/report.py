@@ -2,22 +2,25 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import FlakyFailure
+from hypothesis.strategies import SearchStrategy
 
 from pointsman.config.roles import roles_of
-from pointsman.lab.check import plugins, policies
+from pointsman.lab.check import plugins, policies, scaling, sights
 from pointsman.lab.check.shrinking import shrunk
 from pointsman.lab.check.situations import Situation, crowd, situations
+from pointsman.scaling import DeploymentView
 from pointsman.strategies import SchedulingPolicy
 
 SLOW_S = 0.001
 """More than this per decision is too slow for a request path."""
 
 Promise = Callable[[Callable[[], Any], Situation], str | None]
+Case = TypeVar("Case")
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -55,6 +58,8 @@ def check(build: Callable[[], Any], examples: int = 200) -> Report:
     """Try a policy or plugin in so many situations per promise. `build` makes a fresh one each time."""
     subject = build()
     roles = ["scheduling policy"] if isinstance(subject, SchedulingPolicy) else roles_of(subject)
+    if not roles and scaling.is_scaling_policy(subject):
+        roles = ["scaling policy"]
     kept: list[str] = []
     broken: list[Broken] = []
     for name, finding in _findings(build, roles, examples):
@@ -67,8 +72,8 @@ def check(build: Callable[[], Any], examples: int = 200) -> Report:
     return Report(roles, kept, broken)
 
 
-_STOPS = {"answers in every situation"}
-"""What cannot even answer breaks every other promise by the same cause."""
+_STOPS = {"answers in every situation", scaling.QUICK}
+"""What cannot even answer breaks every other promise by the same cause; what takes seconds cannot be asked often."""
 
 
 def _findings(build: Callable[[], Any], roles: Iterable[str], examples: int) -> Iterator[tuple[str, Broken | None]]:
@@ -82,6 +87,12 @@ def _findings(build: Callable[[], Any], roles: Iterable[str], examples: int) -> 
         quick = "takes at most 1 ms per decision"
         yield quick, _slow(quick, lambda: policies.decided(build, crowd(100, 50)), 100)
         return
+    if "scaling policy" in roles:
+        yield scaling.QUICK, _once(scaling.QUICK, build)
+        for name, kept in scaling.PROMISES.items():
+            yield name, _plainest(name, kept, build, examples)
+        yield scaling.STEADY, _once(scaling.STEADY, build)
+        return
     for role in roles:
         for name, promise in plugins.PROMISES.get(role, {}).items():
             yield f"{role}: {name}", _smallest(f"{role}: {name}", promise, build, examples)
@@ -94,18 +105,44 @@ class _Found(Exception):
 
 
 def _smallest(name: str, promise: Promise, build: Callable[[], Any], examples: int) -> Broken | None:
-    def broken(situation: Situation) -> str | None:
+    found = _searched(situations(), lambda situation: promise(build, situation), shrunk, examples)
+    return None if found is None else Broken(name, found[1], str(found[0]))
+
+
+def _plainest(name: str, promise: scaling.Promise, build: Callable[[], Any], examples: int) -> Broken | None:
+    def broken(view: DeploymentView) -> str | None:
+        return promise(build, msgspec.structs.replace(view, state={}))
+
+    found = _searched(sights.SIGHTS, broken, sights.smallest, examples)
+    return None if found is None else Broken(name, found[1], sights.shown(found[0]))
+
+
+def _once(name: str, build: Callable[[], Any]) -> Broken | None:
+    promise, example = scaling.EXAMPLES[name]
+    what = promise(build)
+    return None if what is None else Broken(name, what, example)
+
+
+def _searched(
+    cases: SearchStrategy[Case],
+    promise: Callable[[Case], str | None],
+    shrink: Callable[[Case, Callable[[Case], bool]], Case],
+    examples: int,
+) -> tuple[Case, str] | None:
+    """The smallest case in which a promise is broken, and what is; None: none was found."""
+
+    def broken(case: Case) -> str | None:
         try:
-            return promise(build, situation)
+            return promise(case)
         except Exception:  # it raised, which another promise reports
             return None
 
-    found: list[Situation] = []
+    found: list[Case] = []
     said: list[str] = []
 
-    def shows(situation: Situation) -> bool:
+    def shows(case: Case) -> bool:
         # Kept now: whoever decides by chance may not do it again.
-        what = broken(situation)
+        what = broken(case)
         said.extend(() if what is None else (what,))
         return what is not None
 
@@ -118,17 +155,17 @@ def _smallest(name: str, promise: Promise, build: Callable[[], Any], examples: i
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(situations())
-    def search(situation: Situation) -> None:
-        if shows(situation):
-            found.append(situation)
+    @given(cases)
+    def search(case: Case) -> None:
+        if shows(case):
+            found.append(case)
             raise _Found
 
     try:
         search()
     except (_Found, FlakyFailure):
-        smallest = shrunk(found[0], shows)
-        return Broken(name, said[-1], str(smallest))
+        smallest = shrink(found[0], shows)
+        return smallest, said[-1]
     return None
 
 

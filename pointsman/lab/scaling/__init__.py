@@ -1,0 +1,19 @@
+"""Scaling policies on recorded load: what they would have cost, and what would have gone unserved.
+
+Enters: a series of request rates, a policy as it runs live, and how long a replica takes to start. Leaves:
+replica-hours beside those of someone who knows the future, the share of requests that nobody was there for, and a plot.
+The one rule: a policy sees what would have been measured by then, and never the future.
+"""
+
+from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
+from pointsman.lab.scaling.plot import plot
+from pointsman.lab.scaling.references import Reactive
+from pointsman.lab.scaling.replay import Outcome, Replay, Setting
+from pointsman.lab.scaling.series import Series, arrivals_of, rates_of
+
+__all__ = [
+    "Series", "rates_of", "arrivals_of",
+    "Setting", "Replay", "Outcome",
+    "least_hours", "static_peak", "clairvoyant", "Reactive",
+    "plot",
+]  # fmt: skip

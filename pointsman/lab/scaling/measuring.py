@@ -1,0 +1,101 @@
+"""What a policy would have seen at a moment of recorded load."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pointsman.lab.scaling.series import Series
+from pointsman.scaling.guard import Guard
+from pointsman.scaling.view import DeploymentView, Window
+from pointsman.scaling.windows import Gauge
+
+if TYPE_CHECKING:
+    from pointsman.lab.scaling.replay import Pool, Setting
+
+WINDOWS = (30.0, 300.0, 3600.0)
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A moment of a replay, for custom metrics."""
+
+    now: float
+    rate: float
+    replicas: int
+    starting: int
+    ongoing: float
+    queued: float
+
+
+class Measured:
+    """Makes views, one after the other."""
+
+    def __init__(self, series: Series, setting: "Setting") -> None:
+        self._series, self._setting = series, setting
+        self._bins = series.history(setting.began)
+        self._told = self._bins[:0]
+        self._ongoing, self._queued = Gauge(), Gauge()
+        self._metrics = {name: Gauge() for name in setting.metrics}
+        self._busy_at: float | None = None
+
+    def view(self, at: float, pool: "Pool", guard: Guard) -> DeploymentView:
+        """What is known so long after the beginning."""
+        series, setting = self._series, self._setting
+        now = setting.began + at
+        rates = {seconds: series.mean(at - seconds, at) for seconds in WINDOWS}
+        if setting.at_once:
+            rates[WINDOWS[0]] = series.rate(at)
+        rate = rates[WINDOWS[0]]
+        serves = pool.ready * setting.capacity
+        ongoing, queued = min(rate, serves) * setting.request_s, max(pool.waiting, (rate - serves) * setting.request_s)
+        moment = Moment(now, rate, pool.ready, pool.starting, ongoing, queued)
+        self._ongoing.add(now, ongoing)
+        self._queued.add(now, queued)
+        for name, gauge in self._metrics.items():
+            gauge.add(now, setting.metrics[name](moment))
+        if rate > 0:
+            self._busy_at = now
+        if len(self._told) != series.bins_before(at):
+            self._told = self._bins[: series.bins_before(at)]
+        return DeploymentView(
+            name=series.name,
+            now=now,
+            replicas=pool.ready,
+            starting=pool.starting,
+            target=guard.target,
+            min_replicas=guard.limits.min_replicas,
+            max_replicas=guard.limits.max_replicas,
+            max_concurrency=max(1, round(setting.capacity * setting.request_s)),
+            ongoing=ongoing,
+            queued=queued,
+            ongoing_windows=WhenAsked(self._ongoing, now),
+            queued_windows=WhenAsked(self._queued, now),
+            arrivals_per_s=rates,
+            history=self._told,
+            bin_s=series.bin_s,
+            metrics={name: gauge.window(WINDOWS[1], now) for name, gauge in self._metrics.items()},
+            start_up_s=setting.start_up_s,
+            cost_per_replica_hour=setting.cost_per_replica_hour,
+            since_up_s=guard.since_up_s(now),
+            since_down_s=guard.since_down_s(now),
+            idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
+            state=guard.notes,
+        )
+
+
+class WhenAsked(Mapping[float, Window]):
+    """The windows of a gauge, made when a policy looks at them: most look at few, a replay asks often."""
+
+    def __init__(self, gauge: Gauge, now: float) -> None:
+        self._gauge, self._now = gauge, now
+
+    def __getitem__(self, seconds: float) -> Window:
+        if seconds not in WINDOWS:
+            raise KeyError(seconds)
+        return self._gauge.window(seconds, self._now)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(WINDOWS)
+
+    def __len__(self) -> int:
+        return len(WINDOWS)

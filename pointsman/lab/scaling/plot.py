@@ -1,0 +1,112 @@
+"""A picture of a replay: what the load needed, what a policy had, and when that was too little."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pointsman.drawing import Canvas, number
+from pointsman.lab.scaling.bounds import clairvoyant
+from pointsman.lab.scaling.replay import Outcome, Setting
+from pointsman.lab.scaling.series import Series
+
+WIDTH, HEIGHT = 960.0, 260.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 40.0, 26.0
+COLUMNS = 640
+"""More than this nobody sees; each shows the most of its while."""
+DAY_S = 86400.0
+STYLE = """<style>
+text { font: 11px ui-sans-serif, system-ui, sans-serif; fill: #57606a; }
+.title { font-size: 13px; font-weight: 600; }
+</style>
+<rect width="100%" height="100%" fill="#ffffff"/>"""
+NEED, BOUND, POLICY, SHORT = "#c9d7e8", "#54a24b", "#f58518", "#d62728"
+
+
+def plot(series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
+    """Needed replicas as an area, the clairvoyant with start-up and the policy as lines, shortages as ticks: an SVG."""
+    need = series.needed(setting.capacity)
+    bound = clairvoyant(series, setting)
+    columns = min(COLUMNS, len(need))
+    width = series.seconds / columns
+    top = max(*need, outcome.most, 1)
+    canvas = Canvas()
+    words = (
+        f"{series.name}: {name}, start-up {setting.start_up_s:g} s: {outcome.ratio:.2f} of the least, "
+        f"{outcome.unserved:.2%} unserved, {outcome.changes} changes"
+    )
+    _axes(canvas, series, top)
+    steps = [(place * series.bin_s, count, count) for place, count in enumerate(need)]
+    canvas.path(_way(_columns(steps, columns, width), top, closed=True), fill=NEED)
+    canvas.path(_way(_columns(bound.line, columns, width), top), stroke=BOUND, stroke_width="0.7")
+    canvas.path(_way(_columns(outcome.line, columns, width), top), stroke=POLICY, stroke_width="1")
+    ticks = sorted({round(_x(at, series.seconds)) for at in _short(series, need, outcome)})
+    canvas.path("".join(f"M{x} {number(HEIGHT - BOTTOM)}v-7" for x in ticks), stroke=SHORT, stroke_width="1.2")
+    canvas.text(LEFT, 15, words, "title")
+    _legend(canvas)
+    return canvas.document(WIDTH, HEIGHT, words, STYLE)
+
+
+def _legend(canvas: Canvas) -> None:
+    x = LEFT
+    for colour, words in (
+        (NEED, "needed"),
+        (POLICY, "policy"),
+        (BOUND, "clairvoyant with start-up"),
+        (SHORT, "too few were ready"),
+    ):
+        canvas.rect(x, 23, 9, 9, colour)
+        canvas.text(x + 13, 31.5, words, "legend")
+        x += 32 + 6 * len(words)
+
+
+def _axes(canvas: Canvas, series: Series, top: int) -> None:
+    for part in range(5):
+        y = _y(top * part / 4, top)
+        canvas.line([(LEFT, y), (WIDTH - RIGHT, y)], stroke="#e6e8eb", stroke_width="1")
+        canvas.text(LEFT - 6, y + 4, f"{top * part / 4:.0f}", "y", text_anchor="end")
+    unit, word = (
+        (DAY_S, "day") if series.seconds > 2 * DAY_S else (3600.0, "h") if series.seconds > 7200 else (60.0, "min")
+    )
+    every = max(1, round(series.seconds / unit / 14))
+    for count in range(0, int(series.seconds / unit) + 1, every):
+        x = _x(count * unit, series.seconds)
+        canvas.text(x, HEIGHT - BOTTOM + 15, f"{word} {count}" if count == 0 else str(count), "x")
+
+
+def _short(series: Series, need: Sequence[int], outcome: Outcome) -> list[float]:
+    """Bins in which fewer were ready than needed when the policy was asked."""
+    ends = [*(start for start, _, _ in outcome.line[1:]), series.seconds]
+    found = []
+    for (start, _, ready), end in zip(outcome.line, ends, strict=True):
+        first, last = series.bins_before(start), series.bins_before(end - 1e-6)
+        found += [place * series.bin_s for place in range(first, last + 1) if place < len(need) and need[place] > ready]
+    return found
+
+
+def _columns(line: Sequence[tuple[float, int, int]], columns: int, width: float) -> list[int]:
+    """The most that held at any moment of each column."""
+    most = [0] * columns
+    ends = [after[0] for _, after in pairwise(line)] + [columns * width]
+    for (start, count, _), end in zip(line, ends, strict=True):
+        for place in range(int(start / width + 1e-9), min(int((end - 1e-6) / width) + 1, columns)):
+            most[place] = max(most[place], count)
+    return most
+
+
+def _way(columns: Sequence[int], top: int, *, closed: bool = False) -> str:
+    """Steps, each as far as it holds."""
+    wide = (WIDTH - LEFT - RIGHT) / len(columns)
+    parts = [f"M{number(LEFT)} {number(_y(0 if closed else columns[0], top))}"]
+    for place, count in enumerate(columns):
+        if place == 0 or count != columns[place - 1]:
+            parts.append(f"V{number(_y(count, top))}")
+        if place + 1 == len(columns) or columns[place + 1] != count:
+            parts.append(f"H{number(LEFT + (place + 1) * wide)}")
+    return "".join(parts) + (f"V{number(_y(0, top))}Z" if closed else "")
+
+
+def _x(at: float, seconds: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * at / seconds
+
+
+def _y(count: float, top: int) -> float:
+    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - count / top)

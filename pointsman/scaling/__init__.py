@@ -1,0 +1,47 @@
+"""Scaling: how many replicas a deployment should have, decided by a policy that anybody may replace.
+
+Enters: a view of a deployment (or of all deployments of an application), made of measurements. Leaves: a target, and
+the record of why. The one rule: a policy only says what it wants; the guard around it keeps every target within bounds,
+delays and steps, also when the policy raises or returns nonsense.
+"""
+
+from pointsman.scaling.answers import Stay, TooSlow
+from pointsman.scaling.asking import ask, ask_application, by_node, policy_name
+from pointsman.scaling.budget import Budget
+from pointsman.scaling.combined import MaxOf, MinOf
+from pointsman.scaling.guard import Guard
+from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.measuring import Measurements, windows_of
+from pointsman.scaling.panic import Panic
+from pointsman.scaling.policy import ApplicationScalingPolicy, PolicyFunction, ScalingPolicy, Wish
+from pointsman.scaling.predictive import Predictive
+from pointsman.scaling.queue_depth import QueueDepth
+from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.scheduled import Scheduled, ScheduleEntry
+from pointsman.scaling.slo_attainment import SloAttainment
+from pointsman.scaling.target_ongoing import TargetOngoing
+from pointsman.scaling.token_throughput import TokenThroughput
+from pointsman.scaling.view import ApplicationView, DeploymentView, Rate, Window
+
+SCALING_POLICIES: dict[str, type] = {
+    "target-ongoing": TargetOngoing,
+    "queue-depth": QueueDepth,
+    "slo-attainment": SloAttainment,
+    "token-throughput": TokenThroughput,
+    "panic": Panic,
+    "scheduled": Scheduled,
+    "predictive": Predictive,
+    "budget": Budget,
+    "max-of": MaxOf,
+    "min-of": MinOf,
+}
+"""By their names in configuration."""
+
+__all__ = [
+    "DeploymentView", "ApplicationView", "Window", "Rate",
+    "ScalingPolicy", "ApplicationScalingPolicy", "PolicyFunction", "Wish",
+    "Guard", "ScalingLimits", "ScalingRecord", "ask", "ask_application", "by_node", "policy_name", "Stay", "TooSlow",
+    "Measurements", "windows_of",
+    "TargetOngoing", "QueueDepth", "SloAttainment", "TokenThroughput", "Panic", "Scheduled", "ScheduleEntry",
+    "Predictive", "Budget", "MaxOf", "MinOf", "SCALING_POLICIES",
+]  # fmt: skip

@@ -1,0 +1,91 @@
+"""What bounds, delays, steps and cool-downs leave of a wish, and which of them took effect, in words."""
+
+import math
+
+import msgspec
+
+from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.wants import Wants
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a deployment stands when a wish comes."""
+
+    now: float
+    target: int
+    since_change_s: float | None
+    """None: the target has never changed."""
+    idle_s: float
+    """Since somebody last asked; 0: there is a request now."""
+    busy: bool
+    """There is a request now."""
+
+
+def within(replicas: int, limits: ScalingLimits) -> tuple[int, list[str]]:
+    """The nearest number between min and max."""
+    if replicas > limits.max_replicas:
+        return limits.max_replicas, [f"at most {limits.max_replicas} (max)"]
+    if replicas < limits.min_replicas:
+        return limits.min_replicas, [f"at least {limits.min_replicas} (min)"]
+    return replicas, []
+
+
+def allowed(wanted: int, wants: Wants, limits: ScalingLimits, at: Standing) -> tuple[int, list[str]]:
+    """The target that may hold now. `wants` has taken in what is wanted now."""
+    goal, words = within(wanted, limits)
+    if not limits.min_replicas <= at.target <= limits.max_replicas:
+        # The limits were changed: what they say holds at once, and what is wanted begins from there.
+        return within(at.target, limits)
+    if goal == at.target:
+        return goal, words
+    after = _delayed(goal, wants, limits, at, words)
+    after = _rested(after, limits, at, words)
+    after = _stepped(after, limits, at, words)
+    return _last_one(after, limits, at, words), words
+
+
+def _delayed(goal: int, wants: Wants, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
+    if goal > at.target:
+        least = wants.least(at.now, limits.up_delay_s)
+        first = 1 if at.target == 0 else 0  # somebody waits for it
+        after = max(at.target, min(goal, least), first)
+        if after < goal:
+            words.append(f"{goal} after {limits.up_delay_s:g} s (upDelay)")
+        return after
+    if at.target == 1:
+        return goal  # the last one goes by its own rule
+    after = min(at.target, max(goal, wants.most(at.now, limits.down_delay_s)))
+    if after > goal:
+        words.append(f"fewer after {limits.down_delay_s:g} s (downDelay)")
+    return after
+
+
+def _rested(after: int, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
+    since = at.since_change_s
+    if after == at.target or at.target == 0 or since is None or not 0 <= since < limits.cooldown_s:
+        return after
+    words.append(f"no change for {limits.cooldown_s:g} s after the last one (cooldown)")
+    return at.target
+
+
+def _stepped(after: int, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
+    up = after > at.target
+    way = step = abs(after - at.target)
+    factor, name, more = (limits.up_factor, "upFactor", "more") if up else (limits.down_factor, "downFactor", "fewer")
+    if factor < 1 and way > 1:
+        step = max(1, math.ceil(way * factor - 1e-9))
+        if step < way:
+            words.append(f"{step} of {way} {more} at once ({name} {factor:g})")
+    if limits.max_step is not None and step > limits.max_step:
+        step = max(1, limits.max_step)
+        words.append(f"{step} at a time (maxStep)")
+    return at.target + step if up else at.target - step
+
+
+def _last_one(after: int, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
+    if after > 0 or at.target == 0:
+        return after
+    if at.busy or at.idle_s < limits.idle_timeout_s:
+        words.append(f"the last one goes after {limits.idle_timeout_s:g} s without a request (idleTimeout)")
+        return 1
+    return 0

@@ -1,0 +1,225 @@
+"""Around every policy: whatever it says, the target stays within bounds, and every change has a record.
+
+Enters: a view and what the policy answered. Leaves: a record, if something changed. The one rule: an answer that makes
+no sense changes nothing; the last good target holds, the problem is told once, and the policy is asked again.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from pointsman.scaling.answers import understood
+from pointsman.scaling.bounds import Standing, allowed, within
+from pointsman.scaling.calendar import moment_of
+from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.news import News
+from pointsman.scaling.policy import Wish
+from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.wants import Wants
+
+
+class Override(msgspec.Struct, frozen=True):
+    """Somebody ordered a number, and the policy is not followed until it is over."""
+
+    replicas: int
+    by: str
+    until: float | None = None
+    """None: until it is taken back."""
+
+    def __str__(self) -> str:
+        end = "until it is taken back" if self.until is None else f"until {moment_of(self.until)} UTC"
+        return f"{self.replicas} ordered by {self.by or 'somebody'} {end}"
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """All that a guard remembers: plain data."""
+
+    target: int
+    changed_at: float | None = None
+    up_at: float | None = None
+    down_at: float | None = None
+    busy_at: float | None = None
+    """When there last was a request, or when the guard first looked."""
+    wants: Wants = msgspec.field(default_factory=Wants)
+    override: Override | None = None
+    problem: News = msgspec.field(default_factory=News)
+    refused: News = msgspec.field(default_factory=News)
+    notes: dict[str, Any] = {}
+    """The policy's own."""
+
+
+class Guard:
+    """Holds the target of one deployment."""
+
+    def __init__(
+        self, deployment: str, limits: ScalingLimits, policy_name: str, state: Mapping[str, Any] | None = None
+    ) -> None:
+        self.deployment, self.limits, self.policy_name = deployment, limits, policy_name
+        first = limits.min_replicas if limits.initial_replicas is None else limits.initial_replicas
+        self._memory = _recalled(state) or Memory(target=within(first, limits)[0])
+        self.problem = self._memory.problem.words
+        """What is wrong with the policy now; empty: nothing."""
+        self.notes: MutableMapping[str, Any] = self._memory.notes
+        """The policy's own: hand them to it as `view.state`."""
+
+    @property
+    def target(self) -> int:
+        """What holds now."""
+        return self._memory.target
+
+    @property
+    def ordered(self) -> Override | None:
+        """What somebody ordered in place of the policy."""
+        return self._memory.override
+
+    def since_up_s(self, now: float) -> float | None:
+        """Since the target last went up; None: never."""
+        return None if self._memory.up_at is None else now - self._memory.up_at
+
+    def since_down_s(self, now: float) -> float | None:
+        """Since the target last went down; None: never."""
+        return None if self._memory.down_at is None else now - self._memory.down_at
+
+    def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
+        """Take in what the policy answered. None: nothing changed, and nothing new is to be told."""
+        memory, now, before = self._memory, view.now, self.target
+        self.notes = view.state
+        said = understood(answer, self.limits.time_limit_s)
+        wish = self._heard(view, said if isinstance(said, Wish) else Wish(self.target))
+        self.problem = said if isinstance(said, str) else ""
+        memory.wants.note(now, within(wish.replicas, self.limits)[0], before)
+        standing, over = self._standing(view), self._end_override(now)
+        if memory.override is None:
+            after, bounded = allowed(wish.replicas, memory.wants, self.limits, standing)
+            why = wish.why or (f"{wish.replicas} wanted" if isinstance(said, Wish) else "")
+        else:
+            after, bounded = within(memory.override.replicas, self.limits)
+            why = str(memory.override)
+        self._become(after, now)
+        had_problem = memory.problem.words
+        news = memory.problem.is_news(self.problem, now)
+        if news and not self.problem:
+            why = f"{self.policy_name} answers again after it {had_problem}; {why}"
+        news |= memory.refused.is_news(wish.refused, now)
+        if after == before and not news and not over:
+            return None
+        return ScalingRecord(
+            deployment=self.deployment,
+            at=now,
+            policy=self.policy_name,
+            before=before,
+            after=after,
+            wanted=said.replicas if isinstance(said, Wish) and memory.override is None else None,
+            why="; ".join(filter(None, [over, why])),
+            numbers=numbers_of(view),
+            bounded=tuple(bounded),
+            refused=wish.refused,
+            problem=self.problem,
+        )
+
+    def override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
+        """So many, whatever the policy says, until then. Bounds hold all the same."""
+        ordered = Override(replicas, by, until)
+        before = self.target
+        after, bounded = within(replicas, self.limits)
+        self._memory.override = ordered
+        self._become(after, now)
+        return self._ordered(before, now, str(ordered), tuple(bounded))
+
+    def release(self, now: float) -> ScalingRecord | None:
+        """The policy decides again. None: it did all the time."""
+        ordered, self._memory.override = self._memory.override, None
+        return None if ordered is None else self._ordered(self.target, now, f"taken back: {ordered}")
+
+    def give_way(self, why: str, now: float) -> ScalingRecord:
+        """None at once, although nobody wanted that: somebody who is waited for needs the place."""
+        before = self.target
+        self._become(0, now)
+        return self._ordered(before, now, why)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data: a guard that is made with it goes on the same."""
+        self._memory.notes = _plain(self.notes)
+        plain: dict[str, Any] = msgspec.to_builtins(self._memory)
+        return plain
+
+    def _heard(self, view: DeploymentView, wish: Wish) -> Wish:
+        """The same, but nobody waits in vain for a first replica: to want none is to want none while nobody asks."""
+        if self.target or wish.replicas or wish.refused or not view.load:
+            return wish
+        return Wish(1, "a request waits, and there is no instance")
+
+    def _standing(self, view: DeploymentView) -> Standing:
+        memory, now = self._memory, view.now
+        if view.load > 0 or memory.busy_at is None:
+            memory.busy_at = now
+        if view.idle_s is not None:
+            memory.busy_at = now - view.idle_s
+        since = None if memory.changed_at is None else now - memory.changed_at
+        return Standing(now, self.target, since, now - memory.busy_at, view.load > 0)
+
+    def _end_override(self, now: float) -> str:
+        """In words, if it is over now."""
+        ordered = self._memory.override
+        if ordered is None or ordered.until is None or now < ordered.until:
+            return ""
+        self._memory.override = None
+        return f"over: {ordered}"
+
+    def _become(self, after: int, now: float) -> None:
+        memory = self._memory
+        if after != memory.target:
+            memory.changed_at = now
+            memory.up_at, memory.down_at = (now, memory.down_at) if after > memory.target else (memory.up_at, now)
+            memory.target = after
+
+    def _ordered(self, before: int, now: float, why: str, bounded: tuple[str, ...] = ()) -> ScalingRecord:
+        return ScalingRecord(
+            deployment=self.deployment,
+            at=now,
+            policy=self.policy_name,
+            before=before,
+            after=self.target,
+            why=why,
+            bounded=bounded,
+            problem=self.problem,
+        )
+
+
+def numbers_of(view: DeploymentView) -> dict[str, float]:
+    """What a decision was made from, for its record."""
+    numbers: dict[str, float | None] = {
+        "replicas": view.replicas,
+        "starting": view.starting,
+        "ongoing": view.ongoing,
+        "queued": view.queued,
+        "arrivals_per_s": view.arrivals_per_s.get(min(view.arrivals_per_s)) if view.arrivals_per_s else None,
+        "latency_p90_ms": view.latency_ms.p90,
+        "ttft_p90_ms": view.ttft_ms.p90,
+        "tpot_p90_ms": view.tpot_ms.p90,
+        "slo_attainment": view.slo_attainment,
+        "kv_usage": view.kv_usage.last,
+        "tokens_per_s": view.tokens_per_s,
+    }
+    return {name: round(float(number), 4) for name, number in numbers.items() if number is not None}
+
+
+def _recalled(state: Mapping[str, Any] | None) -> Memory | None:
+    """What was saved, if it was saved by something like this."""
+    try:
+        return None if state is None else msgspec.convert(state, Memory)
+    except msgspec.ValidationError:
+        return None
+
+
+def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes that can be saved; whatever else a policy put there is lost with the process."""
+    kept: dict[str, Any] = {}
+    for name, note in list(notes.items()):  # a policy that takes too long may still be writing
+        try:
+            kept[str(name)] = msgspec.json.decode(msgspec.json.encode(note))
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            continue
+    return kept

@@ -1,0 +1,35 @@
+"""What holds for every policy, also for the user's own: bounds, delays, smoothing, steps, cool-downs."""
+
+import msgspec
+
+
+class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Within these, a policy is free."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    initial_replicas: int | None = None
+    """To begin with; None: `min_replicas`. See `first`."""
+    up_delay_s: float = 0.0
+    """More are wanted for so long before there are more. From none to the first one there is no delay."""
+    down_delay_s: float = 300.0
+    """Fewer are wanted for so long before there are fewer: the most that was wanted in that time is kept."""
+    up_factor: float = 1.0
+    """Of the difference to what is wanted, what is added at once; rounded so that at least one is."""
+    down_factor: float = 1.0
+    max_step: int | None = None
+    """At most so many more or fewer at a time."""
+    cooldown_s: float = 0.0
+    """Between two changes of the target."""
+    idle_timeout_s: float = 300.0
+    """With `min_replicas` 0: the last replica goes when nobody has asked for so long."""
+    interval_s: float = 1.0
+    """How often the policy is asked."""
+    time_limit_s: float = 0.5
+    """What a call of the policy may take. A slower answer does not count, and is reported."""
+
+    @property
+    def first(self) -> int:
+        """How many there are before anybody was asked."""
+        wanted = self.min_replicas if self.initial_replicas is None else self.initial_replicas
+        return min(max(wanted, self.min_replicas), self.max_replicas)

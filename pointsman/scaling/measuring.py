@@ -1,0 +1,167 @@
+"""What is seen of one deployment, taken in as it comes, and told as the view that policies read."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, MutableMapping
+from statistics import median
+from typing import Any
+
+from pointsman.scaling.arrivals import Arrivals, Recent
+from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.windows import Events, Gauge
+
+WINDOWS = (30.0, 300.0, 3600.0)
+"""Seconds, of gauges and rates; policies may ask for others."""
+ENDED_S = 300.0
+"""Of latencies, tokens, deadlines, utilisation and custom metrics."""
+MOST_METRICS = 100
+"""Names of custom metrics; beyond that, the one that was pushed longest ago goes."""
+START_UPS = 20
+"""The last so many start-ups are remembered."""
+
+
+def windows_of(policies: Iterable[object]) -> tuple[float, ...]:
+    """The windows that these policies look at, and the usual ones. A policy names its own in `windows`."""
+    asked = {float(length) for policy in policies for length in getattr(policy, "windows", ())}
+    return tuple(sorted(asked | set(WINDOWS)))
+
+
+class Measurements:
+    """Of one deployment. Every method takes in one kind of observation; `view` tells them all."""
+
+    def __init__(
+        self, windows: Iterable[float] = WINDOWS, *, bin_s: float = 600.0, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        self.windows = tuple(windows)
+        saved = saved or {}
+        self._arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
+        self._start_ups: deque[float] = deque(saved.get("start_ups", ()), maxlen=START_UPS)
+        longest = max(self.windows, default=0.0)
+        self._ongoing, self._queued = Gauge(longest), Gauge(longest)
+        self._kv, self._gpu = Gauge(ENDED_S), Gauge(ENDED_S)
+        self._ttft, self._tpot, self._latency, self._met = (Events(ENDED_S) for _ in range(4))
+        self._tokens = Recent(ENDED_S)
+        self._metrics: dict[str, Events] = {}
+        self._load = (0.0, 0.0)
+        self._busy_at: float | None = None
+
+    def sample(
+        self,
+        now: float,
+        *,
+        ongoing: float,
+        queued: float,
+        kv_usage: float | None = None,
+        gpu_usage: float | None = None,
+    ) -> None:
+        """From now on: requests on replicas and waiting, and the share of their memory in use, mean over replicas."""
+        self._arrivals.count(now, 0)
+        self._ongoing.add(now, ongoing)
+        self._queued.add(now, queued)
+        self._kv.add(now, kv_usage)
+        self._gpu.add(now, gpu_usage)
+        if sum(self._load) > 0 or ongoing + queued > 0:
+            self._busy_at = now
+        self._load = (ongoing, queued)
+
+    def arrived(self, now: float, n: float = 1.0) -> None:
+        """So many requests came."""
+        self._arrivals.count(now, n)
+        if n:
+            self._busy_at = now
+
+    def ended(
+        self,
+        now: float,
+        *,
+        latency_ms: float | None = None,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        met_slo: bool | None = None,
+        tokens: float = 0.0,
+    ) -> None:
+        """A request was answered. None: not measured, or it had no deadline."""
+        for events, value in ((self._latency, latency_ms), (self._ttft, ttft_ms), (self._tpot, tpot_ms)):
+            if value is not None:
+                events.add(now, value)
+        if met_slo is not None:
+            self._met.add(now, float(met_slo))
+        if tokens:
+            self._tokens.count(now, tokens)
+
+    def metric(self, now: float, name: str, value: float) -> None:
+        """A sample of a custom metric, from a replica or from elsewhere."""
+        events = self._metrics.pop(name, None) or Events(ENDED_S)
+        self._metrics[name] = events  # the last one of the mapping is the youngest
+        events.add(now, value)
+        if len(self._metrics) > MOST_METRICS:
+            del self._metrics[next(iter(self._metrics))]
+
+    def started(self, seconds: float) -> None:
+        """A replica took so long from launch to its first request."""
+        self._start_ups.append(seconds)
+
+    @property
+    def start_up_s(self) -> float | None:
+        """The median of the last start-ups; None: nobody has started yet."""
+        return median(self._start_ups) if self._start_ups else None
+
+    def view(
+        self,
+        *,
+        name: str,
+        now: float,
+        replicas: int,
+        target: int,
+        starting: int = 0,
+        min_replicas: int = 0,
+        max_replicas: int = 1,
+        max_concurrency: int | None = None,
+        start_up_s: float | None = None,
+        cost_per_replica_hour: float | None = None,
+        since_up_s: float | None = None,
+        since_down_s: float | None = None,
+        idle_s: float | None = None,
+        room: int | None = None,
+        state: MutableMapping[str, Any] | None = None,
+    ) -> DeploymentView:
+        """All of it as it is now, with what others know: who is there, the guard's target and limits, prices, room."""
+        ongoing, queued = self._load
+        told = {metric: events.window(ENDED_S, now) for metric, events in self._metrics.items()}
+        if idle_s is None and ongoing + queued == 0 and self._busy_at is not None:
+            idle_s = now - self._busy_at
+        return DeploymentView(
+            name=name,
+            now=now,
+            replicas=replicas,
+            starting=starting,
+            target=target,
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            max_concurrency=max_concurrency,
+            ongoing=ongoing,
+            queued=queued,
+            ongoing_windows={length: self._ongoing.window(length, now) for length in self.windows},
+            queued_windows={length: self._queued.window(length, now) for length in self.windows},
+            arrivals_per_s={length: self._arrivals.per_second(length, now) for length in self.windows},
+            history=self._arrivals.history(now),
+            bin_s=self._arrivals.bin_s,
+            ttft_ms=self._ttft.window(ENDED_S, now),
+            tpot_ms=self._tpot.window(ENDED_S, now),
+            latency_ms=self._latency.window(ENDED_S, now),
+            slo_attainment=self._met.window(ENDED_S, now).mean,
+            kv_usage=self._kv.window(ENDED_S, now),
+            gpu_usage=self._gpu.window(ENDED_S, now),
+            tokens_per_s=None if self._tokens.began is None else self._tokens.per_second(ENDED_S, now),
+            metrics={metric: window for metric, window in told.items() if window.count},
+            start_up_s=self.start_up_s if start_up_s is None else start_up_s,
+            cost_per_replica_hour=cost_per_replica_hour,
+            since_up_s=since_up_s,
+            since_down_s=since_down_s,
+            idle_s=idle_s,
+            room=room,
+            state={} if state is None else state,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain data of what takes long to see again: the history of arrivals, and start-ups."""
+        return {"arrivals": self._arrivals.saved(), "start_ups": list(self._start_ups)}

@@ -1,0 +1,35 @@
+"""Why a target is what it is: one record per change."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a target, or something that kept one from happening."""
+
+    deployment: str
+    at: float
+    """Seconds since the epoch."""
+    policy: str
+    before: int
+    after: int
+    wanted: int | None = None
+    """By the policy; None: it did not say (it raised, was too slow, or somebody else decided)."""
+    why: str = ""
+    """In the words of the policy, or of whoever decided."""
+    numbers: Mapping[str, float] = {}
+    """What it was decided from: ongoing, queued, arrivals_per_s, replicas, ..."""
+    bounded: tuple[str, ...] = ()
+    """What kept it from what was wanted: at most 8 (max), 3 at a time (maxStep), fewer after 300 s (downDelay)."""
+    refused: str = ""
+    """What the policy would not allow itself."""
+    problem: str = ""
+    """What is wrong with the policy, or with the fleet: no room, and what would help."""
+
+    def __str__(self) -> str:
+        change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
+        refused = f"refused: {self.refused}" if self.refused else ""
+        problem = f"{self.policy} {self.problem}" if self.problem else ""
+        said = [self.why, *self.bounded, refused, problem]
+        return ": ".join(filter(None, [f"{self.deployment}: {change}", "; ".join(filter(None, said))]))

@@ -1,0 +1,78 @@
+"""Rates of late, and the history in bins."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.scaling.arrivals import Arrivals
+from pointsman.scaling.view import Rate
+
+ARRIVALS = st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 5)), min_size=5, max_size=80)
+
+
+@given(ARRIVALS, st.sampled_from([30.0, 300.0, 3600.0]))
+def test_rates_are_what_a_list_of_all_arrivals_says(steps: list[tuple[float, int]], seconds: float) -> None:
+    arrivals, now, came = Arrivals(), 6000.0, []
+    began = None
+    for step, n in steps:
+        now += step
+        began = now if began is None else began
+        arrivals.count(now, n)
+        came.append((now, n))
+    known_s = min(seconds, max(now - (began or now), 5.0))
+    exact = sum(n for at, n in came if at > now - seconds) / known_s
+    edge = sum(n for at, n in came if abs(at - (now - seconds)) <= 5.0) / known_s
+    assert arrivals.per_second(seconds, now) == pytest.approx(exact, abs=edge + 1e-9)
+
+
+def test_of_the_oldest_bin_the_share_that_is_in_the_window_counts() -> None:
+    arrivals = Arrivals()
+    for second in range(100):
+        arrivals.count(float(second))
+    assert arrivals.per_second(32.0, 100.0) == pytest.approx(1.0)
+
+
+def test_the_history_has_whole_bins_and_gaps_are_zero() -> None:
+    arrivals = Arrivals(bin_s=600.0)
+    arrivals.count(1200.0, 60)
+    arrivals.count(1799.0, 60)
+    arrivals.count(3100.0, 30)
+    assert arrivals.history(3100.0) == (Rate(1200.0, 0.2), Rate(1800.0, 0.0), Rate(2400.0, 0.0))
+    assert arrivals.history(3600.0)[-1] == Rate(3000.0, 0.05)
+
+
+def test_a_bin_that_was_not_seen_from_its_beginning_is_not_told() -> None:
+    arrivals = Arrivals(bin_s=600.0)
+    arrivals.count(900.0, 1000)
+    arrivals.count(1300.0, 6)
+    assert arrivals.history(1800.0) == (Rate(1200.0, 0.01),)
+
+
+def test_what_is_older_than_is_kept_goes() -> None:
+    arrivals = Arrivals(bin_s=10.0, keep_s=100.0)
+    for second in range(1000):
+        arrivals.count(float(second))
+    history = arrivals.history(1000.0)
+    assert [rate.began for rate in history] == [900.0 + 10 * place for place in range(10)]
+    assert len(arrivals.saved()["bins"]) <= 11
+
+
+@given(ARRIVALS)
+def test_saved_and_restored_it_goes_on_the_same(steps: list[tuple[float, int]]) -> None:
+    one, now = Arrivals(bin_s=30.0), 1000.0
+    other = Arrivals(bin_s=30.0, saved=json.loads(json.dumps(one.saved())))
+    for step, n in steps:
+        now += step
+        one.count(now, n)
+        other = Arrivals(bin_s=30.0, saved=json.loads(json.dumps(other.saved())))
+        other.count(now, n)
+    assert one.history(now) == other.history(now)
+
+
+@pytest.mark.parametrize("saved", [{}, {"bins": "?"}, Arrivals(bin_s=60.0).saved()])
+def test_what_somebody_else_saved_is_not_taken(saved: dict[str, object]) -> None:
+    arrivals = Arrivals(bin_s=600.0, saved=saved)
+    arrivals.count(0.0, 6)
+    assert arrivals.history(600.0) == (Rate(0.0, 0.01),)

@@ -1,0 +1,111 @@
+"""Asking never raises, and an application's answer is taken apart by node."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pointsman.errors import UnknownName
+from pointsman.scaling import (
+    ApplicationView,
+    DeploymentView,
+    Guard,
+    ScalingLimits,
+    Stay,
+    TooSlow,
+    Wish,
+    ask,
+    ask_application,
+    by_node,
+)
+from tests.scaling.views import NOON, view
+
+
+class Method:
+    def desired_replicas(self, view: DeploymentView) -> int:
+        return view.replicas + 1
+
+
+def function(view: DeploymentView) -> Wish:
+    return Wish(view.replicas + 1)
+
+
+async def waits(view: DeploymentView) -> int:
+    return 3
+
+
+def leaves(view: DeploymentView) -> int:
+    raise SystemExit(2)
+
+
+def test_an_object_and_a_function_are_asked_alike() -> None:
+    assert ask(Method(), view()) == 3
+    assert ask(function, view()) == Wish(3)
+    assert ask(lambda view: "many", view()) == "many"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "message"),
+    [
+        (lambda view: 1 // 0, ZeroDivisionError, "by zero"),
+        (leaves, SystemExit, "2"),
+        (waits, TypeError, "waits is async; a scaling policy is a plain function that does not wait"),
+        (3, Exception, "is no scaling policy: it has no desired_replicas(view)"),
+        (lambda: 3, TypeError, "takes 0 positional arguments"),
+    ],
+)
+def test_whatever_it_raises_is_an_answer(policy: Any, kind: type, message: str) -> None:
+    answer = ask(policy, view())
+    assert isinstance(answer, kind)
+    assert message in str(answer)
+
+
+def application(**nodes: DeploymentView) -> ApplicationView:
+    return ApplicationView(name="shop", now=NOON, deployments=nodes)
+
+
+def guards(*names: str) -> dict[str, Guard]:
+    limits = ScalingLimits(max_replicas=10, initial_replicas=2, down_delay_s=0.0)
+    return {name: Guard(name, limits, "balance") for name in names}
+
+
+def decided(policy: Callable[[ApplicationView], object], *names: str) -> dict[str, tuple[int, str]]:
+    """The targets of all nodes afterwards, with what is wrong."""
+    kept = guards(*names)
+    seen = application(**{name: view(name=name) for name in names})
+    for name, answer in ask_application(policy, seen).items():
+        kept[name].decide(seen.deployments[name], answer)
+    return {name: (guard.target, guard.problem) for name, guard in kept.items()}
+
+
+def test_nodes_that_are_left_out_stay_as_they_are() -> None:
+    answer = {"ocr": 5, "rank": Wish(3, "as many as ocr needs")}
+    assert decided(lambda view: answer, "ocr", "rank", "chat") == {"ocr": (5, ""), "rank": (3, ""), "chat": (2, "")}
+
+
+def test_nonsense_for_one_node_is_its_own() -> None:
+    targets = decided(lambda view: {"ocr": 5, "rank": "many"}, "ocr", "rank")
+    assert targets["ocr"] == (5, "")
+    assert targets["rank"][0] == 2
+    assert targets["rank"][1].startswith("returned 'many'")
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        (lambda view: {"orc": 5, "rank": 3}, 'raised UnknownName: unknown node "orc"; did you mean "ocr"?'),
+        (lambda view: 1 // 0, "raised ZeroDivisionError"),
+        (lambda view: 7, "raised TypeError: an application's policy returns a number for each node, found int"),
+        (lambda view: None, "found NoneType"),
+    ],
+)
+def test_a_bad_answer_is_bad_for_all(policy: Any, problem: str) -> None:
+    for target, said in decided(policy, "ocr", "rank").values():
+        assert target == 2
+        assert problem in said
+
+
+def test_what_came_too_late_came_too_late_for_all() -> None:
+    assert by_node(TooSlow(2.0), ["a", "b"]) == {"a": TooSlow(2.0), "b": TooSlow(2.0)}
+    assert by_node({}, ["a"]) == {"a": Stay()}
+    assert isinstance(by_node({"c": 1}, ["a"])["a"], UnknownName)

@@ -1,0 +1,113 @@
+"""Dates by arithmetic agree with the standard library's; cron expressions mean what they mean everywhere."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.scaling.calendar import DAY_S, date_of, days_of, moment_of, month_ends
+from pointsman.scaling.cron import Cron
+
+MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2400, 1, 1))
+EPOCH = datetime(1970, 1, 1)
+
+
+@given(MOMENTS, st.integers(-12, 14))
+def test_a_moment_is_what_datetime_says(when: datetime, hours_east: int) -> None:
+    now = (when - EPOCH).total_seconds()
+    shown, local = moment_of(now, hours_east * 3600.0), when + timedelta(hours=hours_east)
+    assert str(shown) == f"{local:%Y-%m-%d %H:%M}"
+    assert shown.weekday == local.isoweekday() % 7
+    days = (when.date() - EPOCH.date()).days
+    assert date_of(days) == (when.year, when.month, when.day)
+    assert days_of(when.year, when.month, when.day) == days
+
+
+@given(MOMENTS)
+def test_a_month_ends_when_the_next_begins(when: datetime) -> None:
+    end = datetime(when.year + when.month // 12, when.month % 12 + 1, 1)
+    assert month_ends((when - EPOCH).total_seconds()) == (end - EPOCH).total_seconds()
+
+
+def at(text: str) -> float:
+    return datetime.strptime(text, "%Y-%m-%d %H:%M").replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("cron", "now", "latest"),
+    [
+        ("0 9 * * *", "2025-03-05 09:00", "2025-03-05 09:00"),
+        ("0 9 * * *", "2025-03-05 08:59", "2025-03-04 09:00"),
+        ("*/15 * * * *", "2025-03-05 08:59", "2025-03-05 08:45"),
+        ("5/20 8-9 * * *", "2025-03-05 12:00", "2025-03-05 09:45"),
+        ("0 9 * * mon-fri", "2025-03-09 12:00", "2025-03-07 09:00"),
+        ("0 9 * * 1-5", "2025-03-09 12:00", "2025-03-07 09:00"),
+        ("0 9 * * FRI-SUN", "2025-03-13 12:00", "2025-03-09 09:00"),
+        ("0 9 * * 7", "2025-03-13 12:00", "2025-03-09 09:00"),
+        ("0 9 * * 0", "2025-03-13 12:00", "2025-03-09 09:00"),
+        ("30 6,18 1 jan,jul *", "2025-03-05 09:00", "2025-01-01 18:30"),
+        ("0 0 29 2 *", "2027-03-05 09:00", "2024-02-29 00:00"),
+        ("0 0 13 * fri", "2025-03-05 09:00", "2025-02-28 00:00"),  # either of them
+        ("0 0 */2 * mon", "2025-03-05 09:00", "2025-03-03 00:00"),  # both: */2 is not a restriction of its own
+    ],
+)
+def test_when_it_last_was(cron: str, now: str, latest: str) -> None:
+    assert Cron(cron).latest(at(now)) == at(latest)
+
+
+def test_it_is_asked_on_the_clock_of_a_place() -> None:
+    nine_in_tokyo = Cron("0 9 * * *").latest(at("2025-03-05 03:00"), 9 * 3600.0)
+    assert nine_in_tokyo == at("2025-03-05 00:00")
+
+
+def test_what_never_was_never_will_be() -> None:
+    assert Cron("0 0 30 2 *").latest(at("2025-03-05 09:00")) is None
+
+
+@given(MOMENTS, st.sampled_from(["* * * * *", "*/7 3-20/4 * * *", "0 9 * * 1-5", "15 2 1,15 * *", "1 1 13 * 5"]))
+def test_minute_by_minute_it_is_the_same(when: datetime, text: str) -> None:
+    """A minute is one of its moments exactly if it is the latest one at that minute."""
+    cron, minute, hour, day, _, weekday = Cron(text), *text.split()
+    now = ((when - EPOCH).total_seconds() // 60) * 60
+    shown = moment_of(now)
+    latest = cron.latest(now)
+    assert latest is not None
+    assert latest <= now
+    right_time = matches(minute, shown.minute) and matches(hour, shown.hour)
+    if day != "*" and weekday != "*":
+        right_day = matches(day, shown.day) or matches(weekday, shown.weekday)
+    else:
+        right_day = matches(day, shown.day) and matches(weekday, shown.weekday)
+    assert (latest == now) == (right_time and right_day)
+    assert now - latest < 8 * 366 * DAY_S
+
+
+def matches(field: str, value: int) -> bool:
+    """A naive reading of what the expressions above use."""
+    if field == "*":
+        return True
+    span, _, step = field.partition("/")
+    numbers = [int(number) for number in span.replace("*", "0").replace("-", ",").split(",")]
+    if "-" in span or span == "*":
+        last = numbers[1] if "-" in span else 59
+        return value in range(numbers[0], last + 1, int(step or 1))
+    return value in numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0 9 * *", "has 4 fields; a cron expression has five"),
+        ("60 9 * * *", '"60" in "60 9 * * *" is no minute; it must be from 0 to 59'),
+        ("0 9 * * mond", '"mond" in "0 9 * * mond" is no day of the week; it must be from 0 to 7, or sun to sat'),
+        ("0 9 0 * *", "is no day of the month; it must be from 1 to 31"),
+        ("0 20-8 * * *", '"20-8" in "0 20-8 * * *" is empty'),
+        ("*/0 9 * * *", "is empty"),
+        ("a-b-c 9 * * *", "is no minute; write for example"),
+    ],
+)
+def test_what_is_no_cron_expression_is_said(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Cron(text)

@@ -1,0 +1,289 @@
+"""The guard: bounds, delays, steps and rests hold for every policy, and nonsense changes nothing."""
+
+import json
+from collections.abc import Iterable
+from math import inf, nan
+from typing import Any
+
+import msgspec
+import pytest
+
+from pointsman.scaling import Guard, ScalingLimits, ScalingRecord, Stay, TooSlow, Wish
+from tests.scaling.views import NOON, view
+
+FREE = {"min_replicas": 1, "max_replicas": 20, "down_delay_s": 0.0}
+
+
+def guard(target: int = 4, **limits: Any) -> Guard:
+    return Guard("chat", ScalingLimits(**FREE | {"initial_replicas": target} | limits), "mine")
+
+
+def run(guard: Guard, answers: Iterable[object], step_s: float = 10.0, **facts: Any) -> list[int]:
+    """The targets after each answer, one every few seconds."""
+    targets = []
+    for number, answer in enumerate(answers):
+        seen = view(now=NOON + number * step_s, target=guard.target, **facts)
+        guard.decide(seen, answer)
+        targets.append(guard.target)
+    return targets
+
+
+def record(guard: Guard, answer: object, **facts: Any) -> ScalingRecord:
+    made = guard.decide(view(**{"target": guard.target} | facts), answer)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "answers", "targets"),
+    [
+        ({}, [7, 2, 5], [7, 2, 5]),
+        ({"max_replicas": 6}, [7, 100], [6, 6]),
+        ({"min_replicas": 3}, [0, 1, 5], [3, 3, 5]),
+        # More is wanted for the whole delay, and the least of it is taken.
+        ({"up_delay_s": 30.0}, [9, 7, 8, 9, 9, 9], [4, 4, 4, 7, 7, 8]),
+        ({"up_delay_s": 30.0}, [9, 9, 3, 9, 9, 9, 9], [4, 4, 3, 3, 3, 3, 9]),
+        # The most that was wanted in the delay is kept.
+        ({"down_delay_s": 30.0}, [2, 3, 2, 2, 2, 2, 2], [4, 4, 4, 3, 3, 2, 2]),
+        ({"down_delay_s": 30.0}, [2, 2, 6, 2, 2, 2, 2], [4, 4, 6, 6, 6, 6, 2]),
+        ({"max_step": 2}, [9, 9, 9, 1, 1], [6, 8, 9, 7, 5]),
+        ({"up_factor": 0.5}, [12, 12, 12, 12, 12], [8, 10, 11, 12, 12]),
+        ({"down_factor": 0.25}, [1, 1, 1, 1], [3, 2, 1, 1]),
+        ({"up_factor": 0.5, "max_step": 3}, [12, 12], [7, 10]),
+        ({"cooldown_s": 25.0}, [5, 6, 7, 8, 2, 2, 1], [5, 5, 5, 8, 8, 8, 1]),
+        ({"min_replicas": 0, "idle_timeout_s": 20.0}, [0, 0, 0, 0], [1, 1, 0, 0]),
+    ],
+)
+def test_what_becomes_of_answers_every_ten_seconds(limits: Any, answers: list[int], targets: list[int]) -> None:
+    assert run(guard(**limits), answers) == targets
+
+
+def test_with_few_questions_a_delay_is_still_as_long_as_it_says() -> None:
+    assert run(guard(down_delay_s=90.0), [5, 2, 2, 2, 2], step_s=60.0) == [5, 5, 5, 2, 2]
+
+
+def test_from_zero_to_one_there_is_no_delay_and_no_rest() -> None:
+    limits = {"min_replicas": 0, "up_delay_s": 60.0, "cooldown_s": 600.0, "idle_timeout_s": 0.0}
+    one = guard(1, **limits)
+    assert run(one, [0]) == [0]
+    made = record(one, 5, now=NOON + 1, queued=9.0, replicas=0)
+    assert (made.before, made.after, made.wanted) == (0, 1, 5)
+    assert made.bounded == ("5 after 60 s (upDelay)",)
+
+
+def test_the_last_one_stays_while_somebody_asks() -> None:
+    one = guard(1, min_replicas=0, idle_timeout_s=300.0)
+    assert run(one, [0] * 50, ongoing=0.4) == [1] * 50
+    assert run(one, [0], idle_s=299.0) == [1]
+    assert run(one, [0], idle_s=300.0) == [0]
+    at_once = guard(1, min_replicas=0, idle_timeout_s=0.0)
+    assert run(at_once, [0], ongoing=1.0) == [1], "no request is cut"
+    assert run(at_once, [0]) == [0]
+
+
+def test_the_last_one_goes_by_its_own_time_and_not_by_the_delay() -> None:
+    one = guard(1, min_replicas=0, idle_timeout_s=10.0, down_delay_s=1000.0)
+    assert run(one, [1, 0, 0], idle_s=60.0) == [1, 0, 0]
+
+
+def test_a_pair_that_is_not_needed_goes_one_after_the_other() -> None:
+    one = guard(3, min_replicas=0, idle_timeout_s=60.0, down_delay_s=20.0)
+    assert run(one, [0] * 8) == [3, 3, 1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("answer", [0, ValueError("broken"), Stay()])
+def test_nobody_waits_in_vain_for_a_first_replica(answer: object) -> None:
+    one = guard(0, min_replicas=0)
+    made = record(one, answer, queued=1.0, replicas=0)
+    assert made.after == 1
+    assert "a request waits, and there is no instance" in made.why
+
+
+def test_unless_the_policy_refuses_it() -> None:
+    one = guard(0, min_replicas=0)
+    record(one, Wish(0, "", "3 of 3: nothing is left"), queued=1.0, replicas=0)
+    assert one.target == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (-3, "returned -3; it must be a whole number of replicas, 0 or more"),
+        ("many", "returned 'many'; it must be a whole number"),
+        (None, "returned None;"),
+        (True, "returned True;"),
+        (2.5, "returned 2.5;"),
+        (nan, "returned nan;"),
+        (inf, "returned inf;"),
+        (10**30, "returned 1000000000"),
+        ([3], "returned [3];"),
+        (Wish("3"), "returned Wish("),  # type: ignore[arg-type]
+        (Wish(-1), "returned Wish("),
+        (ZeroDivisionError("division by zero"), "raised ZeroDivisionError: division by zero"),
+        (KeyError(), "raised KeyError"),
+        (SystemExit(1), "raised SystemExit: 1"),
+        (TooSlow(1.25), "took 1.25 s; it may take 0.5 s (timeLimit)"),
+    ],
+)
+def test_nonsense_keeps_the_last_good_target(answer: object, problem: str) -> None:
+    one = guard()
+    assert run(one, [6]) == [6]
+    made = record(one, answer, now=NOON + 10)
+    assert (made.before, made.after, made.wanted) == (6, 6, None)
+    assert made.problem.startswith(problem)
+    assert one.problem == made.problem
+    assert f"stays at 6: mine {problem[:6]}" in str(made)
+
+
+class Nasty:
+    """Raises whatever is done with it."""
+
+    def __index__(self) -> int:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_even_what_cannot_be_shown() -> None:
+    one = guard()
+    assert record(one, Nasty()).problem.startswith("returned <Nasty instance at")
+    assert len(record(guard(), ValueError("x" * 10_000)).problem) == 500
+
+
+@pytest.mark.parametrize("answer", [6, 6.0, Wish(6), Wish(6.0)])  # type: ignore[arg-type]
+def test_whole_numbers_of_every_kind_will_do(answer: object) -> None:
+    one = guard()
+    assert record(one, answer).after == 6
+    assert one.problem == ""
+
+
+def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
+    one, told = guard(), []
+    answers = [4, *(ValueError(f"attempt {number}") for number in range(30)), 4, 4]
+    for number, answer in enumerate(answers):
+        made = one.decide(view(now=NOON + number, target=4), answer)
+        if made is not None:
+            told.append((number, made.problem, made.why))
+    assert told == [
+        (1, "raised ValueError: attempt 0", ""),
+        (31, "", "mine answers again after it raised ValueError: attempt 0; 4 wanted"),
+    ]
+
+
+def test_a_problem_that_becomes_another_is_told_now_and_then() -> None:
+    one = guard()
+    record(one, ValueError("a"))
+    assert one.decide(view(now=NOON + 1, target=4), TooSlow(1.0)) is None
+    assert one.problem.startswith("took 1 s")
+    assert record(one, TooSlow(2.0), now=NOON + 61).problem.startswith("took 2 s")
+
+
+def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
+    one = guard()
+    assert record(one, Wish(4, "enough", "3 of 7: too dear")).refused == "3 of 7: too dear"
+    assert one.decide(view(now=NOON + 1, target=4), Wish(4, "enough", "4 of 8: too dear")) is None
+    made = record(one, Wish(4, "enough"), now=NOON + 2)
+    assert (made.refused, made.why) == ("", "enough")
+
+
+def test_nothing_new_has_no_record() -> None:
+    one = guard(max_replicas=8)
+    assert one.decide(view(target=4), 4) is None
+    assert record(one, 100).bounded == ("at most 8 (max)",)
+    assert one.decide(view(now=NOON + 1, target=8), 120) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "answer", "bounded"),
+    [
+        ({"max_replicas": 8}, 100, ["at most 8 (max)"]),
+        ({"min_replicas": 2}, 0, ["at least 2 (min)"]),
+        ({"max_step": 3}, 12, ["3 at a time (maxStep)"]),
+        ({"up_factor": 0.5}, 12, ["4 of 8 more at once (upFactor 0.5)"]),
+        ({"down_factor": 0.5}, 1, ["2 of 3 fewer at once (downFactor 0.5)"]),
+        ({"max_replicas": 8, "max_step": 3}, 12, ["at most 8 (max)", "3 at a time (maxStep)"]),
+        ({"min_replicas": 0}, 0, ["the last one goes after 300 s without a request (idleTimeout)"]),
+        ({}, 12, []),
+    ],
+)
+def test_what_took_effect_is_named(limits: Any, answer: int, bounded: list[str]) -> None:
+    made = record(guard(**limits), answer)
+    assert list(made.bounded) == bounded
+    assert made.wanted == answer
+
+
+def test_a_record_says_what_it_was_decided_from_and_reads_well() -> None:
+    wish = Wish(7, "12.4 requests here (mean of 30 s), 2 wanted per replica: 7")
+    made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 3.0, 300.0: 2.0})
+    assert made.numbers == {"replicas": 2.0, "starting": 0.0, "ongoing": 8.0, "queued": 4.0, "arrivals_per_s": 3.0}
+    assert str(made) == ("chat: 4 -> 6: 12.4 requests here (mean of 30 s), 2 wanted per replica: 7; at most 6 (max)")
+
+
+@pytest.mark.parametrize(("limits", "first"), [({}, 3), ({"initial_replicas": 5}, 5), ({"initial_replicas": 99}, 8)])
+def test_it_begins_with_the_least_or_as_told(limits: Any, first: int) -> None:
+    assert Guard("chat", ScalingLimits(min_replicas=3, max_replicas=8, **limits), "mine").target == first
+
+
+def test_other_limits_hold_at_once() -> None:
+    one = guard(cooldown_s=600.0, down_delay_s=600.0)
+    run(one, [10])
+    one.limits = ScalingLimits(min_replicas=1, max_replicas=6, cooldown_s=600.0, down_delay_s=600.0)
+    made = record(one, 10, now=NOON + 1)
+    assert (made.after, made.bounded) == (6, ("at most 6 (max)",))
+    one.limits = ScalingLimits(min_replicas=8, max_replicas=9, up_delay_s=600.0)
+    assert record(one, ValueError(), now=NOON + 2).after == 8, "whatever the policy says"
+
+
+def test_an_order_holds_until_it_ends() -> None:
+    one = guard()
+    made = one.override(9, NOON + 3600, "alice", NOON)
+    assert (made.before, made.after, made.wanted) == (4, 9, None)
+    assert made.why == "9 ordered by alice until 2025-03-05 13:00 UTC"
+    assert run(one, [2, 3, 1]) == [9, 9, 9]
+    assert one.ordered is not None
+    made = record(one, 3, now=NOON + 3600)
+    assert (made.before, made.after) == (9, 3)
+    assert made.why == "over: 9 ordered by alice until 2025-03-05 13:00 UTC; 3 wanted"
+    assert one.ordered is None
+
+
+def test_an_order_is_taken_back() -> None:
+    one = guard()
+    assert one.release(NOON) is None
+    one.override(9, None, "", NOON)
+    made = one.release(NOON + 5)
+    assert made is not None
+    assert made.why == "taken back: 9 ordered by somebody until it is taken back"
+    assert run(one, [3]) == [3]
+
+
+def test_an_order_stays_within_bounds_as_they_change() -> None:
+    one = guard(max_replicas=6)
+    made = one.override(9, None, "alice", NOON)
+    assert (made.after, made.bounded) == (6, ("at most 6 (max)",))
+    one.limits = ScalingLimits(max_replicas=12)
+    assert record(one, 3, now=NOON + 1).after == 9
+
+
+def test_the_notes_of_a_policy_are_saved_as_far_as_they_are_plain() -> None:
+    one = guard()
+    one.decide(view(target=4, state={"seen": [1, 2], "open": object()}), 4)
+    state = json.loads(json.dumps(one.state()))
+    assert state["notes"] == {"seen": [1, 2]}
+    assert Guard("chat", one.limits, "mine", state).notes == {"seen": [1, 2]}
+
+
+@pytest.mark.parametrize("state", [{}, {"target": "many"}, {"target": 3, "wants": 7}])
+def test_what_was_not_saved_by_a_guard_is_not_taken(state: dict[str, Any]) -> None:
+    assert Guard("chat", ScalingLimits(min_replicas=2, max_replicas=5), "mine", state).target == 2
+
+
+def test_what_was_saved_under_other_limits_is_brought_within_these() -> None:
+    one = Guard("chat", ScalingLimits(max_replicas=5), "mine", guard(9).state())
+    assert record(one, 9).after == 5
+
+
+def test_records_are_plain_data() -> None:
+    made = record(guard(), Wish(7, "more"))
+    assert msgspec.json.decode(msgspec.json.encode(made), type=ScalingRecord) == made

@@ -1,0 +1,93 @@
+"""Observations in, a view out."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pointsman.scaling import DeploymentView, Measurements, Panic, Rate, TargetOngoing, windows_of
+
+
+def told(measured: Measurements, now: float, **facts: Any) -> DeploymentView:
+    return measured.view(name="chat", now=now, replicas=2, target=3, **facts)
+
+
+def test_a_view_of_nothing_knows_nothing() -> None:
+    view = told(Measurements(), 0.0)
+    assert (view.ongoing, view.queued, view.load) == (0.0, 0.0, 0.0)
+    assert view.ongoing_windows[30.0].mean is None
+    assert view.arrivals_per_s == {30.0: 0.0, 300.0: 0.0, 3600.0: 0.0}
+    assert (view.slo_attainment, view.tokens_per_s, view.start_up_s, view.idle_s) == (None, None, None, None)
+    assert (view.ttft_ms.count, view.kv_usage.last, view.metrics, view.history) == (0, None, {}, ())
+
+
+def test_everything_that_is_taken_in_is_told() -> None:
+    measured = Measurements(bin_s=60.0)
+    for second in range(120):
+        now = float(second)
+        measured.sample(now, ongoing=6.0, queued=second % 2, kv_usage=0.5, gpu_usage=0.9)
+        measured.arrived(now, 3)
+        measured.ended(now, latency_ms=400.0, ttft_ms=80.0, tpot_ms=20.0, met_slo=second % 4 > 0, tokens=500.0)
+        measured.metric(now, "pages", float(second))
+    measured.started(20.0)
+    measured.started(40.0)
+    measured.started(600.0)
+    view = told(measured, 120.0, room=3, since_up_s=7.0, state={"seen": 1})
+    assert (view.ongoing, view.queued, view.replicas, view.target, view.room) == (6.0, 1.0, 2, 3, 3)
+    assert view.ongoing_windows[30.0].mean == 6.0
+    assert view.queued_windows[30.0].mean == pytest.approx(0.5)
+    assert view.arrivals_per_s[30.0] == pytest.approx(3.0)
+    assert view.arrivals_per_s[3600.0] == pytest.approx(3.0), "since it began"
+    assert view.history == (Rate(0.0, 3.0), Rate(60.0, 3.0))
+    assert view.bin_s == 60.0
+    assert view.ttft_ms.p90 == pytest.approx(80.0, rel=0.01)
+    assert view.tpot_ms.count == view.latency_ms.count == 120
+    assert view.slo_attainment == pytest.approx(0.75)
+    assert view.tokens_per_s == pytest.approx(500.0, rel=0.05)
+    assert (view.kv_usage.last, view.gpu_usage.mean) == (0.5, 0.9)
+    assert (view.metrics["pages"].last, view.metrics["pages"].max) == (119.0, 119.0)
+    assert view.start_up_s == 40.0
+    assert (view.since_up_s, view.idle_s, view.state) == (7.0, None, {"seen": 1})
+
+
+def test_idle_is_since_the_last_request_was_here() -> None:
+    measured = Measurements()
+    measured.sample(0.0, ongoing=0.0, queued=0.0)
+    assert told(measured, 5.0).idle_s is None, "there never was one"
+    measured.sample(10.0, ongoing=1.0, queued=0.0)
+    assert told(measured, 15.0).idle_s is None
+    measured.sample(20.0, ongoing=0.0, queued=0.0)
+    measured.sample(30.0, ongoing=0.0, queued=0.0)
+    assert told(measured, 35.0).idle_s == 15.0
+    measured.arrived(33.0)
+    assert told(measured, 35.0).idle_s == 2.0, "it came and went between two looks"
+
+
+def test_custom_metrics_go_when_nobody_pushes_them() -> None:
+    measured = Measurements()
+    measured.metric(0.0, "pages", 3.0)
+    assert "pages" in told(measured, 100.0).metrics
+    assert "pages" not in told(measured, 1000.0).metrics
+    for number in range(1000):
+        measured.metric(1000.0, f"m{number}", 1.0)
+    assert next(iter(told(measured, 1000.0).metrics)) == "m900", "so many names, and no more"
+    assert len(told(measured, 1000.0).metrics) == 100
+
+
+def test_history_and_start_ups_survive_a_restart() -> None:
+    measured = Measurements(bin_s=60.0)
+    measured.sample(0.0, ongoing=0.0, queued=0.0)
+    measured.arrived(30.0, 60)
+    measured.started(45.0)
+    again = Measurements(bin_s=60.0, saved=json.loads(json.dumps(measured.state())))
+    again.arrived(90.0, 30)
+    view = told(again, 130.0)
+    assert view.history == (Rate(0.0, 1.0), Rate(60.0, 0.5))
+    assert view.start_up_s == 45.0
+
+
+def test_policies_get_the_windows_that_they_look_at() -> None:
+    assert windows_of([TargetOngoing(), Panic(), lambda view: 1]) == (6.0, 30.0, 60.0, 300.0, 3600.0)
+    measured = Measurements(windows_of([Panic()]))
+    measured.sample(0.0, ongoing=2.0, queued=0.0)
+    assert told(measured, 6.0).ongoing_windows[6.0].mean == 2.0

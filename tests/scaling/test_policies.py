@@ -1,0 +1,298 @@
+"""What each policy wants, and how it says so."""
+
+import re
+from typing import Any
+
+import pytest
+
+from pointsman.scaling import (
+    Budget,
+    DeploymentView,
+    MaxOf,
+    MinOf,
+    Panic,
+    QueueDepth,
+    Scheduled,
+    ScheduleEntry,
+    SloAttainment,
+    TargetOngoing,
+    TokenThroughput,
+    Window,
+    Wish,
+    ask,
+    policy_name,
+)
+from tests.scaling.views import NOON, flat, view
+
+HOUR = 3600.0
+
+
+def wish(policy: Any, **facts: Any) -> Wish:
+    made = policy.desired_replicas(view(**facts))
+    assert isinstance(made, Wish)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("facts", "replicas"),
+    [
+        ({"ongoing": 3.0, "queued": 9.4}, 7),
+        ({"ongoing_windows": {30.0: flat(10.0)}, "queued_windows": {30.0: flat(2.4)}}, 7),
+        ({"ongoing": 8.0}, 4),
+        ({"ongoing": 0.01, "replicas": 0, "target": 0}, 1),
+        ({}, 0),
+        ({"ongoing": 6.0, "target": 4}, 4),  # 3 would be full to the last
+        ({"ongoing": 5.4, "target": 4}, 3),
+        ({"ongoing": 6.0, "target": 2}, 3),
+    ],
+)
+def test_target_ongoing(facts: dict[str, Any], replicas: int) -> None:
+    assert wish(TargetOngoing(target=2.0), **facts).replicas == replicas
+
+
+def test_target_ongoing_says_why() -> None:
+    windows = {"ongoing_windows": {30.0: flat(10.0, 30.0)}, "queued_windows": {30.0: flat(2.4, 30.0)}}
+    assert wish(TargetOngoing(), **windows).why == "12.4 requests here (mean of 30 s), 2 wanted per replica: 7"
+    assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests here (now), 2 wanted per replica: 2"
+
+
+@pytest.mark.parametrize(
+    ("facts", "replicas"),
+    [
+        ({"queued": 9.0}, 5),
+        ({"queued": 1.0, "ongoing": 8.0, "max_concurrency": 4}, 2),
+        ({"queued": 0.0, "ongoing": 8.0, "max_concurrency": 4, "target": 6}, 3),  # with a tenth to spare
+        ({"queued": 0.0, "ongoing": 1.5, "target": 6}, 2),
+        ({"queued": 0.0, "ongoing": 9.0, "target": 6}, 6),
+        ({"queued": 0.2, "target": 0, "replicas": 0}, 1),
+        ({}, 0),
+    ],
+)
+def test_queue_depth(facts: dict[str, Any], replicas: int) -> None:
+    assert wish(QueueDepth(target_queued_per_replica=2.0), **facts).replicas == replicas
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kv", "facts", "replicas"),
+    [
+        (1000.0, None, {"tokens_per_s": 3500.0}, 4),
+        (1000.0, 0.8, {"tokens_per_s": 3500.0, "kv_usage": flat(0.2)}, 4),
+        (1000.0, 0.8, {"tokens_per_s": 500.0, "kv_usage": flat(1.0), "replicas": 4, "target": 4}, 5),
+        (None, 0.8, {"kv_usage": flat(0.1), "target": 2}, 1),
+        (None, 0.8, {"kv_usage": flat(0.1), "target": 2, "queued": 3.0}, 2),  # what waits is in no cache yet
+        (None, 0.8, {"queued": 3.0, "target": 0, "replicas": 0}, 1),
+        (None, 0.8, {"target": 3, "ongoing": 1.0}, 3),
+    ],
+)
+def test_token_throughput(tokens: float | None, kv: float | None, facts: dict[str, Any], replicas: int) -> None:
+    made = wish(TokenThroughput(tokens, kv), **facts)
+    assert made.replicas == replicas
+    assert made.why.endswith(f": {replicas}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "facts", "replicas"),
+    [
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(300.0)}, 6),
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(5000.0)}, 8),  # never more than twice as many
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(210.0)}, 4),  # within the dead band
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(150.0)}, 4),  # 3 are predicted to take 200
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(100.0)}, 3),
+        ({"ttft_ms": 200.0, "tpot_ms": 20.0}, {"ttft_ms": flat(100.0), "tpot_ms": flat(30.0)}, 6),
+        ({}, {"slo_attainment": 0.8}, 5),
+        ({}, {"slo_attainment": 0.4}, 8),
+        ({}, {"slo_attainment": 0.985}, 5),
+        ({}, {"slo_attainment": 0.992}, 4),
+        ({}, {"slo_attainment": 1.0}, 3),
+        ({}, {}, 4),  # nothing has a target
+        ({}, {"latency_ms": Window(300.0), "ongoing": 0.0}, 0),
+        ({}, {"latency_ms": Window(300.0), "replicas": 0, "target": 0}, 1),
+        ({}, {"slo_attainment": 0.4, "starting": 2}, 4),
+        ({}, {"slo_attainment": 0.4, "since_up_s": 200.0}, 4),
+        ({}, {"slo_attainment": 0.4, "since_up_s": 330.0, "start_up_s": 60.0}, 4),
+        ({}, {"slo_attainment": 0.4, "since_up_s": 400.0, "since_down_s": 9000.0, "start_up_s": 60.0}, 8),
+    ],
+)
+def test_slo_attainment(parameters: dict[str, Any], facts: dict[str, Any], replicas: int) -> None:
+    usual = {"replicas": 4, "target": 4, "ongoing": 9.0, "latency_ms": flat(500.0)}
+    assert wish(SloAttainment(**parameters), **usual | facts).replicas == replicas
+
+
+def test_slo_attainment_does_not_go_back_to_what_was_too_little() -> None:
+    policy, notes = SloAttainment(), dict[str, Any]()
+    usual: dict[str, Any] = {"ongoing": 9.0, "latency_ms": flat(500.0), "arrivals_per_s": {300.0: 12.0}, "state": notes}
+    assert wish(policy, replicas=2, target=2, slo_attainment=0.9, **usual).replicas == 3
+    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **usual).replicas == 3
+    quiet = usual | {"arrivals_per_s": {300.0: 6.0}}
+    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **quiet).replicas == 2
+    much_later = usual | {"now": NOON + 25 * HOUR}
+    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **much_later).replicas == 2, "it may be faster now"
+
+
+def test_slo_attainment_says_why() -> None:
+    facts = {"replicas": 4, "target": 4, "ongoing": 9.0, "latency_ms": flat(500.0)}
+    made = wish(SloAttainment(ttft_ms=200.0), ttft_ms=flat(300.0), **facts)
+    assert made.why == "first token after 300 ms (p90 of 300 s), 200 wanted: 6"
+    assert wish(SloAttainment(), slo_attainment=0.8, **facts).why == "80.0% met their deadline, 99.0% wanted: 5"
+
+
+def loads(long: float, short: float) -> dict[str, Any]:
+    return {"ongoing_windows": {6.0: flat(short, 6.0), 60.0: flat(long, 60.0)}, "queued_windows": {}}
+
+
+def test_panic_follows_the_long_window_in_calm() -> None:
+    assert wish(Panic(), **loads(5.0, 7.0)).replicas == 3
+    assert wish(Panic(), **loads(1.0, 1.0)).replicas == 1
+
+
+def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
+    notes: dict[str, Any] = {}
+    made = wish(Panic(), **loads(3.0, 16.0), state=notes)
+    assert made.replicas == 8
+    assert made.why.startswith("a burst: 16.0 requests here (mean of 6 s), 2 wanted per replica: 8")
+    later = {"replicas": 8, "target": 8, "state": notes}
+    assert wish(Panic(), now=NOON + 30, **loads(6.0, 2.0), **later).replicas == 8
+    assert wish(Panic(), now=NOON + 59, **loads(6.0, 2.0), **later).replicas == 8
+    assert wish(Panic(), now=NOON + 60, **loads(6.0, 2.0), **later).replicas == 4
+    assert notes == {}
+
+
+def test_panic_without_its_windows_looks_at_now() -> None:
+    assert wish(Panic(), ongoing=16.0, ongoing_windows={30.0: flat(3.0)}).replicas == 8
+
+
+DAYS = [ScheduleEntry("0 9 * * mon-fri", 4, 8 * HOUR), ScheduleEntry("0 11 * * *", 6, 2 * HOUR)]
+TURNS = [ScheduleEntry("0 8 * * *", 5), ScheduleEntry("0 18 * * *", 1), ScheduleEntry("0 0 1 1 *", 9, HOUR)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "hours", "offset", "replicas"),
+    [
+        (DAYS, 0.0, 0.0, 6),
+        (DAYS, 1.0, 0.0, 4),
+        (DAYS, 4.999, 0.0, 4),
+        (DAYS, 5.0, 0.0, 0),
+        (DAYS, 3 * 24.0, 0.0, 6),
+        (DAYS, 3 * 24.0 - 1.5, 0.0, 0),  # a Saturday
+        (DAYS, 0.0, -5 * HOUR, 0),  # seven in the morning there
+        (TURNS, 0.0, 0.0, 5),
+        (TURNS, 6.0, 0.0, 1),
+        (TURNS, 19.0, 0.0, 1),
+        (TURNS, 20.0, 0.0, 5),
+    ],
+)
+def test_scheduled(entries: list[ScheduleEntry], hours: float, offset: float, replicas: int) -> None:
+    assert wish(Scheduled(entries, offset), now=NOON + hours * HOUR).replicas == replicas
+
+
+def test_scheduled_says_why() -> None:
+    assert wish(Scheduled(DAYS)).why == 'scheduled "0 11 * * *" since 2025-03-05 11:00: 6'
+    assert wish(Scheduled(DAYS), now=NOON + 10 * HOUR).why == "the schedule has nothing for 2025-03-05 22:00"
+
+
+def wants(replicas: int, why: str = "they are needed", refused: str = "") -> Any:
+    class Fixed:
+        def desired_replicas(self, view: DeploymentView) -> Wish:
+            view.state["asked"] = view.state.get("asked", 0) + 1
+            return Wish(replicas, why, refused)
+
+    return Fixed()
+
+
+@pytest.mark.parametrize(
+    ("money", "facts", "replicas"),
+    [
+        ({"per_hour": 10.0}, {"cost_per_replica_hour": 2.0}, 5),
+        ({"per_hour": 10.0}, {"cost_per_replica_hour": 1.0}, 8),
+        ({"per_hour": 10.0, "cost_per_replica_hour": 3.0}, {}, 3),
+        ({"per_hour": 1.0}, {"cost_per_replica_hour": 2.0}, 0),
+        ({"per_month": 10_000.0}, {"cost_per_replica_hour": 1.0}, 8),
+        ({"per_month": 700.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 8),  # 636 hours are left
+        ({"per_month": 640.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 5),
+        ({"per_month": 600.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 1),
+        ({"per_month": 4.5}, {"cost_per_replica_hour": 1.0}, 4),
+    ],
+)
+def test_budget(money: dict[str, float], facts: dict[str, Any], replicas: int) -> None:
+    assert wish(Budget(wants(8), **money), **facts).replicas == replicas
+
+
+def test_budget_says_what_it_refuses() -> None:
+    made = wish(Budget(wants(8), per_hour=10.0), cost_per_replica_hour=2.0)
+    assert made.why == "they are needed; 10 per hour pay for 5"
+    assert made.refused == "3 of 8: 10 per hour pay for 5 at 2 per replica-hour"
+    assert wish(Budget(wants(5), per_hour=10.0), cost_per_replica_hour=2.0) == Wish(5, "they are needed")
+
+
+def test_budget_of_a_month_is_spent_and_begins_again() -> None:
+    policy, notes = Budget(wants(8), per_month=100.0, cost_per_replica_hour=1.0), dict[str, Any]()
+    seen = [wish(policy, now=NOON + hour * HOUR, replicas=8, state=notes).replicas for hour in range(15)]
+    assert seen == [8] * 12 + [4, 0, 0], "8 an hour, of 100"
+    april = NOON + 27 * 24 * HOUR
+    assert wish(policy, now=april, replicas=0, state=notes).replicas == 8
+    assert notes["spent"] == 0.0
+
+
+def test_budget_without_a_price_is_a_problem() -> None:
+    answer = ask(Budget(wants(8), per_hour=10.0), view())
+    assert isinstance(answer, ValueError)
+    assert "nobody says what a replica costs per hour; set costPerReplicaHour" in str(answer)
+
+
+def test_the_most_and_the_least_of_several() -> None:
+    policies = [TargetOngoing(), wants(5), wants(2, refused="1 of 3: too dear")]
+    made = wish(MaxOf(policies), ongoing=12.0)
+    assert made.replicas == 6
+    assert made.why == (
+        "most of target-ongoing 6, fixed 5, fixed 2; target-ongoing: 12.0 requests here (now), 2 wanted per replica: 6"
+    )
+    made = wish(MinOf(policies), ongoing=12.0)
+    assert (made.replicas, made.refused) == (2, "1 of 3: too dear")
+    assert made.why == "least of target-ongoing 6, fixed 5, fixed 2; fixed: they are needed"
+
+
+def test_each_of_several_keeps_its_own_notes() -> None:
+    notes: dict[str, Any] = {}
+    policy = MaxOf([wants(3), Budget(wants(4), per_hour=5.0, cost_per_replica_hour=1.0)])
+    for _ in range(2):
+        wish(policy, state=notes)
+    assert notes == {"0": {"asked": 2}, "1": {"policy": {"asked": 2}}}
+
+
+def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
+    class Broken:
+        def desired_replicas(self, view: DeploymentView) -> Any:
+            return "many"
+
+    answer = ask(MaxOf([wants(3), Broken()]), view())
+    assert str(answer).startswith("plugin \"broken\" returned 'many'")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TargetOngoing(target=0), "target must be above 0, found 0"),
+        (lambda: TargetOngoing(look_back_s=-1), "lookBack must be above 0"),
+        (lambda: QueueDepth(0), "targetQueuedPerReplica must be above 0"),
+        (lambda: TokenThroughput(None, None), "tokensPerSPerReplica or kvTarget must be given"),
+        (lambda: TokenThroughput(None, 80), "kvTarget is a share of the KV cache, from 0 to 1, found 80"),
+        (lambda: SloAttainment(99), "target is a share of requests, between 0 and 1, found 99"),
+        (lambda: SloAttainment(dead_band=1), "deadBand must be from 0 to below 1"),
+        (lambda: SloAttainment(ttft_ms=0), "ttftMs must be above 0"),
+        (lambda: Panic(stable_s=5), "stableWindow must not be shorter than panicWindow, found 5 s and 6 s"),
+        (lambda: Panic(threshold=1), "threshold must be above 1"),
+        (lambda: Scheduled([]), "entries is empty; write for example {cron:"),
+        (lambda: Scheduled([ScheduleEntry("0 9 * * *", -1)]), 'replicas of "0 9 * * *" must be 0 or more, found -1'),
+        (lambda: Scheduled([ScheduleEntry("nine", 1)]), '"nine" has 1 fields'),
+        (lambda: Budget(wants(1)), "perHour or perMonth must be given"),
+        (lambda: MaxOf([]), "policies is empty; name at least one"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_said(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build()
+
+
+def test_policies_have_the_names_that_configuration_gives_them() -> None:
+    assert policy_name(TargetOngoing()) == "target-ongoing"
+    assert policy_name(wish) == "wish"

@@ -1,0 +1,90 @@
+"""A deployment in a few lines: so many requests at once come from outside, and replicas take time to start."""
+
+from collections.abc import Callable
+from math import isfinite
+
+from pointsman.scaling import Guard, Measurements, ScalingLimits, ScalingRecord, ask, windows_of
+
+SERVICE_S = 0.2
+TOKENS = 100.0
+DEADLINE_MS = 500.0
+
+
+class World:
+    """Virtual time, one policy, one guard."""
+
+    def __init__(
+        self,
+        policy: object,
+        limits: ScalingLimits,
+        *,
+        concurrency: int = 4,
+        start_up_s: float = 0.0,
+        tick_s: float = 1.0,
+    ) -> None:
+        self.policy, self.concurrency, self.start_up_s, self.tick_s = policy, concurrency, start_up_s, tick_s
+        self.guard = Guard("chat", limits, "policy")
+        self.now = 1_700_000_000.0
+        self.measured = Measurements(windows_of([policy]))
+        self.ready_at: list[float] = [self.now] * self.guard.target
+        """Of each replica."""
+        self.records: list[ScalingRecord] = []
+        self.targets: list[tuple[float, int]] = []
+
+    @property
+    def replicas(self) -> int:
+        return sum(ready <= self.now for ready in self.ready_at)
+
+    def run(self, seconds: float, load: Callable[[float], float]) -> "World":
+        """So long, with so many requests here at each moment."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += self.tick_s
+            self.tick(load(self.now))
+        return self
+
+    def tick(self, load: float) -> None:
+        """Measure, ask, decide, and do it."""
+        self._measure(load)
+        view = self.measured.view(
+            name="chat",
+            now=self.now,
+            replicas=self.replicas,
+            starting=len(self.ready_at) - self.replicas,
+            target=self.guard.target,
+            min_replicas=self.guard.limits.min_replicas,
+            max_replicas=self.guard.limits.max_replicas,
+            max_concurrency=self.concurrency,
+            cost_per_replica_hour=1.0,
+            since_up_s=self.guard.since_up_s(self.now),
+            since_down_s=self.guard.since_down_s(self.now),
+            state=self.guard.notes,
+        )
+        record = self.guard.decide(view, ask(self.policy, view))
+        if record is not None:
+            self.records.append(record)
+        self.targets.append((self.now, self.guard.target))
+        while len(self.ready_at) < self.guard.target:
+            self.ready_at.append(self.now + self.start_up_s)
+            self.measured.started(self.start_up_s)
+        self.ready_at = sorted(self.ready_at)[: self.guard.target]
+
+    def _measure(self, load: float) -> None:
+        room = self.replicas * self.concurrency
+        ongoing = min(load, room)
+        usage = min(1.0, 0.9 * load / room) if room else None
+        self.measured.sample(self.now, ongoing=ongoing, queued=load - ongoing, kv_usage=usage)
+        self.measured.arrived(self.now, load / SERVICE_S * self.tick_s)
+        if ongoing:
+            latency_ms = 1000 * SERVICE_S * max(load / room, 0.25)
+            done = ongoing / SERVICE_S * self.tick_s
+            met = latency_ms <= DEADLINE_MS
+            assert isfinite(latency_ms)
+            self.measured.ended(
+                self.now, latency_ms=latency_ms, ttft_ms=latency_ms / 4, met_slo=met, tokens=done * TOKENS
+            )
+
+    @property
+    def changes(self) -> list[tuple[int, int]]:
+        """Before and after of every change of the target."""
+        return [(record.before, record.after) for record in self.records if record.before != record.after]
