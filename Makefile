@@ -7,7 +7,7 @@ RUNS   := $(VENV)/.runs
 BENCH  := .venv-bench
 RAY    := .venv-bench-pipeline
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-scaling clean
 
 run: $(RUNS)  ## two real llama.cpp instances of a model that talks, and the gateway in front of them
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -40,6 +40,9 @@ bench-placement: $(READY)  ## time per placement, and packing on the openb data 
 
 bench-pipeline: $(READY) $(RAY)/.ready  ## the diamond on Ray Serve and on our local runtime; ARGS=--quick for a short run
 	$(BIN)/python -m bench.pipeline --peers $(RAY) $(ARGS)
+
+bench-scaling: $(READY)  ## scaling policies on recorded load (POINTSMAN_TRACES=FOLDER); ARGS="--plots FOLDER" draws them
+	$(BIN)/python -m bench.scaling $(ARGS)
 
 # Everything is pinned, so nothing that a package asks for besides is wanted.
 $(RUNS): pyproject.toml requirements/run.txt

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pointsman.pipeline.application import Application, build
     from pointsman.pipeline.batching import batch
     from pointsman.pipeline.building import BuildError
-    from pointsman.pipeline.context import current
+    from pointsman.pipeline.context import current, record_metric
     from pointsman.pipeline.nodes import InputNode, deployment, model
     from pointsman.runtimes.inprocess import ControlPlaneManager
     from pointsman.strategies import SchedulingPolicy, Strategy
@@ -21,7 +21,7 @@ __all__ = [
     "ControlPlaneManager",
     "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Priority", "ParallelismType",
     "SchedulingPolicy", "Strategy",
-    "deployment", "InputNode", "model", "batch", "current", "build", "Application", "BuildError",
+    "deployment", "InputNode", "model", "batch", "current", "record_metric", "build", "Application", "BuildError",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +33,7 @@ _HOMES = {
     "model": "pointsman.pipeline.nodes",
     "batch": "pointsman.pipeline.batching",
     "current": "pointsman.pipeline.context",
+    "record_metric": "pointsman.pipeline.context",
     "build": "pointsman.pipeline.application",
     "Application": "pointsman.pipeline.application",
     "BuildError": "pointsman.pipeline.building",

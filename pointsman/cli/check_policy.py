@@ -11,6 +11,7 @@ examples:
   pointsman check policy slo-aware
   pointsman check policy mymodule:MyPolicy --parameters '{"limit": 3}'
   pointsman check policy mymodule:MyScorer --json
+  pointsman check policy mymodule:business_hours
 """
 
 
@@ -21,8 +22,9 @@ def add(commands: Any) -> None:
         "policy",
         summary="check a policy or plugin of your own",
         description="Try a scheduling policy, filter, scorer, picker or profile handler in generated situations: no "
-        "instances, all full, other models, duplicates, huge batches, missing metrics. Says which promise it breaks, "
-        "with the smallest example.",
+        "instances, all full, other models, duplicates, huge batches, missing metrics; or a scaling policy, also a "
+        "plain function, on generated views and on a steady load. Says which promise it breaks, with the smallest "
+        "example.",
         example=EXAMPLE,
     )
     parser.add_argument("name", help="package.module:Name, or the name of a built-in one")

@@ -146,6 +146,9 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     applications = [_application_row(told, deployments) for told in status.get("applications") or ()]
     if applications:
         lines += ["", text_table(APPLICATION_HEADS, applications)]
+    scaled = scaling_table(status.get("deployments") or ())
+    if scaled:
+        lines += ["", scaled]
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
@@ -163,6 +166,9 @@ def application_text(told: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
             cells = deployment.node_row() if deployment is not None else ["not there", "", "", "", "", ""]
             rows.append([node["name"], node["kind"], *cells])
     lines = [f"application {told['name']} at {told['path']}", "", text_table(NODE_HEADS, rows)]
+    scaled = scaling_table(told.get("deployments") or ())
+    if scaled:
+        lines += ["", scaled]
     instances = [one for deployment in by_name.values() for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
@@ -175,6 +181,27 @@ def _application_row(told: Mapping[str, Any], deployments: Sequence[Deployment])
     mine = [one for one in deployments if one.name in named]
     ready = f"{sum(one.ready for one in mine)} of {sum(one.wanted for one in mine)}"
     return [told["name"], told["path"], ", ".join(node["name"] for node in told["nodes"]), ready]
+
+
+SCALING_HEADS = ("scaled", "wanted", "of", "by", "last change")
+
+
+def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
+    """Of all deployments that are scaled; empty: none is."""
+    rows = []
+    for one in deployments:
+        scaling = one.get("scaling")
+        if scaling:
+            held = f" (held by {scaling['override']['by']})" if scaling["override"] else ""
+            rows.append(
+                [one["name"], str(scaling["desired"]), bounds(scaling), scaling["policy"] + held, scaling["last"]]
+            )
+    return text_table(SCALING_HEADS, rows) if rows else ""
+
+
+def bounds(told: Mapping[str, Any]) -> str:
+    """2 to 8"""
+    return f"{told['min']} to {told['max']}"
 
 
 def _headline(status: Mapping[str, Any], deployments: Sequence[Deployment], paint: Paint) -> str:

@@ -1,4 +1,4 @@
-"""`pointsman explain REQUEST_ID`: why a request went where it went."""
+"""`pointsman explain REQUEST_ID`: why a request went where it went; or why there are so many of a deployment."""
 
 import argparse
 import json
@@ -6,12 +6,15 @@ from typing import Any
 
 from pointsman.cli.options import add_command, add_connection
 
+DEPLOYMENT = "deployment"
+
 EXAMPLE = """\
 The id of a request is in the header x-request-id of its answer; pointsman requests lists them.
 
 examples:
   pointsman explain req-1f2e3d4c-1
   pointsman explain req-1f2e3d4c-1 --json
+  pointsman explain deployment chat
 """
 
 
@@ -20,12 +23,14 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "explain",
-        summary="why a request went where it went",
+        summary="why a request went where it went, or how many instances there are",
         description="Show what was decided about a request and why: the candidates, who was turned away for what "
-        "reason, every score and weight, what was expected and what happened.",
+        "reason, every score and weight, what was expected and what happened. Of a deployment that is scaled (or of a "
+        "node, as APP/NODE): how many instances were wanted when, by whom, from which numbers.",
         example=EXAMPLE,
     )
-    parser.add_argument("request", metavar="REQUEST_ID")
+    parser.add_argument("request", metavar="REQUEST_ID | deployment")
+    parser.add_argument("deployment", nargs="?", metavar="NAME", help="after the word deployment: which")
     add_connection(parser)
     parser.set_defaults(run=run)
 
@@ -33,7 +38,15 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the record."""
     from pointsman.cli.client import client_of
+    from pointsman.cli.scaling_text import scaling_text
+    from pointsman.errors import PointsmanError
 
+    if args.deployment is not None:
+        if args.request != DEPLOYMENT:
+            raise PointsmanError(f'explain one request, or: pointsman explain {DEPLOYMENT} "{args.deployment}"')
+        told = client_of(args).get("deployments", args.deployment, "scaling")
+        print(json.dumps(told, indent=2, ensure_ascii=False) if args.json else scaling_text(told))
+        return 0
     record = client_of(args).get("requests", args.request)
     print(json.dumps(record, indent=2, ensure_ascii=False) if args.json else record["text"])
     return 0

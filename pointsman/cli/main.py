@@ -22,6 +22,7 @@ from pointsman.cli import (
     plan,
     requests,
     rollback,
+    scale,
     schema,
     status,
     up,
@@ -29,7 +30,7 @@ from pointsman.cli import (
 from pointsman.errors import ConfigError, PointsmanError
 
 COMMANDS = (
-    up, plan, apply, status, explain, requests, logs, drain, down, key,
+    up, plan, apply, status, explain, requests, logs, scale, drain, down, key,
     build, deploy, rollback, delete,
     estimate, place, check, schema,
 )  # fmt: skip

@@ -58,6 +58,13 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def at_least_none(text: str) -> int:
+    """A whole number from 0 on, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 def time_span(text: str) -> float:
     """Seconds, for argparse: 30, 30s, 5m."""
     from pointsman.parameters import seconds

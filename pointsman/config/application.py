@@ -61,6 +61,7 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
         deployments=tuple(deployments),
         user_configs=nodes.user_configs(),
         folder=str(folder),
+        scaling=nodes.scaling.of_application,
         text=to_yaml(document.name, graph),
         notes=tuple(nodes.notes()),
     )
@@ -124,6 +125,7 @@ class _Reading:
             ingress=self._options(ingress, ("ingress",)),
             ingress_version=ingress.version,
             python_path=tuple(folder for _, folder in usable(document.python_path)),
+            scaling=document.scaling or None,
         )
 
     # Nodes

@@ -8,8 +8,9 @@ from typing import Any
 from pointsman.config.building import arguments_of, built
 from pointsman.config.deployments import parameters_in_force
 from pointsman.config.manifest import PlacementSpec, ResourcesSpec, SelectorSpec
+from pointsman.config.node_scaling import NodeScaling
 from pointsman.config.placement import ask_of
-from pointsman.config.plan import PYTHON, DeploymentPlan
+from pointsman.config.plan import PYTHON, DeploymentPlan, ScalingPlan
 from pointsman.config.problems import Path, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scheduling import Scheduling, scheduling
@@ -39,6 +40,7 @@ class Nodes:
         self._folder = folder
         self._problems = problems
         self._notes: list[str] = []
+        self.scaling = NodeScaling(graph.scaling, problems)
 
     def deployments(self) -> list[DeploymentPlan]:
         """All of them, as long as the document has no problem."""
@@ -47,8 +49,9 @@ class Nodes:
             if not node.code:
                 continue  # a problem already
             how = self._scheduling(node.options, (*path, "scheduling"))
+            grows = self.scaling.of(node, path)
             for rank in _ranks(node):
-                plan = self._deployment(node, rank, how, path)
+                plan = self._deployment(node, rank, how, grows, path)
                 if plan is not None:
                     made.append(plan)
         return made
@@ -85,7 +88,9 @@ class Nodes:
                 (INGRESS,),
             )
 
-    def _deployment(self, node: Node, rank: int | None, how: Scheduling, path: Path) -> DeploymentPlan | None:
+    def _deployment(
+        self, node: Node, rank: int | None, how: Scheduling, grows: ScalingPlan | None, path: Path
+    ) -> DeploymentPlan | None:
         name, options = deployment_name(self._application, node.name, rank), node.options
         kind = engines().find(PYTHON, self._problems, path)
         if kind is None:
@@ -103,7 +108,7 @@ class Nodes:
         wanted = desired.DesiredDeployment(
             name=name,
             model=name,
-            replicas=options.num_replicas,
+            replicas=options.num_replicas if grows is None else grows.limits.first,
             engine=desired.EngineSpec(
                 PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))
             ),
@@ -122,6 +127,7 @@ class Nodes:
             picker=how.picker,
             scheduling_recipe=how.recipe,
             engine=engine,
+            scaling=grows,
             internal=True,
         )
 

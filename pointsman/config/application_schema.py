@@ -43,6 +43,8 @@ class OptionsSpec(Section, frozen=True, kw_only=True):
     """Handed to `reconfigure`, before the first call and whenever it changes."""
     scheduling: dict[str, Any] | None = None
     """As of a deployment; left out: fifo."""
+    scaling: dict[str, Any] | None = None
+    """As of a deployment; left out: always `replicas`."""
     env: dict[str, str] = {}
     start_timeout: Time = 120.0
     health_check_period: Time = 2.0
@@ -105,3 +107,5 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     ingress: IngressSpec = IngressSpec()
     python_path: list[str] = []
     """Folders where modules are found besides, relative to this file."""
+    scaling: dict[str, Any] | None = None
+    """Of all nodes at once: the policy sees them all, and its limits hold for nodes that have none of their own."""

@@ -12,9 +12,10 @@ from pointsman.config.endpoints import desired_endpoints, load_endpoints
 from pointsman.config.manifest import EngineSpec, LifecycleSpec
 from pointsman.config.names import Names
 from pointsman.config.placement import ask_of
-from pointsman.config.plan import DeploymentPlan
+from pointsman.config.plan import DeploymentPlan, ScalingPlan
 from pointsman.config.problems import Path, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines
+from pointsman.config.scaling import scaling
 from pointsman.config.scheduling import scheduling
 from pointsman.config.schema import DeploymentSpec
 from pointsman.config.validation import INVALID, Validator, usable
@@ -53,6 +54,8 @@ class Deployments:
         ask = None
         if engine is not None and spec.placement is not INVALID:
             ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"), self.notes)
+        written = self._problems.written((*path, "replicas"))
+        grows = scaling(spec.scaling, self._problems, (*path, "scaling"), replicas=spec.replicas if written else None)
         if len(self._problems):  # of the document: nothing of it will run
             return None
         if how.picker is not None:
@@ -61,7 +64,7 @@ class Deployments:
             name=spec.name,
             model=spec.model,
             aliases=tuple(spec.aliases),
-            replicas=spec.replicas if spec.engine is not None else 0,
+            replicas=_first_replicas(spec, grows),
             engine=desired.EngineSpec(spec.engine.type, parameters) if spec.engine is not None else None,
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
@@ -78,6 +81,7 @@ class Deployments:
             engine=engine,
             endpoints_file=file,
             price=spec.price,
+            scaling=grows,
         )
 
     def _check_names(self, spec: DeploymentSpec, path: Path) -> None:
@@ -103,6 +107,9 @@ class Deployments:
         if spec.engine is None and not self._problems.written((*path, "engine")):
             if self._problems.written((*path, "replicas")):
                 self._problems.add((*path, "replicas"), "are of an engine, and there is none; add one, or drop this")
+            elif spec.scaling is not None:
+                why = "starts and stops instances of an engine, and there is none; add one, or drop this"
+                self._problems.add((*path, "scaling"), why)
             elif spec.endpoints == [] and spec.endpoints_file == "":
                 serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
@@ -155,6 +162,13 @@ class Deployments:
             backoff_max_s=spec.backoff_max,
             start_attempts=spec.start_attempts,
         )
+
+
+def _first_replicas(spec: DeploymentSpec, grows: ScalingPlan | None) -> int:
+    """How many instances there are to begin with."""
+    if spec.engine is None:
+        return 0
+    return spec.replicas if grows is None else grows.limits.first
 
 
 def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:

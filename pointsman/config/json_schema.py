@@ -11,12 +11,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from pointsman.config.application_schema import OptionsSpec
+from pointsman.config.application_schema import ApplicationDocument, OptionsSpec
 from pointsman.config.endpoints import reads_endpoints
 from pointsman.config.manifest import EndpointSpec, EngineSpec
 from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE
 from pointsman.config.quantities import QuantityText
-from pointsman.config.registry import PluginType, can_be_started, engines, plugins, policies
+from pointsman.config.registry import PluginType, can_be_started, engines, plugins, policies, scaling_policies
+from pointsman.config.scaling_schema import ScalingSpec
 from pointsman.config.schema import KINDS, PluginSpec, SchedulingSpec
 from pointsman.config.validation import Field, fields_of, unmarked
 from pointsman.config.wording import is_list, is_mapping
@@ -92,8 +93,12 @@ class _Schemas:
                 schema |= self._typed(schema, "type", list(plugins()), ELSEWHERE, PARAMETERS_ELSEWHERE)
             if issubclass(kind, OptionsSpec):
                 schema["properties"] |= {"scheduling": self.of(SchedulingSpec)}
+            if issubclass(kind, OptionsSpec | ApplicationDocument):
+                schema["properties"] |= {"scaling": self.of(ScalingSpec)}
             if kind is SchedulingSpec:
                 schema |= self._typed(schema, "policy", list(policies()))
+            if kind is ScalingSpec:
+                schema |= self._typed(schema, "policy", list(scaling_policies()))
             if kind is EngineSpec:
                 schema |= self._typed(schema, "type", [engine for engine in engines() if can_be_started(engine)])
             if kind is EndpointSpec:

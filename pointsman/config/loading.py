@@ -19,7 +19,8 @@ from pointsman.config.gateway import gateway
 from pointsman.config.picker import picker_plan
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import Problem, Problems
-from pointsman.config.registry import plugins, policies
+from pointsman.config.registry import plugins, policies, scaling_policies
+from pointsman.config.scaling import policy as scaling_policy
 from pointsman.config.scheduling import policy
 from pointsman.config.schema import KINDS, EndpointPickerConfig, Pointsman
 from pointsman.config.validation import INVALID, Validator, usable
@@ -80,13 +81,17 @@ def build_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Sche
 
 
 def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """A scheduling policy or plugin by its name, with parameters as in YAML."""
+    """A scheduling or scaling policy or a plugin by its name, with parameters as in YAML."""
     problems = Problems("")
+    if scaling_policies().find(name, problems.apart(), ()) is not None:
+        scaling = scaling_policy(name, parameters or {}, problems, ())
+        problems.raise_if_any()
+        return scaling
     registry = policies()
     if name in plugins() or (":" in name and registry.find(name, problems.apart(), ()) is None):
         registry = plugins()
     elif ":" not in name and name not in registry:
-        known = [kind.name for names in (policies(), plugins()) for kind in names]
+        known = [kind.name for names in (policies(), scaling_policies(), plugins()) for kind in names]
         raise UnknownName("policy or plugin", name, known)
     kind = registry.find(name, problems, ())
     made = built(kind, parameters or {}, (), Validator(problems)) if kind is not None else INVALID

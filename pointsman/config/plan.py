@@ -16,6 +16,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
 from pointsman.routing.queue.pool import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
+from pointsman.scaling.limits import ScalingLimits
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
 from pointsman.strategies.dispatching import dispatcher_for
@@ -78,6 +79,27 @@ def _parts(profile: Profile[Endpoint]) -> str:
     )
 
 
+class MetricQuery(msgspec.Struct, frozen=True):
+    """A number that a Prometheus knows."""
+
+    name: str
+    url: str
+    query: str
+
+
+class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Who says how many instances there are, and within what."""
+
+    policy: Any
+    """A `ScalingPolicy`, or a function; None: that of the application decides."""
+    policy_name: str
+    limits: ScalingLimits
+    recipe: str
+    """What the policy was made from. Where it is equal, so is the policy."""
+    metrics: tuple[MetricQuery, ...] = ()
+    cost_per_replica_hour: float | None = None
+
+
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment: what runs, and how its requests are scheduled, by a policy or by the plugins of a picker."""
 
@@ -91,6 +113,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     endpoints_file: Path | None = None
     """Names more endpoints, for `load_endpoints`. It need not be there yet."""
     price: PriceSpec | None = None
+    scaling: ScalingPlan | None = None
+    """None: there are always as many as `desired` says."""
     internal: bool = False
     """Its requests come from pipelines only: clients do not know its model."""
 
@@ -128,7 +152,10 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     def summary(self) -> str:
         """What runs and who decides."""
         wanted = self.desired
-        runs = [f"{wanted.replicas} x {wanted.engine.type}"] if wanted.engine is not None else []
+        number = str(wanted.replicas)
+        if self.scaling is not None:
+            number = f"{self.scaling.limits.min_replicas} to {self.scaling.limits.max_replicas}"
+        runs = [f"{number} x {wanted.engine.type}"] if wanted.engine is not None else []
         if wanted.endpoints:
             runs.append(f"{len(wanted.endpoints)} endpoint{'s' if len(wanted.endpoints) > 1 else ''}")
         if self.endpoints_file is not None:
@@ -149,6 +176,8 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """By deployment, where there is one: what its replicas are told. It changes without a restart."""
     folder: str
     """What paths in it are relative to."""
+    scaling: ScalingPlan | None = None
+    """Who says how many replicas there are of its nodes, where they do not say it themselves."""
     text: str
     """The document as it is written by us: where it is equal, so is the application."""
     notes: tuple[str, ...] = ()

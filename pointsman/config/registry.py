@@ -7,19 +7,20 @@ registration. Its name is its type, and the arguments of its `__init__` are its 
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_type_hints
 
 import msgspec
 
 from pointsman.config.problems import Path, Problems
 from pointsman.config.published import REPLACED
-from pointsman.config.roles import is_plugin, is_policy
+from pointsman.config.roles import is_plugin, is_policy, is_scaling_policy
 from pointsman.config.validation import Field, unmarked
 from pointsman.config.wording import a
 from pointsman.engines import ENGINES, Engine
 from pointsman.errors import did_you_mean
 from pointsman.parameters import Spelled, camel_case
+from pointsman.scaling import SCALING_POLICIES
 from pointsman.selection.plugins import kebab_case
 
 PLUGIN_PACKAGES = (
@@ -54,12 +55,22 @@ class PluginType(msgspec.Struct, frozen=True):
 class Registry:
     """What can be named in one place of a document."""
 
-    def __init__(self, word: str, builtin: Mapping[str, type], belongs: Callable[[type], bool], wanted: str) -> None:
+    def __init__(
+        self,
+        word: str,
+        builtin: Mapping[str, type],
+        belongs: Callable[[type], bool],
+        wanted: str,
+        *,
+        functions: bool = False,
+    ) -> None:
         self.word = word
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
         self._belongs = belongs
         self._wanted = wanted
         """In error messages: what a class must have to belong here."""
+        self._functions = functions
+        """A function of somebody's own will do as well."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())
@@ -89,8 +100,11 @@ class Registry:
         if made is None:
             near = did_you_mean(attribute, [other for other in vars(module) if not other.startswith("_")])
             problems.add(path, f'module "{module_name}" has no "{attribute}"{near}')
+        elif self._functions and inspect.isfunction(made):
+            return function_type(name, made)
         elif not isinstance(made, type):
-            problems.add(path, f'"{name}" is not a class but a {type(made).__name__}')
+            expected = "a class or function" if self._functions else "a class"
+            problems.add(path, f'"{name}" is not {expected} but a {type(made).__name__}')
         elif not self._belongs(made):
             problems.add(path, f'"{name}" is not {a(self.word)}: {self._wanted}')
         else:
@@ -104,8 +118,23 @@ def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
     if init is object.__init__:
         return PluginType(name, made, {}, builtin, takes_anything=False)
     arguments = list(inspect.signature(made).parameters.values())
+    return PluginType(name, made, _fields(init, arguments, builtin), builtin, _takes_anything(arguments))
+
+
+def function_type(name: str, function: Callable[..., Any]) -> PluginType:
+    """A function of the user's own: what it takes besides its first argument are its parameters."""
+
+    def build(**given: Any) -> Callable[..., Any]:
+        return partial(function, **given) if given else function
+
+    build.__doc__ = function.__doc__
+    arguments = list(inspect.signature(function).parameters.values())[1:]
+    return PluginType(name, build, _fields(function, arguments, False), False, _takes_anything(arguments))
+
+
+def _fields(called: Any, arguments: Iterable[inspect.Parameter], builtin: bool) -> dict[str, Field]:
     try:
-        hints = get_type_hints(init, include_extras=True)
+        hints = get_type_hints(called, include_extras=True)
     except NameError:  # a name that is imported for type checkers only: nothing can be said about the types
         hints = {}
     fields: dict[str, Field] = {}
@@ -113,8 +142,11 @@ def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
         if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
             field = _field(argument, hints.get(argument.name, Any), builtin)
             fields[field.spellings[0]] = field
-    anything = any(argument.kind is argument.VAR_KEYWORD for argument in arguments)
-    return PluginType(name, made, fields, builtin, anything)
+    return fields
+
+
+def _takes_anything(arguments: Iterable[inspect.Parameter]) -> bool:
+    return any(argument.kind is argument.VAR_KEYWORD for argument in arguments)
 
 
 def _field(argument: inspect.Parameter, annotation: Any, builtin: bool) -> Field:
@@ -150,6 +182,13 @@ def policies() -> Registry:
     }
     wanted = "it needs the methods prioritize and schedule of a SchedulingPolicy"
     return Registry("scheduling policy", built_in, is_policy, wanted)
+
+
+@cache
+def scaling_policies() -> Registry:
+    """All scaling policies."""
+    wanted = "it needs a method desired_replicas(view)"
+    return Registry("scaling policy", SCALING_POLICIES, is_scaling_policy, wanted, functions=True)
 
 
 @cache

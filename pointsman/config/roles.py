@@ -46,6 +46,11 @@ def is_plugin(made: type) -> bool:
     return bool(roles_of(made)) and not getattr(made, "_is_protocol", False) and not inspect.isabstract(made)
 
 
+def is_scaling_policy(made: type) -> bool:
+    """Whether objects of this class can say how many instances there are."""
+    return callable(getattr(made, "desired_replicas", None)) and not inspect.isabstract(made)
+
+
 def is_policy(made: type) -> bool:
     """Whether objects of this class can schedule a deployment."""
     return issubclass(made, SchedulingPolicy) and not inspect.isabstract(made)

@@ -20,6 +20,7 @@ from pointsman.config.manifest import (
     WorkerSpec,
 )
 from pointsman.config.quantities import Quantity
+from pointsman.config.scaling_schema import ScalingSpec
 from pointsman.config.section import Section
 from pointsman.parameters import Duration, ExistingFile, FileName, Spelled
 
@@ -205,6 +206,8 @@ class DeploymentSpec(Section, frozen=True):
     lifecycle: LifecycleSpec = LifecycleSpec()
     placement: PlacementSpec = PlacementSpec()
     price: PriceSpec | None = None
+    scaling: ScalingSpec | None = None
+    """How many instances there are; left out: always `replicas`."""
     scheduling: SchedulingSpec | None = None
 
 

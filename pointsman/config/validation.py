@@ -141,7 +141,7 @@ class Validator:
     def _one_of(self, data: Any, members: list[Any], path: Path) -> Any:
         for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
             apart = self.problems.apart()
-            value = Validator(apart, self._resolve, self._folder).value(data, member, path)
+            value = type(self)(apart, self._resolve, self._folder).value(data, member, path)
             if not apart:
                 return value
             if len(members) == 1 or (is_mapping(unmarked(member)[0]) and isinstance(data, dict)):

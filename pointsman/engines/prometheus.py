@@ -35,6 +35,11 @@ class Samples:
         """The label sets of this name, in their order."""
         return [_labels(has) for has, _ in self._of(name)]
 
+    def labelled(self, name: str, label: str) -> list[tuple[str, float]]:
+        """(value of the label, value) of each sample of this name that has the label."""
+        found = [(_labels(has).get(label), value) for has, value in self._of(name)]
+        return [(text, value) for text, value in found if text is not None]
+
     def newest_labels(self, name: str) -> dict[str, str]:
         """The label set with the greatest value, where the value is a time; empty: there is none."""
         latest = max(self._of(name), key=lambda sample: sample[1], default=("", 0.0))

@@ -15,6 +15,7 @@ import msgspec
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.application_admin import ApplicationAdmin
 from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.deployment_admin import DeploymentAdmin
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.http import error_body, error_kind
 from pointsman.gateway.operations import Call, Operations, changes_told
@@ -51,6 +52,7 @@ class Admin:
         self._passages = passages
         """What is known of a request through an application."""
         self._applications = ApplicationAdmin(plane)
+        self._deployments = DeploymentAdmin(plane)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.page_trees[PREFIX] = self.serve
 
@@ -87,6 +89,8 @@ class Admin:
                 return self._requests
             case _, ["applications", *rest]:
                 return self._applications.handler(method, rest)
+            case _, ["deployments", *rest]:
+                return self._deployments.handler(method, rest)
             case "GET", ["requests", _]:
                 return self._request
             case "GET", ["instances", _, "logs"]:

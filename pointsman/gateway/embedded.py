@@ -20,6 +20,7 @@ from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc import GrpcListener
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.scaling_metrics import scaling_metrics
 from pointsman.gateway.server import Listeners
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local import Changes, ManifestText, Plane
@@ -41,6 +42,7 @@ class Embedded:
         self._socket = self.plane.state / SOCKET
         self._stop_asked = asyncio.Event()
         self._impatient = asyncio.Event()
+        self.gateway.metrics.others.append(lambda page: scaling_metrics(page, self.plane.scaled()))
         add_pages(self.gateway, lambda: self.plane.ready)
         Admin(self.gateway, self, self.ask_to_stop, self.applications.told)
 
@@ -137,6 +139,14 @@ class Embedded:
     async def drain(self, instance_id: str) -> None:
         """Take an instance out of service; another takes its place first."""
         await self.plane.drain(instance_id)
+
+    def scaling(self, deployment: str) -> dict[str, Any]:
+        """How many instances there are of a deployment, and why."""
+        return self.plane.scaling(deployment)
+
+    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        """So many instances of a deployment; None: as its policy says."""
+        await self.plane.scale(deployment, replicas, for_s, by)
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:
         self.gateway.configure(plan.gateway)

@@ -249,12 +249,13 @@ class Gateway:
         self._exchanges.pop(under_way.request.request_id, None)
 
     def retry_after(self, lane: Lane) -> int:
-        """Seconds after which it is worth trying again: about as long as those who are here will take."""
+        """Seconds after which it is worth trying again: about as long as those who are here will take, or as long as it
+        takes until somebody is."""
         dispatcher = lane.dispatcher
         instances = dispatcher.fleet.instances()
         latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
         if not latencies:
-            return 1
+            return max(1, min(60, round(lane.start_up_s or 1)))
         places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
         waves = max(1.0, len(dispatcher) / max(places, 1))
         return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))

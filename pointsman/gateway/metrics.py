@@ -1,7 +1,7 @@
 """What the gateway counts, and everything that `/metrics` says. docs/metrics.md has the meaning of each number."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pointsman.gateway.usage import Usage
 from pointsman.routing.producers import ApproxPrefixCacheProducer
@@ -50,6 +50,8 @@ class GatewayMetrics:
         """Requests that could not be read, by status."""
         self.turned_away: Counter[str] = Counter()
         """Requests beyond what their tenant may send, by tenant."""
+        self.others: list[Callable[[Page], None]] = []
+        """What others have to say on the page."""
 
     def of(self, deployment: str) -> DeploymentCounts:
         """The counts of a deployment."""
@@ -80,6 +82,8 @@ class GatewayMetrics:
         self._requests(page)
         _decisions(page, traffic.lanes.values())
         _now(page, traffic.lanes.values())
+        for add in self.others:
+            add(page)
         return page.text()
 
     def _requests(self, page: "Page") -> None:

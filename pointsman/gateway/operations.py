@@ -31,6 +31,10 @@ class Operations(Protocol):
 
     async def drain(self, instance_id: str) -> None: ...
 
+    def scaling(self, deployment: str) -> dict[str, Any]: ...
+
+    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None: ...
+
 
 class Call(msgspec.Struct):
     """One request, taken apart."""

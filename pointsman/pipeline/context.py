@@ -6,6 +6,7 @@ code, `loading_stops_here()` for ours. The one rule: both go with the thread or 
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When the answer is due, by `clock`; None: at no particular time."""
     clock: Callable[[], float] | None = None
+    recorder: Callable[[str, float], None] | None = None
+    """Takes numbers of the author's own; None: nobody wants to know them here."""
 
     @property
     def time_left_s(self) -> float | None:
@@ -35,6 +38,19 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
         if self.deadline is None or self.clock is None:
             return None
         return max(self.deadline - self.clock(), 0.0)
+
+    def record_metric(self, name: str, value: float) -> None:
+        """Tell a number of your own, for scaling policies: `view.metrics[name]`. From any thread."""
+        if not name:
+            raise PointsmanError("a metric has a name, such as frames_waiting, and this one is empty")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise PointsmanError(f'metric "{name}" is a number, found {value!r}') from None
+        if not isfinite(number):
+            raise PointsmanError(f'metric "{name}" is a finite number, found {number}')
+        if self.recorder is not None:
+            self.recorder(str(name), number)
 
 
 NOBODY = CallContext()
@@ -44,6 +60,15 @@ CURRENT: ContextVar[CallContext] = ContextVar("pointsman_call", default=NOBODY)
 def current() -> CallContext:
     """The call that this code runs for; outside of one, an empty one."""
     return CURRENT.get()
+
+
+def record_metric(name: str, value: float) -> None:
+    """Tell a number of your own, for scaling policies: `view.metrics[name]`. Outside of a replica it goes nowhere.
+
+    A thread that you have started yourself knows of no call: there, use the `record_metric` of a `current()` that was
+    kept, such as that of `__init__`.
+    """
+    current().record_metric(name, value)
 
 
 class Loading(msgspec.Struct, frozen=True):

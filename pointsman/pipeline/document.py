@@ -56,6 +56,7 @@ def graph_document(name: str, graph: Graph) -> dict[str, Any]:
         "output": written(graph.output),
         "ingress": {key: value for key, value in ingress.items() if value} | written_options(graph.ingress),
         "pythonPath": list(graph.python_path),
+        "scaling": graph.scaling,
     }
     kept = ("apiVersion", "kind", "name", "nodes", "output")
     return {key: value for key, value in document.items() if value or key in kept}
@@ -152,7 +153,7 @@ def written_options(options: NodeOptions) -> dict[str, Any]:
 
 
 def _option(name: str, value: Any) -> Any:
-    if name in ("user_config", "scheduling"):
+    if name in ("user_config", "scheduling", "scaling"):
         return value
     if name.endswith("_bytes"):
         unit = next((unit for unit, size in _UNITS.items() if not value % size), "")

@@ -118,6 +118,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     ingress_version: str = ""
     python_path: tuple[str, ...] = ()
     """Folders where modules are found besides, relative to that of the application."""
+    scaling: Mapping[str, Any] | None = None
+    """Of all nodes that do not say it themselves, as of one; None: nobody but they themselves."""
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)

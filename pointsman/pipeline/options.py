@@ -35,6 +35,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Handed to `reconfigure` before the first call and whenever it changes; JSON."""
     scheduling: Mapping[str, Any] | None = None
     """{policy, parameters} or {config}, as for deployments; None: fifo."""
+    scaling: Mapping[str, Any] | None = None
+    """{policy, parameters, min, max, ...}, as for deployments; None: always `num_replicas`."""
     env: Mapping[str, str] = {}
     start_timeout_s: float = 120.0
     health_check_period_s: float = 2.0

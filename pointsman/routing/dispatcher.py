@@ -170,6 +170,10 @@ class Dispatcher:
         """What was counted over all of them."""
         return self._journal.tally
 
+    def listen(self, ended: Callable[[Record], None] | None) -> None:
+        """Call this with the record of each request that has ended, served or refused; None: nobody any more."""
+        self._journal.listener = ended
+
     @property
     def strategy(self) -> str:
         """Who decides."""

@@ -1,5 +1,7 @@
 """What the dispatcher writes down: the story of each request, and the counts over all of them."""
 
+from collections.abc import Callable
+
 from pointsman.routing.decisions import Decided
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended
@@ -17,12 +19,14 @@ class Journal:
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
         self.tally = Tally()
+        self.listener: Callable[[Record], None] | None = None
+        """Told of each request that has ended, served or refused, with its whole story."""
         self._strategy = strategy
         """Whose requests they are until somebody has decided."""
 
     def go_on_from(self, other: "Journal") -> None:
         """Write on where another stopped."""
-        self.records, self.tally = other.records, other.tally
+        self.records, self.tally, self.listener = other.records, other.tally, other.listener
 
     def arrived(self, request: RequestMetadata, now: float) -> Record:
         self.tally.arrived += 1
@@ -86,3 +90,5 @@ class Journal:
             self.tally.ended(self._strategy, "", outcome, None)
             return
         self.tally.ended(record.strategy or self._strategy, record.instance, outcome, record.met_deadline)
+        if self.listener is not None:
+            self.listener(record)

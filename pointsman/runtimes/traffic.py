@@ -57,6 +57,8 @@ class Lane:
         "dispatcher",
         "failing",
         "plan",
+        "start_up_s",
+        "wanted",
     )
 
     def __init__(self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, loop: AbstractEventLoop) -> None:
@@ -64,6 +66,10 @@ class Lane:
         self.dispatcher = dispatcher
         self.failing: Callable[[str, str], None] | None = None
         """Told of instances on which requests fail in a row, and why."""
+        self.wanted: Callable[[str], None] | None = None
+        """Told of its deployment when a request waits and no instance takes any."""
+        self.start_up_s: float | None = None
+        """How long an instance takes to start, as far as that is known."""
         self.closed = False
         """Its deployment is gone: nothing new comes, what waits and what is under way may end."""
         self._carrier = carrier
@@ -92,9 +98,16 @@ class Lane:
                 self._carrier.revoke(self, command)  # type: ignore[arg-type]
 
     def _set_timer(self, at: float) -> None:
+        if self.wanted is not None and not self.takes_requests:
+            self.wanted(self.plan.name)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(at - time.monotonic(), 0.0), self._wake)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether any instance takes new ones."""
+        return any(one.instance.can_accept_request for one in self.dispatcher.fleet.roster)
 
     def _wake(self) -> None:
         self._timer = None
@@ -170,6 +183,8 @@ class Traffic:
         """(instance, why) is called when clients' requests fail in a row on an instance."""
         self.gone: Callable[[str], None] | None = None
         """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
+        self.wanted: Callable[[str], None] | None = None
+        """(deployment) is called when a request waits, and no instance of it takes any."""
         self.by_model: dict[str, Lane] = {}
         """Names that clients use -> the lane."""
         self.lanes: dict[str, Lane] = {}
@@ -213,7 +228,7 @@ class Traffic:
 
     def _open(self, plan: DeploymentPlan) -> Lane:
         lane = Lane(plan, self._dispatcher(plan), self._carrier, self._loop)
-        lane.failing = self._is_failing
+        lane.failing, lane.wanted = self._is_failing, self._is_wanted
         return lane
 
     def _dispatcher(self, plan: DeploymentPlan) -> Dispatcher:
@@ -305,3 +320,7 @@ class Traffic:
     def _is_failing(self, instance_id: str, why: str) -> None:
         if self.failing is not None:
             self.failing(instance_id, why)
+
+    def _is_wanted(self, deployment: str) -> None:
+        if self.wanted is not None:
+            self.wanted(deployment)

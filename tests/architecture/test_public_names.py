@@ -8,7 +8,7 @@ PUBLIC = {
     "pointsman": {
         "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
         "Priority", "RequestMetadata", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch", "build",
-        "current", "deployment", "model",
+        "current", "deployment", "model", "record_metric",
     },
     "pointsman.selection": {
         "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
@@ -48,6 +48,13 @@ PUBLIC = {
     "pointsman.pipeline": {
         "Access", "Call", "Flow", "FromInput", "FromStep", "Graph", "HandleTo", "Node", "NodeKind", "NodeOptions",
         "Run", "Step", "flow_of",
+    },
+    "pointsman.scaling": {
+        "ApplicationScalingPolicy", "ApplicationView", "Budget", "DeploymentView", "Guard", "MaxOf", "Measurements",
+        "MinOf", "Panic", "PolicyFunction", "Predictive", "QueueDepth", "Rate", "SCALING_POLICIES", "ScalingLimits",
+        "ScalingPolicy", "ScalingRecord", "ScheduleEntry", "Scheduled", "SloAttainment", "Stay", "TargetOngoing",
+        "TokenThroughput", "TooSlow", "Window", "Wish", "ask", "ask_application", "by_node", "policy_name",
+        "windows_of",
     },
     "pointsman.engines": {
         "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Python", "Samples", "Sglang",

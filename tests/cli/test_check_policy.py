@@ -24,6 +24,10 @@ class Bad(SchedulingPolicy):
 
     def schedule(self, requests, instances):
         return [SchedulingDecision(request.request_id, self.target) for request in requests]
+
+
+def fewer(view, by: int = 1):
+    return view.replicas - by
 """
 
 
@@ -48,6 +52,14 @@ def test_the_command_finds_a_module_in_the_current_directory(
     out = capsys.readouterr().out
     assert "BROKEN  decides only what may be done" in out
     assert 'there is no instance "moon"' in out
+
+
+def test_scaling_policies_are_checked_too(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "policy", "target-ongoing", "--parameters", '{"target": 4}', "--examples", "5"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "this scaling policy keeps all its promises"
+    negative = ["check", "policy", f"{own_directory}:fewer", "--parameters", '{"by": 3}', "--examples", "20"]
+    assert main(negative) == 1
+    assert "BROKEN  wants a whole number of replicas\n  it returned -2;" in capsys.readouterr().out
 
 
 def test_the_command_speaks_json(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:

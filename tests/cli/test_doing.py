@@ -1,4 +1,4 @@
-"""`drain`, `down` and `key`."""
+"""`drain`, `scale`, `down` and `key`."""
 
 import json
 from hashlib import sha256
@@ -17,6 +17,33 @@ def test_drain(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "chat-1 is drained and replaced; pointsman status shows how it goes\n"
     assert main(["drain", "chat-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"instance": "chat-1", "draining": True}
+
+
+SCALING = {"deployment": "chat", "desired": 4, "policy": "target-ongoing"}
+
+
+def test_scale(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    plane.answers["POST", "deployments/diamond%2Fm1/scale"] = SCALING
+    plane.answers["POST", "deployments/chat/scale"] = SCALING
+    assert main(["scale", "chat", "--replicas", "4", "--for", "2h"]) == 0
+    assert capsys.readouterr().out == "chat: 4 wanted, for 2h; pointsman status shows how it goes\n"
+    assert main(["scale", "diamond/m1", "--replicas", "0"]) == 0
+    assert "until pointsman scale --auto" in capsys.readouterr().out
+    assert main(["scale", "chat", "--auto"]) == 0
+    assert capsys.readouterr().out == "chat: target-ongoing decides; 4 wanted now\n"
+    assert main(["scale", "chat", "--auto", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == SCALING
+    asked = [(one.body["replicas"], one.body["for_s"]) for one in plane.asked]
+    assert asked == [(4, 7200.0), (0, None), (None, None), (None, None)]
+    assert main(["scale", "chat", "--auto", "--for", "2h"]) == 1
+    assert "--for goes with --replicas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [[], ["--replicas", "-1"], ["--replicas", "x"], ["--replicas", "1", "--auto"]])
+def test_scale_needs_one_number(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", "chat", *args])
+    assert "usage: pointsman scale" in capsys.readouterr().err
 
 
 def test_down_waits_until_the_plane_is_gone(plane: Plane, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,3 +258,63 @@ def test_what_is_new_in_a_log(before: str, after: str, new: str) -> None:
 def test_nothing_is_asked_of_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "chat-1", "--state", str(tmp_path / "no" / "such")]) == 1
     assert "no plane is running in" in capsys.readouterr().err
+
+
+SCALING: dict[str, Any] = {
+    "policy": "target-ongoing", "desired": 3, "wanted": 6, "min": 0, "max": 3, "problem": "", "override": None,
+    "last": "1 -> 3: 12.0 requests here, 2 wanted per replica: 6",
+}  # fmt: skip
+SCALING_TABLE = """\
+scaled  wanted  of      by              last change
+------  ------  ------  --------------  ---------------------------------------------------
+chat         3  0 to 3  target-ongoing  1 -> 3: 12.0 requests here, 2 wanted per replica: 6
+"""
+
+
+def test_deployments_that_are_scaled_have_a_table_of_their_own() -> None:
+    shown = status_text(status(deployment("chat", 3, instance("chat-1"), scaling=SCALING), deployment("fixed", 0)))
+    assert SCALING_TABLE in shown
+    assert "scaled" not in status_text(READY)
+    held = SCALING | {"override": {"replicas": 3, "by": "Ada", "until": None}}
+    assert "target-ongoing (held by Ada)" in status_text(status(deployment("chat", 3, scaling=held)))
+
+
+def record(before: int, after: int, **facts: Any) -> dict[str, Any]:
+    told = {"at": 0.0, "policy": "target-ongoing", "before": before, "after": after, "wanted": after, "why": "as many "
+            "as that", "numbers": {}, "bounded": [], "refused": "", "problem": ""}  # fmt: skip
+    return told | facts
+
+
+def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        record(0, 1, numbers={"queued": 1.0, "arrivals_per_s": 0.51234567}),
+        record(1, 3, wanted=6, bounded=["at most 3 (max)"], refused="2 of 8"),
+        record(3, 3, wanted=None, why="", problem="raised KeyError"),
+    ]
+    told = SCALING | {"deployment": "chat", "ongoing": 6, "queued": 4, "ready": 2, "starting": 1, "records": records}
+    plane.answers["GET", "deployments/chat/scaling"] = told
+    assert main(["explain", "deployment", "chat"]) == 0
+    head, now, empty, *lines = capsys.readouterr().out.splitlines()
+    assert head == "chat: 3 wanted of 0 to 3 by target-ongoing; 2 ready, 1 on their way"
+    assert now == "now 6 requests on instances, 4 waiting"
+    assert empty == ""
+    assert [line[21:] if line[0] != " " else line for line in lines] == [
+        "0 -> 1  target-ongoing: as many as that",
+        "    from queued 1, arrivals_per_s 0.5123",
+        "1 -> 3  target-ongoing: as many as that",
+        "    wanted 6; at most 3 (max)",
+        "    refused: 2 of 8",
+        "stays 3",
+        "    problem: raised KeyError",
+    ]
+    held = {"replicas": 3, "by": "Ada", "until": 9.0, "for_s": 7200.0}
+    plane.answers["GET", "deployments/chat/scaling"] = told | {"override": held, "records": [], "problem": "is wrong"}
+    assert main(["explain", "deployment", "chat"]) == 0
+    shown = capsys.readouterr().out
+    assert "held at 3 by Ada, for another 2h" in shown
+    assert "problem: is wrong" in shown
+    assert "nothing has changed yet" in shown
+    assert main(["explain", "deployment", "chat", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == []
+    assert main(["explain", "req-1", "chat"]) == 1
+    assert 'pointsman explain deployment "chat"' in capsys.readouterr().err

@@ -81,6 +81,8 @@ deployments:
 - {name: a, model: m, scheduling: {policy: slo-aware, parameters: {urgentBelowMs: 5}}}
 - {name: b, model: m, scheduling: {policy: "mine:Policy", parameters: {whatever: 5}}}
 - {name: c, model: m, scheduling: {config: {plugins: [{type: queue-scorer}]}}}
+- {name: g, model: m, scaling: {max: 3, min: 0, policy: target-ongoing, parameters: {target: 5}}}
+- {name: h, model: m, scaling: {max: 3, policy: "mine:policy", parameters: {whatever: 5}, upDelay: 5s}}
 - {name: d, model: m, engine: {type: "mine:Engine", parameters: {whatever: 5}}}
 - {name: e, model: m, replicas: 0, engine: {type: simulated}, lifecycle: {backoff: 100ms, stopGrace: 5}}
 - {name: f, model: m, endpoints: [{url: "http://a:1", engine: "mine:Engine"}, {url: "http://a:2", engine: vllm}]}
@@ -104,6 +106,14 @@ def test_applications_fit() -> None:
         (
             "{kind: Application, name: a, nodes: [{name: n, scheduling: {policy: fif}}], output: 1}",
             "$.nodes[0].scheduling.policy: none of",
+        ),
+        (
+            "{kind: Application, name: a, nodes: [{name: n, scaling: {max: 2, policy: target-ongoin}}], output: 1}",
+            "$.nodes[0].scaling.policy: none of",
+        ),
+        (
+            "{kind: Application, name: a, nodes: [], output: 1, scaling: {min: 2}}",
+            "$.scaling: max is missing",
         ),
         ("plugin: []", "$.plugin: unknown"),
         ("plugins: [{name: a}]", "$.plugins[0]: type is missing"),

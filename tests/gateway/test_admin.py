@@ -85,6 +85,13 @@ class FakePlane:
     async def drain(self, instance_id: str) -> None:
         self._do("drain", instance_id)
 
+    def scaling(self, deployment: str) -> dict[str, Any]:
+        self._do("scaling", deployment)
+        return {"deployment": deployment, "desired": 3, "ongoing": 7, "queued": 2}
+
+    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        self._do("scale", deployment, replicas, for_s, by)
+
     def stop(self) -> None:
         self.stopped += 1
 
@@ -138,6 +145,8 @@ CALLS = [
     call("POST", "instances/chat-0/drain"),
     call("POST", "down"),
     call("GET", "nothing"),
+    call("GET", "deployments/chat/scaling"),
+    call("POST", "deployments/chat/scale", {"replicas": 2}),
 ]
 names = pytest.mark.parametrize("asked", CALLS, ids=lambda asked: asked.split(b" HTTP")[0].decode())
 
@@ -174,6 +183,26 @@ def test_the_key_of_a_tenant_does_not_open_it(lay: Lay, tmp_path: Path) -> None:
 def test_open_over_tcp_with_the_key(office: Office, line: str) -> None:
     got = office.bed.ask(call("GET", "status", None, line))
     assert (got.status, got.json()["ready"]) == (200, True)
+
+
+def test_scaling_is_told_in_plain_numbers_and_can_be_ordered(office: Office) -> None:
+    got = office.ask(call("GET", "deployments/diamond%2Fm1/scaling")).json()
+    assert (got["desired"], got["ongoing"], got["queued"]) == (3, 7, 2)
+    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 4, "for_s": 60})).json()["desired"] == 3
+    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": None, "by": "Ada"})).status == 200
+    assert [asked for asked in office.plane.asked if asked[0] == "scale"] == [
+        ("scale", "chat", 4, 60.0, "the admin API"),
+        ("scale", "chat", None, None, "Ada"),
+    ]
+    assert ("scaling", "diamond/m1") in office.plane.asked
+
+
+@pytest.mark.parametrize(
+    "body", [b"", {}, {"replicas": -1}, {"replicas": "many"}, {"replicas": 1, "for_s": 0}, {"n": 1}]
+)
+def test_an_order_that_is_none(office: Office, body: object) -> None:
+    assert office.ask(call("POST", "deployments/chat/scale", body)).status == 400
+    assert office.plane.asked == []
 
 
 def test_open_over_the_local_socket(office: Office) -> None:

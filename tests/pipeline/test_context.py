@@ -1,5 +1,7 @@
 """What running code knows of its call, and where loading stops."""
 
+from typing import Any
+
 import pytest
 
 from pointsman.errors import PointsmanError
@@ -11,6 +13,7 @@ from pointsman.pipeline.context import (
     Loading,
     current,
     loading_stops_here,
+    record_metric,
 )
 
 
@@ -44,3 +47,20 @@ def test_what_is_defined_below() -> None:
     with pytest.raises(PointsmanError, match=r"m\.py: B is defined below deploy\(\); define it above"):
         loading_stops_here("deploy")
     LOADING.reset(token)
+
+
+def test_numbers_of_ones_own_go_to_whoever_wants_them() -> None:
+    record_metric("frames", 3)  # outside of a replica it goes nowhere
+    told: list[tuple[str, float]] = []
+    token = CURRENT.set(CallContext(recorder=lambda name, value: told.append((name, value))))
+    record_metric("frames", 3)
+    kept = current()
+    CURRENT.reset(token)
+    kept.record_metric("frames", 4.5)
+    assert told == [("frames", 3.0), ("frames", 4.5)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("", 1), ("a", "many"), ("a", None), ("a", float("nan"))])
+def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(PointsmanError, match=r'a metric has a name|metric "a" is a'):
+        record_metric(name, value)

@@ -595,3 +595,47 @@ def test_a_timer_that_was_stopped_wakes_nobody() -> None:
         yard.traffic.lanes["a"].tell(Cancelled("r"))
 
     run(work)
+
+
+# Deployments without instances
+
+
+def test_who_waits_where_nobody_takes_requests_is_told_of_at_once() -> None:
+    async def work(yard: Yard) -> None:
+        wanted: list[str] = []
+        yard.traffic.wanted = wanted.append
+        yard.traffic.configure(plans("a", "b"))
+        yard.arrive("first")
+        assert wanted == ["a"]
+        yard.traffic.admit("a", instance("a-1"))
+        assert yard.sent() == ["first"]
+        yard.arrive("second")
+        assert wanted == ["a"]  # it waits for room, and there is somebody
+        yard.end("first")
+        yard.end("second")
+        yard.traffic.update("a", instance("a-1", can_accept_request=False))
+        yard.arrive("third")
+        assert wanted == ["a", "a"]  # the last one is on its way out
+        yard.traffic.withdraw("a", "a-1", "gone")
+        yard.traffic.admit("a", instance("a-2"))
+        assert yard.sent() == ["first", "second", "third"]
+
+    run(work)
+
+
+def test_whoever_listens_hears_of_every_end_also_after_a_change_of_policy() -> None:
+    async def work(yard: Yard) -> None:
+        heard: list[tuple[str, str, bool | None]] = []
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("a-1", 2))
+        yard.traffic.lanes["a"].dispatcher.listen(
+            lambda one: heard.append((one.request_id, one.state, one.met_deadline))
+        )
+        yard.arrive("r1", "r2", "r3", slo_deadline_ms=900_000)
+        yard.end("r1")
+        yard.traffic.configure(plans("a", policy="priority"))
+        yard.end("r2")
+        yard.traffic.lanes["a"].tell(Cancelled("r3"))
+        assert heard == [("r1", "served", True), ("r2", "served", True), ("r3", "refused", False)]
+
+    run(work)

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from pointsman.config.manifest import GatewaySpec
-from pointsman.config.plan import DeploymentPlan, PointsmanPlan
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
 from pointsman.control import Step
+from pointsman.parameters import camel_case
 from pointsman.selection.text import text_table
 
 AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
@@ -29,8 +30,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that changes."""
 
     what: str
-    """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, price, endpoints,
-    configure, calls, workers, gateway."""
+    """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, scaling, price,
+    endpoints, configure, calls, workers, gateway."""
     subject: str
     """The instance, the deployment, or the setting."""
     why: str
@@ -105,10 +106,31 @@ def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Ch
     if before.scheduling_recipe != after.scheduling_recipe:
         old, new = _decider(before), _decider(after)
         yield Change("policy", after.name, f"{old} -> {new}" if old != new else f"the settings of {new} have changed")
+    scaling = _of_scaling(before.scaling, after.scaling)
+    if scaling:
+        yield Change("scaling", after.name, scaling)
     if before.price != after.price:
         yield Change("price", after.name, _told(before.price, after.price))
     if before.endpoints_file != after.endpoints_file:
         yield Change("endpoints", after.name, _told(before.endpoints_file, after.endpoints_file))
+
+
+def _of_scaling(before: ScalingPlan | None, after: ScalingPlan | None) -> str:
+    """What differs, in words; empty: nothing."""
+    if before is None or after is None:
+        return _told(_scaled_by(before), _scaled_by(after)) if before is not after else ""
+    told = [_told(_scaled_by(before), _scaled_by(after))] if _scaled_by(before) != _scaled_by(after) else []
+    if before.recipe != after.recipe and not told:
+        told.append(f"the settings of {_scaled_by(after)} have changed")
+    old, new = msgspec.to_builtins(before.limits), msgspec.to_builtins(after.limits)
+    told += [
+        f"{camel_case(name.removesuffix('_s'))} {_told(old[name], new[name])}" for name in old if old[name] != new[name]
+    ]
+    return ", ".join(told)
+
+
+def _scaled_by(plan: ScalingPlan | None) -> str:
+    return "a fixed number" if plan is None else plan.policy_name or "its application's policy"
 
 
 def _decider(plan: DeploymentPlan) -> str:

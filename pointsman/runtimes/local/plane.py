@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pointsman.config.plan import PointsmanPlan
-from pointsman.control import Controller
+from pointsman.control import Controller, Desired
 from pointsman.control import events as control
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
@@ -26,8 +26,16 @@ from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
 from pointsman.runtimes.local.machine import this_machine
 from pointsman.runtimes.local.processes import Processes
+from pointsman.runtimes.local.scaled import Scaled
+from pointsman.runtimes.local.scaling import Scaling
 from pointsman.runtimes.local.shared import Shared
-from pointsman.runtimes.local.status import applications_status, deployments_status, is_ready, worker_labels
+from pointsman.runtimes.local.status import (
+    applications_status,
+    deployments_status,
+    is_ready,
+    with_scaling,
+    worker_labels,
+)
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
 from pointsman.runtimes.local.watching import EndpointsFiles
@@ -51,6 +59,7 @@ class Plane:
         orphan_grace_s: float = 5.0,
         scrape_interval_s: float = 0.5,
         look_at_machine: Callable[..., Worker] = detect,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = state.absolute()
         self.current = PointsmanPlan()
@@ -67,6 +76,7 @@ class Plane:
         self._controller = Controller()
         self._wanted = Wanted()
         self._hands = Hands(traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s)
+        self._scaling = Scaling(traffic, self._controller, self._tell_wanted, clock)
         self._files = EndpointsFiles()
         self._looking: asyncio.TimerHandle | None = None
         self._untold: deque[control.Event] = deque()
@@ -125,6 +135,7 @@ class Plane:
         if not adopted:
             shared.clear()
         self._traffic.failing = self._requests_fail
+        self._scaling.open(store)
         self._see_worker(plan, [event.pid for event in adopted])
         for event in adopted:
             self._hands.adopted(event, plan)
@@ -178,22 +189,24 @@ class Plane:
     @property
     def ready(self) -> bool:
         """Whether every deployment has an instance that takes requests."""
-        return is_ready(self.current, self._controller.instances())
+        return is_ready(self.current, self._controller.instances(), self._scaling.resting())
 
     def status(self) -> dict[str, Any]:
         """What runs and how it is doing: plain data."""
         problems = [*self._files.problems(), *self._hands.problems(), *filter(None, [self._blind])]
-        problems += self._wanted.broken.values()
+        problems += [*self._wanted.broken.values(), *self._scaling.problems()]
         if self._running is not None and self._running.processes.problem:
             problems.append(self._running.processes.problem)
         now, instances = time.monotonic(), self._controller.instances()
         return {
-            "ready": is_ready(self.current, instances),
+            "ready": is_ready(self.current, instances, self._scaling.resting()),
             "state_dir": str(self.state),
             "generation": self.generation,
             "uptime_s": round(now - self._began, 3),
             "worker": {**msgspec.to_builtins(self._machine), "labels": worker_labels(self.current)},
-            "deployments": deployments_status(self._files.desired(), instances, self._traffic, now),
+            "deployments": [
+                *with_scaling(deployments_status(self._desired(), instances, self._traffic, now), self._scaling.each())
+            ],
             "applications": applications_status(self.current),
             "problems": problems,
         }
@@ -218,6 +231,18 @@ class Plane:
             raise UnknownName("instance", instance_id, known)
         self._tell(control.DrainAsked(instance_id))
 
+    async def scale(self, deployment: str, replicas: int | None, for_s: float | None = None, by: str = "") -> None:
+        """So many instances of a deployment that is scaled, for so long; None: as its policy says."""
+        self._scaling.scale(deployment, replicas, for_s, by or "an operator")
+
+    def scaling(self, deployment: str) -> dict[str, Any]:
+        """How many instances there are of a deployment, and why: plain data."""
+        return self._scaling.told(deployment)
+
+    def scaled(self) -> list[Scaled]:
+        """The deployments that are scaled."""
+        return self._scaling.each()
+
     async def stop(self) -> None:
         """Drain everything, stop it, and leave no process behind."""
         if self._stopping is None and self._running is not None:
@@ -230,6 +255,7 @@ class Plane:
         patience_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
         if self._looking is not None:
             self._looking.cancel()
+        self._scaling.close()
         self._empty.clear()
         self._tell(control.ShuttingDown())
         with suppress(TimeoutError):  # the keeper ends the rest
@@ -259,7 +285,8 @@ class Plane:
         files.configure(plan)
         files.look()
         before = None if self._wanted.manifest is None else self.current
-        return changes_between(before, plan, self._controller.preview(files.desired(), retry))
+        desired = self._scaling.desired(files.desired(), plan)
+        return changes_between(before, plan, self._controller.preview(desired, retry))
 
     def _put_in_force(self, wanted: Wanted, retry: Collection[str] = (), rolled_back: str = "") -> Changes:
         store = self._at_work.store
@@ -276,9 +303,14 @@ class Plane:
         for call in self.reconfigured:
             call(plan)
         self._traffic.configure(plan.deployments)
+        self._scaling.configure(plan)
         self._see_worker(plan)
-        self._tell(control.Applied(self._files.desired(), frozenset(retry)))
+        self._tell(control.Applied(self._desired(), frozenset(retry)))
         return changes
+
+    def _desired(self) -> Desired:
+        """What should run now: as files and scaling policies say."""
+        return self._scaling.desired(self._files.desired())
 
     def _see_worker(self, plan: PointsmanPlan, pids: Sequence[int] = ()) -> None:
         """Look at what there is of this machine, and what others use of it."""
@@ -303,9 +335,15 @@ class Plane:
             self._see_worker(self.current)  # others may have left
         self._hands.configuring.look()
         if self._files.look():
-            steps = self._controller.preview(self._files.desired())
-            running.store.note(self.generation, changes_between(self.current, self.current, steps), time.time())
-            self._tell(control.Applied(self._files.desired()))
+            self._tell_wanted()
+
+    def _tell_wanted(self) -> None:
+        """Something else is wanted than before, although nothing was applied: it is noted what follows from that."""
+        if self._running is not None:
+            steps = self._controller.preview(self._desired())
+            changes = changes_between(self.current, self.current, steps)
+            self._running.store.note(self.generation, changes, time.time())
+            self._tell(control.Applied(self._desired()))
 
     def _forget_the_gone(self) -> None:
         there = self._controller.instances()

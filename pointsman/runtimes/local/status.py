@@ -1,6 +1,6 @@
 """What runs and how it is doing, as plain data for JSON: the words of the admin API and of `pointsman status`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from pointsman.config.application_nodes import deployment_name
@@ -9,6 +9,7 @@ from pointsman.control import Desired, DesiredDeployment, InstanceStatus, Phase
 from pointsman.errors import UnknownName
 from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.graph import NodeKind
+from pointsman.runtimes.local.scaled import Scaled
 from pointsman.runtimes.traffic import Traffic
 
 UNKNOWN_LOAD = {
@@ -22,10 +23,10 @@ UNKNOWN_LOAD = {
 """Of an instance that is not in service."""
 
 
-def is_ready(plan: PointsmanPlan, instances: Iterable[InstanceStatus]) -> bool:
-    """Whether every deployment has an instance that takes requests."""
+def is_ready(plan: PointsmanPlan, instances: Iterable[InstanceStatus], resting: Set[str] = frozenset()) -> bool:
+    """Whether every deployment has an instance that takes requests; those that rest have one when it is asked for."""
     served = {one.deployment for one in instances if one.phase is Phase.READY}
-    return all(one.name in served for one in plan.deployments)
+    return all(one.name in served or one.name in resting for one in plan.deployments)
 
 
 def worker_labels(plan: PointsmanPlan) -> dict[str, str]:
@@ -60,6 +61,12 @@ def deployments_status(
         members.setdefault(one.deployment, []).append(one)
     wanted = desired.deployments
     return [deployment_status(name, wanted.get(name), there, traffic, now) for name, there in members.items()]
+
+
+def with_scaling(told: Iterable[dict[str, Any]], scaled: Iterable[Scaled]) -> Iterator[dict[str, Any]]:
+    """Deployments as they are told, and who decides how many there are of those that are scaled."""
+    known = {one.name: one.in_short() for one in scaled}
+    return (one | ({"scaling": known[one["name"]]} if one["name"] in known else {}) for one in told)
 
 
 def _is_internal(traffic: Traffic, deployment: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a plane must not forget: the manifest and applications in force, its processes, and what was changed when.
+"""What a plane must not forget: manifest, applications and targets in force, its processes, what was changed when.
 
 One SQLite file.
 
@@ -7,6 +7,7 @@ the store says what was true a moment before.
 """
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,14 +16,20 @@ from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 
 FILE = "pointsman.sqlite"
-VERSION = 3
+VERSION = 4
 HISTORY = 10_000
 """Changes that are kept, the newest."""
+SCALING_HISTORY = 200
+"""Records of scaling that are kept of each deployment, the newest."""
 APPLICATION_HISTORY = 100
 """Versions that are kept of each application, the newest."""
 
 APPLICATIONS = (
     "create table applications (id integer primary key, name text, text text, folder text, file text, at real);"
+)
+SCALING = (
+    "create table scaling (name text primary key, state text) without rowid;"
+    "create table scaling_records (id integer primary key, name text, record text);"
 )
 SCHEMA = f"""
 create table manifests (generation integer primary key, text text, folder text, file text, at real);
@@ -31,8 +38,13 @@ create table instances (
 ) without rowid;
 create table changes (id integer primary key, generation integer, at real, what text, subject text, why text);
 {APPLICATIONS}
+{SCALING}
 """
-MIGRATIONS = {1: f"alter table instances add column place text; {APPLICATIONS}", 2: APPLICATIONS}
+MIGRATIONS = {
+    1: f"alter table instances add column place text; {APPLICATIONS} {SCALING}",
+    2: f"{APPLICATIONS} {SCALING}",
+    3: SCALING,
+}
 """From older forms to this one."""
 
 
@@ -178,6 +190,41 @@ class Store:
             "select generation, at, what, subject, why from changes order by id desc limit ?", (limit,)
         )
         return [Happened(generation, at, Change(*change)) for generation, at, *change in rows]
+
+    # How many there are of each deployment, and why
+
+    def scaling(self) -> dict[str, str]:
+        """What was last known of the targets, by deployment or application, as JSON."""
+        return dict(self._db.execute("select name, state from scaling"))
+
+    def save_scaling(self, states: Mapping[str, str]) -> None:
+        """Remember where they are."""
+        with self._db:
+            self._db.execute("begin")
+            self._db.executemany("insert or replace into scaling (name, state) values (?, ?)", states.items())
+
+    def forget_scaling(self, name: str) -> None:
+        """It is gone."""
+        with self._db:
+            self._db.execute("begin")
+            self._db.execute("delete from scaling where name = ?", (name,))
+            self._db.execute("delete from scaling_records where name = ?", (name,))
+
+    def scaling_records(self, name: str) -> list[str]:
+        """Why its target became what it is, as JSON, the newest last."""
+        rows = self._db.execute("select record from scaling_records where name = ? order by id", (name,))
+        return [row[0] for row in rows]
+
+    def note_scaling(self, name: str, record: str) -> None:
+        """Remember why a target has changed, or has not."""
+        with self._db:
+            self._db.execute("begin")
+            self._db.execute("insert into scaling_records (name, record) values (?, ?)", (name, record))
+            self._db.execute(
+                "delete from scaling_records where name = ? and id not in"
+                " (select id from scaling_records where name = ? order by id desc limit ?)",
+                (name, name, SCALING_HISTORY),
+            )
 
     # Processes
 

@@ -17,6 +17,7 @@ from pointsman.runtimes.replica.batches import Batches
 from pointsman.runtimes.replica.call import Call
 from pointsman.runtimes.replica.calling import Calling
 from pointsman.runtimes.replica.connection import Connection, Exchange
+from pointsman.runtimes.replica.custom_metrics import KIND, CustomMetrics
 from pointsman.runtimes.replica.http_request import Request
 from pointsman.runtimes.replica.methods import Method
 from pointsman.runtimes.replica.recipe import Recipe, Surroundings
@@ -41,7 +42,8 @@ class Server:
         threads = Threads(recipe.threads, "call")
         self._calling = Calling(threads, may_wait=recipe.holds_handles)
         self._handles = Handles(recipe, surroundings, self._shared)
-        self._target = Target(recipe, self._handles, self._calling, threads, self._shared)
+        self._metrics = CustomMetrics()
+        self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
         self._batches: dict[Method, Batches] = {}
         self._under_way: set[Call] = set()
         self._connections: set[Connection] = set()
@@ -55,6 +57,7 @@ class Server:
         self._routes: Mapping[tuple[bytes, bytes], tuple[bool, Callable[[Exchange], None]]] = {
             (b"GET", b"/health"): (False, lambda exchange: self._soon(self._health(exchange))),
             (b"GET", b"/ready"): (False, self._ready),
+            (b"GET", b"/metrics"): (False, lambda exchange: exchange.respond(200, self._metrics.text(), KIND)),
             (b"POST", b"/configure"): (True, lambda exchange: self._soon(self._configure(exchange))),
             (b"POST", b"/call"): (True, self._call),
         }
@@ -200,6 +203,7 @@ class Server:
             tenant=head.tenant,
             deadline=deadline,
             clock=monotonic,  # the loop's own stands still while it waits
+            recorder=self._metrics.record,
         )
 
     def _batch_of(self, method: Method) -> Batches:

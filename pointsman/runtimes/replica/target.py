@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from pointsman.pipeline.context import CURRENT, CallContext
@@ -45,7 +46,13 @@ class Target:
     """What is called, once it is there."""
 
     def __init__(
-        self, recipe: Recipe, handles: Handles, calling: Calling, threads: Threads, shared: SharedMemory | None
+        self,
+        recipe: Recipe,
+        handles: Handles,
+        calling: Calling,
+        threads: Threads,
+        shared: SharedMemory | None,
+        recorder: Callable[[str, float], None] | None = None,
     ) -> None:
         self.recipe = recipe
         self._handles = handles
@@ -57,7 +64,9 @@ class Target:
         self._configuring = asyncio.Lock()
         """One config after the other, in the order in which they came."""
         self._methods: Methods | None = None
-        self._nobody = CallContext(app=recipe.app, node=recipe.node, rank=recipe.rank, shards=recipe.shards)
+        self._nobody = CallContext(
+            app=recipe.app, node=recipe.node, rank=recipe.rank, shards=recipe.shards, recorder=recorder
+        )
 
     @property
     def methods(self) -> Methods | None:

@@ -9,8 +9,10 @@ from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 from pointsman.runtimes.local.store import (
     APPLICATION_HISTORY,
+    APPLICATIONS,
     FILE,
     HISTORY,
+    SCALING_HISTORY,
     Store,
     StoredInstance,
     stored_manifest,
@@ -124,9 +126,28 @@ def test_versions_of_applications_are_bounded(state: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [1, 2])
+def test_targets_and_why_they_are_so_are_kept_and_bounded(state: Path) -> None:
+    store = Store(state)
+    assert store.scaling() == {}
+    store.save_scaling({"m": "1", "n": "2"})
+    store.save_scaling({"m": "3"})
+    for number in range(SCALING_HISTORY + 5):
+        store.note_scaling("m", str(number))
+    store.note_scaling("n", "one")
+    store.close()
+    again = Store(state)
+    assert again.scaling() == {"m": "3", "n": "2"}
+    assert again.scaling_records("m") == [str(number) for number in range(5, SCALING_HISTORY + 5)]
+    again.forget_scaling("m")
+    assert again.scaling() == {"n": "2"}
+    assert (again.scaling_records("m"), again.scaling_records("n")) == ([], ["one"])
+    again.close()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_older_forms_are_brought_up_to_date(state: Path, version: int) -> None:
-    place = ", place text" if version == 2 else ""
+    place = ", place text" if version > 1 else ""
+    applications = APPLICATIONS if version > 2 else ""
     with sqlite3.connect(state / FILE) as db:
         db.executescript(f"""
             create table manifests (generation integer primary key, text text, folder text, file text, at real);
@@ -134,6 +155,7 @@ def test_older_forms_are_brought_up_to_date(state: Path, version: int) -> None:
                 pid integer, born text{place}) without rowid;
             create table changes (id integer primary key, generation integer, at real, what text, subject text,
                 why text);
+            {applications}
             insert into manifests (text, folder, file, at) values ('one', '/a', 'one.yaml', 1.0);
             pragma user_version = {version};
         """)
@@ -144,4 +166,6 @@ def test_older_forms_are_brought_up_to_date(state: Path, version: int) -> None:
         store.save_application("a", SECOND, Changes(), 1.0)
         assert store.instances() == [KNOWN]
         assert store.applications() == {"a": SECOND}
+        store.save_scaling({"m": "state"})
+        assert store.scaling() == {"m": "state"}
         store.close()

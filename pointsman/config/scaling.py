@@ -1,0 +1,127 @@
+"""The `scaling` of a deployment, a node or an application: a policy by its name, and what holds for every policy.
+
+Enters: a section. Leaves: a plan with the policy made, or what is wrong, noted with its line. The one rule: a policy
+inside another, as of max-of, is written as the outer one is: {policy, parameters}.
+"""
+
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+
+from pointsman.config.building import built
+from pointsman.config.plan import MetricQuery, ScalingPlan
+from pointsman.config.problems import Path, Problems
+from pointsman.config.registry import scaling_policies
+from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
+from pointsman.config.section import Section
+from pointsman.config.validation import INVALID, Validator, unmarked, usable
+from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.policy import PolicyFunction, ScalingPolicy
+
+
+class InnerPolicy(Section, frozen=True):
+    """A policy that another one asks."""
+
+    policy: str
+    parameters: dict[str, Any] = {}  # noqa: RUF012 (each struct gets its own)
+
+
+class PolicyValidator(Validator):
+    """Also makes the policies that are parameters of policies."""
+
+    def value(self, data: Any, annotation: Any, path: Path) -> Any:
+        """The data as a value of this type."""
+        if data is not None and _is_policy(annotation):
+            spec = super().value(data, InnerPolicy, path)
+            if spec is INVALID or not spec.policy or spec.parameters is INVALID:
+                return INVALID
+            return policy(spec.policy, spec.parameters, self.problems, path)
+        return super().value(data, annotation, path)
+
+
+def _is_policy(annotation: Any) -> bool:
+    """Whether a parameter is a policy, and not a list of them or anything else."""
+    kind, _ = unmarked(annotation)
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return ScalingPolicy in members or PolicyFunction in members
+
+
+def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: Path) -> Any:
+    """The policy of this name; INVALID after noting what is wrong."""
+    kind = scaling_policies().find(name, problems, (*path, "policy"))
+    return INVALID if kind is None else built(kind, parameters, path, PolicyValidator(problems))
+
+
+def scaling(
+    spec: ScalingSpec | None, problems: Problems, path: Path, *, replicas: int | None, asked: bool = True
+) -> ScalingPlan | None:
+    """What a section builds; None: there is none, or something is wrong with it.
+
+    `replicas`: what stands beside it, if that is written, is the number to begin with. `asked`: by its own policy;
+    else by that of its application.
+    """
+    if spec is None or spec is INVALID:
+        return None
+    before = len(problems)
+    _check_bounds(spec, replicas, problems, path)
+    queries = tuple(_query(one, problems, (*path, "metrics", place)) for place, one in usable(spec.metrics))
+    made = None
+    if asked and spec.policy == "":
+        problems.add((*path, "policy"), "must not be empty")
+    elif asked and spec.policy and spec.parameters is not INVALID:
+        made = policy(spec.policy, spec.parameters, problems, path)
+    if len(problems) > before or INVALID in msgspec.structs.astuple(spec):
+        return None
+    recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if asked else [], order="sorted")
+    return ScalingPlan(
+        policy=made,
+        policy_name=spec.policy if asked else "",
+        limits=limits_of(spec, replicas),
+        recipe=recipe.decode(),
+        metrics=queries,
+        cost_per_replica_hour=spec.cost_per_replica_hour,
+    )
+
+
+def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
+    """What holds for the policy, whichever it is."""
+    return ScalingLimits(
+        min_replicas=spec.min,
+        max_replicas=spec.max,
+        initial_replicas=spec.initial if spec.initial is not None else replicas,
+        up_delay_s=spec.up_delay,
+        down_delay_s=spec.down_delay,
+        up_factor=spec.up_factor,
+        down_factor=spec.down_factor,
+        max_step=spec.max_step,
+        cooldown_s=spec.cooldown,
+        idle_timeout_s=spec.idle_timeout,
+        interval_s=spec.interval,
+        time_limit_s=spec.time_limit,
+    )
+
+
+def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, path: Path) -> None:
+    least, most = spec.min, spec.max
+    if least is INVALID or most is INVALID:
+        return
+    if most < least:
+        problems.add((*path, "max"), f"must be at least min, which is {least}, found {most}")
+        return
+    if replicas is not None and spec.initial is not None:
+        problems.add((*path, "initial"), "replicas beside it says the same; keep one of them")
+    begins = {(*path, "initial"): spec.initial, (*path[:-1], "replicas"): replicas}
+    for where, number in begins.items():
+        if number is not None and number is not INVALID and not least <= number <= most:
+            problems.add(where, f"must be between min and max of its scaling, {least} and {most}, found {number}")
+
+
+def _query(spec: MetricSpec, problems: Problems, path: Path) -> MetricQuery:
+    for field in ("name", "query"):
+        if getattr(spec, field) == "":
+            problems.add((*path, field), "must not be empty")
+    if spec.url is not INVALID and not spec.url.startswith(("http://", "https://")):
+        problems.add((*path, "url"), f"expected http://host:port of a Prometheus, found {spec.url!r}")
+    return MetricQuery(spec.name or "", spec.url or "", spec.query or "")

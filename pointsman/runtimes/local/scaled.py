@@ -1,0 +1,287 @@
+"""One deployment that is scaled: what is measured of it, who decides, and what was decided."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, MutableMapping
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import DeploymentPlan, ScalingPlan
+from pointsman.control import InstanceStatus, Phase
+from pointsman.routing.records import Record
+from pointsman.runtimes.local.store import SCALING_HISTORY
+from pointsman.runtimes.traffic import Lane
+from pointsman.scaling.answers import TooSlow, understood
+from pointsman.scaling.guard import Guard
+from pointsman.scaling.measuring import Measurements, windows_of
+from pointsman.scaling.policy import Wish
+from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.view import DeploymentView
+
+STAY_S = 10.0
+"""Who was just loaded stays as long as loading took, and need not stay longer than this."""
+GAVE_WAY = "it has made room for others, and nobody asks for it"
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """What must not be forgotten of it: plain data."""
+
+    recipe: str = ""
+    """Of the policy: the notes of another one are none of its business."""
+    guard: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    changes: int = 0
+    errors: int = 0
+    used_at: float = 0.0
+    gave_way: bool = False
+
+
+class Scaled:
+    """Measurements in, a target out."""
+
+    def __init__(
+        self, plan: DeploymentPlan, scaling: ScalingPlan, saved: Saved, records: Iterable[ScalingRecord]
+    ) -> None:
+        self.name = plan.name
+        self.scaling = scaling
+        self.policy_name = scaling.policy_name
+        self.guard = Guard(plan.name, scaling.limits, scaling.policy_name, saved.guard or None)
+        self.records: deque[ScalingRecord] = deque(records, maxlen=SCALING_HISTORY)
+        self.changes, self.errors = saved.changes, saved.errors
+        self.wanted: int | None = None
+        """By the policy, when it was last asked; None: it did not say."""
+        self.used_at = saved.used_at
+        """When a request was last here."""
+        self.loaded_at: float | None = None
+        """Since when there is an instance that takes requests; None: there is none."""
+        self._gave_way = saved.gave_way
+        """It made room for somebody else, and comes back when it is asked for."""
+        self.homeless = 0
+        """Instances without a place that were told of."""
+        self.ready = self.starting = 0
+        if saved.recipe != scaling.recipe:
+            self.guard.notes = {}
+        self._measured = _measurements(scaling, saved.measured)
+        self._arrived: int | None = None
+        self._launched: dict[str, float] = {}
+        """Instances that start, and since when."""
+
+    @property
+    def target(self) -> int:
+        """What was decided."""
+        return self.guard.target
+
+    @property
+    def start_up_s(self) -> float | None:
+        """From launch to the first request, as seen so far; None: nobody has started yet."""
+        return self._measured.start_up_s
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether it may have no instance at all."""
+        return self.guard.limits.min_replicas == 0
+
+    def configure(self, scaling: ScalingPlan, policy_name: str) -> None:
+        """Another manifest: its limits hold from now on, and its policy is asked if it is another."""
+        if scaling.recipe != self.scaling.recipe:  # another policy may look at other windows
+            self._measured = _measurements(scaling, self._measured.state())
+            self.guard.notes = {}
+        self.scaling, self.policy_name = scaling, policy_name
+        self.guard.limits, self.guard.policy_name = scaling.limits, policy_name
+
+    # Measuring
+
+    def ended(self, record: Record, now: float) -> None:
+        """A request has ended; one that was refused counts for deadlines only."""
+        if record.ended_at is None or record.refusal is not None:
+            self._measured.ended(now, met_slo=record.met_deadline)
+            return
+        latency_s = record.ended_at - record.arrived_at
+        first_s = None if record.first_token_at is None else record.first_token_at - record.arrived_at
+        tokens = record.output_tokens or 0
+        per_token_ms = None
+        if first_s is not None and tokens > 1:
+            per_token_ms = (latency_s - first_s) * 1000 / (tokens - 1)
+        self._measured.ended(
+            now,
+            latency_ms=latency_s * 1000,
+            ttft_ms=None if first_s is None else first_s * 1000,
+            tpot_ms=per_token_ms,
+            met_slo=record.met_deadline,
+            tokens=record.input_tokens + tokens,
+        )
+
+    def look(self, lane: Lane, instances: Iterable[InstanceStatus], now: float) -> None:
+        """Take in how things stand."""
+        self.see(instances, now)
+        lane.start_up_s = self.start_up_s
+        dispatcher = lane.dispatcher
+        running, here, arrived = dispatcher.running, len(dispatcher), dispatcher.tally.arrived
+        came = 0 if self._arrived is None else max(arrived - self._arrived, 0)
+        self._arrived = arrived
+        if came or here or not self.used_at:
+            self.used_at = now
+        usages = [one.metrics.kv_cache_usage for one in dispatcher.fleet.roster if one.metrics is not None]
+        usage = sum(usages) / len(usages) if usages else None
+        self._measured.sample(now, ongoing=running, queued=here - running, kv_usage=usage)
+        self._measured.arrived(now, came)
+
+    def see(self, instances: Iterable[InstanceStatus], now: float) -> None:
+        """Who is there, and how long it took to start whoever is ready by now."""
+        mine = [one for one in instances if one.deployment == self.name and one.endpoint is None]
+        self.ready = sum(one.phase is Phase.READY for one in mine)
+        self.starting = sum(one.phase in (Phase.STARTING, Phase.BACKING_OFF) for one in mine)
+        launched = {one.id: one.since for one in mine if one.phase is Phase.STARTING}
+        for one in mine:
+            if one.phase is Phase.READY and one.id in self._launched:
+                self._measured.started(one.since - self._launched[one.id])
+        self._launched = launched
+        if not self.ready:
+            self.loaded_at = None
+        elif self.loaded_at is None:
+            self.loaded_at = now
+
+    def metric(self, name: str, value: float, now: float) -> None:
+        """A number of somebody's own."""
+        self._measured.metric(now, name, value)
+
+    def view(self, lane: Lane, now: float) -> DeploymentView:
+        """What its policy sees."""
+        limits, guard = self.guard.limits, self.guard
+        return self._measured.view(
+            name=self.name,
+            now=now,
+            replicas=self.ready,
+            starting=self.starting,
+            target=guard.target,
+            min_replicas=limits.min_replicas,
+            max_replicas=limits.max_replicas,
+            max_concurrency=lane.plan.desired.max_concurrency or lane.plan.desired.engine_slots,
+            cost_per_replica_hour=self.scaling.cost_per_replica_hour,
+            since_up_s=guard.since_up_s(now),
+            since_down_s=guard.since_down_s(now),
+            idle_s=self._idle_s(lane, now),
+            state=_copied(guard.notes),
+        )
+
+    def _idle_s(self, lane: Lane, now: float) -> float | None:
+        """Since somebody last could have been served: who waited for the first one and left may come again."""
+        if len(lane.dispatcher):
+            return None
+        idle_s = max(now - max(self.used_at, self.loaded_at or 0.0), 0.0)
+        on_its_way = not self.ready and self.starting and idle_s < lane.plan.desired.lifecycle.start_timeout_s
+        return 0.0 if on_its_way else idle_s
+
+    # Deciding
+
+    def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
+        """What becomes of an answer; a record if there is something to tell."""
+        said = understood(answer, self.guard.limits.time_limit_s)
+        if isinstance(answer, TooSlow):  # whoever is late may still write to the notes that it was given
+            view = msgspec.structs.replace(view, state=self.guard.notes)
+        self.wanted = said.replicas if isinstance(said, Wish) else None
+        self.errors += isinstance(said, str)
+        self._gave_way = self._gave_way and view.load == 0
+        if self._gave_way and self.wanted:
+            answer = Wish(0, GAVE_WAY)
+        return self.keep(self.guard.decide(view, answer))
+
+    def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
+        """Remember a record, if there is one."""
+        if record is not None:
+            self.records.append(record)
+            self.changes += record.after != record.before
+        return record
+
+    def note(self, why: str, now: float, problem: str = "") -> ScalingRecord:
+        """Something to know that changes no target."""
+        target = self.target
+        record = ScalingRecord(
+            deployment=self.name,
+            at=now,
+            policy=self.policy_name,
+            before=target,
+            after=target,
+            why=why,
+            problem=problem,
+        )
+        self.keep(record)
+        return record
+
+    def give_way(self, why: str, now: float) -> ScalingRecord:
+        """None of it from now on, until somebody asks for it again."""
+        self._gave_way = True
+        record = self.guard.give_way(why, now)
+        self.keep(record)
+        return record
+
+    def may_go(self, now: float) -> bool:
+        """Whether it may be unloaded for somebody else: it is, for long enough, and nobody ordered it to stay."""
+        stay_s = min(STAY_S, self.start_up_s or STAY_S)
+        loaded = self.loaded_at is not None and now - self.loaded_at >= stay_s
+        return self.may_rest and self.target > 0 and loaded and self.guard.ordered is None
+
+    def saved(self) -> Saved:
+        """What must not be forgotten."""
+        return Saved(
+            recipe=self.scaling.recipe,
+            guard=self.guard.state(),
+            measured=self._measured.state(),
+            changes=self.changes,
+            errors=self.errors,
+            used_at=self.used_at,
+            gave_way=self._gave_way,
+        )
+
+    # For people
+
+    def in_short(self) -> dict[str, Any]:
+        """For the status of its deployment: plain data."""
+        last = next((one for one in reversed(self.records) if one.after != one.before), None)
+        return {
+            "policy": self.policy_name,
+            "desired": self.target,
+            "wanted": self.wanted,
+            "min": self.guard.limits.min_replicas,
+            "max": self.guard.limits.max_replicas,
+            "override": None if self.guard.ordered is None else msgspec.to_builtins(self.guard.ordered),
+            "problem": self.guard.problem,
+            "last": "" if last is None else f"{last.before} -> {last.after}: {last.why}",
+        }
+
+    def in_full(self, lane: Lane, now: float) -> dict[str, Any]:
+        """For `pointsman explain deployment`, and for scalers of others: plain data."""
+        ordered = self.guard.ordered
+        told = self.in_short()
+        if ordered is not None:
+            left = None if ordered.until is None else max(ordered.until - now, 0.0)
+            told["override"] = {**told["override"], "for_s": left}
+        return {
+            "deployment": self.name,
+            **told,
+            "ongoing": lane.dispatcher.running,
+            "queued": len(lane.dispatcher) - lane.dispatcher.running,
+            "ready": self.ready,
+            "starting": self.starting,
+            "start_up_s": self.start_up_s,
+            "limits": msgspec.to_builtins(self.guard.limits),
+            "records": msgspec.to_builtins(list(self.records)),
+        }
+
+
+def _measurements(scaling: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
+    """With the windows that the policy looks at, and what is known from before."""
+    windows = windows_of([scaling.policy])
+    try:
+        return Measurements(windows, saved=saved)
+    except (msgspec.MsgspecError, TypeError):  # of another form: it is seen again in time
+        return Measurements(windows)
+
+
+def _copied(notes: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For a policy to write to on its thread, while others may read these."""
+    try:
+        return deepcopy(notes)
+    except Exception:  # something of its own that cannot be copied; then it has to be careful itself
+        return notes

@@ -1,0 +1,302 @@
+"""Scaling on a running plane: measures, asks the policies, and says how many of each deployment there should be.
+
+Enters: traffic, instances, and what operators ask. Leaves: targets, and the record of each change. The one rule: a
+target is only ever a number that the controller is told; what is too much is drained there, and nobody is cut off.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
+from pointsman.control import Controller, Desired, Phase
+from pointsman.control.desired import Address
+from pointsman.errors import PointsmanError, UnknownName
+from pointsman.runtimes.local.deciders import Decider, deciders_of, policy_names
+from pointsman.runtimes.local.gathering import Gatherer
+from pointsman.runtimes.local.room import Room
+from pointsman.runtimes.local.scaled import Saved, Scaled
+from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.scaling.records import ScalingRecord
+
+SAVE_S = 30.0
+"""What was measured is saved so often; what was decided, at once."""
+
+
+class Scaling:
+    """All deployments that are scaled."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        controller: Controller,
+        retarget: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`retarget`: called when targets have changed, to tell the controller."""
+        self._traffic = traffic
+        self._controller = controller
+        self._retarget = retarget
+        self._clock = clock
+        self._store: Store | None = None
+        self._saved_at = 0.0
+        self._scaled: dict[str, Scaled] = {}
+        self._deciders: dict[str, Decider] = {}
+        """By their keys."""
+        self._gatherers: dict[str, Gatherer] = {}
+        self._plan = PointsmanPlan()
+        self._room = Room(traffic, controller, self._scaled)
+
+    # What is in force
+
+    def open(self, store: Store) -> None:
+        """Go on where an earlier plane stopped."""
+        self._store = store
+        self._traffic.wanted = self.wake
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+        self._save_all()
+        self._store = None
+        for decider in self._deciders.values():
+            if decider.task is not None:
+                decider.task.cancel()
+        self._deciders.clear()
+        for gatherer in self._gatherers.values():
+            gatherer.close()
+
+    def configure(self, plan: PointsmanPlan) -> None:
+        """This is in force from now on, and its lanes are open. Targets that live go on living."""
+        self._plan = plan
+        wanted = {one.name: one for one in plan.deployments if one.scaling is not None}
+        for name in [name for name in self._scaled if name not in wanted]:
+            del self._scaled[name]
+            self._gatherers.pop(name).close()
+            if self._store is not None:
+                self._store.forget_scaling(name)
+        stored = self._stored() if wanted.keys() - self._scaled.keys() else {}
+        policies = policy_names(plan)
+        for name, one in wanted.items():
+            assert one.scaling is not None
+            if name not in self._scaled:
+                self._scaled[name] = self._made(one, one.scaling, stored.get(name))
+            self._scaled[name].configure(one.scaling, policies[name])
+            self._listen(name)
+            self._gather(one, one.scaling)
+        self._ask_those_of(plan, stored)
+
+    def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
+        """The same with the targets that live, as far as `plan` leaves room for them; None: what is in force."""
+        told = dict(wanted.deployments)
+        for one in (plan or self._plan).deployments:
+            known = self._scaled.get(one.name)
+            if one.scaling is None or known is None or one.name not in told:
+                continue
+            limits = one.scaling.limits
+            target = min(max(known.target, limits.min_replicas), limits.max_replicas)
+            told[one.name] = msgspec.structs.replace(told[one.name], replicas=target)
+        return Desired(told)
+
+    def _made(self, plan: DeploymentPlan, scaling: ScalingPlan, saved: str | None) -> Scaled:
+        notes = Saved()
+        with suppress(msgspec.MsgspecError):  # what cannot be read is as good as nothing
+            notes = Saved() if saved is None else msgspec.json.decode(saved, type=Saved)
+        records = []
+        for text in [] if self._store is None else self._store.scaling_records(plan.name):
+            with suppress(msgspec.MsgspecError):
+                records.append(msgspec.json.decode(text, type=ScalingRecord))
+        return Scaled(plan, scaling, notes, records)
+
+    def _listen(self, name: str) -> None:
+        one, clock = self._scaled[name], self._clock
+        self._traffic.lanes[name].dispatcher.listen(lambda record: one.ended(record, clock()))
+
+    def _gather(self, plan: DeploymentPlan, scaling: ScalingPlan) -> None:
+        """Its policy sees numbers of somebody's own, if there are any."""
+        name = plan.name
+        if name not in self._gatherers:
+            self._gatherers[name] = Gatherer(
+                lambda: self._replicas(name), lambda metric, value: self._metric(name, metric, value)
+            )
+        gatherer = self._gatherers[name]
+        gatherer.queries, gatherer.interval_s = scaling.metrics, scaling.limits.interval_s
+        if plan.is_replica or scaling.metrics:
+            gatherer.start()
+
+    def _replicas(self, name: str) -> list[Address]:
+        if not self._traffic.lanes[name].plan.is_replica:
+            return []
+        ready = [one for one in self._controller.instances() if one.deployment == name and one.phase is Phase.READY]
+        return [Address(one.host, one.port, one.tls) for one in ready]
+
+    def _metric(self, name: str, metric: str, value: float) -> None:
+        if name in self._scaled:
+            self._scaled[name].metric(metric, value, self._clock())
+
+    def _ask_those_of(self, plan: PointsmanPlan, stored: Mapping[str, str]) -> None:
+        """Policies that have not changed go on with what they know."""
+        wanted = {one.key: one for one in deciders_of(plan)}
+        for key in [
+            key for key, one in self._deciders.items() if key not in wanted or one.recipe != wanted[key].recipe
+        ]:
+            task = self._deciders.pop(key).task
+            if task is not None:
+                task.cancel()
+        for key, made in wanted.items():
+            known = self._deciders.get(key)
+            if known is None:
+                if made.of_application:
+                    made.notes = _notes(stored.get(key), made.recipe)
+                known = self._deciders[key] = made
+                known.task = asyncio.get_running_loop().create_task(self._follow(known))
+            known.nodes = made.nodes
+            known.interval_s, known.time_limit_s = made.interval_s, made.time_limit_s
+
+    # Every interval
+
+    def wake(self, deployment: str) -> None:
+        """A request waits, and no instance takes any: its policy is asked now, and not at its next turn."""
+        for decider in self._deciders.values():
+            if deployment in decider.nodes:
+                decider.woken.set()
+
+    async def _follow(self, decider: Decider) -> None:
+        while True:
+            try:
+                await self._once(decider)
+            except Exception as error:  # of ours: the next turn may go better
+                failed = {"message": f"pointsman: scaling {decider.name} failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(failed)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(decider.interval_s):
+                    await decider.woken.wait()
+            decider.woken.clear()
+
+    async def _once(self, decider: Decider) -> None:
+        now, instances = self._clock(), self._controller.instances()
+        members = [self._scaled[name] for name in decider.nodes if name in self._scaled]
+        for one in members:
+            one.look(self._lane(one), instances, now)
+        views = {one.name: one.view(self._lane(one), now) for one in members}
+        if not views:
+            return
+        answers = await decider.ask(views)
+        if self._deciders.get(decider.key) is not decider:
+            return  # another manifest came while it thought
+        before = {one.name: one.target for one in members}
+        records = [one.decide(views[one.name], answers[one.name]) for one in members if one.name in self._scaled]
+        self._tell([record for record in records if record is not None])
+        if any(one.target != before[one.name] for one in members):
+            self._retarget()
+        self._find_places(members, now)
+        if now - self._saved_at >= SAVE_S:
+            self._save_all()
+
+    def _find_places(self, members: Iterable[Scaled], now: float) -> None:
+        for one in members:
+            seen = self._room.look(one, now)
+            self._tell(seen.records)
+            if seen.somebody_goes:
+                self._retarget()
+
+    # What operators ask
+
+    def find(self, name: str) -> Scaled:
+        """By the name of its deployment, or as APP/NODE. Raises if there is none, or if it is not scaled."""
+        known = {one.name: one for one in self._plan.deployments}
+        found = name if name in known else name.replace("/", ".", 1)
+        if found not in known:
+            raise UnknownName("deployment", name, known)
+        if found not in self._scaled:
+            number, example = known[found].desired.replicas, "scaling: {min: 1, max: 4}"
+            raise PointsmanError(
+                f'"{found}" has a fixed number of instances, which is {number}; give it a section such as {example}'
+            )
+        return self._scaled[found]
+
+    def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        """So many, for so long, whatever the policy says; None: as it says."""
+        one, now = self.find(name), self._clock()
+        limits, before = one.guard.limits, one.target
+        if replicas is None:
+            self._tell([one.keep(one.guard.release(now))])
+            self.wake(one.name)
+            return
+        if not limits.min_replicas <= replicas <= limits.max_replicas:
+            between = f"between {limits.min_replicas} and {limits.max_replicas} (scaling.min and max)"
+            raise PointsmanError(f'"{one.name}" must have {between}, found {replicas}')
+        self._tell([one.keep(one.guard.override(replicas, None if for_s is None else now + for_s, by, now))])
+        if one.target != before:
+            self._retarget()
+
+    def told(self, name: str) -> dict[str, Any]:
+        """How many there are of a deployment, and why: plain data."""
+        one, now = self.find(name), self._clock()
+        one.see(self._controller.instances(), now)
+        return one.in_full(self._lane(one), now)
+
+    def each(self) -> list[Scaled]:
+        """All of them."""
+        return list(self._scaled.values())
+
+    def resting(self) -> set[str]:
+        """Deployments that are to have no instance now."""
+        return {one.name for one in self._scaled.values() if one.target == 0}
+
+    def problems(self) -> list[str]:
+        """What is wrong with which policy, and which number cannot be read, in words."""
+        unread = [f'"{name}": {why}' for name, one in self._gatherers.items() for why in one.problems()]
+        return unread + [
+            f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; {one.target} wanted as before'
+            for one in self._scaled.values()
+            if one.guard.problem
+        ]
+
+    # Remembering
+
+    def _lane(self, one: Scaled) -> Lane:
+        return self._traffic.lanes[one.name]
+
+    def _tell(self, records: Iterable[ScalingRecord | None]) -> None:
+        """Remember records, and what they are about."""
+        told = [record for record in records if record is not None]
+        if self._store is None or not told:
+            return
+        for record in told:
+            self._store.note_scaling(record.deployment, msgspec.json.encode(record).decode())
+        self._save({record.deployment for record in told})
+
+    def _save(self, names: Iterable[str]) -> None:
+        if self._store is not None:
+            states = {name: self._scaled[name].saved() for name in names if name in self._scaled}
+            self._store.save_scaling({name: msgspec.json.encode(one).decode() for name, one in states.items()})
+
+    def _save_all(self) -> None:
+        self._saved_at = self._clock()
+        self._save(self._scaled)
+        if self._store is not None:
+            theirs = {key: one for key, one in self._deciders.items() if one.of_application}
+            self._store.save_scaling({key: _written(one) for key, one in theirs.items()})
+
+    def _stored(self) -> dict[str, str]:
+        return {} if self._store is None else self._store.scaling()
+
+
+def _notes(saved: str | None, recipe: str) -> dict[str, Any]:
+    """What the policy of an application wrote down, if it is still the same."""
+    with suppress(msgspec.MsgspecError):
+        written, notes = ("", {}) if saved is None else msgspec.json.decode(saved, type=tuple[str, dict[str, Any]])
+        return notes if written == recipe else {}
+    return {}
+
+
+def _written(decider: Decider) -> str:
+    try:
+        return msgspec.json.encode([decider.recipe, decider.notes]).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):  # not plain data: it is lost with the process
+        return msgspec.json.encode([decider.recipe, {}]).decode()

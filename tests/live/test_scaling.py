@@ -1,0 +1,209 @@
+"""Scaling on a real plane under real load: more and fewer instances, and nobody is refused, cut off or kept waiting."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2 as httpx
+
+import pointsman as pm
+from bench.chaos.clients import counted
+from bench.chaos.load import Load
+from bench.chaos.planes import LivePlane
+from tests.live.manifests import llama, manifest, simulated
+from tests.live.pipeline_nodes import Watched
+
+QUICK = {"max": 3, "downDelay": "1s", "idleTimeout": "1s", "interval": "200ms"}
+FEW = {"target": 2, "lookBack": "1s"}
+"""Parameters of target-ongoing."""
+
+
+def scaled(deployment: dict[str, Any], **scaling: Any) -> dict[str, Any]:
+    """A deployment with a `scaling` that is in a hurry."""
+    return {key: value for key, value in deployment.items() if key != "replicas"} | {
+        "scaling": {**QUICK, "parameters": FEW, **scaling}
+    }
+
+
+def ready(plane: LivePlane, deployment: str) -> Callable[[int], bool]:
+    return lambda number: len(plane.pids(deployment)) == number == len(plane.instances(deployment))
+
+
+def changes(plane: LivePlane, deployment: str) -> list[tuple[int, int]]:
+    records = plane.admin.get("deployments", deployment, "scaling")["records"]
+    return [(one["before"], one["after"]) for one in records if one["before"] != one["after"]]
+
+
+def complete(plane: LivePlane, model: str, **more: Any) -> httpx.Response:
+    body = {"model": model, "prompt": "hello", "max_tokens": 3, **more}
+    return httpx.post(f"{plane.url}/v1/completions", json=body, timeout=60)
+
+
+def test_a_burst_on_real_engines_goes_from_one_to_three_and_back(plane: LivePlane) -> None:
+    plane.up(manifest(scaled(llama("tiny"))))
+    count = ready(plane, "tiny")
+    assert count(1)
+    with Load(plane.url, ["tiny"], clients=12, tokens=(20, 60), check=counted) as load:
+        plane.until(lambda: count(3), "three of them")
+        three_at = len(load.samples)
+        plane.until(lambda: len(load.samples) > three_at + 30, "load on all three")
+    assert load.bad() == []
+    with Load(plane.url, ["tiny"], clients=1, check=counted) as load:  # some are stopped while it goes on
+        plane.until(lambda: count(1), "one of them again")
+        plane.until(lambda: len(load.samples) > 5, "load on the last one")
+    assert load.bad() == []
+    steps = changes(plane, "tiny")
+    assert steps[0][0] == 1
+    assert max(after for _, after in steps) == 3
+    assert steps[-1][1] == 1
+    told = plane.pointsman("explain", "deployment", "tiny").stdout
+    print(f"\n{told}")
+    assert "tiny: 1 wanted of 1 to 3 by target-ongoing; 1 ready" in told
+    assert "requests here (mean of 1 s), 2 wanted per replica" in told
+    assert plane.status()["problems"] == []
+
+
+def test_from_none_the_first_request_is_answered(plane: LivePlane) -> None:
+    plane.up(manifest(scaled(simulated("m"), min=0), scaled(llama("tiny"), min=0)))
+    assert plane.instances() == {}
+    assert httpx.get(f"{plane.url}/ready").status_code == 200
+    for model in ("tiny", "m"):
+        began = time.monotonic()
+        answer = complete(plane, model)
+        assert (answer.status_code, answer.json()["model"]) == (200, model)
+        print(f"\n{model}: the first request was answered after {time.monotonic() - began:.2f} s, with its start")
+        plane.until(lambda: not plane.instances(), "nobody left when nobody asks")
+        assert changes(plane, model) == [(0, 1), (1, 0)]
+    with Load(plane.url, ["m"], clients=6) as load:
+        plane.until(lambda: len(load.samples) > 60, "load from none")
+    assert load.bad() == []
+
+
+def test_who_waits_too_long_for_a_first_instance_is_told_when_to_come_back(plane: LivePlane) -> None:
+    flow = {
+        "featureGates": ["flowControl"],
+        "flowControl": {"noEndpointRequestTTL": "500ms"},
+    }
+    slow = simulated("m", parameters={"startSeconds": 5}, scheduling={"config": flow})
+    plane.up(manifest(scaled(slow, min=0)))
+    answer = complete(plane, "m")
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "no instance is running" in answer.json()["error"]["message"]
+    plane.until(lambda: plane.pids("m"), "started all the same")
+    assert complete(plane, "m").status_code == 200
+
+
+HOURS = '''\
+from datetime import datetime
+
+
+def business_hours(view, day=3, night=1, opens=8, closes=18):
+    """More by day, on weekdays."""
+    now = datetime.fromtimestamp(view.now)
+    is_open = now.weekday() < 5 and opens <= now.hour < closes
+    return day if is_open else night
+'''
+WRONG = """\
+import time
+
+def raises(view):
+    raise RuntimeError("no idea")
+
+def negative(view):
+    return -3
+
+def wordy(view):
+    return "many"
+
+def slow(view):
+    time.sleep(1)
+    return 3
+"""
+
+
+def test_a_policy_from_a_file_and_wrong_ones_beside_it(plane: LivePlane) -> None:
+    (plane.folder / "hours.py").write_text(HOURS)
+    (plane.folder / "wrong.py").write_text(WRONG)
+    always = {"opens": 0, "closes": 24, "day": 2, "night": 2}  # whenever this test runs
+    names = ("raises", "negative", "wordy", "slow")
+    plane.up(
+        manifest(
+            scaled(simulated("hours"), policy="hours:business_hours", parameters=always),
+            *(scaled(simulated(name), policy=f"wrong:{name}", parameters={}, initial=1) for name in names),
+        ),
+        wait=False,
+    )
+    plane.until(lambda: ready(plane, "hours")(2), "two by day")
+    plane.until(lambda: len(plane.status()["problems"]) == len(names), "what is wrong with the others")
+    told = "\n".join(plane.status()["problems"])
+    assert "wrong:raises" in told
+    assert "raised RuntimeError: no idea" in told
+    assert "returned -3" in told
+    assert "returned 'many'" in told
+    assert "it may take 0.5 s (timeLimit)" in told
+    with Load(plane.url, list(names), clients=4) as load:
+        plane.until(lambda: len(load.samples) > 40, "load")
+    assert load.bad() == []
+    assert all(ready(plane, name)(1) for name in names)
+    errors = httpx.get(f"{plane.url}/metrics").text
+    assert 'pointsman_scaling_target{deployment="hours",policy="hours:business_hours"} 2' in errors
+    assert 'pointsman_scaling_policy_errors_total{deployment="raises",policy="wrong:raises"}' in errors
+    shown = plane.pointsman("status").stdout
+    assert "hours:business_hours" in shown
+
+
+FRAMES = '''\
+def by_frames(view, per_replica=10):
+    """So many frames for each replica."""
+    frames = view.metrics.get("frames_waiting")
+    return view.target if frames is None else max(1, round(frames.last / per_replica))
+'''
+
+
+def test_a_policy_with_numbers_that_a_node_records(plane: LivePlane) -> None:
+    plane.up(manifest(simulated("m", 1)))
+    (plane.folder / "frames.py").write_text(FRAMES)
+    scaling = {**QUICK, "policy": "frames:by_frames", "parameters": {}}
+    with pm.InputNode() as value:
+        root = Watched.options(scaling=scaling).bind().look.bind(value)
+    text = pm.build(root, name="camera", folder=plane.folder).to_yaml()
+    plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+    plane.until(plane.is_settled, "one replica")
+    assert httpx.post(f"{plane.url}/camera", json=20, timeout=30).json() == 20
+    plane.until(lambda: ready(plane, "camera.watched")(2), "two replicas for twenty frames")
+    plane.until(lambda: plane.admin.get("deployments", "camera/watched", "scaling")["wanted"] == 2, "as told")
+    resting = {**QUICK, "min": 0, "parameters": FEW}
+    with pm.InputNode() as value:
+        root = Watched.options(scaling=resting).bind().look.bind(value)
+    text = pm.build(root, name="rare", folder=plane.folder).to_yaml()
+    plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+    assert plane.instances("rare.watched") == {}
+    assert httpx.post(f"{plane.url}/rare", json=7, timeout=30).json() == 7
+    plane.until(lambda: not plane.instances("rare.watched"), "nobody left when nobody asks")
+    assert "rare.watched" in plane.pointsman("status", "rare").stdout
+
+
+def test_an_order_with_an_end_and_a_plane_that_is_killed(plane: LivePlane) -> None:
+    plane.up(manifest(scaled(simulated("m"))))
+    assert plane.pointsman("scale", "m", "--replicas", "9").returncode == 1
+    done = plane.pointsman("scale", "m", "--replicas", "3", "--for", "6s")
+    assert done.stdout == "m: 3 wanted, for 6s; pointsman status shows how it goes\n"
+    plane.until(lambda: ready(plane, "m")(3), "three")
+    pids = plane.pids("m")
+    plane.kill()
+    plane.up()
+    assert plane.pids("m") == pids
+    told = plane.admin.get("deployments", "m", "scaling")
+    assert (told["desired"], told["override"]["by"]) == (3, "pointsman scale")
+    plane.until(lambda: ready(plane, "m")(1), "one when the order is over")
+    plane.pointsman("scale", "m", "--replicas", "2")
+    plane.until(lambda: ready(plane, "m")(2), "two")
+    assert plane.pointsman("apply", plane.folder / "manifest.yaml").returncode == 0
+    assert ready(plane, "m")(2)
+    assert "target-ongoing decides" in plane.pointsman("scale", "m", "--auto").stdout
+    plane.until(lambda: ready(plane, "m")(1), "one")
+    explained = json.loads(plane.pointsman("explain", "deployment", "m", "--json").stdout)
+    assert explained["override"] is None
+    assert changes(plane, "m") == [(1, 3), (3, 1), (1, 2), (2, 1)]

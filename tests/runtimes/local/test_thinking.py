@@ -1,0 +1,71 @@
+"""A policy is called so that it holds nobody up."""
+
+import asyncio
+import threading
+
+from pointsman.runtimes.local.thinking import Thinker
+from pointsman.scaling import TooSlow
+from tests.runtimes.local.planes import run
+from tests.runtimes.local.processes import eventually
+
+LONG_S = 20.0
+
+
+def test_what_it_says_comes_back_whatever_it_is() -> None:
+    async def story() -> None:
+        thinker = Thinker("m")
+        assert await thinker.ask(lambda: 3, LONG_S) == 3
+        assert await thinker.ask(lambda: "many", LONG_S) == "many"
+        assert isinstance(await thinker.ask(lambda: 1 // 0, LONG_S), ZeroDivisionError)
+
+        def leaves() -> object:
+            raise SystemExit(3)
+
+        assert isinstance(await thinker.ask(leaves, LONG_S), SystemExit)
+        assert await thinker.ask(threading.get_ident, LONG_S) != threading.get_ident()
+
+    run(story())
+
+
+def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
+    gate, calls = threading.Event(), []
+
+    def hangs() -> int:
+        calls.append(threading.get_ident())
+        gate.wait()
+        return 7
+
+    async def story() -> None:
+        thinker = Thinker("m")
+        assert await thinker.ask(hangs, 0.01) == TooSlow(0.01)
+        for _ in range(3):
+            answer = await thinker.ask(hangs, 0.01)
+            assert isinstance(answer, TooSlow)
+        assert len(calls) == 1
+        gate.set()
+        done: list[object] = []
+
+        async def again() -> bool:
+            done.append(await thinker.ask(lambda: 5, LONG_S))
+            return done[-1] == 5
+
+        while not await again():  # the late answer itself counts for nothing
+            await asyncio.sleep(0)
+        assert 7 not in done
+
+    run(story())
+
+
+def test_a_loop_that_is_closed_does_not_hear_it() -> None:
+    gate, over = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        gate.wait()
+        over.set()
+
+    async def story() -> None:
+        await Thinker("m").ask(hangs, 0.01)
+
+    run(story())
+    gate.set()
+    asyncio.run(eventually(over.is_set, "the thread has ended"))

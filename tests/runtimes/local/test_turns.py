@@ -1,0 +1,50 @@
+"""Who makes room on a machine that is too small for all; tried out, and nothing is changed."""
+
+import pytest
+
+from pointsman.control.desired import DesiredDeployment
+from pointsman.placement.asks import Ask, EngineAbility
+from pointsman.placement.fleet import Fleet
+from pointsman.runtimes.local.turns import what_would_help, who_makes_room
+from tests.placement.fleets import fleet, need, worker
+
+
+def ask(size: float) -> Ask:
+    return Ask(instance_id="", need=need(size), engine=EngineAbility(name="any"))
+
+
+def full() -> Fleet:
+    """Two GPUs of 24 GiB: on one a small and a large instance, on the other one that fills it."""
+    return fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 0, 16), huge1=("w", 1, 22))
+
+
+IDLE = [("small", ["small1"]), ("large", ["large1"]), ("huge", ["huge1"])]
+"""The least recently used first."""
+
+
+@pytest.mark.parametrize(
+    ("size", "leaving", "idle", "goes"),
+    [
+        (1.0, [], IDLE, []),  # there is room
+        (5.0, [], IDLE, ["small"]),
+        (12.0, [], IDLE, ["large"]),  # small alone would not do, and need not go as well
+        (20.0, [], IDLE, ["small", "large"]),
+        (20.0, [], IDLE[1:], ["huge"]),
+        (20.0, ["huge1"], IDLE, []),  # somebody is on the way out already
+        (23.9, [], IDLE[:1], []),  # it would not help
+        (5.0, [], [], []),
+    ],
+)
+def test_the_fewest_go_and_the_least_recently_used_first(
+    size: float, leaving: list[str], idle: list[tuple[str, list[str]]], goes: list[str]
+) -> None:
+    there = full()
+    before = there.snapshot()
+    assert who_makes_room(ask(size), there, leaving, idle) == goes
+    assert there.snapshot() == before
+
+
+def test_what_would_help_is_said_in_a_few_words() -> None:
+    told = what_would_help(ask(12), full(), [DesiredDeployment(name="small", model="m", ask=ask(6))])
+    assert "largest free" in told
+    assert len(told) < 400
