@@ -121,6 +121,7 @@ class Controller:
         turn.changed = True
         turn.touched.update(self._instances)
         for instance in self._instances.values():
+            instance.warmth = event.warmth.get(instance.id, 0.0)
             spec = event.desired.deployments.get(instance.deployment)
             if spec is not None:
                 instance.spec = _known(instance, spec)

@@ -5,6 +5,7 @@ day `Exited`, after which nothing more is heard of that process. Each `Probe` is
 `Silent`, unless another `Probe` of the same instance took its place or its process has ended; then it is not answered.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -24,6 +25,8 @@ class Applied(Event, frozen=True):
     desired: Desired
     retry: frozenset[str] = frozenset()
     """Deployments whose rollout was stopped, and is to be tried again."""
+    warmth: Mapping[str, float] = {}
+    """How much instances have in their caches: of those that are equal otherwise, the coldest go."""
 
 
 class Adopted(Event, frozen=True):

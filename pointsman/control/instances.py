@@ -115,6 +115,8 @@ class Instance(msgspec.Struct, kw_only=True):
     """In a row, of this recipe: it has never been ready since."""
     halted: bool = False
     """It is not tried again, as long as older ones serve."""
+    warmth: float = 0.0
+    """How much it has in its cache, as far as anybody has said."""
     has_served: bool = False
     """Of this recipe: it was ready once, and would be again after a crash."""
     reason: str = ""

@@ -110,13 +110,13 @@ def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]
             current.append(instance)
     there = len(current) + len(outdated)
     count = f"{_count(wanted)} wanted, {there} there"
-    current.sort(key=lambda one: (WORTH.index(one.phase), *_number(one)))
+    current.sort(key=lambda one: (WORTH.index(one.phase), -one.warmth, *_number(one)))
     ready = sum(one.phase is Phase.READY for one in current[:wanted])
     held = _replace(outdated, max(wanted - ready, 0), recipe, steps)
     room = min(wanted, wanted + 1 - len(held))
     if fleet is not None and spec.ask is not None and len(current) > room:
-        ids = [one.id for one in current if one.phase is Phase.READY]
-        gone = victims(fleet, ids, len(ids) - room, arrangement=spec.ask.arrangement)
+        warmth = {one.id: one.warmth for one in current if one.phase is Phase.READY}
+        gone = victims(fleet, list(warmth), len(warmth) - room, arrangement=spec.ask.arrangement, warmth=warmth)
         current.sort(key=lambda one: (WORTH.index(one.phase), one.id in gone, *_number(one)))
     steps += [_leave(instance, count) for instance in current[room:]]
     for instance in current[:room]:

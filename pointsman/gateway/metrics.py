@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from pointsman.gateway.usage import Usage
-from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.tally import Histogram
 from pointsman.runtimes.traffic import Lane, Traffic
 
@@ -180,7 +179,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Exceptions and broken promises of policies and plugins.",
         {one: sum(tally.policy_errors.values()) + sum(tally.broken_promises.values()) for one, tally in tallies},
     )
-    prefixes = [(one, producer) for one, lane in each for producer in _prefix_producers(lane)]
+    prefixes = [(one, producer) for one, lane in each for producer in lane.prefix_producers]
     page.counter(
         "prefix_tokens",
         "Prompt tokens sent, and how many of them were expected in the instance's cache.",
@@ -197,12 +196,6 @@ def _now(page: Page, lanes: Collection[Lane]) -> None:
     page.gauge("waiting_requests", "Requests that wait for an instance.", {o: len(d) - d.running for o, d in each})
     page.gauge("running_requests", "Requests on an instance.", {o: d.running for o, d in each})
     page.gauge("instances", "Instances in service.", {o: len(d.fleet) for o, d in each})
-
-
-def _prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
-    picker = lane.plan.picker
-    made = [] if picker is None else picker.plugins.values()
-    return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
 
 
 def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dict[Labels, float]:

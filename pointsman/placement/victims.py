@@ -1,11 +1,11 @@
 """Who goes when there should be fewer: the same kernel with instances as candidates.
 
 Unhealthy ones first, those that are partly on a CPU before those that are not, then whoever leaves the better fleet
-behind: when spreading the one on the most crowded worker, when packing the one on the emptiest. Of equals the newest
-goes.
+behind: when spreading the one on the most crowded worker, when packing the one on the emptiest. Of equals the one with
+the least in its cache goes, and of those the newest.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, eq=False):
     place: Place | None
     """None: it has no place of ours."""
     healthy: bool
+    warmth: float = 0.0
+    """How much it has in its cache."""
 
     def __str__(self) -> str:
         return self.instance_id
@@ -69,6 +71,16 @@ class IsCrowded:
         return [1.0 - crowd / most if self._emptiest else crowd / most for crowd in crowds]
 
 
+class IsCold:
+    """Prefers to lose instances with little in their caches."""
+
+    bounded = True
+
+    def scores(self, cycle: Cycle[Fleet], candidates: Candidates) -> list[float]:
+        most = max((one.warmth for one in candidates), default=0.0)
+        return [1.0 - one.warmth / most if most > 0 else 0.0 for one in candidates]
+
+
 class NewestBest:
     """The highest totals; of equals the last."""
 
@@ -96,6 +108,7 @@ def victims(
     *,
     unhealthy: Collection[str] = (),
     arrangement: Arrangement = Arrangement.BINPACK,
+    warmth: Mapping[str, float] | None = None,
     trace: Trace | None = None,
 ) -> list[str]:
     """So many of these instances (oldest first), chosen to go one after the other."""
@@ -103,10 +116,12 @@ def victims(
     scratch = fleet.copy()
     crowded = IsCrowded(emptiest=arrangement is Arrangement.BINPACK)
     profile: Profile[Candidate] = Profile(
-        "victims", (IsUnhealthy(), 100.0), (IsOffloaded(), 10.0), (crowded, 1.0), NewestBest(1)
+        "victims", (IsUnhealthy(), 100.0), (IsOffloaded(), 10.0), (crowded, 1.0), (IsCold(), 0.001), NewestBest(1)
     )
     for _ in range(min(count, len(left))):
-        candidates = [Candidate(one, scratch.place_of(one), one not in unhealthy) for one in left]
+        candidates = [
+            Candidate(one, scratch.place_of(one), one not in unhealthy, (warmth or {}).get(one, 0.0)) for one in left
+        ]
         run = profile.run(Cycle(scratch, trace=trace), Roster(candidates, arrays=False))
         assert not isinstance(run, ProfileFailure), "nobody is turned away"
         victim = run.targets[0].instance_id

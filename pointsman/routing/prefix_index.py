@@ -89,6 +89,10 @@ class PrefixIndex:
     def servers(self) -> Set[str]:
         return self._slots.keys()
 
+    def held(self, server: str) -> int:
+        """Blocks that a server holds; 0 if it is unknown."""
+        return self._held.get(self._slots.get(server, -1), 0)
+
     def slot(self, server: str) -> int:
         """The bit of this server in sets of holders; kept until it is forgotten."""
         slot = self._slots.get(server)

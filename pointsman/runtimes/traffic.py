@@ -28,6 +28,7 @@ from pointsman.routing.events import (
     WakeAt,
 )
 from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.types import ExecutionInstance
 
 FAILURES_IN_A_ROW = 3
@@ -135,6 +136,17 @@ class Lane:
             self.failing(instance_id, why)
         if self._idle_calls:
             self.look_for_idle()
+
+    @property
+    def prefix_producers(self) -> list[ApproxPrefixCacheProducer]:
+        """Those who know what its instances have in their prefix caches."""
+        made = () if self.plan.picker is None else self.plan.picker.plugins.values()
+        return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
+
+    def warmth(self) -> dict[str, float]:
+        """Blocks in the prefix cache of each instance, as far as anybody knows."""
+        known = [producer.index for producer in self.prefix_producers]
+        return {name: float(index.held(name)) for index in known for name in index.servers}
 
     def in_flight(self, instance_id: str) -> int:
         """Requests under way on an instance; none if it is unknown."""
@@ -256,6 +268,10 @@ class Traffic:
         """That of the one deployment that clients may name; None: there are several, or none."""
         known = [lane for lane in self.lanes.values() if not lane.plan.internal]
         return known[0] if len(known) == 1 else None
+
+    def warmth(self) -> dict[str, float]:
+        """How much is in the prefix cache of each instance, as far as anybody knows."""
+        return {name: blocks for lane in self.lanes.values() for name, blocks in lane.warmth().items()}
 
     def all_lanes(self) -> list[Lane]:
         """Also those of deployments that are gone, as long as something of them is left."""

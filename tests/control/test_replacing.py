@@ -209,3 +209,13 @@ def test_there_are_never_fewer_ready_ones_nor_more_than_one_too_many(replicas: i
         assert len(staying) <= replicas + 1
     assert sum(isinstance(command, Launch) for command in commands) == replicas
     assert len(world.ready()) == len(world.phases()) == replicas
+
+
+def test_of_equals_the_coldest_goes() -> None:
+    world = World()
+    world.apply(deployment(replicas=3))
+    world.behave()
+    warmth = {"m-1": 10.0, "m-2": 0.0, "m-3": 40.0}
+    world.tell(Applied(wish(deployment(replicas=1)), warmth=warmth))
+    world.settle()
+    assert world.ready() == ["m-3"]

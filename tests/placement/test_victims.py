@@ -49,3 +49,12 @@ def test_who_goes(
 def test_instances_without_a_place_may_go_too() -> None:
     fleet = fleet_with(("a", "w0", ONE))
     assert victims(fleet, ["a", "elsewhere"], 2, unhealthy=["elsewhere"]) == ["elsewhere", "a"]
+
+
+def test_of_equals_the_coldest_goes_and_of_those_the_newest() -> None:
+    fleet = fleet_with(("a", "w0", ONE), ("b", "w1", ONE), ("c", "w2", ONE))
+    assert victims(fleet, ["a", "b", "c"], 2, warmth={"a": 1.0, "b": 9.0, "c": 5.0}) == ["a", "c"]
+    assert victims(fleet, ["a", "b", "c"], 1) == ["c"]
+    crowded = fleet_with(("a", "w0", ONE), ("b", "w0", ONE), ("c", "w1", ONE))
+    spread = victims(crowded, ["a", "b", "c"], 1, arrangement=Arrangement.SPREAD, warmth={"a": 9.0, "b": 8.0})
+    assert spread == ["b"], "warmth only breaks ties"

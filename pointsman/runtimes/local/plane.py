@@ -305,7 +305,7 @@ class Plane:
         self._traffic.configure(plan.deployments)
         self._scaling.configure(plan)
         self._see_worker(plan)
-        self._tell(control.Applied(self._desired(), frozenset(retry)))
+        self._tell(control.Applied(self._desired(), frozenset(retry), self._traffic.warmth()))
         return changes
 
     def _desired(self) -> Desired:
@@ -343,7 +343,7 @@ class Plane:
             steps = self._controller.preview(self._desired())
             changes = changes_between(self.current, self.current, steps)
             self._running.store.note(self.generation, changes, time.time())
-            self._tell(control.Applied(self._desired()))
+            self._tell(control.Applied(self._desired(), warmth=self._traffic.warmth()))
 
     def _forget_the_gone(self) -> None:
         there = self._controller.instances()
