@@ -207,6 +207,6 @@ def shape(array: Any) -> list[int]:
 class Watched:
     """Says how much there is to do, for a scaling policy of the user's own."""
 
-    def look(self, frames: int) -> int:
-        pm.record_metric("frames_waiting", frames)
-        return frames
+    def look(self, pages: int) -> int:
+        pm.record_metric("pages_waiting", pages)
+        return pages

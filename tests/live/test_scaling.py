@@ -1,8 +1,10 @@
 """Scaling on a real plane under real load: more and fewer instances, and nobody is refused, cut off or kept waiting."""
 
 import json
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -95,16 +97,22 @@ def test_who_waits_too_long_for_a_first_instance_is_told_when_to_come_back(plane
     assert complete(plane, "m").status_code == 200
 
 
-HOURS = '''\
-from datetime import datetime
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
-def business_hours(view, day=3, night=1, opens=8, closes=18):
-    """More by day, on weekdays."""
-    now = datetime.fromtimestamp(view.now)
-    is_open = now.weekday() < 5 and opens <= now.hour < closes
-    return day if is_open else night
-'''
+def write_from_the_page(plane: LivePlane, file: str) -> None:
+    """A policy, as the page about scaling shows it."""
+    found = re.search(rf"^```python\n(# file: {file}\n.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert found is not None, f"{PAGE} has no {file}"
+    (plane.folder / file).write_text(found[1], encoding="utf-8")
+
+
+def hours_until_noon_of_a_wednesday() -> float:
+    """What a clock is behind that shows it now."""
+    noon = 6 * 86400 + 12 * 3600  # of the first one of the epoch
+    return (noon - time.time()) / 3600
+
+
 WRONG = """\
 import time
 
@@ -124,13 +132,13 @@ def slow(view):
 
 
 def test_a_policy_from_a_file_and_wrong_ones_beside_it(plane: LivePlane) -> None:
-    (plane.folder / "hours.py").write_text(HOURS)
+    write_from_the_page(plane, "business_hours.py")
     (plane.folder / "wrong.py").write_text(WRONG)
-    always = {"opens": 0, "closes": 24, "day": 2, "night": 2}  # whenever this test runs
+    always = {"replicas": 2, "utcOffsetH": hours_until_noon_of_a_wednesday()}  # whenever this test runs
     names = ("raises", "negative", "wordy", "slow")
     plane.up(
         manifest(
-            scaled(simulated("hours"), policy="hours:business_hours", parameters=always),
+            scaled(simulated("hours"), policy="business_hours:business_hours", parameters=always),
             *(scaled(simulated(name), policy=f"wrong:{name}", parameters={}, initial=1) for name in names),
         ),
         wait=False,
@@ -148,31 +156,23 @@ def test_a_policy_from_a_file_and_wrong_ones_beside_it(plane: LivePlane) -> None
     assert load.bad() == []
     assert all(ready(plane, name)(1) for name in names)
     errors = httpx.get(f"{plane.url}/metrics").text
-    assert 'pointsman_scaling_target{deployment="hours",policy="hours:business_hours"} 2' in errors
+    assert 'pointsman_scaling_target{deployment="hours",policy="business_hours:business_hours"} 2' in errors
     assert 'pointsman_scaling_policy_errors_total{deployment="raises",policy="wrong:raises"}' in errors
     shown = plane.pointsman("status").stdout
-    assert "hours:business_hours" in shown
-
-
-FRAMES = '''\
-def by_frames(view, per_replica=10):
-    """So many frames for each replica."""
-    frames = view.metrics.get("frames_waiting")
-    return view.target if frames is None else max(1, round(frames.last / per_replica))
-'''
+    assert "business_hours:business_hours" in shown
 
 
 def test_a_policy_with_numbers_that_a_node_records(plane: LivePlane) -> None:
     plane.up(manifest(simulated("m", 1)))
-    (plane.folder / "frames.py").write_text(FRAMES)
-    scaling = {**QUICK, "policy": "frames:by_frames", "parameters": {}}
+    write_from_the_page(plane, "pages_waiting.py")
+    scaling = {**QUICK, "policy": "pages_waiting:PagesWaiting", "parameters": {"pagesPerReplica": 10}}
     with pm.InputNode() as value:
         root = Watched.options(scaling=scaling).bind().look.bind(value)
     text = pm.build(root, name="camera", folder=plane.folder).to_yaml()
     plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
     plane.until(plane.is_settled, "one replica")
     assert httpx.post(f"{plane.url}/camera", json=20, timeout=30).json() == 20
-    plane.until(lambda: ready(plane, "camera.watched")(2), "two replicas for twenty frames")
+    plane.until(lambda: ready(plane, "camera.watched")(2), "two replicas for twenty pages")
     plane.until(lambda: plane.admin.get("deployments", "camera/watched", "scaling")["wanted"] == 2, "as told")
     resting = {**QUICK, "min": 0, "parameters": FEW}
     with pm.InputNode() as value:
