@@ -1,6 +1,8 @@
 """Applications on a real plane: every kind of graph, over HTTP, with real replicas."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -290,3 +292,30 @@ def test_nodes_call_models_through_handles(plane: LivePlane, deploy: Deploy, cli
 def metric(client: httpx.Client, name: str) -> float:
     lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+
+@pytest.mark.parametrize(("idempotent", "status"), [(True, 200), (False, 502)])
+def test_a_call_whose_replica_dies_is_made_again_only_if_it_may_be(
+    plane: LivePlane, deploy: Deploy, client: httpx.Client, idempotent: bool, status: int
+) -> None:
+    with pm.InputNode() as given:
+        slow = nodes.Slow.options(idempotent=idempotent, num_replicas=2).bind()
+        dag = slow.slowly.bind(given)
+    name = f"dies-{'again' if idempotent else 'once'}"
+    path = deploy(name, dag)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, path, json=1.0, headers={"x-request-id": name})
+        plane.until(lambda: busy(plane, f"{name}.slow"), "the call under way")
+        [replica] = busy(plane, f"{name}.slow")
+        os.kill(plane.pids(f"{name}.slow")[replica], signal.SIGKILL)
+        answer = asked.result()
+    assert answer.status_code == status, answer.text
+    if not idempotent:
+        assert answer.json()["error"]["node"] == "slow"
+    steps = plane.admin.get("requests", name)["steps"]
+    assert [step["tries"] for step in steps] == [2 if idempotent else 1]
+    plane.until(plane.is_settled, "the replica replaced")
+
+
+def busy(plane: LivePlane, deployment: str) -> list[str]:
+    return [name for name, one in plane.instances(deployment).items() if one["in_flight"]]
