@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests to one server, over a unix socket or a port, on connections that are kept open between them."""
+"""HTTP/1.1 requests to one server, over a unix socket, on connections that are kept open between them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -75,10 +75,6 @@ class Requesting:
     @classmethod
     def unix(cls, path: str, headers: Mapping[str, str] | None = None) -> "Requesting":
         return cls(lambda: _connected(path), path, headers)
-
-    @classmethod
-    def tcp(cls, host: str, port: int, headers: Mapping[str, str] | None = None) -> "Requesting":
-        return cls(lambda: asyncio.open_connection(host, port, limit=LONGEST_HEAD), f"{host}:{port}", headers)
 
     @asynccontextmanager
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[HttpAnswer]:

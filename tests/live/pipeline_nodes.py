@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,3 +211,19 @@ class Watched:
     def look(self, pages: int) -> int:
         pm.record_metric("pages_waiting", pages)
         return pages
+
+
+@pm.deployment
+class Pours:
+    """Yields without end, and writes down how far it has come."""
+
+    async def out(self, file: str) -> AsyncIterator[str]:
+        poured = 0
+        try:
+            while True:
+                yield "x" * 65536
+                poured += 65536
+                Path(file).write_text(str(poured))
+                await asyncio.sleep(0)
+        finally:
+            Path(file).write_text("stopped")

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -319,3 +321,27 @@ def test_a_call_whose_replica_dies_is_made_again_only_if_it_may_be(
 
 def busy(plane: LivePlane, deployment: str) -> list[str]:
     return [name for name, one in plane.instances(deployment).items() if one["in_flight"]]
+
+
+def test_a_client_that_does_not_read_holds_its_generator_up_and_nobody_else(
+    plane: LivePlane, deploy: Deploy, client: httpx.Client, tmp_path: Path
+) -> None:
+    with pm.InputNode() as given:
+        dag = nodes.Pours.bind().out.bind(given)
+    path, told = deploy("pours", dag), tmp_path / "poured"
+    address = urlsplit(plane.url)
+    body = json.dumps(str(told)).encode()
+    with socket.create_connection((address.hostname, address.port)) as lazy:
+        lazy.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        plane.until(told.exists, "the first pieces")
+        seen: list[str] = []
+
+        def stands_still() -> bool:
+            seen.append(told.read_text())
+            return len(seen) > 25 and len(set(seen[-25:])) == 1  # half a second
+
+        plane.until(stands_still, "back-pressure")
+        assert int(seen[-1]) < 64 << 20, "the rest of it is nobody's memory"
+        assert client.post("/diamond", json=[1, 2, 3]).json() == 8
+        assert len(lazy.recv(65536)) > 0
+    plane.until(lambda: told.read_text() == "stopped", "the generator closed once its client is gone")
