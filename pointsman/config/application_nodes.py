@@ -127,7 +127,8 @@ class Nodes:
             picker=how.picker,
             scheduling_recipe=how.recipe,
             engine=engine,
-            scaling=grows,
+            scaling=None if rank else grows,
+            follows=deployment_name(self._application, node.name, 0) if rank and grows is not None else "",
             internal=True,
         )
 

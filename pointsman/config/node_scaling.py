@@ -33,10 +33,6 @@ class NodeScaling:
         """None: it always has as many replicas as its options say, or something is wrong and noted."""
         options, where = node.options, (*path, "scaling")
         replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
-        if options.shards > 1:
-            if options.scaling is not None:
-                self._problems.add(where, "a node of several shards has a fixed number of replicas; drop one of them")
-            return None
         if options.scaling is None:
             if self._common is None or self._broken:
                 return None

@@ -115,6 +115,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     price: PriceSpec | None = None
     scaling: ScalingPlan | None = None
     """None: there are always as many as `desired` says."""
+    follows: str = ""
+    """There are as many as of this deployment, which is scaled: of a node, all shards have as many as the first."""
     internal: bool = False
     """Its requests come from pipelines only: clients do not know its model."""
 

@@ -98,6 +98,7 @@ def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
         max_step=spec.max_step,
         cooldown_s=spec.cooldown,
         idle_timeout_s=spec.idle_timeout,
+        turn_s=spec.turn,
         interval_s=spec.interval,
         time_limit_s=spec.time_limit,
     )

@@ -29,6 +29,7 @@ from pointsman.control.events import (
     Exited,
     Launched,
     LaunchFailed,
+    PlaceNeeded,
     RequestsFail,
     ShuttingDown,
     Silent,
@@ -57,19 +58,19 @@ class Controller:
         self._wake_at: float | None = None
         """For when the timer is set."""
         self._open = True
+        self._statuses: list[InstanceStatus] | None = None
+        """Made when somebody asks, which many do between two events."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; carry the commands out in their order."""
+        self._statuses = None
         turn = Turn(self._instances, self.places, now)
         _HANDLERS[type(event)](self, event, turn)
         if self.desired is not None or not self._open:
-            self._reconcile(turn)
+            self._settle(turn)  # first: whoever stands in line comes before those whose time is over just now
             for instance_id in [one for one, due in self._dues.items() if due <= now]:
                 turn.tick(instance_id)
-            self._reconcile(turn)
-            if turn.has_room and self._open:
-                turn.try_again()
-                self._reconcile(turn)
+            self._settle(turn)
             self._set_timer(turn)
         return turn.commands
 
@@ -79,8 +80,10 @@ class Controller:
 
     def instances(self) -> list[InstanceStatus]:
         """All that are not gone, by deployment and id."""
-        found = sorted(self._instances.values(), key=lambda one: (one.deployment, len(one.id), one.id))
-        return [instance.status() for instance in found]
+        if self._statuses is None:
+            found = sorted(self._instances.values(), key=lambda one: (one.deployment, len(one.id), one.id))
+            self._statuses = [instance.status() for instance in found]
+        return list(self._statuses)
 
     def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[Step]:
         """What `Applied` would lead to that is not under way already, why, and where. Nothing is changed."""
@@ -136,6 +139,9 @@ class Controller:
         turn.changed = True
         if instance.endpoint is not None:  # nobody can take its place: it is only kept out
             turn.drain(instance)
+
+    def _place_needed(self, event: PlaceNeeded, turn: Turn) -> None:
+        turn.evict(event.instance_id, event.why)
 
     def _shutting_down(self, event: ShuttingDown, turn: Turn) -> None:
         self._open = False
@@ -246,6 +252,12 @@ class Controller:
             turn.commands.append(WakeAt(due))
         self._wake_at = due
 
+    def _settle(self, turn: Turn) -> None:
+        self._reconcile(turn)
+        if turn.has_room and self._open:
+            turn.try_again()
+            self._reconcile(turn)
+
     def _reconcile(self, turn: Turn) -> None:
         if turn.changed:
             turn.changed = False
@@ -301,6 +313,7 @@ _HANDLERS: dict[type[Event], Callable[[Controller, Any, Turn], None]] = {
     WorkerSeen: Controller._worker_seen,
     WorkerLost: Controller._worker_lost,
     DrainAsked: Controller._drain_asked,
+    PlaceNeeded: Controller._place_needed,
     ShuttingDown: Controller._shutting_down,
     Adopted: Controller._adopted,
     Launched: Controller._launched,

@@ -115,6 +115,13 @@ class DrainAsked(Event, frozen=True):
     instance_id: str
 
 
+class PlaceNeeded(Event, frozen=True):
+    """Somebody else needs the place of an instance more. It is drained, and comes back when there is another place."""
+
+    instance_id: str
+    why: str
+
+
 class ShuttingDown(Event, frozen=True):
     """Everything is drained and stopped; nothing is started any more."""
 

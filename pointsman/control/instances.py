@@ -14,7 +14,7 @@
     unhealthy       Answered, with real work done                   ready: Update (as before)
     unhealthy       Silent                                          stopping: Withdraw, Terminate
     ready, unh.     Exited                                          backing off: Withdraw
-    ready, unh.     it is not wanted any more                       draining: Update (nothing new), AwaitDrained
+    ready, unh.     it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
     draining        Drained, drain_timeout                          stopping: Withdraw, Terminate
     draining        Exited                                          (gone): Withdraw
     stopping        stop_grace                                      stopping: Kill
@@ -24,7 +24,7 @@
     backing off     its recipe has changed                          starting: Launch
     backing off     start_attempts failed, older ones serve         backing off, for good: the rollout is stopped
     starting        its recipe has changed                          stopping: Terminate
-    starting        it is not wanted any more                       stopping: Terminate
+    starting        it is not wanted any more, or PlaceNeeded       stopping: Terminate
     backing off     it is not wanted any more                       (gone)
 
 A server that somebody else started is never launched, terminated or killed. While it starts it is probed with backoff,
@@ -90,6 +90,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """It could not be started so often that it is not tried again: those from before its recipe serve on."""
     recipe: str = ""
     """What its process was started from, or will be started from next."""
+    start_up_s: float | None = None
+    """From the launch of its process until it was ready; None: it was not yet, or we did not see its launch."""
 
 
 class Instance(msgspec.Struct, kw_only=True):
@@ -117,6 +119,10 @@ class Instance(msgspec.Struct, kw_only=True):
     """It is not tried again, as long as older ones serve."""
     warmth: float = 0.0
     """How much it has in its cache, as far as anybody has said."""
+    launched_at: float | None = None
+    """Its process; None: before our time."""
+    start_up_s: float | None = None
+    """From then until it was ready."""
     has_served: bool = False
     """Of this recipe: it was ready once, and would be again after a crash."""
     reason: str = ""
@@ -140,13 +146,18 @@ class Instance(msgspec.Struct, kw_only=True):
     """It is not wanted any more; there is no way back."""
     place: Place | None = None
     """Where it is; None: nowhere, or wherever its runtime started it."""
-    homeless: bool = False
-    """There was no place for it when it was last tried."""
+    homeless_since: float | None = None
+    """When there was no place for it for the first time; None: it has one, or has not been tried."""
 
     @property
     def deployment(self) -> str:
         """The name of its deployment."""
         return self.spec.name
+
+    @property
+    def homeless(self) -> bool:
+        """There was no place for it when it was last tried."""
+        return self.homeless_since is not None
 
     @property
     def foreign(self) -> bool:
@@ -263,4 +274,5 @@ class Instance(msgspec.Struct, kw_only=True):
             homeless=self.homeless,
             halted=self.halted,
             recipe=self.recipe,
+            start_up_s=self.start_up_s,
         )

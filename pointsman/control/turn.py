@@ -1,5 +1,7 @@
 """What is done to instances in one turn of the controller. Every change of phase is made here, with its commands."""
 
+from collections import Counter
+
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
 from pointsman.control.events import Admit, AwaitDrained, Command, Kill, Launch, Probe, Terminate, Update, Withdraw
 from pointsman.control.instances import Instance, Phase
@@ -45,27 +47,30 @@ class Turn:
         if isinstance(place, Refused):
             self._wait_for_room(instance, place)
             return
-        instance.place, instance.homeless = place, False
+        instance.place, instance.homeless_since = place, None
         self._enter(instance, Phase.STARTING)
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
+        instance.launched_at, instance.start_up_s = self.now, None
         if instance.renewing:
             instance.renewing, instance.reason = False, ""
         self.commands.append(Launch(instance.id, instance.deployment, place, instance.recipe))
 
     def _wait_for_room(self, instance: Instance, refused: Refused) -> None:
         """There is no place for it: it is tried again when there may be, and now and then."""
-        instance.place, instance.homeless, instance.renewing = None, True, False
+        instance.place, instance.renewing = None, False
+        if instance.homeless_since is None:
+            instance.homeless_since = self.now
         instance.failures += 1
         instance.reason = f"no place: {refused.in_words()}"
         self._enter(instance, Phase.BACKING_OFF)
         for victim in self._places.in_the_way(instance.id, instance.spec):
-            self._evict(victim, f"it makes room for {instance.id}, which is more important")
+            self.evict(victim, f"it makes room for {instance.id}, which is more important")
 
-    def _evict(self, instance_id: str, why: str) -> None:
+    def evict(self, instance_id: str, why: str) -> None:
         """It has to go, although it is wanted: it comes back when there is another place for it."""
         instance = self.find(instance_id)
-        if instance is None or instance.phase in (Phase.DRAINING, Phase.STOPPING):
-            return  # it is going already
+        if instance is None or instance.endpoint is not None or instance.phase in (Phase.DRAINING, Phase.STOPPING):
+            return  # it has no place of ours, or is going already
         instance.reason = why
         if instance.serving is not None:
             self.drain(instance)
@@ -75,10 +80,23 @@ class Turn:
     def try_again(self) -> None:
         """There may be room for those who have no place."""
         self.has_room = False
-        for instance in [one for one in self._instances.values() if one.homeless and one.phase is Phase.BACKING_OFF]:
+        for instance in self._in_line():
             self.touched.add(instance.id)
             instance.failures = 0
             self.launch(instance)
+
+    def _in_line(self) -> list[Instance]:
+        """Those who have no place: the important first, then of whom there are fewest, then who waits longest."""
+        homeless = [one for one in self._instances.values() if one.homeless and one.phase is Phase.BACKING_OFF]
+        homeless.sort(key=lambda one: one.homeless_since or 0.0)
+        placed = Counter(one.deployment for one in self._instances.values() if one.place is not None)
+        ranks = []
+        for instance in homeless:
+            priority = instance.spec.ask.priority if instance.spec.ask is not None else 0
+            ranks.append((-priority, placed[instance.deployment]))
+            placed[instance.deployment] += 1
+        in_line = sorted(zip(ranks, homeless, strict=True), key=lambda one: one[0])
+        return [instance for _, instance in in_line]
 
     def launched(self, instance: Instance, host: str, port: int, pid: int) -> None:
         """Its process runs; somebody may have lost interest in the meantime."""
@@ -99,6 +117,8 @@ class Turn:
     def admit(self, instance: Instance) -> None:
         """It has done real work."""
         self._enter(instance, Phase.READY)
+        if instance.launched_at is not None and instance.start_up_s is None:
+            instance.start_up_s = self.now - instance.launched_at
         instance.heard_at, instance.failed_starts, instance.has_served = self.now, 0, True
         if instance.endpoint is not None and not instance.doubted:
             instance.failures = 0  # backoff only spares it probes; there is nothing to be held against it

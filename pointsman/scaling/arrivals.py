@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -40,16 +40,25 @@ class Recent:
 
     def per_second(self, seconds: float, now: float) -> float:
         """Over the last so many seconds, or since counting began if that is less."""
-        if self.began is None:
-            return 0.0
-        start = now - seconds
-        total = 0.0
-        for number, n in reversed(self._bins):
-            begin, end = number * FINE_S, (number + 1) * FINE_S
-            if end <= start:
-                break
-            total += n * min(1.0, (end - start) / FINE_S) if begin < start else n
-        return total / min(seconds, max(now - self.began, FINE_S))
+        return self.past(now)(seconds)
+
+    def past(self, now: float) -> Callable[[float], float]:
+        """Says how many there were per second in the last so many seconds before now, whatever comes afterwards."""
+        bins, began = tuple(self._bins), self.began
+
+        def per_second(seconds: float) -> float:
+            if began is None:
+                return 0.0
+            start = now - seconds
+            total = 0.0
+            for number, n in reversed(bins):
+                begin, end = number * FINE_S, (number + 1) * FINE_S
+                if end <= start:
+                    break
+                total += n * min(1.0, (end - start) / FINE_S) if begin < start else n
+            return total / min(seconds, max(now - began, FINE_S))
+
+        return per_second
 
 
 class Kept(msgspec.Struct):
@@ -94,6 +103,10 @@ class Arrivals:
     def per_second(self, seconds: float, now: float) -> float:
         """Over the last so many seconds."""
         return self._recent.per_second(seconds, now)
+
+    def past(self, now: float) -> Callable[[float], float]:
+        """As that of `Recent`."""
+        return self._recent.past(now)
 
     def history(self, now: float) -> tuple[Rate, ...]:
         """Every bin that is over, the oldest first; one in which nobody came is a bin of zero."""

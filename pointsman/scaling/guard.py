@@ -193,6 +193,7 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
     numbers: dict[str, float | None] = {
         "replicas": view.replicas,
         "starting": view.starting,
+        "homeless": view.homeless or None,
         "ongoing": view.ongoing,
         "queued": view.queued,
         "arrivals_per_s": view.arrivals_per_s.get(min(view.arrivals_per_s)) if view.arrivals_per_s else None,
@@ -201,6 +202,7 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
         "tpot_p90_ms": view.tpot_ms.p90,
         "slo_attainment": view.slo_attainment,
         "kv_usage": view.kv_usage.last,
+        "gpu_usage": view.gpu_usage.last,
         "tokens_per_s": view.tokens_per_s,
     }
     return {name: round(float(number), 4) for name, number in numbers.items() if number is not None}

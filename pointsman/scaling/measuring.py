@@ -7,7 +7,7 @@ from typing import Any
 
 from pointsman.scaling.arrivals import Arrivals, Recent
 from pointsman.scaling.view import DeploymentView
-from pointsman.scaling.windows import Events, Gauge
+from pointsman.scaling.windows import Events, Gauge, WhenAsked
 
 WINDOWS = (30.0, 300.0, 3600.0)
 """Seconds, of gauges and rates; policies may ask for others."""
@@ -113,6 +113,7 @@ class Measurements:
         replicas: int,
         target: int,
         starting: int = 0,
+        homeless: int = 0,
         min_replicas: int = 0,
         max_replicas: int = 1,
         max_concurrency: int | None = None,
@@ -121,10 +122,9 @@ class Measurements:
         since_up_s: float | None = None,
         since_down_s: float | None = None,
         idle_s: float | None = None,
-        room: int | None = None,
         state: MutableMapping[str, Any] | None = None,
     ) -> DeploymentView:
-        """All of it as it is now, with what others know: who is there, the guard's target and limits, prices, room."""
+        """All of it as it is now, with what others know: who is there, the guard's target and limits, prices."""
         ongoing, queued = self._load
         told = {metric: events.window(ENDED_S, now) for metric, events in self._metrics.items()}
         if idle_s is None and ongoing + queued == 0 and self._busy_at is not None:
@@ -134,15 +134,16 @@ class Measurements:
             now=now,
             replicas=replicas,
             starting=starting,
+            homeless=homeless,
             target=target,
             min_replicas=min_replicas,
             max_replicas=max_replicas,
             max_concurrency=max_concurrency,
             ongoing=ongoing,
             queued=queued,
-            ongoing_windows={length: self._ongoing.window(length, now) for length in self.windows},
-            queued_windows={length: self._queued.window(length, now) for length in self.windows},
-            arrivals_per_s={length: self._arrivals.per_second(length, now) for length in self.windows},
+            ongoing_windows=WhenAsked(self.windows, self._ongoing.past(now).window),
+            queued_windows=WhenAsked(self.windows, self._queued.past(now).window),
+            arrivals_per_s=WhenAsked(self.windows, self._arrivals.past(now)),
             history=self._arrivals.history(now),
             bin_s=self._arrivals.bin_s,
             ttft_ms=self._ttft.window(ENDED_S, now),
@@ -158,7 +159,6 @@ class Measurements:
             since_up_s=since_up_s,
             since_down_s=since_down_s,
             idle_s=idle_s,
-            room=room,
             state={} if state is None else state,
         )
 

@@ -39,6 +39,8 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     """That take requests now."""
     starting: int = 0
     """On their way: launched, or waiting for a place."""
+    homeless: int = 0
+    """Of those, how many have no place: the fleet is full."""
     target: int
     """What was last decided."""
     min_replicas: int = 0
@@ -65,6 +67,7 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: Window = Window(300.0)
     """Of the KV cache, mean over replicas, 0 to 1."""
     gpu_usage: Window = Window(300.0)
+    """Of the GPUs that a replica has, the share of time in which they compute, mean over replicas, 0 to 1."""
     tokens_per_s: float | None = None
     """In and out, over the last 5 minutes."""
     metrics: Mapping[str, Window] = {}
@@ -77,8 +80,6 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     since_down_s: float | None = None
     idle_s: float | None = None
     """Since the last request was here; None: there is one now, or there never was one."""
-    room: int | None = None
-    """How many more replicas the fleet has room for; None: not known, or nobody asked."""
     state: MutableMapping[str, Any] = {}
     """The policy's own notes: plain data, kept between calls and over restarts. The only thing here that may change."""
 

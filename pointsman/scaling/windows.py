@@ -2,12 +2,18 @@
 
 import math
 import operator
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, takewhile
+from typing import TypeVar
 
 import msgspec
 
 from pointsman.scaling.view import Window
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 COARSER_BY_AGE = 50.0
 """A bin may be as wide as the 50th part of its age: old samples are merged, young ones are not."""
@@ -17,7 +23,7 @@ PRECISION = 0.01
 """Of percentiles of events, relative; means and maxima are exact."""
 
 
-class Bin(msgspec.Struct):
+class Bin(msgspec.Struct, frozen=True):
     """A while in which a gauge was seen."""
 
     start: float
@@ -57,8 +63,45 @@ class Gauge:
 
     def window(self, seconds: float, now: float) -> Window:
         """What it was in the last so many seconds."""
-        start = now - seconds
-        bins = self._since_then(start, now)
+        return self.past(now).window(seconds)
+
+    def past(self, now: float) -> "Past":
+        """All that is kept of it, as it is now; cheap."""
+        bins = [self._open(now)] if self._value is not None and now > self._since else []
+        bins.extend(reversed(self._bins))
+        return Past(now, self._value, bins)
+
+    def _open(self, now: float) -> Bin:
+        """Since the value is what it is, until now."""
+        assert self._value is not None
+        return Bin(self._since, now, self._value * (now - self._since), self._value, self._times)
+
+    def _merge(self, now: float) -> None:
+        merged: deque[Bin] = deque()
+        for seen in self._bins:
+            last = merged[-1] if merged else None
+            if seen.end <= now - self.keep_s:
+                continue
+            if last and last.end == seen.start and seen.end - last.start <= (now - seen.end) / COARSER_BY_AGE:
+                most = max(last.most, seen.most)
+                merged[-1] = Bin(last.start, seen.end, last.area + seen.area, most, last.count + seen.count)
+            else:
+                merged.append(seen)
+        self._bins = merged
+        self._crowded = max(128, 2 * len(merged))  # so that merging costs little per measurement
+
+
+class Past:
+    """What a gauge was until some moment. It does not change, whatever is measured afterwards."""
+
+    def __init__(self, now: float, value: float | None, bins: Sequence[Bin]) -> None:
+        self._now, self._value, self._bins = now, value, bins
+        """The youngest first."""
+
+    def window(self, seconds: float) -> Window:
+        """What it was in the last so many seconds."""
+        start = self._now - seconds
+        bins = list(takewhile(lambda seen: seen.end > start, self._bins))
         if not bins:
             value = self._value
             return Window(seconds) if value is None else Window(seconds, value, value, value, value, value, value, 1)
@@ -80,34 +123,6 @@ class Gauge:
             count=sum(seen.count for seen in bins[:-1])
             + math.ceil(oldest.count * weights[-1] / (oldest.end - oldest.start)),
         )
-
-    def _since_then(self, start: float, now: float) -> list[Bin]:
-        """The youngest first, down to the one that was under way then."""
-        bins = [self._open(now)] if self._value is not None and now > self._since else []
-        for seen in reversed(self._bins):
-            if seen.end <= start:
-                break
-            bins.append(seen)
-        return bins
-
-    def _open(self, now: float) -> Bin:
-        """Since the value is what it is, until now."""
-        assert self._value is not None
-        return Bin(self._since, now, self._value * (now - self._since), self._value, self._times)
-
-    def _merge(self, now: float) -> None:
-        merged: deque[Bin] = deque()
-        for seen in self._bins:
-            last = merged[-1] if merged else None
-            if seen.end <= now - self.keep_s:
-                continue
-            if last and last.end == seen.start and seen.end - last.start <= (now - seen.end) / COARSER_BY_AGE:
-                most = max(last.most, seen.most)
-                merged[-1] = Bin(last.start, seen.end, last.area + seen.area, most, last.count + seen.count)
-            else:
-                merged.append(seen)
-        self._bins = merged
-        self._crowded = max(128, 2 * len(merged))  # so that merging costs little per measurement
 
 
 class Slice(msgspec.Struct):
@@ -152,19 +167,39 @@ class Events:
         count = sum(part.count for part in parts)
         if not count:
             return Window(seconds)
-        sizes: dict[int, int] = {}
+        sizes = Counter[int]()
         for part in parts:
-            for size, times in part.sizes.items():
-                sizes[size] = sizes.get(size, 0) + times
+            sizes.update(part.sizes)
         most = max(part.most for part in parts)
-        percentiles = _percentiles([_value(size) for size in sizes], list(sizes.values()))
-        p50, p90, p99 = (min(value, most) for value in percentiles)
+        p50, p90, p99 = (min(_value(size), most) for size in _percentiles(sizes, sizes.values()))
         mean = sum(part.total for part in parts) / count
         return Window(seconds, mean=mean, max=most, p50=p50, p90=p90, p99=p99, last=self._last, count=count)
 
     @property
     def _slice_s(self) -> float:
         return self.keep_s / SLICES
+
+
+class WhenAsked(Mapping[float, T]):
+    """Something for each of some lengths of time, made when somebody looks at it: most policies look at few."""
+
+    def __init__(self, lengths: Collection[float], make: Callable[[float], T]) -> None:
+        """`make`: gives the same whenever it is called, also on another thread."""
+        self._lengths, self._make = lengths, make
+        self._made: dict[float, T] = {}
+
+    def __getitem__(self, seconds: float) -> T:
+        if seconds not in self._lengths:
+            raise KeyError(seconds)
+        if seconds not in self._made:
+            self._made[seconds] = self._make(seconds)
+        return self._made[seconds]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._lengths)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
 
 
 def looking_back(windows: Mapping[float, Window], seconds: float) -> Window | None:
@@ -189,16 +224,10 @@ def _value(size: int) -> float:
     return math.copysign(_SMALLEST * math.exp((abs(size) - 0.5) * _STEP), size) if size else 0.0
 
 
-def _percentiles(values: Sequence[float], weights: Iterable[float]) -> tuple[float, float, float]:
+def _percentiles(values: Iterable[N], weights: Iterable[float]) -> tuple[N, N, N]:
     """The values below which half, nine tenths and 99 hundredths of the weight are."""
     ordered = sorted(zip(values, weights, strict=True))
-    total = sum(weight for _, weight in ordered)
-    found = []
-    seen, at = 0.0, -1
-    for share in (0.5, 0.9, 0.99):
-        while at < 0 or (seen < share * total * (1 - 1e-12) and at + 1 < len(ordered)):
-            at += 1
-            seen += ordered[at][1]
-        found.append(ordered[at][0])
-    p50, p90, p99 = found
+    sums = list(accumulate(weight for _, weight in ordered))
+    enough = (1 - 1e-12) * sums[-1]
+    p50, p90, p99 = (ordered[bisect_left(sums, share * enough)][0] for share in (0.5, 0.9, 0.99))
     return p50, p90, p99

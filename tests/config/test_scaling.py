@@ -216,7 +216,6 @@ def test_a_policy_of_ones_own_is_asked_once_for_all_that_have_none_themselves() 
     ("old", "new", "problem"),
     [
         ("class: m.py:A", "class: m.py:A\n  scaling: {max: 0}", "f:6: nodes[0].scaling.max: must be at least 1, found 0"),
-        ("class: m.py:A", "class: m.py:A\n  shards: 2\n  scaling: {max: 2}", "f:7: nodes[0].scaling: a node of several shards has a fixed number of replicas"),
         ("function: m.py:b", "model: llm\n  scaling: {max: 2}", "f:8: nodes[1].scaling: is of a deployment of the manifest; say it there"),
         ("output:", "scaling: {max: 0}\noutput:", "f:11: scaling.max: must be at least 1, found 0"),
         ("output:", "scaling: {policy: nope, max: 2}\noutput:", 'f:11: scaling.policy: there is no scaling policy "nope"'),

@@ -16,6 +16,8 @@ from pointsman.control.events import (
     Drained,
     Exited,
     Launch,
+    PlaceNeeded,
+    RequestsFail,
     TimerFired,
     WorkerLost,
     WorkerSeen,
@@ -169,6 +171,74 @@ def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() ->
     controller.handle(TimerFired(), 30.0)
     [waits, _] = controller.instances()
     assert (waits.id, waits.homeless) == ("batch-1", True), "it comes back when there is room"
+
+
+def test_whoever_has_none_comes_before_those_who_have_some() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    many, one = deployment(16, 4, "many"), deployment(16, 1, "one")
+    controller.handle(wish(many), 0.0)
+    controller.handle(wish(many, one), 1.0)
+    assert [one.id for one in controller.instances() if one.place is not None] == ["many-1"]
+    assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 2.0))) == ["one-1"], "although it came last"
+    assert list(launches(controller.handle(WorkerSeen(worker("w3", 24)), 3.0))) == ["many-2"]
+
+
+def test_the_important_come_first_when_there_is_room() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
+    controller.handle(wish(deployment(16, 1, "chat"), with_ask(deployment(16, 2, "vip"), priority=1)), 0.0)
+    room = worker("w2", 24, 24)
+    assert list(launches(controller.handle(WorkerSeen(room), 2.0))) == ["vip-1", "vip-2"]
+
+
+def test_who_waits_longest_comes_first_although_everybody_tries_now_and_then() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
+    early, late = deployment(16, 1, "z-early"), deployment(16, 1, "a-late")
+    controller.handle(wish(early), 0.0)
+    controller.handle(wish(early, late), 5.0)
+    for now in (6.0, 8.0, 12.0, 20.0):
+        controller.handle(TimerFired(), now)
+    assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 21.0))) == ["z-early-1"]
+
+
+def test_somebody_else_needs_the_place_of_an_instance() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    busy, other = deployment(16, name="busy"), deployment(16, name="other")
+    controller.handle(wish(busy), 0.0)
+    controller.handle(launched("busy-1"), 0.0)
+    controller.handle(Answered("busy-1", readiness=True), 1.0)
+    controller.handle(wish(busy, other), 2.0)
+    controller.handle(PlaceNeeded("busy-1", "other is waited for"), 3.0)
+    assert phases(controller) == {"busy-1": Phase.DRAINING, "other-1": Phase.BACKING_OFF}, "what it is doing may end"
+    assert controller.handle(PlaceNeeded("busy-1", "again"), 3.5) == []
+    controller.handle(Drained("busy-1"), 4.0)
+    assert list(launches(controller.handle(Exited("busy-1", "exit code 0"), 5.0))) == ["other-1"]
+    controller.handle(TimerFired(), 30.0)
+    assert {one.id: one.homeless for one in controller.instances()} == {"busy-1": True, "other-1": False}
+    controller.handle(wish(busy), 31.0)
+    assert list(launches(controller.handle(Exited("other-1", "exit code 0"), 32.0))) == ["busy-1"], "it comes back"
+
+
+def test_how_long_a_start_took_is_known_of_those_that_we_launched() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
+    controller.handle(adopted("m-1", deployment(16, 2)), 0.0)
+    controller.handle(wish(deployment(16, 2)), 0.0)
+    controller.handle(launched("m-2"), 1.0)
+    for name in ("m-1", "m-2"):
+        controller.handle(Answered(name, readiness=True), 4.0)
+    assert {one.id: one.start_up_s for one in controller.instances()} == {"m-1": None, "m-2": 4.0}
+    controller.handle(RequestsFail("m-2", "status 500"), 10.0)
+    controller.handle(Answered("m-2", readiness=True), 11.0)
+    assert controller.instances()[1].start_up_s == 4.0, "it was doubted, and not started again"
+    controller.handle(Exited("m-2", "exit code 1"), 12.0)
+    controller.handle(TimerFired(), 20.0)
+    controller.handle(launched("m-2"), 20.0)
+    controller.handle(Answered("m-2", readiness=True), 27.0)
+    assert controller.instances()[1].start_up_s == 7.0
 
 
 def test_an_instance_whose_gpu_is_gone_is_stopped_and_placed_anew() -> None:

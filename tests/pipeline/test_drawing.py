@@ -296,6 +296,11 @@ def test_shards_and_options_are_told() -> None:
     assert "secret" not in svg
 
 
+def test_a_node_that_is_scaled_tells_its_bounds() -> None:
+    grows = node("grows", scaling={"min": 0, "max": 4})
+    assert "x0-4" in sound(graph_svg("grows", graph(call("said", "grows", INPUT), nodes=(grows,)))).named("said").words
+
+
 def test_several_outputs_and_parts_of_the_input_have_rows() -> None:
     one = call("one", "n", FromInput((Access("user"), Access("name", attribute=True))))
     two = call("two", "n", INPUT, limit=[FromStep("one")])

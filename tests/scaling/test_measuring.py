@@ -32,8 +32,8 @@ def test_everything_that_is_taken_in_is_told() -> None:
     measured.started(20.0)
     measured.started(40.0)
     measured.started(600.0)
-    view = told(measured, 120.0, room=3, since_up_s=7.0, state={"seen": 1})
-    assert (view.ongoing, view.queued, view.replicas, view.target, view.room) == (6.0, 1.0, 2, 3, 3)
+    view = told(measured, 120.0, homeless=1, since_up_s=7.0, state={"seen": 1})
+    assert (view.ongoing, view.queued, view.replicas, view.target, view.homeless) == (6.0, 1.0, 2, 3, 1)
     assert view.ongoing_windows[30.0].mean == 6.0
     assert view.queued_windows[30.0].mean == pytest.approx(0.5)
     assert view.arrivals_per_s[30.0] == pytest.approx(3.0)

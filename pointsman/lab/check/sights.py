@@ -60,8 +60,8 @@ SIGHTS = st.builds(
     since_up_s=st.none() | st.floats(0, 4000),
     since_down_s=st.none() | st.floats(0, 4000),
     idle_s=st.none() | st.floats(0, 4000),
-    room=st.none() | st.integers(0, 4),
-)
+    homeless=st.integers(0, 2),
+).map(lambda view: msgspec.structs.replace(view, homeless=min(view.homeless, view.starting)))
 
 
 def smallest(view: DeploymentView, shows: Callable[[DeploymentView], bool]) -> DeploymentView:

@@ -1,14 +1,13 @@
 """What a policy would have seen at a moment of recorded load."""
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.lab.scaling.series import Series
 from pointsman.scaling.guard import Guard
-from pointsman.scaling.view import DeploymentView, Window
-from pointsman.scaling.windows import Gauge
+from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.windows import Gauge, WhenAsked
 
 if TYPE_CHECKING:
     from pointsman.lab.scaling.replay import Pool, Setting
@@ -68,8 +67,8 @@ class Measured:
             max_concurrency=max(1, round(setting.capacity * setting.request_s)),
             ongoing=ongoing,
             queued=queued,
-            ongoing_windows=WhenAsked(self._ongoing, now),
-            queued_windows=WhenAsked(self._queued, now),
+            ongoing_windows=WhenAsked(WINDOWS, self._ongoing.past(now).window),
+            queued_windows=WhenAsked(WINDOWS, self._queued.past(now).window),
             arrivals_per_s=rates,
             history=self._told,
             bin_s=series.bin_s,
@@ -81,21 +80,3 @@ class Measured:
             idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
             state=guard.notes,
         )
-
-
-class WhenAsked(Mapping[float, Window]):
-    """The windows of a gauge, made when a policy looks at them: most look at few, a replay asks often."""
-
-    def __init__(self, gauge: Gauge, now: float) -> None:
-        self._gauge, self._now = gauge, now
-
-    def __getitem__(self, seconds: float) -> Window:
-        if seconds not in WINDOWS:
-            raise KeyError(seconds)
-        return self._gauge.window(seconds, self._now)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(WINDOWS)
-
-    def __len__(self) -> int:
-        return len(WINDOWS)

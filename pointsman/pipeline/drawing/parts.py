@@ -207,5 +207,8 @@ def _last(code: str) -> str:
 
 
 def _marks(options: NodeOptions) -> tuple[str, ...]:
-    replicas = (f"x{options.num_replicas}",) if options.num_replicas != 1 else ()
-    return (*replicas, f"{options.shards} shards") if options.shards > 1 else replicas
+    number = str(options.num_replicas)
+    if options.scaling is not None:
+        number = f"{options.scaling.get('min', 1)}-{options.scaling.get('max', '')}"
+    marks = (f"x{number}" if number != "1" else "", f"{options.shards} shards" if options.shards > 1 else "")
+    return tuple(filter(None, marks))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import ApplicationPlan, PointsmanPlan
+from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
 from pointsman.runtimes.local.thinking import Thinker
 from pointsman.scaling.answers import TooSlow
 from pointsman.scaling.asking import ask, by_node
@@ -84,16 +84,22 @@ def deciders_of(plan: PointsmanPlan) -> list[Decider]:
 def _asked_together(application: ApplicationPlan) -> dict[str, str]:
     """Deployments of an application that its policy decides about -> their nodes."""
     return {
-        one.name: one.name.removeprefix(f"{application.name}.")
+        one.name: _node_of(one.name, application)
         for one in application.deployments
         if one.scaling is not None and one.scaling.policy is None
     }
 
 
-def policy_names(plan: PointsmanPlan) -> dict[str, str]:
-    """By deployment: who decides about it."""
-    names = {one.name: one.scaling.policy_name for one in plan.deployments if one.scaling is not None}
+def _node_of(deployment: str, application: ApplicationPlan) -> str:
+    """What the author calls it: of a node with shards, the first of them is the one that is decided about."""
+    node = deployment.removeprefix(f"{application.name}.")
+    return node.removesuffix(".0") if any(one.follows == deployment for one in application.deployments) else node
+
+
+def who_decides(plan: PointsmanPlan) -> dict[str, ScalingPlan]:
+    """By deployment: its own section, or that of its application, if that has the policy that is asked."""
+    deciding = {one.name: one.scaling for one in plan.deployments if one.scaling is not None}
     for application in plan.applications:
         if application.scaling is not None:
-            names |= dict.fromkeys(_asked_together(application), application.scaling.policy_name)
-    return names
+            deciding |= dict.fromkeys(_asked_together(application), application.scaling)
+    return deciding

@@ -21,6 +21,8 @@ from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
+from pointsman.runtimes.local.detection.usage import GpuDrivers
+from pointsman.runtimes.local.gpu_usage import GpuUsage
 from pointsman.runtimes.local.hands import Hands, Running
 from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
@@ -59,6 +61,7 @@ class Plane:
         orphan_grace_s: float = 5.0,
         scrape_interval_s: float = 0.5,
         look_at_machine: Callable[..., Worker] = detect,
+        gpu_drivers: GpuDrivers | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = state.absolute()
@@ -76,7 +79,15 @@ class Plane:
         self._controller = Controller()
         self._wanted = Wanted()
         self._hands = Hands(traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s)
-        self._scaling = Scaling(traffic, self._controller, self._tell_wanted, clock)
+        self._gpu_usage = GpuUsage(gpu_drivers)
+        self._scaling = Scaling(
+            traffic,
+            self._controller,
+            self._tell_wanted,
+            lambda *told: self._tell(control.PlaceNeeded(*told)),
+            clock,
+            self._gpu_usage,
+        )
         self._files = EndpointsFiles()
         self._looking: asyncio.TimerHandle | None = None
         self._untold: deque[control.Event] = deque()
@@ -324,6 +335,7 @@ class Plane:
             )
             return
         self._blind = ""
+        self._gpu_usage.see(worker)
         if worker.memory_bytes:  # else the system does not say, and instances are started without a place
             self._tell(control.WorkerSeen(worker))
 

@@ -1,13 +1,13 @@
 """One deployment that is scaled: what is measured of it, who decides, and what was decided."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, MutableMapping
 from copy import deepcopy
 from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import DeploymentPlan, ScalingPlan
+from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus, Phase
 from pointsman.routing.records import Record
 from pointsman.runtimes.local.store import SCALING_HISTORY
@@ -21,6 +21,8 @@ from pointsman.scaling.view import DeploymentView
 
 STAY_S = 10.0
 """Who was just loaded stays as long as loading took, and need not stay longer than this."""
+LOADS_PER_TURN = 5
+"""Whoever is busy stays so many times as long as loading took, so that a machine does more than loading."""
 GAVE_WAY = "it has made room for others, and nobody asks for it"
 
 
@@ -41,12 +43,19 @@ class Scaled:
     """Measurements in, a target out."""
 
     def __init__(
-        self, plan: DeploymentPlan, scaling: ScalingPlan, saved: Saved, records: Iterable[ScalingRecord]
+        self,
+        name: str,
+        scaling: ScalingPlan,
+        deciding: ScalingPlan,
+        saved: Saved,
+        records: Iterable[ScalingRecord],
     ) -> None:
-        self.name = plan.name
-        self.scaling = scaling
-        self.policy_name = scaling.policy_name
-        self.guard = Guard(plan.name, scaling.limits, scaling.policy_name, saved.guard or None)
+        """`deciding`: has the policy that is asked; that of its application, if that decides about several at once."""
+        self.name = name
+        self.followers: tuple[str, ...] = ()
+        """Deployments that always have as many: of a node, the other shards."""
+        self._scaling, self._deciding = scaling, deciding
+        self.guard = Guard(name, scaling.limits, deciding.policy_name, saved.guard or None)
         self.records: deque[ScalingRecord] = deque(records, maxlen=SCALING_HISTORY)
         self.changes, self.errors = saved.changes, saved.errors
         self.wanted: int | None = None
@@ -57,20 +66,30 @@ class Scaled:
         """Since when there is an instance that takes requests; None: there is none."""
         self._gave_way = saved.gave_way
         """It made room for somebody else, and comes back when it is asked for."""
-        self.homeless = 0
-        """Instances without a place that were told of."""
-        self.ready = self.starting = 0
-        if saved.recipe != scaling.recipe:
+        self.ready = self.starting = self.homeless = 0
+        self.told_homeless = 0
+        """Instances without a place that people know of."""
+        if saved.recipe != deciding.recipe:
             self.guard.notes = {}
-        self._measured = _measurements(scaling, saved.measured)
+        self._measured = _measurements(deciding, saved.measured)
         self._arrived: int | None = None
-        self._launched: dict[str, float] = {}
-        """Instances that start, and since when."""
+        self._started: set[tuple[str, int | None]] = set()
+        """Instances and processes whose start-up has been counted."""
+
+    @property
+    def policy_name(self) -> str:
+        """Who decides about it."""
+        return self._deciding.policy_name
 
     @property
     def target(self) -> int:
         """What was decided."""
         return self.guard.target
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Its deployments: one, or one for each shard."""
+        return (self.name, *self.followers)
 
     @property
     def start_up_s(self) -> float | None:
@@ -82,13 +101,13 @@ class Scaled:
         """Whether it may have no instance at all."""
         return self.guard.limits.min_replicas == 0
 
-    def configure(self, scaling: ScalingPlan, policy_name: str) -> None:
+    def configure(self, scaling: ScalingPlan, deciding: ScalingPlan) -> None:
         """Another manifest: its limits hold from now on, and its policy is asked if it is another."""
-        if scaling.recipe != self.scaling.recipe:  # another policy may look at other windows
-            self._measured = _measurements(scaling, self._measured.state())
+        if deciding.recipe != self._deciding.recipe:  # another policy may look at other windows
+            self._measured = _measurements(deciding, self._measured.state())
             self.guard.notes = {}
-        self.scaling, self.policy_name = scaling, policy_name
-        self.guard.limits, self.guard.policy_name = scaling.limits, policy_name
+        self._scaling, self._deciding = scaling, deciding
+        self.guard.limits, self.guard.policy_name = scaling.limits, deciding.policy_name
 
     # Measuring
 
@@ -112,7 +131,7 @@ class Scaled:
             tokens=record.input_tokens + tokens,
         )
 
-    def look(self, lane: Lane, instances: Iterable[InstanceStatus], now: float) -> None:
+    def look(self, lane: Lane, instances: Iterable[InstanceStatus], now: float, gpu_usage: float | None = None) -> None:
         """Take in how things stand."""
         self.see(instances, now)
         lane.start_up_s = self.start_up_s
@@ -124,23 +143,28 @@ class Scaled:
             self.used_at = now
         usages = [one.metrics.kv_cache_usage for one in dispatcher.fleet.roster if one.metrics is not None]
         usage = sum(usages) / len(usages) if usages else None
-        self._measured.sample(now, ongoing=running, queued=here - running, kv_usage=usage)
+        self._measured.sample(now, ongoing=running, queued=here - running, kv_usage=usage, gpu_usage=gpu_usage)
         self._measured.arrived(now, came)
 
     def see(self, instances: Iterable[InstanceStatus], now: float) -> None:
         """Who is there, and how long it took to start whoever is ready by now."""
-        mine = [one for one in instances if one.deployment == self.name and one.endpoint is None]
-        self.ready = sum(one.phase is Phase.READY for one in mine)
-        self.starting = sum(one.phase in (Phase.STARTING, Phase.BACKING_OFF) for one in mine)
-        launched = {one.id: one.since for one in mine if one.phase is Phase.STARTING}
+        mine = [one for one in instances if one.deployment in self.members and one.endpoint is None]
+        self.ready = min(self._count(mine, Phase.READY))
+        self.starting = max(self._count(mine, Phase.STARTING, Phase.BACKING_OFF))
+        self.homeless = max(self._count([one for one in mine if one.homeless], *Phase))
         for one in mine:
-            if one.phase is Phase.READY and one.id in self._launched:
-                self._measured.started(one.since - self._launched[one.id])
-        self._launched = launched
+            if one.phase is Phase.READY and one.start_up_s is not None and (one.id, one.pid) not in self._started:
+                self._measured.started(one.start_up_s)
+        self._started = {(one.id, one.pid) for one in mine}
         if not self.ready:
             self.loaded_at = None
         elif self.loaded_at is None:
             self.loaded_at = now
+
+    def _count(self, instances: Iterable[InstanceStatus], *phases: Phase) -> list[int]:
+        """Of each of its deployments, how many are in one of these phases."""
+        counted = Counter(one.deployment for one in instances if one.phase in phases)
+        return [counted[name] for name in self.members]
 
     def metric(self, name: str, value: float, now: float) -> None:
         """A number of somebody's own."""
@@ -154,11 +178,12 @@ class Scaled:
             now=now,
             replicas=self.ready,
             starting=self.starting,
+            homeless=self.homeless,
             target=guard.target,
             min_replicas=limits.min_replicas,
             max_replicas=limits.max_replicas,
             max_concurrency=lane.plan.desired.max_concurrency or lane.plan.desired.engine_slots,
-            cost_per_replica_hour=self.scaling.cost_per_replica_hour,
+            cost_per_replica_hour=self._scaling.cost_per_replica_hour,
             since_up_s=guard.since_up_s(now),
             since_down_s=guard.since_down_s(now),
             idle_s=self._idle_s(lane, now),
@@ -217,15 +242,30 @@ class Scaled:
         return record
 
     def may_go(self, now: float) -> bool:
-        """Whether it may be unloaded for somebody else: it is, for long enough, and nobody ordered it to stay."""
+        """Whether all of it may be unloaded for somebody else, if nobody uses it."""
+        return self.may_rest and self.target > 0 and self._is_settled(now)
+
+    def spares(self, now: float) -> int:
+        """How many of its instances may go for somebody else, although they are used: all but the fewest that it must
+        have, and all when its turn is over."""
+        if self.followers or not self._is_settled(now):
+            return 0
+        return self.ready if self.turn_is_over(now) else max(self.ready - max(self.guard.limits.min_replicas, 1), 0)
+
+    def turn_is_over(self, now: float) -> bool:
+        """Whether it had its place for as long as it may count on while it is busy."""
+        turn_s = max(self.guard.limits.turn_s, LOADS_PER_TURN * (self.start_up_s or 0.0))
+        return self.may_rest and self.loaded_at is not None and now - self.loaded_at >= turn_s
+
+    def _is_settled(self, now: float) -> bool:
+        """It has been there for a while, and nobody ordered it to stay."""
         stay_s = min(STAY_S, self.start_up_s or STAY_S)
-        loaded = self.loaded_at is not None and now - self.loaded_at >= stay_s
-        return self.may_rest and self.target > 0 and loaded and self.guard.ordered is None
+        return self.guard.ordered is None and self.loaded_at is not None and now - self.loaded_at >= stay_s
 
     def saved(self) -> Saved:
         """What must not be forgotten."""
         return Saved(
-            recipe=self.scaling.recipe,
+            recipe=self._deciding.recipe,
             guard=self.guard.state(),
             measured=self._measured.state(),
             changes=self.changes,
@@ -270,9 +310,9 @@ class Scaled:
         }
 
 
-def _measurements(scaling: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
+def _measurements(deciding: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
     """With the windows that the policy looks at, and what is known from before."""
-    windows = windows_of([scaling.policy])
+    windows = windows_of([deciding.policy])
     try:
         return Measurements(windows, saved=saved)
     except (msgspec.MsgspecError, TypeError):  # of another form: it is seen again in time

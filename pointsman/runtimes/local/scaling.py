@@ -16,8 +16,9 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.local.deciders import Decider, deciders_of, policy_names
+from pointsman.runtimes.local.deciders import Decider, deciders_of, who_decides
 from pointsman.runtimes.local.gathering import Gatherer
+from pointsman.runtimes.local.gpu_usage import GpuUsage
 from pointsman.runtimes.local.room import Room
 from pointsman.runtimes.local.scaled import Saved, Scaled
 from pointsman.runtimes.local.store import Store
@@ -36,13 +37,17 @@ class Scaling:
         traffic: Traffic,
         controller: Controller,
         retarget: Callable[[], None],
+        evict: Callable[[str, str], None],
         clock: Callable[[], float] = time.time,
+        gpu_usage: GpuUsage | None = None,
     ) -> None:
-        """`retarget`: called when targets have changed, to tell the controller."""
+        """`retarget`: called when targets have changed, to tell the controller. `evict`: (instance, why) is called
+        when somebody else needs its place."""
         self._traffic = traffic
         self._controller = controller
         self._retarget = retarget
         self._clock = clock
+        self._gpu_usage = gpu_usage or GpuUsage()
         self._store: Store | None = None
         self._saved_at = 0.0
         self._scaled: dict[str, Scaled] = {}
@@ -50,7 +55,7 @@ class Scaling:
         """By their keys."""
         self._gatherers: dict[str, Gatherer] = {}
         self._plan = PointsmanPlan()
-        self._room = Room(traffic, controller, self._scaled)
+        self._room = Room(traffic, controller, self._scaled, evict)
 
     # What is in force
 
@@ -69,6 +74,7 @@ class Scaling:
         self._deciders.clear()
         for gatherer in self._gatherers.values():
             gatherer.close()
+        self._gpu_usage.close()
 
     def configure(self, plan: PointsmanPlan) -> None:
         """This is in force from now on, and its lanes are open. Targets that live go on living."""
@@ -80,29 +86,33 @@ class Scaling:
             if self._store is not None:
                 self._store.forget_scaling(name)
         stored = self._stored() if wanted.keys() - self._scaled.keys() else {}
-        policies = policy_names(plan)
+        deciding = who_decides(plan)
         for name, one in wanted.items():
             assert one.scaling is not None
             if name not in self._scaled:
-                self._scaled[name] = self._made(one, one.scaling, stored.get(name))
-            self._scaled[name].configure(one.scaling, policies[name])
+                self._scaled[name] = self._made(one, one.scaling, deciding[name], stored.get(name))
+            self._scaled[name].configure(one.scaling, deciding[name])
+            self._scaled[name].followers = tuple(each.name for each in plan.deployments if each.follows == name)
             self._listen(name)
             self._gather(one, one.scaling)
         self._ask_those_of(plan, stored)
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
         """The same with the targets that live, as far as `plan` leaves room for them; None: what is in force."""
-        told = dict(wanted.deployments)
-        for one in (plan or self._plan).deployments:
+        told, targets, deployments = dict(wanted.deployments), dict[str, int](), (plan or self._plan).deployments
+        for one in deployments:
             known = self._scaled.get(one.name)
-            if one.scaling is None or known is None or one.name not in told:
+            if one.scaling is None or known is None:
                 continue
             limits = one.scaling.limits
-            target = min(max(known.target, limits.min_replicas), limits.max_replicas)
-            told[one.name] = msgspec.structs.replace(told[one.name], replicas=target)
+            targets[one.name] = min(max(known.target, limits.min_replicas), limits.max_replicas)
+        for one in deployments:
+            leader = one.follows or one.name
+            if leader in targets and one.name in told:
+                told[one.name] = msgspec.structs.replace(told[one.name], replicas=targets[leader])
         return Desired(told)
 
-    def _made(self, plan: DeploymentPlan, scaling: ScalingPlan, saved: str | None) -> Scaled:
+    def _made(self, plan: DeploymentPlan, scaling: ScalingPlan, deciding: ScalingPlan, saved: str | None) -> Scaled:
         notes = Saved()
         with suppress(msgspec.MsgspecError):  # what cannot be read is as good as nothing
             notes = Saved() if saved is None else msgspec.json.decode(saved, type=Saved)
@@ -110,7 +120,7 @@ class Scaling:
         for text in [] if self._store is None else self._store.scaling_records(plan.name):
             with suppress(msgspec.MsgspecError):
                 records.append(msgspec.json.decode(text, type=ScalingRecord))
-        return Scaled(plan, scaling, notes, records)
+        return Scaled(plan.name, scaling, deciding, notes, records)
 
     def _listen(self, name: str) -> None:
         one, clock = self._scaled[name], self._clock
@@ -131,7 +141,8 @@ class Scaling:
     def _replicas(self, name: str) -> list[Address]:
         if not self._traffic.lanes[name].plan.is_replica:
             return []
-        ready = [one for one in self._controller.instances() if one.deployment == name and one.phase is Phase.READY]
+        members = self._scaled[name].members
+        ready = [one for one in self._controller.instances() if one.deployment in members and one.phase is Phase.READY]
         return [Address(one.host, one.port, one.tls) for one in ready]
 
     def _metric(self, name: str, metric: str, value: float) -> None:
@@ -162,7 +173,7 @@ class Scaling:
     def wake(self, deployment: str) -> None:
         """A request waits, and no instance takes any: its policy is asked now, and not at its next turn."""
         for decider in self._deciders.values():
-            if deployment in decider.nodes:
+            if any(deployment in self._scaled[name].members for name in decider.nodes if name in self._scaled):
                 decider.woken.set()
 
     async def _follow(self, decider: Decider) -> None:
@@ -178,10 +189,12 @@ class Scaling:
             decider.woken.clear()
 
     async def _once(self, decider: Decider) -> None:
+        looked_at = {name for one in self._members(decider) for name in one.members}
+        await self._gpu_usage.read(looked_at, self._controller.instances())
         now, instances = self._clock(), self._controller.instances()
-        members = [self._scaled[name] for name in decider.nodes if name in self._scaled]
+        members = self._members(decider)
         for one in members:
-            one.look(self._lane(one), instances, now)
+            one.look(self._lane(one), instances, now, self._gpu_usage.of(one.members, instances))
         views = {one.name: one.view(self._lane(one), now) for one in members}
         if not views:
             return
@@ -197,11 +210,14 @@ class Scaling:
         if now - self._saved_at >= SAVE_S:
             self._save_all()
 
+    def _members(self, decider: Decider) -> list[Scaled]:
+        return [self._scaled[name] for name in decider.nodes if name in self._scaled]
+
     def _find_places(self, members: Iterable[Scaled], now: float) -> None:
         for one in members:
             seen = self._room.look(one, now)
             self._tell(seen.records)
-            if seen.somebody_goes:
+            if seen.somebody_rests:
                 self._retarget()
 
     # What operators ask
@@ -210,8 +226,11 @@ class Scaling:
         """By the name of its deployment, or as APP/NODE. Raises if there is none, or if it is not scaled."""
         known = {one.name: one for one in self._plan.deployments}
         found = name if name in known else name.replace("/", ".", 1)
+        if found not in known and f"{found}.0" in known:
+            found = f"{found}.0"  # of a node with shards, which are told apart by their numbers
         if found not in known:
             raise UnknownName("deployment", name, known)
+        found = known[found].follows or found
         if found not in self._scaled:
             number, example = known[found].desired.replicas, "scaling: {min: 1, max: 4}"
             raise PointsmanError(

@@ -3,7 +3,7 @@
 Nothing is claimed or released here: what would help is tried out on a copy of the fleet.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -18,38 +18,40 @@ TRIAL = "a-trial"
 MOST_HINTS = 2
 
 
-def who_makes_room(
-    ask: Ask, fleet: Fleet, leaving: Iterable[str], idle: Sequence[tuple[str, Sequence[str]]]
-) -> list[str]:
-    """The fewest deployments that would have to go, of those that are `idle`: (name, instances), the least recently
-    used first. Empty: nobody need go, as there will be room when those `leaving` have left; or it would not help."""
+class MayGo(msgspec.Struct, frozen=True):
+    """A deployment that nobody uses, or one instance of a deployment that is used."""
+
+    deployment: str
+    instances: tuple[str, ...]
+    is_used: bool = False
+
+
+def who_makes_room(ask: Ask, fleet: Fleet, leaving: Iterable[str], candidates: Sequence[MayGo]) -> list[MayGo]:
+    """The fewest that would have to go, of those that may, which stand in the order in which they would. Empty: nobody
+    need go, as there will be room when those `leaving` have left; or it would not help."""
     scratch = fleet.copy()
     for instance_id in leaving:
         scratch.release(instance_id)
     placer, ask = Placer(scratch), msgspec.structs.replace(ask, instance_id=TRIAL)
-    gone: list[str] = []
-    for name, instances in idle:
+    gone: list[MayGo] = []
+    for candidate in candidates:
         if _fits(ask, placer):
             break
-        for instance_id in instances:
+        for instance_id in candidate.instances:
             scratch.release(instance_id)
-        gone.append(name)
-    if not _fits(ask, placer):
-        return []
-    return _needed(ask, fleet, scratch, gone, dict(idle))
+        gone.append(candidate)
+    return _needed(ask, fleet, scratch, gone) if _fits(ask, placer) else []
 
 
-def _needed(
-    ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[str], instances: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Without those who need not go after all: the most recently used come back first."""
+def _needed(ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[MayGo]) -> list[MayGo]:
+    """Without those who need not go after all: the last come back first."""
     needed, placer = list(gone), Placer(scratch)
-    for name in reversed(gone):
-        back = {one: place for one in instances[name] if (place := fleet.place_of(one)) is not None}
+    for candidate in reversed(gone):
+        back = {one: place for one in candidate.instances if (place := fleet.place_of(one)) is not None}
         for instance_id, place in back.items():
-            scratch.claim(instance_id, place, name)
+            scratch.claim(instance_id, place, candidate.deployment)
         if _fits(ask, placer):
-            needed.remove(name)
+            needed.remove(candidate)
         else:
             for instance_id in back:
                 scratch.release(instance_id)

@@ -38,6 +38,7 @@ class Info(msgspec.Struct):
     busId: str | bytes = ""  # noqa: N815
     pid: int = 0
     usedGpuMemory: int | None = None  # noqa: N815
+    gpu: int = 0
 
 
 class Card(msgspec.Struct):
@@ -53,6 +54,8 @@ class Card(msgspec.Struct):
     """Number -> what is at its other end; empty: it is not told."""
     divided: bool = False
     own_memory: bool = True
+    busy: int | None = 0
+    """Percent; None: it is not told."""
 
 
 class Library:
@@ -101,6 +104,11 @@ class Library:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Card) -> list[Info]:  # noqa: N802
         return [Info(pid=pid, usedGpuMemory=used) for pid, used in handle.processes.items()]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Info:  # noqa: N802
+        if handle.busy is None:
+            raise Error("Not Supported")
+        return Info(gpu=handle.busy)
 
     def nvmlDeviceGetNvLinkState(self, handle: Card, link: int) -> int:  # noqa: N802
         if not handle.links:

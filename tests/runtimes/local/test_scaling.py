@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.routing.events import Cancelled
-from pointsman.types import Worker
+from pointsman.routing.events import Arrived, Cancelled
+from pointsman.types import RequestMetadata, Worker
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.test_applications import diamond
 from tests.runtimes.local.test_gathering import server
@@ -259,6 +259,62 @@ def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
     run(story())
 
 
+def test_two_that_are_always_busy_take_turns(state: Path) -> None:
+    """Each has its place for a turn; then it finishes what it does, and what comes meanwhile waits for its next turn."""
+    busy = {"gib": 3, "min": 0, "max": 1, "turn": "300ms", "idleTimeout": "1h"}
+    text = manifest(scaled("a", slots=1, **busy), scaled("b", slots=1, **busy))
+
+    async def story() -> None:
+        async with running(state, text, look_at_machine=machine(4)) as scene:
+
+            def sent() -> list[str]:
+                return [one.request.request_id for one in scene.carrier.sent]
+
+            for name in ("a1", "a2", "b1", "b2"):
+                scene.request(name, name[0])
+            await scene.until(lambda: sent() == ["a1"], "a serves")
+            await scene.until(lambda: scene.instances()["a-1"]["phase"] == "draining", "its turn is over")
+            scene.end("a1", "a")
+            await scene.until(lambda: sent() == ["a1", "b1"], "b serves, although somebody waits for a")
+            await scene.until(lambda: scene.instances()["b-1"]["phase"] == "draining", "its turn is over, too")
+            scene.end("b1", "b")
+            await scene.until(lambda: sent() == ["a1", "b1", "a2"], "a serves again")
+            scene.end("a2", "a")
+            await scene.until(lambda: sent() == ["a1", "b1", "a2", "b2"], "everybody was served")
+            scene.end("b2", "b")
+            assert changes(scene, "b") == [(0, 1)], "it is wanted all the time"
+            told = [one["why"] for one in records(scene, "b")]
+            assert "a-1 of a, which has had its turn, makes room for it" in told
+            assert "b-1 makes room for a, which has none and for which a request waits" in told
+
+    run(story())
+
+
+def test_who_has_several_makes_room_for_who_has_none(state: Path) -> None:
+    text = manifest(scaled("a", gib=3, min=1, max=2, downDelay="1h"), scaled("b", gib=3, min=0, max=2))
+
+    async def story() -> None:
+        async with running(state, text, look_at_machine=machine(7)) as scene:
+            for number in range(4):
+                scene.request(f"a{number}", "a")
+            await scene.until_ready("a-1", "a-2")
+            scene.request("b1", "b")
+            await scene.until(lambda: scene.instances()["a-2"]["phase"] == "draining", "one of them goes")
+            on_it = [one for one in scene.carrier.sent if one.decision.target_instance_id == "a-2"]
+            for one in on_it:
+                scene.end(one.request.request_id, "a")
+            await scene.until(lambda: {"a-1", "b-1"} <= scene.ready(), "b has its first")
+            assert scene.instances()["a-1"]["restarts"] == 0
+            assert wanted(scene, "a") == 2, "and it comes back when there is room"
+            assert any("a-2 of a, which has others" in one["why"] for one in records(scene, "b"))
+            scene.end("b1", "b")
+            await scene.until_ready("a-1", "a-2")
+            for one in [one for one in scene.carrier.sent if one not in on_it and one.request.model_name == "a"]:
+                scene.end(one.request.request_id, "a")
+
+    run(story())
+
+
 def test_whoever_must_stay_makes_no_room(state: Path) -> None:
     text = manifest(scaled("a", gib=3, min=1), scaled("b", gib=3, min=0))
 
@@ -369,7 +425,11 @@ def together(view):
     ongoing = sum(one.ongoing + one.queued for one in view.deployments.values())
     view.state["asked"] = view.state.get("asked", 0) + 1
     assert view.name == "diamond"
+    assert 7.0 in view.deployments["m1"].ongoing_windows
     return {"m1": 2, "m2": 2 if view.deployments["m1"].target == 2 else 1}
+
+
+together.windows = (7.0,)
 """
 
 
@@ -389,5 +449,35 @@ def test_the_policy_of_an_application_sees_all_its_nodes(
             assert scene.plane.scaling("diamond/m1")["policy"] == f"{name}:together"
             assert wanted(scene, "diamond/total") == 2
             assert "scaling:" in scene.plane.application("diamond")
+
+    run(story())
+
+
+def test_all_shards_of_a_node_have_as_many_as_the_first(state: Path, tmp_path: Path) -> None:
+    grows = {
+        "min": 0,
+        "max": 2,
+        "interval": "100ms",
+        "idleTimeout": "200ms",
+        "downDelay": "0s",
+        "parameters": {"target": 1, "lookBack": "200ms"},
+    }
+    document = diamond(tmp_path, nodes={"m1": {"shards": 2, "scaling": grows}})
+
+    async def story() -> None:
+        async with running(state, manifest()) as scene:
+            await scene.plane.deploy(document)
+            await scene.until_ready("diamond.m2-1", "diamond.total-1")
+            for name in ("one", "two"):
+                for rank in (1, 0):  # a call goes to all shards
+                    lane = scene.traffic.lanes[f"diamond.m1.{rank}"]
+                    lane.tell(Arrived((RequestMetadata(f"{name}.{rank}", model_name=f"diamond.m1.{rank}"),)))
+            await scene.until(lambda: len(scene.carrier.sent) == 4, "every shard was started")
+            await scene.until(lambda: len(scene.ready()) == 6, "two of each")
+            assert wanted(scene, "diamond/m1") == wanted(scene, "diamond.m1.1") == 2
+            assert scene.plane.scaling("diamond/m1")["ready"] == 2
+            for sent in scene.carrier.sent:
+                scene.end(sent.request.request_id, sent.request.model_name)
+            await scene.until_ready("diamond.m2-1", "diamond.total-1")
 
     run(story())

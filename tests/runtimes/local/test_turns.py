@@ -5,7 +5,7 @@ import pytest
 from pointsman.control.desired import DesiredDeployment
 from pointsman.placement.asks import Ask, EngineAbility
 from pointsman.placement.fleet import Fleet
-from pointsman.runtimes.local.turns import what_would_help, who_makes_room
+from pointsman.runtimes.local.turns import MayGo, what_would_help, who_makes_room
 from tests.placement.fleets import fleet, need, worker
 
 
@@ -18,7 +18,7 @@ def full() -> Fleet:
     return fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 0, 16), huge1=("w", 1, 22))
 
 
-IDLE = [("small", ["small1"]), ("large", ["large1"]), ("huge", ["huge1"])]
+IDLE = [MayGo("small", ("small1",)), MayGo("large", ("large1",)), MayGo("huge", ("huge1",))]
 """The least recently used first."""
 
 
@@ -36,11 +36,11 @@ IDLE = [("small", ["small1"]), ("large", ["large1"]), ("huge", ["huge1"])]
     ],
 )
 def test_the_fewest_go_and_the_least_recently_used_first(
-    size: float, leaving: list[str], idle: list[tuple[str, list[str]]], goes: list[str]
+    size: float, leaving: list[str], idle: list[MayGo], goes: list[str]
 ) -> None:
     there = full()
     before = there.snapshot()
-    assert who_makes_room(ask(size), there, leaving, idle) == goes
+    assert [one.deployment for one in who_makes_room(ask(size), there, leaving, idle)] == goes
     assert there.snapshot() == before
 
 

@@ -1,6 +1,6 @@
 """AMD's GPUs, by what their driver (amdgpu) writes under /sys."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from pointsman.runtimes.local.detection.files import number, text
@@ -25,7 +25,7 @@ MODELS = {
 
 def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]:
     """The GPUs that we may use, in the order of their addresses. `visible`: as HIP_VISIBLE_DEVICES has it."""
-    devices = sorted(_devices(sys), key=lambda device: device.name)
+    devices = amd_devices(sys)
     hives = {device.name: text(device / "xgmi_hive_info/xgmi_hive_id") for device in devices}
     links = groups({name: [f"hive {hive}"] if hive else [] for name, hive in hives.items()}, "xgmi")
     compute_ids = _compute_ids(sys)
@@ -48,11 +48,14 @@ def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]
     return with_places(found, sys)
 
 
-def _devices(sys: Path) -> Iterator[Path]:
-    """Folders named by the address of each card."""
-    for card in (sys / "class/drm").glob("card[0-9]*"):
-        if number(card / "device/vendor") == AMD and (card / "device/mem_info_vram_total").exists():
-            yield (card / "device").resolve()
+def amd_devices(sys: Path) -> list[Path]:
+    """The folder of each card, in the order in which they are counted: by address."""
+    found = [
+        (card / "device").resolve()
+        for card in (sys / "class/drm").glob("card[0-9]*")
+        if number(card / "device/vendor") == AMD and (card / "device/mem_info_vram_total").exists()
+    ]
+    return sorted(found, key=lambda device: device.name)
 
 
 def _is_named(index: int, visible: str | None) -> bool:

@@ -28,6 +28,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetNvLinkState(self, handle: Any, link: int) -> int: ...  # noqa: N802
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Any, link: int) -> Any: ...  # noqa: N802
 
