@@ -13,6 +13,7 @@ import pointsman as pm
 from bench.chaos.clients import counted
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
+from pointsman.runtimes.local.machine import this_machine
 from tests.live.manifests import llama, manifest, simulated
 from tests.live.pipeline_nodes import Watched
 
@@ -80,6 +81,26 @@ def test_from_none_the_first_request_is_answered(plane: LivePlane) -> None:
     with Load(plane.url, ["m"], clients=6) as load:
         plane.until(lambda: len(load.samples) > 60, "load from none")
     assert load.bad() == []
+
+
+def test_two_real_models_that_are_always_busy_take_turns_and_nobody_is_refused(plane: LivePlane) -> None:
+    most = {"cpus": this_machine().cpus * 0.75, "resources": {"gpus": 0, "memory": "64Mi"}}
+    turns = {"min": 0, "max": 1, "turn": "1s"}
+    names = ("one", "two")
+    plane.up(manifest(*(scaled(llama(name) | {"placement": most}, **turns) for name in names)))
+    assert plane.instances() == {}
+
+    def told(name: str) -> list[str]:
+        return [one["why"] for one in plane.admin.get("deployments", name, "scaling")["records"]]
+
+    loads = [
+        Load(plane.url, [name], clients=3, seed=place, tokens=(20, 60), check=counted)
+        for place, name in enumerate(names)
+    ]
+    with loads[0], loads[1]:
+        plane.until(lambda: all(any(f"{name}-1 makes room" in why for why in told(name)) for name in names), "turns")
+    assert [load.bad() for load in loads] == [[], []]
+    assert [changes(plane, name)[0] for name in names] == [(0, 1), (0, 1)]
 
 
 def test_who_waits_too_long_for_a_first_instance_is_told_when_to_come_back(plane: LivePlane) -> None:

@@ -152,10 +152,11 @@ class Scaled:
         self.ready = min(self._count(mine, Phase.READY))
         self.starting = max(self._count(mine, Phase.STARTING, Phase.BACKING_OFF))
         self.homeless = max(self._count([one for one in mine if one.homeless], *Phase))
+        self._started &= {(one.id, one.pid) for one in mine}
         for one in mine:
             if one.phase is Phase.READY and one.start_up_s is not None and (one.id, one.pid) not in self._started:
                 self._measured.started(one.start_up_s)
-        self._started = {(one.id, one.pid) for one in mine}
+                self._started.add((one.id, one.pid))
         if not self.ready:
             self.loaded_at = None
         elif self.loaded_at is None:

@@ -1,0 +1,95 @@
+"""What is seen of a deployment that is scaled, and what it may spare for others: without a plane."""
+
+from typing import Any
+
+import pytest
+
+from pointsman.config.plan import ScalingPlan
+from pointsman.control import InstanceStatus, Phase
+from pointsman.runtimes.local.scaled import Saved, Scaled
+from pointsman.scaling import ScalingLimits
+
+
+def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> Scaled:
+    plan = ScalingPlan(policy=None, policy_name="any", limits=ScalingLimits(max_replicas=8, **limits), recipe="")
+    made = Scaled(name, plan, plan, Saved(), [])
+    made.followers = followers
+    return made
+
+
+def instance(name: str, phase: Phase = Phase.READY, **facts: Any) -> InstanceStatus:
+    told: dict[str, Any] = {
+        "host": "",
+        "port": 0,
+        "tls": False,
+        "pid": 1,
+        "in_service": phase is Phase.READY,
+        "restarts": 0,
+        "reason": "",
+        "since": 0.0,
+        "until": None,
+        "drain_asked": False,
+        "endpoint": None,
+        **facts,
+    }
+    return InstanceStatus(id=name, deployment=name.rpartition("-")[0], phase=phase, **told)
+
+
+def test_every_start_of_a_process_is_counted_once() -> None:
+    one = scaled()
+    one.see([instance("m-1", Phase.STARTING)], 0.0)
+    assert one.start_up_s is None
+    one.see([instance("m-1", start_up_s=4.0)], 1.0)
+    assert one.start_up_s == 4.0
+    one.see([instance("m-1", Phase.UNHEALTHY, start_up_s=4.0), instance("m-2", start_up_s=9.0)], 2.0)
+    one.see([instance("m-1", start_up_s=4.0), instance("m-2", start_up_s=9.0)], 3.0)
+    assert one.start_up_s == (4.0 + 9.0) / 2, "the first was not started again"
+    one.see([instance("m-1", Phase.BACKING_OFF, pid=None, start_up_s=4.0)], 4.0)
+    one.see([instance("m-1", pid=2, start_up_s=8.0)], 5.0)
+    assert one.start_up_s == 8.0, "the median of 4, 9 and 8"
+    one.see([instance("m-1", pid=3)], 6.0)
+    assert one.start_up_s == 8.0, "it was adopted: nobody saw it start"
+
+
+def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
+    one = scaled("m.0", ("m.1",))
+    shards = [
+        instance("m.0-1"),
+        instance("m.0-2"),
+        instance("m.1-1"),
+        instance("m.1-2", Phase.BACKING_OFF, homeless=True),
+        instance("other-1"),
+    ]
+    one.see(shards, 0.0)
+    assert (one.ready, one.starting, one.homeless) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ready", "limits", "loaded_s", "start_up_s", "spares"),
+    [
+        (3, {"min_replicas": 1}, 60.0, 1.0, 2),  # all but the last
+        (3, {"min_replicas": 2}, 60.0, 1.0, 1),
+        (1, {"min_replicas": 1}, 1e6, 1.0, 0),  # it must have one
+        (2, {"min_replicas": 0}, 29.0, 1.0, 1),  # its turn is 30 s
+        (2, {"min_replicas": 0}, 31.0, 1.0, 2),
+        (1, {"min_replicas": 0, "turn_s": 5.0}, 6.0, 1.0, 1),
+        (1, {"min_replicas": 0, "turn_s": 5.0}, 6.0, 2.0, 0),  # five times as long as it took to start
+        (1, {"min_replicas": 0, "turn_s": 5.0}, 11.0, 2.0, 1),
+        (3, {"min_replicas": 1}, 3.0, 4.0, 0),  # it has just come: as long as it took to start
+        (3, {"min_replicas": 1}, 11.0, 600.0, 2),  # or ten seconds
+    ],
+)
+def test_what_may_go_for_somebody_else(
+    ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, spares: int
+) -> None:
+    one = scaled(**limits)
+    one.see([instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
+    assert one.spares(100.0 + loaded_s) == spares
+    one.guard.override(ready, None, "an operator", 100.0)
+    assert one.spares(100.0 + loaded_s) == 0, "ordered to stay"
+
+
+def test_shards_go_all_or_not_at_all() -> None:
+    one = scaled("m.0", ("m.1",), min_replicas=0)
+    one.see([instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
+    assert (one.ready, one.spares(1e6)) == (1, 0)
