@@ -145,6 +145,8 @@ class Controller:
 
     def _shutting_down(self, event: ShuttingDown, turn: Turn) -> None:
         self._open = False
+        for instance in self._instances.values():
+            turn.hurry(instance)
         turn.changed = True
 
     # News of workers
@@ -283,7 +285,7 @@ class Controller:
     def _take(self, step: Step, desired: Desired, turn: Turn) -> None:
         turn.touched.add(step.subject)
         if step.what is What.STOP or step.what is What.REMOVE:
-            turn.leave(self._instances[step.subject], step.why)
+            turn.leave(self._instances[step.subject], step.why, in_no_hurry=step.in_no_hurry)
             return
         spec = desired.deployments[step.deployment]
         endpoint = next((one for one in spec.endpoints if one.name == step.endpoint), None)

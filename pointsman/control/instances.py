@@ -15,7 +15,7 @@
     unhealthy       Silent                                          stopping: Withdraw, Terminate
     ready, unh.     Exited                                          backing off: Withdraw
     ready, unh.     it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
-    draining        Drained, drain_timeout                          stopping: Withdraw, Terminate
+    draining        Drained; drain_timeout, unless in no hurry      stopping: Withdraw, Terminate
     draining        Exited                                          (gone): Withdraw
     stopping        stop_grace                                      stopping: Kill
     stopping        Exited                                          backing off; (gone) if it is not wanted any more;
@@ -144,6 +144,8 @@ class Instance(msgspec.Struct, kw_only=True):
     """Why another is to take its place, as long as it must stay; empty: it may stay."""
     leaving: bool = False
     """It is not wanted any more; there is no way back."""
+    in_no_hurry: bool = False
+    """Nobody waits for it to go: requests on it may take as long as they take."""
     place: Place | None = None
     """Where it is; None: nowhere, or wherever its runtime started it."""
     homeless_since: float | None = None
@@ -187,7 +189,7 @@ class Instance(msgspec.Struct, kw_only=True):
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s
-        if self.phase is Phase.DRAINING and self.serving is not None:
+        if self.phase is Phase.DRAINING and self.serving is not None and not self.in_no_hurry:
             return self.since + limits.drain_timeout_s
         if self.phase is Phase.STOPPING and not self.killed:
             return self.since + limits.stop_grace_s

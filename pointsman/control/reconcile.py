@@ -50,6 +50,8 @@ class Step(msgspec.Struct, frozen=True):
     """The name of a server that somebody else started, if it is about one."""
     where: str = ""
     """The place that it would get, or why there is none; empty: nobody has looked for one."""
+    in_no_hurry: bool = False
+    """There are only too many: what it does may take as long as it takes."""
 
 
 def reconcile(
@@ -118,7 +120,7 @@ def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]
         warmth = {one.id: one.warmth for one in current if one.phase is Phase.READY}
         gone = victims(fleet, list(warmth), len(warmth) - room, arrangement=spec.ask.arrangement, warmth=warmth)
         current.sort(key=lambda one: (WORTH.index(one.phase), one.id in gone, *_number(one)))
-    steps += [_leave(instance, count) for instance in current[room:]]
+    steps += [msgspec.structs.replace(_leave(instance, count), in_no_hurry=True) for instance in current[room:]]
     for instance in current[:room]:
         steps += _amend(instance, spec, recipe)
     for number in range(len(current), room):

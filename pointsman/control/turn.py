@@ -69,8 +69,11 @@ class Turn:
     def evict(self, instance_id: str, why: str) -> None:
         """It has to go, although it is wanted: it comes back when there is another place for it."""
         instance = self.find(instance_id)
-        if instance is None or instance.endpoint is not None or instance.phase in (Phase.DRAINING, Phase.STOPPING):
-            return  # it has no place of ours, or is going already
+        if instance is None or instance.endpoint is not None:
+            return  # it has no place of ours
+        if instance.leaving or instance.phase in (Phase.DRAINING, Phase.STOPPING):
+            self.hurry(instance)
+            return
         instance.reason = why
         if instance.serving is not None:
             self.drain(instance)
@@ -200,9 +203,9 @@ class Turn:
 
     # Leaving
 
-    def leave(self, instance: Instance, why: str) -> None:
+    def leave(self, instance: Instance, why: str, *, in_no_hurry: bool = False) -> None:
         """It is not wanted any more."""
-        instance.leaving, instance.reason = True, why
+        instance.leaving, instance.reason, instance.in_no_hurry = True, why, in_no_hurry
         if instance.phase in (Phase.READY, Phase.UNHEALTHY) and instance.serving is not None:
             self.drain(instance)
         elif instance.phase is Phase.BACKING_OFF or (instance.endpoint is not None and instance.serving is None):
@@ -216,6 +219,14 @@ class Turn:
         if instance.serving is not None:
             self._tell(instance)
             self.commands.append(AwaitDrained(instance.deployment, instance.id))
+
+    def hurry(self, instance: Instance) -> None:
+        """It was let to take its time, and somebody waits for it now."""
+        if instance.in_no_hurry:
+            instance.in_no_hurry = False
+            self.touched.add(instance.id)
+            if instance.phase is Phase.DRAINING:
+                instance.since = self.now
 
     def drained(self, instance: Instance, why: str) -> None:
         """It has finished, or has had long enough."""

@@ -12,6 +12,7 @@ from pointsman.control.events import (
     Event,
     Exited,
     LaunchFailed,
+    PlaceNeeded,
     Probe,
     RequestsFail,
     ShuttingDown,
@@ -471,10 +472,24 @@ def test_another_lifecycle_holds_at_once_and_nothing_is_restarted() -> None:
 
 def test_a_lifecycle_also_holds_for_those_who_are_being_drained() -> None:
     world = World()
-    two = deployment(replicas=2)
-    world.apply(two)
+    world.apply(ONE)
+    world.behave()
+    world.tell(PlaceNeeded("m-1", "somebody needs it more"))
+    world.apply(with_lifecycle(ONE, drain_timeout_s=1.0))
+    assert world.phases()["m-1"] == "draining"
+    assert "Withdraw m-1" in said(world.tell(TICK, 1.0))
+
+
+@pytest.mark.parametrize("hurry", [ShuttingDown(), PlaceNeeded("m-2", "somebody needs it")])
+def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurry: Event) -> None:
+    world = World()
+    world.apply(deployment(replicas=2))
     world.behave()
     world.apply(ONE)
-    world.apply(with_lifecycle(ONE, drain_timeout_s=1.0))
     assert world.phases()["m-2"] == "draining"
-    assert "Withdraw m-2" in said(world.tell(TICK, 1.0))
+    assert world.status("m-2").until is None
+    world.tell(TICK, 10_000.0)
+    assert world.phases()["m-2"] == "draining", "a request on it may be long, and nobody is in a hurry"
+    world.tell(hurry, 10_001.0)
+    assert world.status("m-2").until == 10_061.0
+    assert "Withdraw m-2" in said(world.tell(TICK, 10_061.0))

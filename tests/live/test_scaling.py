@@ -103,6 +103,18 @@ def test_two_real_models_that_are_always_busy_take_turns_and_nobody_is_refused(p
     assert [changes(plane, name)[0] for name in names] == [(0, 1), (0, 1)]
 
 
+def test_a_stream_may_last_longer_than_a_drain_when_there_are_too_many(plane: LivePlane) -> None:
+    slow = simulated("m", parameters={"tokensPerSecond": 10, "maxNumSeqs": 1})
+    slow["lifecycle"] = {**slow["lifecycle"], "drainTimeout": "500ms"}
+    plane.up(manifest(scaled(slow, initial=2, downDelay="1h")))
+    plane.until(lambda: ready(plane, "m")(2), "two of them")
+    with Load(plane.url, ["m"], clients=2, tokens=(20, 25)) as load:
+        plane.until(lambda: plane.admin.get("deployments", "m", "scaling")["ongoing"] == 2, "one stream on each")
+        assert plane.pointsman("scale", "m", "--replicas", "1").returncode == 0
+        plane.until(lambda: ready(plane, "m")(1), "one is left")
+    assert load.bad() == []
+
+
 def test_who_waits_too_long_for_a_first_instance_is_told_when_to_come_back(plane: LivePlane) -> None:
     flow = {
         "featureGates": ["flowControl"],

@@ -49,6 +49,9 @@ class Room:
             if going:
                 records = [record for each in going for record in self._makes_room(each, one, now)]
                 return Seen(tuple(records), any(not each.is_used for each in going))
+            for each in instances:
+                if each.phase is Phase.DRAINING:  # it may have been let to take its time
+                    self._evict(each.id, f"{one.name} waits for its place")
         told = [self._no_room(one, homeless, now)] if len(homeless) > one.told_homeless else []
         one.told_homeless = len(homeless)
         return Seen(tuple(told))
