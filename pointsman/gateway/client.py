@@ -33,7 +33,7 @@ class Service(Protocol):
     """A request that is being served."""
 
     def abandon(self) -> None:
-        """The client has gone."""
+        """Nobody waits for it any more: the client has gone."""
 
     def pause(self) -> None:
         """The client does not read fast enough."""

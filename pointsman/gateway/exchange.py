@@ -5,8 +5,6 @@ a failure is an error that the client can read: an error event in a stream of ev
 """
 
 import time
-from asyncio import Task
-from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,42 +15,26 @@ from pointsman.gateway.http import KEEP_ALIVE, LAST_CHUNK, NOT_FOR_ENGINES, REAS
 from pointsman.gateway.openai import STREAMS_END_WITH_DONE
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.sse import FIELDS, EventStream, ends_with_done
-from pointsman.gateway.upstream import UpstreamConnection, UpstreamPool
+from pointsman.gateway.under_way import UnderWay
 from pointsman.gateway.usage import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
-from pointsman.routing.events import Cancelled, Ended, Failed, FirstToken, Send
-from pointsman.routing.outcomes import Outcome, Refusal
-from pointsman.types import RequestMetadata
+from pointsman.routing.events import Ended, FirstToken, Send
+from pointsman.routing.outcomes import Refusal
 
 if TYPE_CHECKING:
-    from pointsman.gateway.gateway import Gateway
-    from pointsman.gateway.metrics import DeploymentCounts
     from pointsman.gateway.tenants import Tenant
-    from pointsman.runtimes.traffic import Lane
 
 RETRIED = frozenset({500, 502, 503, 504})
 """Statuses of an engine's answer after which another is tried."""
 
 
-class Exchange(msgspec.Struct, eq=False):
-    """A request that is being served."""
+class Exchange(UnderWay, eq=False):
+    """A client's request that is being served."""
 
-    _gateway: "Gateway"
     _client: ClientConnection
     _http: HttpRequest
-    lane: "Lane"
-    request: RequestMetadata
     _tenant: "Tenant | None"
-    _counts: "DeploymentCounts"
-    deadline: float = inf
-    """When we lose patience with the instance."""
-    instance_id: str = ""
-    _pool: UpstreamPool | None = None
-    """Where it was sent last, with which head."""
     _request_head: bytes = b""
-    _attempt: "UpstreamConnection | Task[None] | None" = None
-    _fresh: bool = False
-    """The last try was on a connection of its own."""
-    _head: AnswerHead | None = None
+    """With which it was sent last."""
     _lines: bytes = b""
     """Header lines of ours for the answer."""
     _events: EventStream | None = None
@@ -63,12 +45,11 @@ class Exchange(msgspec.Struct, eq=False):
     # What the dispatcher says
 
     def send(self, command: Send) -> None:
-        """Send it to an instance; if it was on another, that one is let go."""
         if self._attempt is not None:
             self.let_go()
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
-        self._pool = pool = self._gateway.pool_of(instance)
+        self._pool = pool = self.gateway.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         hidden, named = NOT_FOR_ENGINES, http.headers.get(b"connection", b"keep-alive")
         if named != b"keep-alive":  # it may name headers of this connection alone
@@ -98,59 +79,30 @@ class Exchange(msgspec.Struct, eq=False):
         assert self._pool is not None
         self._fresh = fresh
         self._head = self._events = None
-        self.deadline = time.monotonic() + self._gateway.upstream.first_token_timeout
+        self.deadline = time.monotonic() + self.gateway.upstream.first_token_timeout
         self._attempt = self._pool.ask(self, self._request_head, self._http.body, fresh=fresh)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
-        self.let_go()
-        self._gateway.leave(self)
+        self._leave()
         if self._begun:
             self._break_off(refusal.why)
             return
-        status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
+        status, retry_after_s = self._count_refused(refusal)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
-        if status in (429, 503):
-            lines += b"retry-after: %d\r\n" % self._gateway.retry_after(self.lane)
+        if retry_after_s is not None:
+            lines += b"retry-after: %d\r\n" % retry_after_s
         if refusal.drop_reason:
             lines += b"x-llm-d-request-dropped-reason: %b\r\n" % refusal.drop_reason.encode()
-        self._counts.statuses[status] += 1
         self._client.error(status, refusal.why, _snake(refusal.outcome.value), lines)
         self.lane.look_for_idle()
 
-    def revoke(self, refusal: Refusal) -> None:
-        """Stop it for more important work."""
-        self.refuse(refusal)
-        self.lane.tell(Cancelled(self.request.request_id))
-        self.lane.look_for_idle()
-
-    # What the client does
-
     def abandon(self) -> None:
         """The client has gone."""
-        self.let_go()
-        self._gateway.leave(self)
-        self._counts.abandoned += 1
         self._charge_part()
-        self.lane.tell(Cancelled(self.request.request_id))
-        self.lane.look_for_idle()
-
-    def pause(self) -> None:
-        """The client does not read fast enough: neither do we."""
-        if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.pause_reading()
-            self.deadline = inf
-
-    def resume(self) -> None:
-        if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.resume_reading()
-            self.deadline = time.monotonic() + self._gateway.upstream.stall_timeout
+        super().abandon()
 
     # What the instance says
-
-    def connected(self, connection: UpstreamConnection) -> None:
-        """The connection that was asked for is there."""
-        self._attempt = connection
 
     def answered(self, head: AnswerHead, body: bytes) -> None:
         """The whole answer."""
@@ -191,14 +143,14 @@ class Exchange(msgspec.Struct, eq=False):
     def stream_piece(self, payload: bytes) -> None:
         """Pass on what has come, event by event."""
         events, now = self._events, time.monotonic()
-        self.deadline = now + self._gateway.upstream.stall_timeout
+        self.deadline = now + self.gateway.upstream.stall_timeout
         if events is not None:
             payload = events.feed(payload)
             if not payload:
                 return
         if self._begun:
             self._client.write(self._framed(payload))
-            self._counts.between_tokens.add(now - self._last_piece_at)
+            self.counts.between_tokens.add(now - self._last_piece_at)
             self._last_piece_at = now
             return
         assert self._head is not None
@@ -242,8 +194,7 @@ class Exchange(msgspec.Struct, eq=False):
             self._failed(why)
 
     def timed_out(self) -> None:
-        """We have lost patience with the instance."""
-        settings = self._gateway.upstream
+        settings = self.gateway.upstream
         if self._begun:
             self._failed(f"nothing came for {settings.stall_timeout:g} s")
         else:
@@ -252,16 +203,13 @@ class Exchange(msgspec.Struct, eq=False):
     # The end
 
     def _failed(self, why: str) -> None:
-        """This try has come to nothing. The dispatcher says what happens now."""
+        """This try has come to nothing, unless all was said before it broke off."""
         self.let_go()
         events = self._events
         if self._begun and events is not None and not events.held and ends_with_done(events.last):
-            self.stream_ended()  # all that was to be said has been said
-            return
-        retry = not self._begun and self._gateway.retries.allows(time.monotonic())
-        lane, instance_id = self.lane, self.instance_id
-        lane.tell(Failed(self.request.request_id, why, retry=retry))
-        lane.failed(instance_id, why)
+            self.stream_ended()
+        else:
+            self._came_to_nothing(why, may_retry=not self._begun)
 
     def _begin(self, payload: bytes, now: float) -> None:
         """The first part of the answer goes out."""
@@ -286,19 +234,19 @@ class Exchange(msgspec.Struct, eq=False):
             )
         )
         self.lane.tell(FirstToken(self.request.request_id))
-        self._counts.first_token.add(now - (self.request.arrival_time or now))
+        self.counts.first_token.add(now - (self.request.arrival_time or now))
 
     def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
         """It was answered."""
         now = time.monotonic()
         request, lane = self.request, self.lane
-        self._gateway.leave(self)
+        self.gateway.leave(self)
         if usage is None:
             lane.tell(Ended(request.request_id, output_tokens))
         else:
             lane.tell(Ended(request.request_id, output_tokens, usage.input, usage.cached))
         lane.worked(self.instance_id)
-        counts = self._counts
+        counts = self.counts
         counts.statuses[status] += 1
         counts.total.add(now - (request.arrival_time or now))
         if usage is not None:
@@ -314,7 +262,7 @@ class Exchange(msgspec.Struct, eq=False):
     def _break_off(self, why: str) -> None:
         """The answer had begun and cannot go on: say so in it."""
         client, events = self._client, self._events
-        self._counts.broken_off += 1
+        self.counts.broken_off += 1
         self._charge_part()
         if events is None:
             client.serving = None
@@ -326,20 +274,9 @@ class Exchange(msgspec.Struct, eq=False):
         client.write(self._framed(event) + (LAST_CHUNK if self._is_chunked else b""))
         client.answered(close=not self._keep_alive or not self._is_chunked)
 
-    def let_go(self) -> None:
-        """Whatever the instance still sends is not wanted any more."""
-        attempt, self._attempt = self._attempt, None
-        self.deadline = inf
-        if attempt is None:
-            return
-        if isinstance(attempt, UpstreamConnection):
-            attempt.let_go(self)
-        else:
-            attempt.cancel()
-
     @property
     def _keep_alive(self) -> bool:
-        return self._http.keep_alive and not self._gateway.draining
+        return self._http.keep_alive and not self.gateway.draining
 
     def _connection_line(self, *, stays: bool) -> bytes:
         """What the client must be told of the connection."""

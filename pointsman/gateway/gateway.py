@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable, Container, Sequence
 from difflib import get_close_matches
-from typing import Protocol
 
 from pointsman.config.manifest import GatewaySpec
 from pointsman.gateway.client import ClientConnection
@@ -21,12 +20,13 @@ from pointsman.gateway.outbox import FEW, Outbox
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.tenants import Tenant
+from pointsman.gateway.under_way import UnderWay
 from pointsman.gateway.upstream import UpstreamPool
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, Command, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.runtimes.traffic import Lane, Traffic
-from pointsman.types import ExecutionInstance, RequestMetadata
+from pointsman.types import ExecutionInstance
 
 INFERENCE = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"},
@@ -37,25 +37,6 @@ SWEEP_S = 0.25
 """How often timeouts are looked at."""
 
 Page = Callable[[ClientConnection, HttpRequest], None]
-
-
-class UnderWay(Protocol):
-    """A request that is on its way to an instance or waits for one: a client's, or a step of a pipeline."""
-
-    request: RequestMetadata
-    instance_id: str
-    deadline: float
-    """When we lose patience with the instance."""
-
-    def send(self, command: Send) -> None: ...
-
-    def refuse(self, refusal: Refusal) -> None: ...
-
-    def revoke(self, refusal: Refusal) -> None: ...
-
-    def let_go(self) -> None: ...
-
-    def timed_out(self) -> None: ...
 
 
 class Gateway:
@@ -162,7 +143,8 @@ class Gateway:
                 client.error(429, denial.why, "rate_limit_exceeded", retry)
                 return
         self.retries.requests += 1
-        exchange = Exchange(self, client, http, lane, request, tenant, self.metrics.of(lane.plan.name))
+        counts = self.metrics.of(lane.plan.name)
+        exchange = Exchange(client, http, tenant, gateway=self, lane=lane, request=request, counts=counts)
         client.serving = exchange
         self._exchanges[request.request_id] = exchange
         if not self._arrivals and len(self._exchanges) <= FEW:

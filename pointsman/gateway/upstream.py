@@ -84,7 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             write(self.transport, b"".join((request, body)))
 
-    def let_go(self, asker: Asker) -> None:
+    def let_go(self, asker: object) -> None:
         """Whoever asked wants no answer any more: the engine learns it by the closed connection."""
         if self.asker is asker:
             self.asker = None

@@ -6,18 +6,18 @@
 
 Enters: events, each with the time. Leaves: commands. The one rule: every request that arrives leaves exactly once, with
 an answer or with a refusal that says why. Work is dispatched on events, as much as fits: on arrivals, and whenever an
-instance may have room again.
+instance may have room again. Who is here is kept in a `Register`; instances are found by a `Sender`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from pointsman.routing.audience import Audience
-from pointsman.routing.choosing import Chooser, hopeless
-from pointsman.routing.decisions import Choice, Decided, Unplaced, refusal_text
-from pointsman.routing.endpoints import Endpoint, Extractor, Fleet
+from pointsman.routing.choosing import Chooser
+from pointsman.routing.decisions import Unplaced
+from pointsman.routing.endpoints import Extractor, Fleet
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -33,28 +33,21 @@ from pointsman.routing.events import (
     Refuse,
     Revoke,
     Scraped,
-    Send,
     ShuttingDown,
     TimerFired,
     WakeAt,
 )
 from pointsman.routing.journal import Journal
-from pointsman.routing.ledger import Hold, Ledger, holds_of
 from pointsman.routing.outcomes import Outcome, Refusal
-from pointsman.routing.plugins import Admitter, RequestCycle
+from pointsman.routing.plugins import Admitter
 from pointsman.routing.pools import Pool, Pools, Sent
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
 from pointsman.routing.records import Record, Records
+from pointsman.routing.register import Register
 from pointsman.routing.routes import BatchPolicy, Route
+from pointsman.routing.sending import Sender
 from pointsman.routing.tally import Tally
-from pointsman.selection import SchedulingFailure
-from pointsman.types import RequestMetadata, SchedulingDecision
-
-LOOK_PAST = 8
-"""How many requests that wait for an instance which has not failed them yet do not hold up those behind them."""
-
-LOOK_AGAIN = 3
-"""How many requests that nobody could take, for reasons of their own, are tried again on each event."""
+from pointsman.types import RequestMetadata
 
 
 class Dispatcher:
@@ -82,18 +75,19 @@ class Dispatcher:
         of negative priority may be stopped for more important work. `traced`: keep why, for every decision."""
         told = list(plugins)
         self.fleet = Fleet(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
-        self.ledger = Ledger(self.fleet)
         self._journal = Journal(keep_records, route.name)
-        self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
-        self._policy = policy
-        self._audience = Audience(told, shedding, self._journal)
         self._pools = Pools(make_queue, make_eviction, self.fleet)
-        self._gated = saturation_gates
+        self._register = Register(self.fleet, self._pools, self._journal)
+        self.ledger, self._waiting, self._sent = self._register.ledger, self._register.waiting, self._register.sent
+        self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
+        self._audience = Audience(told, shedding, self._journal)
+        self._sender = Sender(
+            self._register, self._chooser, policy, self._audience, gated=saturation_gates, waits=waits
+        )
         self._evicts = make_eviction is not None
-        self._waits = waits
         self._max_tries = max_tries
-        self._waiting: dict[str, Queued] = {}
-        self._sent: dict[str, Sent] = {}
+        self.strategy = route.name if policy is None else policy.name
+        """Who decides."""
         self._unhindered = policy is None and not saturation_gates and self._audience.admits_everybody
         """Nobody but the choice itself stands between a request and an instance."""
         self._wake_at: float | None = None
@@ -121,44 +115,13 @@ class Dispatcher:
         return commands
 
     def succeed(self, predecessor: "Dispatcher", now: float) -> list[Command]:
-        """Take everything over from another dispatcher, which must not be used any more: its instances and what is
-        known of them, its records and counts, the requests that run and those that wait."""
-        self._journal.go_on_from(predecessor._journal)
-        self.fleet.go_on_from(predecessor.fleet)
+        """Take everything over from another dispatcher, which must not be used any more."""
         commands, predecessor._unsaid = predecessor._unsaid, []
-        self._pools.go_on_from(predecessor._pools)
-        for before in predecessor._sent.values():
-            self._go_on_running(before, predecessor.ledger.holds(before.item.request.request_id))
-        for pool in predecessor._pools.waiting():
-            for item in pool.queue.waiting():
-                self._go_on_waiting(item, now, commands)
+        self._register.go_on_from(predecessor._register, now, commands)
         for pool in self._pools.waiting():
-            self._place_waiting(pool, now, commands)
+            self._sender.send_waiting(pool, now, commands)
         self._set_timer(commands)
         return commands
-
-    def _go_on_waiting(self, before: Queued, now: float, commands: list[Command]) -> None:
-        """A request that another dispatcher let in waits here."""
-        request = before.request
-        pool = self._pools.of(request.model_name)
-        assert pool is not None, "its pool was taken over"
-        try:
-            self._waiting[request.request_id] = pool.queue.take_over(before)
-        except Exception as error:  # an ordering of somebody's own
-            self._cannot_order(request, error, now, commands)
-
-    def _go_on_running(self, before: Sent, holds: Sequence[Hold]) -> None:
-        """Count a request that another dispatcher has sent."""
-        request = before.item.request
-        pool = self._pools.of(request.model_name)
-        assert pool is not None, "somebody serves it"
-        item = pool.queue.take_over_sent(before.item)
-        pool.started(item)
-        sent = Sent(item, pool, self.fleet.twin_of(before.endpoint), before.strategy, before.lightness)
-        sent.begun, sent.revoked = before.begun, before.revoked
-        self._sent[request.request_id] = sent
-        replace, twin_of = msgspec.structs.replace, self.fleet.twin_of
-        self.ledger.reserve(request.request_id, [replace(hold, endpoint=twin_of(hold.endpoint)) for hold in holds])
 
     @property
     def records(self) -> Records:
@@ -174,14 +137,9 @@ class Dispatcher:
         """Call this with the record of each request that has ended, served or refused; None: nobody any more."""
         self._journal.listener = ended
 
-    @property
-    def strategy(self) -> str:
-        """Who decides."""
-        return self._chooser.route.name if self._policy is None else self._policy.name
-
     def __len__(self) -> int:
         """Requests that have arrived and not left."""
-        return len(self._waiting) + len(self._sent)
+        return len(self._register)
 
     @property
     def running(self) -> int:
@@ -195,16 +153,17 @@ class Dispatcher:
     def explain(self, request_id: str, now: float) -> Record | None:
         """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
         if request_id in self._waiting:
-            self._look(self._waiting[request_id], now)
+            self._sender.look(self._waiting[request_id], now)
         return self.records.get(request_id)
 
     # Requests
 
     def _arrived(self, event: Arrived, now: float, commands: list[Command]) -> None:
-        if len(event.requests) == 1 and self._unhindered and self._goes_at_once(event.requests[0], now, commands):
+        requests = event.requests
+        if len(requests) == 1 and self._unhindered and self._sender.sent_at_once(requests[0], now, commands):
             return
         entered: dict[str, Pool] = {}
-        for given in event.requests:
+        for given in requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
             if request.request_id in self._waiting or request.request_id in self._sent:
                 self._refuse_double(request, commands)
@@ -212,33 +171,13 @@ class Dispatcher:
             self._journal.arrived(request, now)
             denial = self._denial(request, now)
             if denial is not None:
-                self._refuse(request, denial, now, commands)
+                self._register.refuse(request, denial, now, commands)
                 continue
             pool = self._enter(request, now, commands)
             if pool is not None:
                 entered[pool.model] = pool
         for pool in entered.values():
-            self._place_waiting(pool, now, commands)
-
-    def _goes_at_once(self, given: RequestMetadata, now: float, commands: list[Command]) -> bool:
-        """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
-        pool = self._pools.idle(given.model_name)
-        if pool is None or given.request_id in self._sent or not self._open:
-            return False
-        request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
-        item = Queued(request, ttl_s=request.timeout_s)
-        cycle = self._chooser.cycle(request, now)
-        try:
-            choice = self._chooser.choose(cycle, item)
-            if isinstance(choice, SchedulingFailure):
-                return False
-            pool.queue.goes_at_once(item, now)
-        except Exception:  # it will happen again in the queue, and is told there
-            return False
-        sent, headers = self._dispatch(cycle, choice, item, pool)
-        self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
-        self._tell(sent, choice.decided, headers, commands)
-        return True
+            self._sender.send_waiting(pool, now, commands)
 
     def _refuse_double(self, request: RequestMetadata, commands: list[Command]) -> None:
         """Its id is taken, and the record of that name belongs to the first."""
@@ -262,26 +201,21 @@ class Dispatcher:
         pool = self._pools.of(request.model_name)
         if pool is None:
             why = f'no instance serves "{request.model_name}", and too many such models are waited for already'
-            self._refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
+            self._register.refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
             return None
         try:
             offered = pool.queue.offer(item, now, pool.is_empty)
         except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
-            self._cannot_order(request, error, now, commands)
+            self._register.refuse_unordered(request, error, now, commands)
             return None
         for displaced, refusal in offered.displaced:
-            self._refuse(displaced.request, refusal, now, commands)
+            self._register.refuse(displaced.request, refusal, now, commands)
         if offered.refusal is not None:
-            self._look(item, now)
-            self._refuse(request, offered.refusal, now, commands)
+            self._sender.look(item, now)
+            self._register.refuse(request, offered.refusal, now, commands)
             return None
         self._waiting[request.request_id] = item
         return pool
-
-    def _cannot_order(self, request: RequestMetadata, error: Exception, now: float, commands: list[Command]) -> None:
-        self._journal.error(error)
-        why = f"it cannot be put in order: {type(error).__name__}: {error}"
-        self._refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
 
     def _first_token(self, event: FirstToken, now: float, commands: list[Command]) -> None:
         sent = self._sent.get(event.request_id)
@@ -291,25 +225,25 @@ class Dispatcher:
             self._journal.first_token(event.request_id, now)
 
     def _ended(self, event: Ended, now: float, commands: list[Command]) -> None:
-        sent = self._released(event.request_id, now)
+        sent = self._register.released(event.request_id, now)
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
         self.fleet.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(event, now)
         if self._pools.busy:
-            self._room_on(sent.endpoint, now, commands)
+            self._sender.room_on(sent.endpoint, now, commands)
 
     def _failed(self, event: Failed, now: float, commands: list[Command]) -> None:
-        sent = self._released(event.request_id, now)
+        sent = self._register.released(event.request_id, now)
         if sent is None:
             return
         if sent.revoked is not None:
             sent.pool.queue.ended(sent.item, 0)
-            self._left(sent.item.request, sent.revoked, now)
+            self._register.left(sent.item.request, sent.revoked, now)
         else:
             self._try_again(sent, event, now, commands)
-        self._room_on(sent.endpoint, now, commands)
+        self._sender.room_on(sent.endpoint, now, commands)
 
     def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[Command]) -> None:
         item, culprit = sent.item, event.instance_id or str(sent.endpoint)
@@ -320,7 +254,7 @@ class Dispatcher:
             sent.pool.queue.put_back(item)
             self._waiting[item.request.request_id] = item
             self._pools.of(item.request.model_name)
-            self._place_waiting(sent.pool, now, commands)
+            self._sender.send_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
         if sent.begun:
@@ -330,7 +264,7 @@ class Dispatcher:
         else:
             when = f"at try {item.tries} of {self._max_tries}" if self._open else "while shutting down"
         why = f'"{culprit}" failed {when}: {event.why}'
-        self._refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
+        self._register.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
     def _cancelled(self, event: Cancelled, now: float, commands: list[Command]) -> None:
         gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
@@ -339,26 +273,26 @@ class Dispatcher:
             pool = self._pools.of(item.request.model_name)
             assert pool is not None, "somebody waits in it"
             pool.queue.cancel(event.request_id)
-            self._left(item.request, gone, now)
-            self._place_waiting(pool, now, commands)
+            self._register.left(item.request, gone, now)
+            self._sender.send_waiting(pool, now, commands)
             return
-        sent = self._released(event.request_id, now)
+        sent = self._register.released(event.request_id, now)
         if sent is not None:
             sent.pool.queue.ended(sent.item, 0)
-            self._left(sent.item.request, sent.revoked or gone, now)
-            self._room_on(sent.endpoint, now, commands)
+            self._register.left(sent.item.request, sent.revoked or gone, now)
+            self._sender.room_on(sent.endpoint, now, commands)
 
     # Instances
 
     def _joined(self, event: Joined, now: float, commands: list[Command]) -> None:
         endpoint = self.fleet.add(event.instance)
         self._pools.members_changed(now)
-        self._room_on(endpoint, now, commands)
+        self._sender.room_on(endpoint, now, commands)
 
     def _changed(self, event: Changed, now: float, commands: list[Command]) -> None:
         endpoint = self.fleet.update(event.instance)
         self._pools.members_changed(now)
-        self._room_on(endpoint, now, commands)
+        self._sender.room_on(endpoint, now, commands)
 
     def _instance_left(self, event: Left, now: float, commands: list[Command]) -> None:
         gone = self.fleet[event.instance_id]
@@ -372,12 +306,12 @@ class Dispatcher:
 
     def _measured(self, event: Measured, now: float, commands: list[Command]) -> None:
         self.fleet.measure(event.instance_id, event.metrics, now)
-        self._room_on(self.fleet[event.instance_id], now, commands)
+        self._sender.room_on(self.fleet[event.instance_id], now, commands)
 
     def _scraped(self, event: Scraped, now: float, commands: list[Command]) -> None:
         endpoint = self.fleet[event.instance_id]
         self._audience.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
-        self._room_on(endpoint, now, commands)
+        self._sender.room_on(endpoint, now, commands)
 
     # Time
 
@@ -388,9 +322,9 @@ class Dispatcher:
     def _expire(self, now: float, commands: list[Command]) -> None:
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
-                self._look(item, now)
-                self._refuse(item.request, self._with_reason(item.request, refusal), now, commands)
-            self._place_waiting(pool, now, commands)  # those who stood behind may be luckier
+                self._sender.look(item, now)
+                self._register.refuse(item.request, self._with_reason(item.request, refusal), now, commands)
+            self._sender.send_waiting(pool, now, commands)  # those who stood behind may be luckier
 
     def _with_reason(self, request: RequestMetadata, refusal: Refusal) -> Refusal:
         """The refusal, and why nobody took the request when it was last looked at."""
@@ -400,10 +334,10 @@ class Dispatcher:
         return Refusal(refusal.outcome, f"{refusal.why} ({Unplaced(request, record.failure).why})")
 
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
-        self._open = False
+        self._open = self._unhindered = False
         for pool in self._pools.waiting():
             for item, refusal in pool.queue.drain():
-                self._refuse(item.request, refusal, now, commands)
+                self._register.refuse(item.request, refusal, now, commands)
 
     def _set_timer(self, commands: list[Command]) -> None:
         due = self._due = self._pools.next_expiry()
@@ -411,168 +345,13 @@ class Dispatcher:
             commands.append(WakeAt(due))
         self._wake_at = due
 
-    # Placing
-
-    def _room_on(self, endpoint: Endpoint, now: float, commands: list[Command]) -> None:
-        for pool in self._pools.waiting():
-            if endpoint.serves(pool.model):
-                self._place_waiting(pool, now, commands)
-
-    def _place_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
-        if self._policy is not None and self._place_by(self._policy, pool, now, commands):
-            return
-        passed: list[Queued] = []
-        pool.queue.look_again(LOOK_AGAIN)
-        while len(passed) <= LOOK_PAST and not (self._waits and self.fleet.is_full):
-            try:
-                item = pool.queue.pop(now, self._saturation(pool, now))
-            except Exception as error:  # a limit or fairness policy of somebody's own
-                self._journal.error(error)
-                break
-            if item is None:
-                break
-            failure = self._place(item, pool, now, commands)
-            if failure is not None and not failure.failures:
-                pool.queue.drop(item)  # nobody was even asked: waiting will not help
-                self._refuse(item.request, Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure)), now, commands)
-            elif failure is not None and (item.excluded or hopeless(failure)):
-                passed.append(item)
-                if not item.excluded:
-                    break
-            elif failure is not None:
-                pool.queue.set_aside(item)
-        for item in passed:
-            pool.queue.put_back(item)
-        if not self._waits:
-            self._refuse_waiting(pool, now, commands)
-
-    def _saturation(self, pool: Pool, now: float) -> float:
-        if not self._gated:
-            return 0.0
-        told = self._audience.ask(pool.queue, pool.queue.saturation_of, self.fleet.serving(pool.model), now)
-        return 0.0 if told is None else float(told)
-
-    def _place(
-        self, item: Queued, pool: Pool, now: float, commands: list[Command]
-    ) -> SchedulingFailure[Endpoint] | None:
-        """Send it, or say why nobody can take it now."""
-        cycle = self._chooser.cycle(item.request, now)
-        try:
-            choice = self._chooser.choose(cycle, item)
-        except Exception as error:
-            self._journal.error(error)
-            pool.queue.drop(item)
-            self._refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
-            return None
-        failure = choice if isinstance(choice, SchedulingFailure) else None
-        self._journal.tried(item.request, cycle.trace, failure)
-        if isinstance(choice, SchedulingFailure):
-            return failure
-        if item.enqueued_at < now:
-            self.fleet.sent_from_backlog(choice.result.target)
-        pool.queue.served(item)
-        del self._waiting[item.request.request_id]
-        sent, headers = self._dispatch(cycle, choice, item, pool)
-        self._journal.sent(sent, choice.decided)
-        self._tell(sent, choice.decided, headers, commands)
-        return None
-
-    def _dispatch(
-        self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool
-    ) -> tuple[Sent, Mapping[str, str | None]]:
-        """It goes to the instance that was chosen, with the headers that plugins want on it."""
-        result = choice.result
-        target = result.target
-        sent = Sent(item, pool, target, self._chooser.route.name, self.fleet.lightness_of(target))
-        self.ledger.reserve(item.request.request_id, holds_of(cycle, result))
-        return sent, self._audience.dispatched(cycle, result)
-
-    def _place_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
-        """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
-        waiting = {item.request.request_id: item for item in pool.queue.waiting()}
-        try:
-            vetted = self._chooser.choose_by(policy, [item.request for item in waiting.values()], now)
-        except Exception as error:
-            self._journal.error(error, policy.name)
-            return False
-        for _, broken in vetted.bad:
-            self.tally.broken_promise(broken)
-        for made in vetted.good:
-            item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
-            pool.queue.take(item, now)
-            pool.queue.served(item)
-            del self._waiting[made.request_id]
-            sent = Sent(item, pool, endpoint, policy.name, self.fleet.lightness_of(endpoint))
-            self.ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
-            self._journal.sent(sent, made)
-            self._tell(sent, made, {}, commands)
-        return True
-
-    def _tell(
-        self, sent: Sent, made: Decided | SchedulingDecision, headers: Mapping[str, str | None], commands: list[Command]
-    ) -> None:
-        """Say that it is to be sent."""
-        request = sent.item.request
-        sent.pool.started(sent.item)
-        self._sent[request.request_id] = sent
-        answer = self._audience.answer_headers(request, sent.endpoint)
-        commands.append(Send(request, made, sent.endpoint, headers, answer))
-
-    def _look(self, item: Queued, now: float) -> None:
-        """Note in its record what would happen to it now, with every reason."""
-        cycle = self._chooser.cycle(item.request, now, traced=True)
-        try:
-            choice = self._chooser.choose(cycle, item)
-        except Exception as error:
-            self._journal.tried(item.request, cycle.trace, SchedulingFailure(str(error), {}))
-            return
-        failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
-        self._journal.tried(item.request, cycle.trace, failure)
-
-    def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
-        """Why it waits although there is an instance for it."""
-        pool = self._pools.of(item.request.model_name)
-        if not self._gated or pool is None:
-            return None
-        why = f"held back: the pool is saturated to {self._saturation(pool, now):.0%}"
-        serving = self.fleet.serving(pool.model)
-        unmeasured = sum(endpoint.metrics is None for endpoint in serving)
-        if unmeasured:
-            why += f"; {unmeasured} of {len(serving)} instances have never been measured"
-        return SchedulingFailure(why, {})
-
-    # Leaving
-
-    def _released(self, request_id: str, now: float) -> Sent | None:
-        """Take a request that was sent back from its instance. None: it is not out, or came back before."""
-        sent = self._sent.pop(request_id, None)
-        if sent is not None:
-            self.ledger.release(request_id)
-            sent.pool.ended(sent.item, now)
-        return sent
-
-    def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
-        for item in list(pool.queue.waiting()):
-            pool.queue.cancel(item.request.request_id)
-            record = self.records.get(item.request.request_id)
-            failure = None if record is None else record.failure
-            why = "every instance is saturated" if failure is None else refusal_text(item.request, failure)
-            outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
-            self._refuse(item.request, Refusal(outcome, why), now, commands)
-
-    def _refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[Command]) -> None:
-        self._left(request, refusal, now)
-        commands.append(Refuse(request, refusal))
-
-    def _left(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
-        self._waiting.pop(request.request_id, None)
-        self._journal.refused(request, refusal, now)
+    # More important work
 
     def _evict(self, now: float, commands: list[Command]) -> None:
         for pool in self._pools.waiting():
             if pool.eviction is None:
                 continue
-            for item, refusal in pool.eviction.victims(now, self._saturation(pool, now), pool.queue.blocked):
+            for item, refusal in pool.eviction.victims(now, self._sender.saturation(pool, now), pool.queue.blocked):
                 self._sent[item.request.request_id].revoked = refusal
                 commands.append(Revoke(item.request, refusal))
 

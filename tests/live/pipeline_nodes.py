@@ -115,6 +115,11 @@ class Slow:
         time.sleep(seconds)
         return "done"
 
+    async def until_there(self, file: str) -> str:
+        while not Path(file).exists():
+            await asyncio.sleep(0.01)
+        return "done"
+
 
 @pm.deployment
 def broken(value: Any) -> Any:

@@ -323,6 +323,57 @@ def busy(plane: LivePlane, deployment: str) -> list[str]:
     return [name for name, one in plane.instances(deployment).items() if one["in_flight"]]
 
 
+ONE_MAY_WAIT = {
+    "config": {
+        "featureGates": ["flowControl"],
+        "plugins": [{"type": "concurrency-detector", "parameters": {"maxConcurrency": 1}}],
+        "schedulingProfiles": [{"name": "default"}],
+        "flowControl": {"maxRequests": 1, "saturationDetector": {"pluginRef": "concurrency-detector"}},
+    }
+}
+
+
+def test_a_node_whose_queue_is_full_refuses_and_nobody_else_notices(
+    plane: LivePlane, deploy: Deploy, client: httpx.Client, tmp_path: Path
+) -> None:
+    with pm.InputNode() as given:
+        quick = nodes.Counter.bind()
+        slow = nodes.Slow.options(max_concurrency=1, scheduling=ONE_MAY_WAIT).bind()
+        dag = {"count": quick.count.bind(given), "slow": slow.until_there.bind(given)}
+    path, other, door = deploy("full", dag), deploy("diamond", nodes.diamond()), tmp_path / "door"
+
+    def ask(name: str) -> httpx.Response:
+        return client.post(path, json=str(door), headers={"x-request-id": name})
+
+    def traffic() -> tuple[int, int]:
+        [told] = [one for one in plane.status()["deployments"] if one["name"] == "full.slow"]
+        return told["running"], told["waiting"]
+
+    with ThreadPoolExecutor(2) as pool:
+        served = pool.submit(ask, "served")
+        plane.until(lambda: traffic() == (1, 0), "a call on the one replica")
+        waits = pool.submit(ask, "waits")
+        plane.until(lambda: traffic() == (1, 1), "a call in the queue")
+        refused = ask("refused")
+        assert client.post(other, json=[1, 2, 3]).json() == 8
+        door.touch()
+        answers = [served.result(), waits.result()]
+    assert refused.status_code == 429, refused.text
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "not_served")
+    assert (error["node"], error["step"]) == ("slow", "slow.until_there")
+    assert error["message"].startswith('node "slow": the queue is full: ')
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-request-id"] == "refused"
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.json()["slow"] for answer in answers] == ["done", "done"]
+    assert [answer.json()["count"] for answer in answers] == [1, 2]
+    assert traffic() == (0, 0)
+    [_, step] = plane.admin.get("requests", "refused")["steps"]
+    assert (step["node"], step["tries"], step["instance"]) == ("slow", 0, "")
+    assert step["failure"].startswith("the queue is full: ")
+
+
 def test_a_client_that_does_not_read_holds_its_generator_up_and_nobody_else(
     plane: LivePlane, deploy: Deploy, client: httpx.Client, tmp_path: Path
 ) -> None:

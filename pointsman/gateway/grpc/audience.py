@@ -9,8 +9,8 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.gateway.answers import AnswerHead
+from pointsman.gateway.client import Service
 from pointsman.gateway.grpc.pieces import Pieces
-from pointsman.gateway.pipelines.audience import Travelling
 from pointsman.gateway.pipelines.step_call import StepFailure
 from pointsman.runtimes.wire import Form
 
@@ -35,7 +35,7 @@ class GrpcAudience:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.came_in_pieces = False
-        self._travelling: Travelling | None = None
+        self._travelling: Service | None = None
         self._reading: Pieces | None = None
         self._waiting: deque[str] = deque()
         self._paused = False
@@ -45,7 +45,7 @@ class GrpcAudience:
 
     # What the request says
 
-    def wait_for(self, travelling: Travelling) -> None:
+    def wait_for(self, travelling: Service) -> None:
         self._travelling = travelling
 
     def answer(self, content_type: bytes, body: bytes) -> None:
@@ -67,8 +67,7 @@ class GrpcAudience:
         self._end()
 
     def failed(self, failure: StepFailure, step: str, node: str) -> None:
-        retry = 1 if failure.status in (429, 503) else None
-        self._failure = NotAnswered(failure.status, in_words(failure, node), retry)
+        self._failure = NotAnswered(failure.status, in_words(failure, node), failure.retry_after_s)
         self._end()
 
     def _begin(self, content_type: bytes) -> None:

@@ -231,7 +231,8 @@ class Applications:
             for lane in self._gateway.traffic.all_lanes():
                 known = lane.dispatcher.records.get(step.request_id)
                 if known is not None:
-                    step.node, step.instance, step.ended_at = known.model, known.instance, known.ended_at
+                    step.node = step.node or known.model
+                    step.instance, step.ended_at = known.instance, known.ended_at
         return record
 
     def ended(self, passage: Passage, status: int | None, seconds: float) -> None:

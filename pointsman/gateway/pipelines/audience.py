@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.client import ClientConnection, Service
 from pointsman.gateway.http import KEEP_ALIVE, LAST_CHUNK, error_body, error_kind
 from pointsman.gateway.pipelines.step_call import StepFailure
 from pointsman.gateway.requests import HttpRequest
@@ -26,24 +26,12 @@ IN_PIECES = frozenset({JSON, EVENTS, PIECES})
 BLOB_TYPE = b"application/x-pointsman-blob"
 
 
-class Travelling(Protocol):
-    """The request that an audience waits for."""
-
-    def abandon(self) -> None:
-        """Nobody waits for it any more."""
-
-    def pause(self) -> None:
-        """Pieces come faster than they are taken."""
-
-    def resume(self) -> None: ...
-
-
 class Audience(Protocol):
     """Gets exactly one of: an answer; a beginning, pieces and an end; a failure, before or after a beginning."""
 
     form: Form
 
-    def wait_for(self, travelling: Travelling) -> None:
+    def wait_for(self, travelling: Service) -> None:
         """This is the request; from now on it can be told that nobody waits."""
 
     def answer(self, content_type: bytes, body: bytes) -> None: ...
@@ -71,7 +59,7 @@ class HttpAudience:
         self.form: Form = BLOB_FORMS.get(accepted) or (EVENTS if b"text/event-stream" in accepted else JSON)
         self.wants_traceback = http.headers.get(b"x-pointsman-traceback", b"0") not in (b"0", b"false")
 
-    def wait_for(self, travelling: Travelling) -> None:
+    def wait_for(self, travelling: Service) -> None:
         """From now on the client's comings and goings are told to it."""
         self._client.serving = travelling
 
@@ -103,7 +91,9 @@ class HttpAudience:
         if failure.body:
             self._client.answer(failure.status, failure.body, headers=self._id_line)
             return
-        lines = self._id_line + (b"retry-after: 1\r\n" if failure.status in (429, 503) else b"")
+        lines = self._id_line
+        if failure.retry_after_s is not None:
+            lines += b"retry-after: %d\r\n" % failure.retry_after_s
         body = error_body(
             _in_words(failure, node), error_kind(failure.status), failure.code, **self._where(failure, step, node)
         )

@@ -30,7 +30,17 @@ class SchemaQuestion:
         request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)
         body = encode_call(CallHead(method="openapi", request_id=request_id))
         self._call = StepCall(
-            gateway, self, 0, lane, request, b"/call", secret_line, body, idempotent=True, in_pieces=False
+            self,
+            0,
+            b"/call",
+            secret_line,
+            body,
+            idempotent=True,
+            in_pieces=False,
+            gateway=gateway,
+            lane=lane,
+            request=request,
+            counts=gateway.metrics.of(lane.plan.name),
         )
         self._call.begin(now)
 

@@ -158,7 +158,7 @@ class Passage:
         lane = traffic.by_model.get(deployment) if model is not None else traffic.lanes.get(deployment)
         if lane is None:
             what = f'there is no model "{deployment}"' if model is not None else f'deployment "{deployment}" is gone'
-            self.step_failed(place, StepFailure(503, what, "not_served"))
+            self.step_failed(place, StepFailure(503, what, "not_served", retry_after_s=1))
             return
         asked, request_id = self.asked, f"{self.asked.request_id}.{self._name_of(place)}"
         request = RequestMetadata(
@@ -173,16 +173,17 @@ class Passage:
         )
         lines = b"content-type: application/json\r\n" if model is not None else self._home.secret_line
         call = StepCall(
-            self._gateway,
             self,
             place,
-            lane,
-            request,
             CALL if model is None else model.target,
             lines + b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace"),
             body,
             idempotent=idempotent,
             in_pieces=self._comes_in_pieces(place),
+            gateway=self._gateway,
+            lane=lane,
+            request=request,
+            counts=self._gateway.metrics.of(lane.plan.name),
         )
         self._calls[place] = call
         self._home.by_step[request_id] = self

@@ -1,21 +1,15 @@
 """One step on its way: waiting in the lane of its node, sent to a replica, sent again if that may be, ended once."""
 
 import time
-from asyncio import Task
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.upstream import UpstreamConnection, UpstreamPool
-from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, FirstToken, Send
-from pointsman.routing.outcomes import Outcome, Refusal
-from pointsman.types import RequestMetadata
-
-if TYPE_CHECKING:
-    from pointsman.gateway.gateway import Gateway
-    from pointsman.runtimes.traffic import Lane
+from pointsman.gateway.under_way import UnderWay
+from pointsman.gateway.upstream import UpstreamConnection
+from pointsman.routing.events import Arrived, Ended, FirstToken, Send
+from pointsman.routing.outcomes import Refusal
 
 NOT_BEGUN = 503
 """A replica that answers so has not begun: somebody else may."""
@@ -33,6 +27,8 @@ class StepFailure(msgspec.Struct, frozen=True):
     traceback: str = ""
     body: bytes = b""
     """The answer as it is, where that says more than we could."""
+    retry_after_s: int | None = None
+    """None: trying again is of no use."""
 
 
 class Conductor(Protocol):
@@ -53,88 +49,40 @@ class Conductor(Protocol):
     def step_failed(self, place: int, failure: StepFailure) -> None: ...
 
 
-class StepCall:
+class StepCall(UnderWay, eq=False):
     """One request of ours to a replica."""
 
-    __slots__ = (
-        "_attempt",
-        "_body",
-        "_conductor",
-        "_counts",
-        "_fresh",
-        "_gateway",
-        "_head",
-        "_lines",
-        "_pieces",
-        "_place",
-        "_pool",
-        "_sent",
-        "_target",
-        "deadline",
-        "idempotent",
-        "in_pieces",
-        "instance_id",
-        "lane",
-        "request",
-    )
-
-    def __init__(
-        self,
-        gateway: "Gateway",
-        conductor: Conductor,
-        place: int,
-        lane: "Lane",
-        request: RequestMetadata,
-        target: bytes,
-        lines: bytes,
-        body: bytes,
-        *,
-        idempotent: bool,
-        in_pieces: bool,
-    ) -> None:
-        self._gateway = gateway
-        self._conductor = conductor
-        self._place = place
-        self.lane = lane
-        self.request = request
-        self._target = target
-        self._lines = lines
-        """Header lines, each with its end."""
-        self._body = body
-        self.idempotent = idempotent
-        """It may be sent again although somebody may have begun it."""
-        self.in_pieces = in_pieces
-        """Pieces are passed on as they come; else the whole is."""
-        self.instance_id = ""
-        self.deadline = inf
-        """When we lose patience with the instance."""
-        self._pool: UpstreamPool | None = None
-        self._attempt: UpstreamConnection | Task[None] | None = None
-        self._fresh = False
-        self._sent = False
-        """A replica may have begun it."""
-        self._head: AnswerHead | None = None
-        self._pieces: list[bytes] | None = None
-        self._counts = gateway.metrics.of(lane.plan.name)
+    _conductor: Conductor
+    _place: int
+    _target: bytes
+    _lines: bytes
+    """Header lines, each with its end."""
+    _body: bytes
+    idempotent: bool
+    """It may be sent again although somebody may have begun it."""
+    in_pieces: bool
+    """Pieces are passed on as they come; else the whole is."""
+    _sent: bool = False
+    """A replica may have begun it."""
+    _pieces: list[bytes] | None = None
 
     def begin(self, now: float) -> None:
         """Take a place in the lane."""
-        self._gateway.enter(self)
+        self.gateway.enter(self)
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
     # What the dispatcher says
 
     def send(self, command: Send) -> None:
-        """Send it to an instance; if it was on another, that one is let go."""
         if self._attempt is not None:
             self.let_go()
         if self._sent and not self.idempotent:
             why = f'{self.instance_id} is gone, and "{self.lane.plan.name}" is not marked idempotent'
-            self._gateway.loop.call_soon(self._came_to_nothing, why)
+            self.gateway.loop.call_soon(self._failed, why)
             return
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
-        self._pool = self._gateway.pool_of(instance)
+        self._pool = self.gateway.pool_of(instance)
         self._conductor.step_sent(self._place, self.instance_id)
         self._ask(fresh=False)
 
@@ -142,7 +90,7 @@ class StepCall:
         assert self._pool is not None
         self._fresh = fresh
         self._head = self._pieces = None
-        self.deadline = time.monotonic() + self._gateway.upstream.first_token_timeout
+        self.deadline = time.monotonic() + self.gateway.upstream.first_token_timeout
         head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             self._target,
             self._pool.authority,
@@ -153,53 +101,16 @@ class StepCall:
         self._sent = isinstance(self._attempt, UpstreamConnection)
 
     def refuse(self, refusal: Refusal) -> None:
-        """It will not be served."""
-        self.let_go()
-        self._gateway.leave(self)
-        status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
-        self._counts.statuses[status] += 1
-        self._conductor.step_failed(self._place, StepFailure(status, refusal.why, "not_served"))
+        self._leave()
+        status, retry_after_s = self._count_refused(refusal)
+        failure = StepFailure(status, refusal.why, "not_served", retry_after_s=retry_after_s)
+        self._conductor.step_failed(self._place, failure)
         self.lane.look_for_idle()
-
-    def revoke(self, refusal: Refusal) -> None:
-        """Stop it for more important work."""
-        self.refuse(refusal)
-        self.lane.tell(Cancelled(self.request.request_id))
-        self.lane.look_for_idle()
-
-    def abandon(self) -> None:
-        """Nobody wants it any more."""
-        self.let_go()
-        self._gateway.leave(self)
-        self._counts.abandoned += 1
-        self.lane.tell(Cancelled(self.request.request_id))
-        self.lane.look_for_idle()
-
-    def let_go(self) -> None:
-        """Whatever the instance still says is not wanted any more."""
-        attempt, self._attempt = self._attempt, None
-        self.deadline = inf
-        if isinstance(attempt, UpstreamConnection):
-            attempt.let_go(self)
-        elif attempt is not None:
-            attempt.cancel()
-
-    def pause(self) -> None:
-        """Pieces are not taken fast enough."""
-        if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.pause_reading()
-            self.deadline = inf
-
-    def resume(self) -> None:
-        if isinstance(self._attempt, UpstreamConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.resume_reading()
-            self.deadline = time.monotonic() + self._gateway.upstream.stall_timeout
 
     # What the instance says
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """The connection that was asked for is there."""
-        self._attempt = connection
+        super().connected(connection)
         self._sent = True
 
     def answered(self, head: AnswerHead, body: bytes) -> None:
@@ -207,7 +118,7 @@ class StepCall:
         self._attempt = None
         if head.status == NOT_BEGUN:
             self._sent = False
-            self._came_to_nothing(f"it answered 503: {body[:200].decode('utf-8', 'replace')}")
+            self._failed(f"it answered 503: {body[:200].decode('utf-8', 'replace')}")
             return
         self._ended(head.status)
         if head.status == 200:
@@ -225,13 +136,13 @@ class StepCall:
             self._pieces = []
 
     def stream_piece(self, payload: bytes) -> None:
-        self.deadline = time.monotonic() + self._gateway.upstream.stall_timeout
+        self.deadline = time.monotonic() + self.gateway.upstream.stall_timeout
         if self._pieces is None:
             self._conductor.step_piece(self._place, payload)
             return
         self._pieces.append(payload)
         if sum(map(len, self._pieces)) > MOST_BYTES:
-            self._came_to_nothing(f"its result has more than {MOST_BYTES >> 20} MiB", retry=False)
+            self._failed(f"its result has more than {MOST_BYTES >> 20} MiB", retry=False)
 
     def stream_ended(self) -> None:
         head, pieces = self._head, self._pieces
@@ -249,32 +160,27 @@ class StepCall:
         if stale and self.idempotent and not self._fresh:
             self._ask(fresh=True)
         else:
-            self._came_to_nothing(why)
+            self._failed(why)
 
     def timed_out(self) -> None:
-        """We have lost patience with the instance."""
-        self._came_to_nothing("it did not answer in time")
+        self._failed("it did not answer in time")
 
     # The end
 
-    def _came_to_nothing(self, why: str, *, retry: bool = True) -> None:
-        """This try has failed. The dispatcher says what happens now."""
+    def _failed(self, why: str, *, retry: bool = True) -> None:
+        """This try has come to nothing."""
         self.let_go()
-        gateway, lane, instance_id = self._gateway, self.lane, self.instance_id
         may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
-        again = may and gateway.retries.allows(time.monotonic())
-        lane.tell(Failed(self.request.request_id, why, retry=again))
-        lane.failed(instance_id, why)
+        self._came_to_nothing(why, may_retry=may)
 
     def _ended(self, status: int) -> None:
         """It was answered, whatever the answer says."""
         now = time.monotonic()
-        self.deadline = inf
-        self._gateway.leave(self)
+        self.gateway.leave(self)
         self.lane.tell(Ended(self.request.request_id))
         self.lane.worked(self.instance_id)
-        self._counts.statuses[status] += 1
-        self._counts.total.add(now - (self.request.arrival_time or now))
+        self.counts.statuses[status] += 1
+        self.counts.total.add(now - (self.request.arrival_time or now))
 
 
 class _Raised(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.replica.connection import JSON
+from pointsman.runtimes.connection import JSON
 from pointsman.runtimes.wire import BLOB, PIECES, CallFailed, Form, SharedMemory, encode_value
 
 EVENTS = "text/event-stream; charset=utf-8"

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pointsman.pipeline.context import CallContext
+from pointsman.runtimes.connection import Exchange
 from pointsman.runtimes.replica.answers import Pieces, error_answer, problem, whole_answer
-from pointsman.runtimes.replica.connection import Exchange
 from pointsman.runtimes.replica.methods import Method
 from pointsman.runtimes.wire import CallHead, SharedMemory
+
+PASSED_ON = b"x-pointsman-pieces: 1\r\n"
+"""Says that whoever passes pieces on need not wait for the last."""
 
 
 class Cancellable(Protocol):
@@ -80,10 +83,7 @@ class Call:
         if self._over:
             return
         self._end()
-        if self._pieces is not None:
-            self._exchange.add(self._pieces.failed(error))
-            self._exchange.cut()
-        else:
+        if not self._broke_off(error):
             self._exchange.respond(*error_answer(error))
 
     def give_up(self) -> None:
@@ -101,7 +101,7 @@ class Call:
         kind = pieces.kind_for(first)
         if not self._over:
             self._pieces = pieces
-            self._exchange.open_stream(kind)
+            self._exchange.open_stream(kind, PASSED_ON)
         return pieces
 
     def add(self, piece: bytes) -> None:
@@ -130,12 +130,17 @@ class Call:
         self._end()
         if self.task is not None:
             self.task.cancel()
-        if self._pieces is not None:
-            self._exchange.add(self._pieces.failed(TimeoutError("its time was over")))
-            self._exchange.cut()
-        else:
+        if not self._broke_off(TimeoutError("its time was over")):
             said = f"{self.method.name} was not done when its time was over"
             self._exchange.respond(504, problem("DeadlineExceeded", said))
+
+    def _broke_off(self, error: BaseException) -> bool:
+        """Whether part of the answer was out already; then nothing more will come."""
+        if self._pieces is None:
+            return False
+        self._exchange.add(self._pieces.failed(error))
+        self._exchange.cut()
+        return True
 
     def _end(self) -> None:
         self._over = True

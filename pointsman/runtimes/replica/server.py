@@ -2,9 +2,8 @@
 
 import asyncio
 import hmac
-import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -12,11 +11,11 @@ import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.pipeline.context import CallContext
+from pointsman.runtimes.connection import Connection, Exchange, listen
 from pointsman.runtimes.replica.answers import error_answer, problem
 from pointsman.runtimes.replica.batches import Batches
 from pointsman.runtimes.replica.call import Call
 from pointsman.runtimes.replica.calling import Calling
-from pointsman.runtimes.replica.connection import Connection, Exchange
 from pointsman.runtimes.replica.custom_metrics import KIND, CustomMetrics
 from pointsman.runtimes.replica.http_request import Request
 from pointsman.runtimes.replica.methods import Method
@@ -26,6 +25,7 @@ from pointsman.runtimes.replica.threads import Threads
 from pointsman.runtimes.wire import CallHead, HandleAt, SharedMemory, arguments, decode_call, decode_plain
 
 OK = b'{"status":"ok"}'
+SECRET = b"x-pointsman-secret"
 LOADING = "its code is being loaded"
 STOPPING = "it is being stopped"
 
@@ -55,7 +55,7 @@ class Server:
         self._stopping = False
         self._done = asyncio.Event()
         self._routes: Mapping[tuple[bytes, bytes], tuple[bool, Callable[[Exchange], None]]] = {
-            (b"GET", b"/health"): (False, lambda exchange: self._soon(self._health(exchange))),
+            (b"GET", b"/health"): (False, self._health),
             (b"GET", b"/ready"): (False, self._ready),
             (b"GET", b"/metrics"): (False, lambda exchange: exchange.respond(200, self._metrics.text(), KIND)),
             (b"POST", b"/configure"): (True, lambda exchange: self._soon(self._configure(exchange))),
@@ -67,12 +67,7 @@ class Server:
 
     async def listen(self, host: str, port: int) -> int:
         """Take connections; the port that was taken."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=1024)
-        taken: int = listening.getsockname()[1]
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self._handle, self._connections), sock=listening
-        )
+        self._listener, taken = await listen(host, port, self._handle, self._connections)
         return taken
 
     async def load(self) -> None:
@@ -111,12 +106,10 @@ class Server:
         if self._stopping:
             exchange.hang_up()
         if route is None:
-            asked = b"%b %b" % (exchange.method, exchange.path)
-            said = f"{asked.decode('latin-1')} is nothing that a replica answers"
-            exchange.respond(404, problem("UnknownPath", said))
+            exchange.respond(404, problem("UnknownPath", f"{exchange.asked} is nothing that a replica answers"))
             return
         needs_secret, answer = route
-        if needs_secret and not hmac.compare_digest(exchange.secret, self._secret):
+        if needs_secret and not hmac.compare_digest(exchange.headers.get(SECRET, b""), self._secret):
             exchange.respond(403, problem("Forbidden", "x-pointsman-secret is not that of this plane"))
             return
         try:
@@ -131,13 +124,8 @@ class Server:
         else:
             exchange.respond(200, OK)
 
-    async def _health(self, exchange: Exchange) -> None:
-        try:
-            await self._target.check_health()
-        except Exception as error:
-            exchange.respond(*error_answer(error))
-        else:
-            exchange.respond(200, OK)
+    def _health(self, exchange: Exchange) -> None:
+        self._soon(_done_or_why(exchange, self._target.check_health()))
 
     async def _configure(self, exchange: Exchange) -> None:
         try:
@@ -146,12 +134,7 @@ class Server:
             exchange.respond(400, problem("BadRequest", f"the user config is not JSON: {error}"))
             return
         await self._loaded.wait()
-        try:
-            await self._target.configure(config)
-        except Exception as error:
-            exchange.respond(*error_answer(error))
-        else:
-            exchange.respond(200, OK)
+        await _done_or_why(exchange, self._target.configure(config))
 
     def _call(self, exchange: Exchange) -> None:
         if self._not_ready:
@@ -226,3 +209,13 @@ class Server:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _done_or_why(exchange: Exchange, work: Awaitable[None]) -> None:
+    """Answer when it is done, or with what it raised."""
+    try:
+        await work
+    except Exception as error:
+        exchange.respond(*error_answer(error))
+    else:
+        exchange.respond(200, OK)

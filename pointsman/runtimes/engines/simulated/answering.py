@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from pointsman.runtimes.connection import Exchange
 from pointsman.runtimes.engines.simulated.answers import Refused, block_hashes, error_body
-from pointsman.runtimes.engines.simulated.connection import Exchange
 from pointsman.runtimes.simulation.performance import Job
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Answering:
         for timer in self._timers:
             timer.cancel()
         half = b"" if self._work is None else self._work.so_far()
-        self.exchange.connection.write(half)
+        if half:
+            self.exchange.connection.write(half)
         self.exchange.flush()
         job, self.job, self._work = self.job, None, None
         if job is not None:

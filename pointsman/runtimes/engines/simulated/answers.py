@@ -162,6 +162,11 @@ def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any
     }
 
 
+def head_for(length: int) -> bytes:
+    """The head of an answer in JSON that is to have so many bytes, for an answer that will not be as it says."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
+
+
 def error_body(status: int, why: str, param: str | None = None) -> bytes:
     """An error in OpenAI's shape."""
     kind = {400: "BadRequestError", 404: "NotFoundError"}.get(status, "InternalServerError")

@@ -6,10 +6,12 @@ requests), `probability`, `seconds` (from now); without any of them until it is 
 """
 
 import os
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pointsman.runtimes.engines.simulated.answers import error_body
+from pointsman.runtimes.engines.simulated.answers import error_body, head_for
 
 if TYPE_CHECKING:
     from random import Random
@@ -60,9 +62,13 @@ def hang(answering: "Answering", _: Fault) -> None:
 
 
 def reset(answering: "Answering", _: Fault) -> None:
-    """The connection is reset."""
+    """The connection is reset, as if the machine had died."""
     answering.abandon()
-    answering.exchange.connection.reset()
+    transport = answering.exchange.connection.transport
+    if transport is not None:
+        end: socket.socket = transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
 
 def cut(answering: "Answering", _: Fault) -> None:
@@ -118,13 +124,14 @@ def garbage_body(answering: "Answering", _: Fault) -> None:
 
 def short_body(answering: "Answering", _: Fault) -> None:
     """The head promises more bytes than come before the connection is closed."""
-    answering.exchange.respond(200, b'{"id": "cmpl-', length=1000)
-    answering.exchange.connection.close()
+    answering.exchange.connection.write(head_for(1000) + b'{"id": "cmpl-')
+    answering.exchange.cut()
 
 
 def long_body(answering: "Answering", _: Fault) -> None:
     """More bytes come than the head promises."""
-    answering.exchange.respond(200, b'{"id": "cmpl-1"}' + NONSENSE, length=4)
+    answering.exchange.connection.write(head_for(4) + b'{"id": "cmpl-1"}' + NONSENSE)
+    answering.exchange.end()
 
 
 def slow_headers(answering: "Answering", fault: Fault) -> None:

@@ -9,6 +9,8 @@ from pointsman.runtimes.engines.simulated.answering import Answering
 from pointsman.runtimes.engines.simulated.answers import Ask, Refused, Wording
 from pointsman.runtimes.engines.simulated.server import Route, Routes
 
+EVENTS = "text/event-stream; charset=utf-8"
+
 
 def chat(answering: Answering) -> None:
     data = answers.read_body(answering.exchange.body)
@@ -82,16 +84,16 @@ def clear_faults(answering: Answering) -> None:
 
 ROUTES: Routes = MappingProxyType(
     {
-        ("POST", "/v1/chat/completions"): Route("work", chat),
-        ("POST", "/v1/completions"): Route("work", completions),
-        ("POST", "/v1/embeddings"): Route("work", embeddings),
-        ("GET", "/v1/models"): Route("models", models),
-        ("GET", "/health"): Route("health", health),
-        ("GET", "/metrics"): Route("metrics", metrics),
-        ("GET", "/stats"): Route("", stats),
-        ("GET", "/faults"): Route("", show_faults),
-        ("POST", "/faults"): Route("", add_faults),
-        ("DELETE", "/faults"): Route("", clear_faults),
+        (b"POST", b"/v1/chat/completions"): Route("work", chat),
+        (b"POST", b"/v1/completions"): Route("work", completions),
+        (b"POST", b"/v1/embeddings"): Route("work", embeddings),
+        (b"GET", b"/v1/models"): Route("models", models),
+        (b"GET", b"/health"): Route("health", health),
+        (b"GET", b"/metrics"): Route("metrics", metrics),
+        (b"GET", b"/stats"): Route("", stats),
+        (b"GET", b"/faults"): Route("", show_faults),
+        (b"POST", b"/faults"): Route("", add_faults),
+        (b"DELETE", b"/faults"): Route("", clear_faults),
     }
 )
 
@@ -142,7 +144,7 @@ class _Writing:
         answering = self._answering
         if self._ask.stream:
             # Engines send the head at once, long before the first token.
-            answering.exchange.open_stream()
+            answering.exchange.open_stream(EVENTS)
             answering.is_open = True
             if self._strikes_at == 0:
                 self._strike()
@@ -164,8 +166,7 @@ class _Writing:
         if self._ask.stream or self._written == 0:
             return b""
         body = self._wording.whole(self._tokens, self._reason, self._usage())
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        return head.encode() + body[: len(body) // 2]
+        return answers.head_for(len(body)) + body[: len(body) // 2]
 
     def _say_held(self) -> None:
         self._say()
@@ -181,8 +182,8 @@ class _Writing:
             return
         if self._ask.stream:
             if self._written == 0:
-                exchange.add(self._wording.first())
-            exchange.add(self._wording.token(self._written))
+                exchange.hold(self._wording.first())
+            exchange.hold(self._wording.token(self._written))
         self._written += 1
         self._answering.server.tally.written_tokens += 1
         if self._written == self._tokens:
@@ -196,8 +197,7 @@ class _Writing:
         exchange = self._answering.exchange
         self._answering.finish(self._reason)
         if self._ask.stream:
-            exchange.add(self._wording.last(self._reason, used if self._ask.with_usage else None))
-            exchange.end_stream()
+            exchange.end_stream(self._wording.last(self._reason, used if self._ask.with_usage else None))
         else:
             exchange.respond(200, self._wording.whole(self._tokens, self._reason, used))
 

@@ -5,14 +5,13 @@ gone. Times are those of `now`: the loop's clock, held back while the machine ca
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import NamedTuple
 
+from pointsman.runtimes.connection import Connection, Exchange, listen
 from pointsman.runtimes.engines.simulated.answering import Answering
 from pointsman.runtimes.engines.simulated.answers import error_body
-from pointsman.runtimes.engines.simulated.connection import Connection, Exchange
 from pointsman.runtimes.engines.simulated.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, Faults, read_fault
 from pointsman.runtimes.engines.simulated.metrics import Tally, metrics_text
 from pointsman.runtimes.simulation.performance import Job, Pace
@@ -42,7 +41,7 @@ class Route(NamedTuple):
     answer: Callable[[Answering], None]
 
 
-Routes = Mapping[tuple[str, str], Route]
+Routes = Mapping[tuple[bytes, bytes], Route]
 """By method and path."""
 
 
@@ -72,15 +71,9 @@ class Server:
 
     async def listen(self, host: str, port: int) -> int:
         """Take connections; the port that was taken."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=1024)
-        self._address = listening.getsockname()[:2]
-        # Given a name, the loop would look it up in a thread, and a thread is a megabyte.
-        self._listener = await self._loop.create_server(self._connection, sock=listening)
-        return self._address[1]
-
-    def _connection(self) -> Connection:
-        return Connection(self._handle, self._connections)
+        self._listener, taken = await listen(host, port, self._handle, self._connections)
+        self._address = (host, taken)
+        return taken
 
     def stop_listening(self, until: float | None) -> None:
         """Refuse connections, until then or for good; idle ones are closed."""
@@ -102,8 +95,7 @@ class Server:
     def _handle(self, exchange: Exchange) -> None:
         route = self._routes.get((exchange.method, exchange.path))
         if route is None:
-            why = f"{exchange.method} {exchange.path} is nothing that a simulated server answers"
-            exchange.respond(404, error_body(404, why))
+            exchange.respond(404, error_body(404, f"{exchange.asked} is nothing that a simulated server answers"))
             return
         answering = Answering(self, exchange, route.answer)
         if route.place == "work":

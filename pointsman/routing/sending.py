@@ -1,0 +1,233 @@
+"""From waiting to sent: instances are found for those who wait, as many as fit, or it is said why there is none.
+
+Enters: a pool in which somebody waits, and the time. Leaves: commands. The one rule: a request that is sent holds its
+place on the instance before anybody else is looked at.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pointsman.routing.audience import Audience
+from pointsman.routing.choosing import Chooser, hopeless
+from pointsman.routing.decisions import Choice, Decided, refusal_text
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.events import Command, Send
+from pointsman.routing.ledger import Hold, holds_of
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.plugins import RequestCycle
+from pointsman.routing.pools import Pool, Sent
+from pointsman.routing.queue import Queued
+from pointsman.routing.register import Register
+from pointsman.routing.routes import BatchPolicy
+from pointsman.selection import SchedulingFailure
+from pointsman.types import RequestMetadata, SchedulingDecision
+
+LOOK_PAST = 8
+"""How many requests that wait for an instance which has not failed them yet do not hold up those behind them."""
+
+LOOK_AGAIN = 3
+"""How many requests that nobody could take, for reasons of their own, are tried again on each event."""
+
+
+class Sender:
+    """Finds instances for the requests of one dispatcher."""
+
+    __slots__ = (
+        "_audience",
+        "_chooser",
+        "_fleet",
+        "_gated",
+        "_journal",
+        "_ledger",
+        "_policy",
+        "_pools",
+        "_register",
+        "_sent",
+        "_waiting",
+        "_waits",
+    )
+
+    def __init__(
+        self,
+        register: Register,
+        chooser: Chooser,
+        policy: BatchPolicy | None,
+        audience: Audience,
+        *,
+        gated: bool,
+        waits: bool,
+    ) -> None:
+        """`policy`: decides by batch; the route of `chooser` stands in when it raises. `gated`: nobody is sent while
+        the pool is saturated. Without `waits`, whoever cannot be sent is refused."""
+        self._register = register
+        self._fleet, self._ledger, self._journal = register.fleet, register.ledger, register.journal
+        self._pools, self._waiting, self._sent = register.pools, register.waiting, register.sent
+        self._chooser = chooser
+        self._policy = policy
+        self._audience = audience
+        self._gated = gated
+        self._waits = waits
+
+    def sent_at_once(self, given: RequestMetadata, now: float, commands: list[Command]) -> bool:
+        """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
+        pool = self._pools.idle(given.model_name)
+        if pool is None or given.request_id in self._sent:
+            return False
+        request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
+        item = Queued(request, ttl_s=request.timeout_s)
+        cycle = self._chooser.cycle(request, now)
+        try:
+            choice = self._chooser.choose(cycle, item)
+            if isinstance(choice, SchedulingFailure):
+                return False
+            pool.queue.goes_at_once(item, now)
+        except Exception:  # it will happen again in the queue, and is told there
+            return False
+        sent, headers = self._dispatch(cycle, choice, item, pool)
+        self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
+        self._tell(sent, choice.decided, headers, commands)
+        return True
+
+    def room_on(self, endpoint: Endpoint, now: float, commands: list[Command]) -> None:
+        """It may take somebody now."""
+        for pool in self._pools.waiting():
+            if endpoint.serves(pool.model):
+                self.send_waiting(pool, now, commands)
+
+    def send_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+        """Send all who wait here and fit somewhere."""
+        if self._policy is not None and self._send_by(self._policy, pool, now, commands):
+            return
+        passed: list[Queued] = []
+        pool.queue.look_again(LOOK_AGAIN)
+        while len(passed) <= LOOK_PAST and not (self._waits and self._fleet.is_full):
+            try:
+                item = pool.queue.pop(now, self.saturation(pool, now))
+            except Exception as error:  # a limit or fairness policy of somebody's own
+                self._journal.error(error)
+                break
+            if item is None:
+                break
+            failure = self._send(item, pool, now, commands)
+            if failure is not None and not failure.failures:
+                pool.queue.drop(item)  # nobody was even asked: waiting will not help
+                refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure))
+                self._register.refuse(item.request, refusal, now, commands)
+            elif failure is not None and (item.excluded or hopeless(failure)):
+                passed.append(item)
+                if not item.excluded:
+                    break
+            elif failure is not None:
+                pool.queue.set_aside(item)
+        for item in passed:
+            pool.queue.put_back(item)
+        if not self._waits:
+            self._refuse_waiting(pool, now, commands)
+
+    def saturation(self, pool: Pool, now: float) -> float:
+        """How full the instances of a pool are, if that holds anybody back."""
+        if not self._gated:
+            return 0.0
+        told = self._audience.ask(pool.queue, pool.queue.saturation_of, self._fleet.serving(pool.model), now)
+        return 0.0 if told is None else float(told)
+
+    def _send(
+        self, item: Queued, pool: Pool, now: float, commands: list[Command]
+    ) -> SchedulingFailure[Endpoint] | None:
+        """Send it, or say why nobody can take it now."""
+        cycle = self._chooser.cycle(item.request, now)
+        try:
+            choice = self._chooser.choose(cycle, item)
+        except Exception as error:
+            self._journal.error(error)
+            pool.queue.drop(item)
+            self._register.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
+            return None
+        failure = choice if isinstance(choice, SchedulingFailure) else None
+        self._journal.tried(item.request, cycle.trace, failure)
+        if isinstance(choice, SchedulingFailure):
+            return failure
+        if item.enqueued_at < now:
+            self._fleet.sent_from_backlog(choice.result.target)
+        pool.queue.served(item)
+        del self._waiting[item.request.request_id]
+        sent, headers = self._dispatch(cycle, choice, item, pool)
+        self._journal.sent(sent, choice.decided)
+        self._tell(sent, choice.decided, headers, commands)
+        return None
+
+    def _dispatch(
+        self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool
+    ) -> tuple[Sent, Mapping[str, str | None]]:
+        """It goes to the instance that was chosen, with the headers that plugins want on it."""
+        result = choice.result
+        target = result.target
+        sent = Sent(item, pool, target, self._chooser.route.name, self._fleet.lightness_of(target))
+        self._ledger.reserve(item.request.request_id, holds_of(cycle, result))
+        return sent, self._audience.dispatched(cycle, result)
+
+    def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
+        """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
+        waiting = {item.request.request_id: item for item in pool.queue.waiting()}
+        try:
+            vetted = self._chooser.choose_by(policy, [item.request for item in waiting.values()], now)
+        except Exception as error:
+            self._journal.error(error, policy.name)
+            return False
+        for _, broken in vetted.bad:
+            self._journal.tally.broken_promise(broken)
+        for made in vetted.good:
+            item, endpoint = waiting[made.request_id], self._fleet[made.target_instance_id]
+            pool.queue.take(item, now)
+            pool.queue.served(item)
+            del self._waiting[made.request_id]
+            sent = Sent(item, pool, endpoint, policy.name, self._fleet.lightness_of(endpoint))
+            self._ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
+            self._journal.sent(sent, made)
+            self._tell(sent, made, {}, commands)
+        return True
+
+    def _tell(
+        self, sent: Sent, made: Decided | SchedulingDecision, headers: Mapping[str, str | None], commands: list[Command]
+    ) -> None:
+        """Say that it is to be sent."""
+        request = sent.item.request
+        sent.pool.started(sent.item)
+        self._sent[request.request_id] = sent
+        answer = self._audience.answer_headers(request, sent.endpoint)
+        commands.append(Send(request, made, sent.endpoint, headers, answer))
+
+    # Those for whom there is nobody
+
+    def look(self, item: Queued, now: float) -> None:
+        """Note in its record what would happen to it now, with every reason."""
+        cycle = self._chooser.cycle(item.request, now, traced=True)
+        try:
+            choice = self._chooser.choose(cycle, item)
+        except Exception as error:
+            self._journal.tried(item.request, cycle.trace, SchedulingFailure(str(error), {}))
+            return
+        failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
+        self._journal.tried(item.request, cycle.trace, failure)
+
+    def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
+        """Why it waits although there is an instance for it."""
+        pool = self._pools.of(item.request.model_name)
+        if not self._gated or pool is None:
+            return None
+        why = f"held back: the pool is saturated to {self.saturation(pool, now):.0%}"
+        serving = self._fleet.serving(pool.model)
+        unmeasured = sum(endpoint.metrics is None for endpoint in serving)
+        if unmeasured:
+            why += f"; {unmeasured} of {len(serving)} instances have never been measured"
+        return SchedulingFailure(why, {})
+
+    def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+        for item in list(pool.queue.waiting()):
+            pool.queue.cancel(item.request.request_id)
+            record = self._journal.records.get(item.request.request_id)
+            failure = None if record is None else record.failure
+            why = "every instance is saturated" if failure is None else refusal_text(item.request, failure)
+            outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
+            self._register.refuse(item.request, Refusal(outcome, why), now, commands)

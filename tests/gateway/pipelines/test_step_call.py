@@ -1,0 +1,114 @@
+"""Steps as requests of the gateway's: refused, stopped and abandoned like those of clients."""
+
+import time
+
+import pytest
+
+from pointsman.gateway.answers import AnswerHead
+from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
+from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.types import RequestMetadata
+from tests.gateway.backends import Gate, answers, hangs
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
+from tests.gateway.wire import chat, wait_for
+
+IMPATIENT = {
+    "config": {
+        "featureGates": ["flowControl"],
+        "schedulingProfiles": [{"name": "default"}],
+        "flowControl": {"noEndpointRequestTTL": "50ms"},
+    }
+}
+
+
+class Listener:
+    """A conductor that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.answers: list[tuple[int, bytes]] = []
+        self.failures: list[StepFailure] = []
+
+    def step_sent(self, place: int, instance_id: str) -> None:
+        self.sent.append(instance_id)
+
+    def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
+        self.answers.append((head.status, body))
+
+    def step_began(self, place: int, head: AnswerHead) -> None: ...
+
+    def step_piece(self, place: int, payload: bytes) -> None: ...
+
+    def step_ended(self, place: int) -> None: ...
+
+    def step_failed(self, place: int, failure: StepFailure) -> None:
+        self.failures.append(failure)
+
+
+def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
+    """A step of somebody's, on its way in the lane of the one deployment."""
+    listener, lane, gateway = Listener(), bed.lane(), bed.gateway
+    request = RequestMetadata("asked.step", model_name=lane.plan.model, arrival_time=time.monotonic())
+    call = StepCall(
+        listener,
+        0,
+        b"/call",
+        b"x-request-id: asked.step\r\n",
+        b"{}",
+        idempotent=idempotent,
+        in_pieces=False,
+        gateway=gateway,
+        lane=lane,
+        request=request,
+        counts=gateway.metrics.of(lane.plan.name),
+    )
+    bed.thread.call(lambda: call.begin(time.monotonic()))
+    return call, listener
+
+
+def test_a_step_that_nobody_takes_is_told_what_a_client_is_told(lay: Lay) -> None:
+    bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
+    bed.lane().start_up_s = 30.0
+    told = bed.ask(chat())
+    _, listener = begin(bed)
+    wait_for(lambda: listener.failures)
+    [failure] = listener.failures
+    assert failure.status == told.status == 503
+    assert failure.code == "not_served"
+    assert (failure.retry_after_s, told.header("retry-after")) == (30, "30")
+    assert bed.gateway.metrics.of("chat").statuses[503] == 2
+
+
+def test_a_step_whose_instance_fails_is_502_and_not_worth_trying_again(bed: Bed) -> None:
+    bed.backend(answers(b"not HTTP at all"))
+    _, listener = begin(bed, idempotent=False)
+    wait_for(lambda: listener.failures)
+    [failure] = listener.failures
+    assert (failure.status, failure.retry_after_s) == (502, None)
+
+
+@pytest.mark.parametrize("how", ["abandon", "revoke"])
+def test_a_step_that_is_stopped_leaves_nothing_behind(bed: Bed, how: str) -> None:
+    backend = bed.backend(hangs(), max_concurrency=1)
+    call, listener = begin(bed)
+    wait_for(lambda: backend.received)
+    refusal = Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work")
+    bed.thread.call(call.abandon if how == "abandon" else lambda: call.revoke(refusal))
+    assert bed.left_over() == {}
+    assert [failure.status for failure in listener.failures] == ([] if how == "abandon" else [429])
+    assert bed.gateway.metrics.of("chat").abandoned == (1 if how == "abandon" else 0)
+
+
+def test_a_step_waits_its_turn_behind_a_client(bed: Bed) -> None:
+    gate = Gate()
+    backend = bed.backend(gate, max_concurrency=1)
+    client = bed.client()
+    client.send(chat())
+    wait_for(lambda: backend.received)
+    _, listener = begin(bed)
+    assert bed.waiting() == 1
+    gate.open()
+    assert client.answer().status == 200
+    wait_for(lambda: listener.answers)
+    assert listener.sent == ["chat-0"]
+    assert [status for status, _ in listener.answers] == [200]
