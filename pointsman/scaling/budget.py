@@ -1,7 +1,7 @@
 """Never above so much money."""
 
 from pointsman.scaling.asking import ask_inner
-from pointsman.scaling.calendar import moment_of, month_ends
+from pointsman.scaling.calendar import month_ends, shown
 from pointsman.scaling.policy import ScalingPolicy, Wish
 from pointsman.scaling.sizing import checked
 from pointsman.scaling.view import DeploymentView
@@ -46,8 +46,7 @@ class Budget:
 
     def _payable(self, view: DeploymentView, cost: float, per_month: float) -> int:
         """How many can be had for the next hour, so that the money lasts for `min` until the month ends."""
-        shown = moment_of(view.now)
-        month, notes = f"{shown.year}-{shown.month:02}", view.state
+        month, notes = f"{shown(view.now):%Y-%m}", view.state
         if notes.get("month") != month:
             notes.update(month=month, spent=0.0, at=view.now)
         running = view.replicas + view.starting

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
-from pointsman.scaling.calendar import DAY_S, date_of, weekday_of
+from pointsman.scaling.calendar import shown
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -36,25 +37,26 @@ class Cron:
             _values(part, *field, text) for part, field in zip(parts, FIELDS, strict=True)
         )
         self._weekdays = {day % 7 for day in weekdays}
-        self._seconds = sorted((hour * 60 + minute) * 60 for hour in hours for minute in minutes)
+        self._times = sorted(time(hour, minute) for hour in hours for minute in minutes)
         # As in every cron: if both kinds of day are restricted, either will do.
         self._either = not parts[2].startswith("*") and not parts[4].startswith("*")
 
-    def latest(self, now: float, utc_offset_s: float = 0.0) -> float | None:
-        """When it last was, now included; None: never in the last eight years."""
-        today, of_day = divmod(now + utc_offset_s, DAY_S)
-        for day in range(int(today), int(today) - YEARS_BACK * 366, -1):
+    def latest(self, now: float, zone: tzinfo = UTC) -> float | None:
+        """When it last was on the clocks of a zone, now included; None: never in the last eight years."""
+        here = shown(now, zone)
+        for back in range(YEARS_BACK * 366):
+            day = here.date() - timedelta(days=back)
             if self._on(day):
-                past = [second for second in self._seconds if day < today or second <= of_day]
+                past = [moment for moment in self._times if back or moment <= here.time()]
                 if past:
-                    return day * DAY_S + past[-1] - utc_offset_s
+                    # An hour that comes twice counts once, the first time; one that is left out is an hour later.
+                    return min(datetime.combine(day, past[-1], zone).timestamp(), now)
         return None
 
-    def _on(self, day: int) -> bool:
-        _, month, of_month = date_of(day)
-        if month not in self._months:
+    def _on(self, day: date) -> bool:
+        if day.month not in self._months:
             return False
-        right_day, right_weekday = of_month in self._days, weekday_of(day) in self._weekdays
+        right_day, right_weekday = day.day in self._days, day.isoweekday() % 7 in self._weekdays
         return right_day or right_weekday if self._either else right_day and right_weekday
 
 

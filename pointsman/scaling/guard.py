@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.scaling.answers import understood
 from pointsman.scaling.bounds import Standing, allowed, within
-from pointsman.scaling.calendar import moment_of
+from pointsman.scaling.calendar import in_words, shown
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.news import News
 from pointsman.scaling.policy import Wish
@@ -29,7 +29,7 @@ class Override(msgspec.Struct, frozen=True):
     """None: until it is taken back."""
 
     def __str__(self) -> str:
-        end = "until it is taken back" if self.until is None else f"until {moment_of(self.until)} UTC"
+        end = "until it is taken back" if self.until is None else f"until {in_words(shown(self.until))} UTC"
         return f"{self.replicas} ordered by {self.by or 'somebody'} {end}"
 
 

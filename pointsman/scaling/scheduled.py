@@ -1,10 +1,9 @@
 """By the clock and the calendar."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pointsman.parameters import Duration, Parameters, Spelled
-from pointsman.scaling.calendar import moment_of
+from pointsman.parameters import Duration, Parameters
+from pointsman.scaling.calendar import in_words, shown, zone_of
 from pointsman.scaling.cron import Cron
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.sizing import checked
@@ -23,34 +22,31 @@ class ScheduleEntry(Parameters, frozen=True):
 class Scheduled:
     """What the schedule says for this time of day, week and year; nothing said is 0."""
 
-    def __init__(
-        self, entries: Sequence[ScheduleEntry], utc_offset_s: Annotated[Duration, Spelled("utcOffset")] = 0.0
-    ) -> None:
+    def __init__(self, entries: Sequence[ScheduleEntry], time_zone: str = "UTC") -> None:
         if not entries:
             raise ValueError("entries is empty; write for example {cron: 0 9 * * mon-fri, replicas: 4, duration: 8h}")
         for entry in entries:
             checked(f'duration of "{entry.cron}"', entry.duration)
             if entry.replicas < 0:
                 raise ValueError(f'replicas of "{entry.cron}" must be 0 or more, found {entry.replicas}')
-        self.utc_offset_s = utc_offset_s
+        self.zone = zone_of(time_zone)
         self._entries = [(entry, Cron(entry.cron)) for entry in entries]
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         lasting: list[tuple[int, float, ScheduleEntry]] = []
         begun: list[tuple[float, int, ScheduleEntry]] = []
         for place, (entry, cron) in enumerate(self._entries):
-            start = cron.latest(view.now, self.utc_offset_s)
+            start = cron.latest(view.now, self.zone)
             if start is not None and entry.duration is None:
                 begun.append((start, place, entry))
             elif start is not None and entry.duration is not None and view.now < start + entry.duration:
                 lasting.append((entry.replicas, start, entry))
-        shown = moment_of(view.now, self.utc_offset_s)
         if lasting:  # of those that overlap, whoever needs most
             replicas, start, entry = max(lasting, key=lambda one: one[0])
         elif begun:
             start, _, entry = max(begun, key=lambda one: one[:2])
             replicas = entry.replicas
         else:
-            return Wish(0, f"the schedule has nothing for {shown}")
-        since = moment_of(start, self.utc_offset_s)
+            return Wish(0, f"the schedule has nothing for {in_words(shown(view.now, self.zone))}")
+        since = in_words(shown(start, self.zone))
         return Wish(replicas, f'scheduled "{entry.cron}" since {since}: {replicas}')

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.errors import UnknownName
+from pointsman.errors import PluginError, UnknownName
 from pointsman.scaling import (
     ApplicationView,
     DeploymentView,
@@ -50,7 +50,7 @@ def test_an_object_and_a_function_are_asked_alike() -> None:
         (lambda view: 1 // 0, ZeroDivisionError, "by zero"),
         (leaves, SystemExit, "2"),
         (waits, TypeError, "waits is async; a scaling policy is a plain function that does not wait"),
-        (3, Exception, "is no scaling policy: it has no desired_replicas(view)"),
+        (3, PluginError, 'plugin "int" is no scaling policy: it has no desired_replicas(view)'),
         (lambda: 3, TypeError, "takes 0 positional arguments"),
     ],
 )

@@ -1,6 +1,7 @@
 """The guard: bounds, delays, steps and rests hold for every policy, and nonsense changes nothing."""
 
 import json
+import re
 from collections.abc import Iterable
 from math import inf, nan
 from typing import Any
@@ -38,7 +39,7 @@ def record(guard: Guard, answer: object, **facts: Any) -> ScalingRecord:
     ("limits", "answers", "targets"),
     [
         ({}, [7, 2, 5], [7, 2, 5]),
-        ({"max_replicas": 6}, [7, 100], [6, 6]),
+        ({"max_replicas": 6}, [7, 100, 2], [6, 6, 2]),
         ({"min_replicas": 3}, [0, 1, 5], [3, 3, 5]),
         # More is wanted for the whole delay, and the least of it is taken.
         ({"up_delay_s": 30.0}, [9, 7, 8, 9, 9, 9], [4, 4, 4, 7, 7, 8]),
@@ -47,11 +48,14 @@ def record(guard: Guard, answer: object, **facts: Any) -> ScalingRecord:
         ({"down_delay_s": 30.0}, [2, 3, 2, 2, 2, 2, 2], [4, 4, 4, 3, 3, 2, 2]),
         ({"down_delay_s": 30.0}, [2, 2, 6, 2, 2, 2, 2], [4, 4, 6, 6, 6, 6, 2]),
         ({"max_step": 2}, [9, 9, 9, 1, 1], [6, 8, 9, 7, 5]),
+        ({"max_step": 1}, [9, 9, 1], [5, 6, 5]),
         ({"up_factor": 0.5}, [12, 12, 12, 12, 12], [8, 10, 11, 12, 12]),
         ({"down_factor": 0.25}, [1, 1, 1, 1], [3, 2, 1, 1]),
         ({"up_factor": 0.5, "max_step": 3}, [12, 12], [7, 10]),
         ({"cooldown_s": 25.0}, [5, 6, 7, 8, 2, 2, 1], [5, 5, 5, 8, 8, 8, 1]),
         ({"min_replicas": 0, "idle_timeout_s": 20.0}, [0, 0, 0, 0], [1, 1, 0, 0]),
+        # One that is wanted stays, although nobody asks.
+        ({"min_replicas": 0, "idle_timeout_s": 0.0}, [1, 1], [1, 1]),
     ],
 )
 def test_what_becomes_of_answers_every_ten_seconds(limits: Any, answers: list[int], targets: list[int]) -> None:
@@ -60,6 +64,12 @@ def test_what_becomes_of_answers_every_ten_seconds(limits: Any, answers: list[in
 
 def test_with_few_questions_a_delay_is_still_as_long_as_it_says() -> None:
     assert run(guard(down_delay_s=90.0), [5, 2, 2, 2, 2], step_s=60.0) == [5, 5, 5, 2, 2]
+
+
+def test_a_rest_begins_at_once_and_does_not_outlast_a_clock_that_was_put_back() -> None:
+    assert run(guard(cooldown_s=1.0), [5, 6, 7, 8], step_s=0.5) == [5, 5, 7, 7]
+    assert run(guard(cooldown_s=1.0), [5, 6], step_s=0.0) == [5, 5]
+    assert run(guard(cooldown_s=1.0), [5, 6], step_s=-3600.0) == [5, 6]
 
 
 def test_from_zero_to_one_there_is_no_delay_and_no_rest() -> None:
@@ -79,6 +89,13 @@ def test_the_last_one_stays_while_somebody_asks() -> None:
     at_once = guard(1, min_replicas=0, idle_timeout_s=0.0)
     assert run(at_once, [0], ongoing=1.0) == [1], "no request is cut"
     assert run(at_once, [0]) == [0]
+
+
+def test_idle_time_begins_when_the_last_request_was_here() -> None:
+    one = guard(1, min_replicas=0, idle_timeout_s=30.0)
+    for seconds, load in enumerate([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]):
+        one.decide(view(now=NOON + 10 * seconds, target=one.target, ongoing=load), 0)
+        assert one.target == (0 if seconds == 6 else 1), seconds
 
 
 def test_the_last_one_goes_by_its_own_time_and_not_by_the_delay() -> None:
@@ -115,7 +132,7 @@ def test_unless_the_policy_refuses_it() -> None:
         (2.5, "returned 2.5;"),
         (nan, "returned nan;"),
         (inf, "returned inf;"),
-        (10**30, "returned 1000000000"),
+        (1_000_001, "returned 1000001;"),
         ([3], "returned [3];"),
         (Wish("3"), "returned Wish("),  # type: ignore[arg-type]
         (Wish(-1), "returned Wish("),
@@ -145,10 +162,23 @@ class Nasty:
         raise RuntimeError
 
 
-def test_even_what_cannot_be_shown() -> None:
-    one = guard()
-    assert record(one, Nasty()).problem.startswith("returned <Nasty instance at")
-    assert len(record(guard(), ValueError("x" * 10_000)).problem) == 500
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Nasty(), "returned <Nasty instance at .*; it must be"),
+        (10**5000, "returned .*int.*; it must be"),
+        (Unspeakable(), r"raised Unspeakable: \(its message cannot be shown\)"),
+        (ValueError("x" * 10_000), "raised ValueError: x{478}[.]{3}$"),
+    ],
+    ids=["nasty", "huge", "unspeakable", "long"],
+)
+def test_even_what_cannot_be_shown(answer: object, problem: str) -> None:
+    assert re.match(problem, record(guard(), answer).problem)
 
 
 @pytest.mark.parametrize("answer", [6, 6.0, Wish(6), Wish(6.0)])  # type: ignore[arg-type]
@@ -156,6 +186,16 @@ def test_whole_numbers_of_every_kind_will_do(answer: object) -> None:
     one = guard()
     assert record(one, answer).after == 6
     assert one.problem == ""
+    assert record(guard(max_replicas=2_000_000), 1_000_000).after == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("x" * 500, "x" * 500), ("x" * 501, "x" * 497 + "..."), (None, "6 wanted"), (3, "6 wanted")]
+)
+def test_words_are_cut_and_what_are_no_words_is_left_out(said: Any, told: str) -> None:
+    made = record(guard(), Wish(6, said, said))
+    assert made.why == told
+    assert made.refused == (told if isinstance(said, str) else "")
 
 
 def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
@@ -174,9 +214,11 @@ def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
 def test_a_problem_that_becomes_another_is_told_now_and_then() -> None:
     one = guard()
     record(one, ValueError("a"))
-    assert one.decide(view(now=NOON + 1, target=4), TooSlow(1.0)) is None
+    for seconds in (0.0, 0.5, 59.9):
+        assert one.decide(view(now=NOON + seconds, target=4), TooSlow(1.0)) is None
     assert one.problem.startswith("took 1 s")
-    assert record(one, TooSlow(2.0), now=NOON + 61).problem.startswith("took 2 s")
+    assert record(one, TooSlow(2.0), now=NOON + 60).problem.startswith("took 2 s")
+    assert record(one, TooSlow(3.0), now=NOON).problem.startswith("took 3 s"), "the clock was put back"
 
 
 def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
@@ -185,6 +227,7 @@ def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
     assert one.decide(view(now=NOON + 1, target=4), Wish(4, "enough", "4 of 8: too dear")) is None
     made = record(one, Wish(4, "enough"), now=NOON + 2)
     assert (made.refused, made.why) == ("", "enough")
+    assert str(record(one, Wish(4, "enough", "all"), now=NOON + 3)) == "chat: stays at 4: enough; refused: all"
 
 
 def test_nothing_new_has_no_record() -> None:
@@ -205,6 +248,11 @@ def test_nothing_new_has_no_record() -> None:
         ({"max_replicas": 8, "max_step": 3}, 12, ["at most 8 (max)", "3 at a time (maxStep)"]),
         ({"min_replicas": 0}, 0, ["the last one goes after 300 s without a request (idleTimeout)"]),
         ({}, 12, []),
+        # Whoever wants just what is allowed is not bounded.
+        ({"max_replicas": 8}, 8, []),
+        ({"min_replicas": 2}, 2, []),
+        ({"max_step": 3}, 7, []),
+        ({"up_factor": 0.9}, 6, []),
     ],
 )
 def test_what_took_effect_is_named(limits: Any, answer: int, bounded: list[str]) -> None:
@@ -213,10 +261,20 @@ def test_what_took_effect_is_named(limits: Any, answer: int, bounded: list[str])
     assert made.wanted == answer
 
 
+def test_what_makes_it_wait_is_named_as_soon_as_there_is_something_to_tell() -> None:
+    one = guard(down_delay_s=30.0)
+    run(one, [2, 3, 2])
+    assert record(one, 2, now=NOON + 30).bounded == ("fewer after 30 s (downDelay)",)
+    one = guard(cooldown_s=25.0)
+    run(one, [5])
+    refusal = record(one, Wish(9, refused="1 of 10: too dear"), now=NOON + 10)
+    assert refusal.bounded == ("no change for 25 s after the last one (cooldown)",)
+
+
 def test_a_record_says_what_it_was_decided_from_and_reads_well() -> None:
     wish = Wish(7, "12.4 requests here (mean of 30 s), 2 wanted per replica: 7")
-    made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 3.0, 300.0: 2.0})
-    assert made.numbers == {"replicas": 2.0, "starting": 0.0, "ongoing": 8.0, "queued": 4.0, "arrivals_per_s": 3.0}
+    made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 10 / 3, 300.0: 2.0})
+    assert made.numbers == {"replicas": 2, "starting": 0, "ongoing": 8, "queued": 4, "arrivals_per_s": 3.3333}
     assert str(made) == ("chat: 4 -> 6: 12.4 requests here (mean of 30 s), 2 wanted per replica: 7; at most 6 (max)")
 
 
@@ -254,6 +312,7 @@ def test_an_order_is_taken_back() -> None:
     one.override(9, None, "", NOON)
     made = one.release(NOON + 5)
     assert made is not None
+    assert (made.before, made.after, made.at) == (9, 9, NOON + 5)
     assert made.why == "taken back: 9 ordered by somebody until it is taken back"
     assert run(one, [3]) == [3]
 
@@ -264,6 +323,21 @@ def test_an_order_stays_within_bounds_as_they_change() -> None:
     assert (made.after, made.bounded) == (6, ("at most 6 (max)",))
     one.limits = ScalingLimits(max_replicas=12)
     assert record(one, 3, now=NOON + 1).after == 9
+
+
+def test_whoever_gives_way_goes_at_once() -> None:
+    one = guard(2, min_replicas=0, cooldown_s=600.0, down_delay_s=600.0)
+    made = one.give_way("makes room for another", NOON)
+    assert (made.before, made.after, made.at, made.why) == (2, 0, NOON, "makes room for another")
+    assert one.target == 0
+
+
+def test_it_knows_since_when_there_are_more_and_fewer_also_after_a_restart() -> None:
+    one = guard()
+    assert (one.since_up_s(NOON), one.since_down_s(NOON)) == (None, None)
+    run(one, [6, 6, 5, 5])
+    for same in (one, Guard("chat", one.limits, "mine", one.state())):
+        assert (same.since_up_s(NOON + 30), same.since_down_s(NOON + 30)) == (30.0, 10.0)
 
 
 def test_the_notes_of_a_policy_are_saved_as_far_as_they_are_plain() -> None:

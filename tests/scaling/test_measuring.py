@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from pointsman.scaling import DeploymentView, Measurements, Panic, Rate, TargetOngoing, windows_of
+from pointsman.scaling import (
+    Budget,
+    DeploymentView,
+    MaxOf,
+    Measurements,
+    Panic,
+    QueueDepth,
+    Rate,
+    TargetOngoing,
+    windows_of,
+)
 
 
 def told(measured: Measurements, now: float, **facts: Any) -> DeploymentView:
@@ -50,6 +60,20 @@ def test_everything_that_is_taken_in_is_told() -> None:
     assert (view.since_up_s, view.idle_s, view.state) == (7.0, None, {"seen": 1})
 
 
+def test_a_view_is_of_its_moment_whatever_comes_afterwards() -> None:
+    goes_on, stops = Measurements(), Measurements()
+    for measured in (goes_on, stops):
+        measured.sample(0.0, ongoing=2.0, queued=1.0)
+        measured.arrived(0.0, 30)
+        measured.sample(6.0, ongoing=3.0, queued=0.0)
+    seen = told(goes_on, 10.0)
+    goes_on.arrived(10.0, 900)
+    goes_on.sample(10.0, ongoing=50.0, queued=50.0)
+    goes_on.sample(12.0, ongoing=7.0, queued=7.0)
+    for name in ("ongoing_windows", "queued_windows", "arrivals_per_s"):
+        assert dict(getattr(seen, name)) == dict(getattr(told(stops, 10.0), name)), name
+
+
 def test_idle_is_since_the_last_request_was_here() -> None:
     measured = Measurements()
     measured.sample(0.0, ongoing=0.0, queued=0.0)
@@ -88,6 +112,8 @@ def test_history_and_start_ups_survive_a_restart() -> None:
 
 def test_policies_get_the_windows_that_they_look_at() -> None:
     assert windows_of([TargetOngoing(), Panic(), lambda view: 1]) == (6.0, 30.0, 60.0, 300.0, 3600.0)
+    inner = MaxOf([TargetOngoing(look_back_s=7.0), QueueDepth(look_back_s=8.0)])
+    assert windows_of([Budget(inner, per_hour=1.0)]) == (7.0, 8.0, 30.0, 300.0, 3600.0)
     measured = Measurements(windows_of([Panic()]))
     measured.sample(0.0, ongoing=2.0, queued=0.0)
     assert told(measured, 6.0).ongoing_windows[6.0].mean == 2.0

@@ -15,6 +15,7 @@ from pointsman.scaling import (
     Scheduled,
     ScheduleEntry,
     SloAttainment,
+    Stay,
     TargetOngoing,
     TokenThroughput,
     Window,
@@ -65,11 +66,20 @@ def test_target_ongoing_says_why() -> None:
         ({"queued": 0.0, "ongoing": 1.5, "target": 6}, 2),
         ({"queued": 0.0, "ongoing": 9.0, "target": 6}, 6),
         ({"queued": 0.2, "target": 0, "replicas": 0}, 1),
+        # Of those that run, the more of now and of late.
+        ({"ongoing": 8.0, "ongoing_windows": {30.0: flat(2.0)}, "max_concurrency": 4}, 2),
+        ({"ongoing": 2.0, "ongoing_windows": {30.0: flat(8.0)}, "max_concurrency": 4}, 2),
         ({}, 0),
     ],
 )
 def test_queue_depth(facts: dict[str, Any], replicas: int) -> None:
     assert wish(QueueDepth(target_queued_per_replica=2.0), **facts).replicas == replicas
+
+
+def test_queue_depth_says_why() -> None:
+    assert wish(QueueDepth(), queued=9.0).why == "9.0 requests wait (now), 2 wanted per replica: 5"
+    running = {"queued": 1.0, "ongoing": 8.0, "max_concurrency": 4}
+    assert wish(QueueDepth(), **running).why == "1.0 requests wait (now), and 8 run: 2"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,16 @@ def test_queue_depth(facts: dict[str, Any], replicas: int) -> None:
         (None, 0.8, {"kv_usage": flat(0.1), "target": 2}, 1),
         (None, 0.8, {"kv_usage": flat(0.1), "target": 2, "queued": 3.0}, 2),  # what waits is in no cache yet
         (None, 0.8, {"queued": 3.0, "target": 0, "replicas": 0}, 1),
-        (None, 0.8, {"target": 3, "ongoing": 1.0}, 3),
+        (None, 0.8, {"tokens_per_s": 9000.0, "kv_usage": flat(0.1)}, 1),
+        # Neither is measured.
+        (1000.0, 0.8, {"target": 3, "ongoing": 1.0}, 3),
+        (1000.0, 0.8, {"target": 3}, 1),
+        (1000.0, 0.8, {"target": 0, "replicas": 0}, 0),
+        (None, 0.8, {"kv_usage": flat(1.0), "target": 3, "replicas": 0}, 1),
+        # Whoever is served takes a replica, however little it is.
+        (None, 0.8, {"kv_usage": flat(0.0), "ongoing": 1.0}, 1),
+        (None, 0.8, {"kv_usage": flat(0.0), "queued": 1.0, "target": 1, "replicas": 1}, 1),
+        (None, 1.0, {"kv_usage": flat(0.0)}, 0),
     ],
 )
 def test_token_throughput(tokens: float | None, kv: float | None, facts: dict[str, Any], replicas: int) -> None:
@@ -90,43 +109,59 @@ def test_token_throughput(tokens: float | None, kv: float | None, facts: dict[st
     assert made.why.endswith(f": {replicas}")
 
 
+def test_token_throughput_says_why() -> None:
+    made = wish(TokenThroughput(1000.0), tokens_per_s=3500.0, kv_usage=flat(0.1))
+    assert made.why == "3500 tokens/s, 1000 per replica: 4"
+    made = wish(TokenThroughput(), kv_usage=flat(0.1), queued=3.0)
+    assert made.why == "KV caches of 2 are 10% full, 80% wanted, and 3 requests wait: 2"
+
+
 @pytest.mark.parametrize(
     ("parameters", "facts", "replicas"),
     [
         ({"ttft_ms": 200.0}, {"ttft_ms": flat(300.0)}, 6),
         ({"ttft_ms": 200.0}, {"ttft_ms": flat(5000.0)}, 8),  # never more than twice as many
-        ({"ttft_ms": 200.0}, {"ttft_ms": flat(210.0)}, 4),  # within the dead band
+        ({"ttft_ms": 200.0}, {"ttft_ms": flat(220.0)}, 4),  # within the dead band
+        ({"ttft_ms": 200.0, "dead_band": 0.0}, {"ttft_ms": flat(220.0)}, 5),
         ({"ttft_ms": 200.0}, {"ttft_ms": flat(150.0)}, 4),  # 3 are predicted to take 200
         ({"ttft_ms": 200.0}, {"ttft_ms": flat(100.0)}, 3),
         ({"ttft_ms": 200.0, "tpot_ms": 20.0}, {"ttft_ms": flat(100.0), "tpot_ms": flat(30.0)}, 6),
         ({}, {"slo_attainment": 0.8}, 5),
         ({}, {"slo_attainment": 0.4}, 8),
         ({}, {"slo_attainment": 0.985}, 5),
+        ({}, {"slo_attainment": 0.99}, 4),  # just as many as wanted
         ({}, {"slo_attainment": 0.992}, 4),
         ({}, {"slo_attainment": 1.0}, 3),
         ({}, {}, 4),  # nothing has a target
         ({}, {"latency_ms": Window(300.0), "ongoing": 0.0}, 0),
         ({}, {"latency_ms": Window(300.0), "replicas": 0, "target": 0}, 1),
         ({}, {"slo_attainment": 0.4, "starting": 2}, 4),
-        ({}, {"slo_attainment": 0.4, "since_up_s": 200.0}, 4),
+        ({}, {"slo_attainment": 0.4, "since_up_s": 200.0, "since_down_s": 9000.0}, 4),
+        ({}, {"slo_attainment": 0.4, "since_up_s": 300.0}, 8),
         ({}, {"slo_attainment": 0.4, "since_up_s": 330.0, "start_up_s": 60.0}, 4),
         ({}, {"slo_attainment": 0.4, "since_up_s": 400.0, "since_down_s": 9000.0, "start_up_s": 60.0}, 8),
     ],
 )
 def test_slo_attainment(parameters: dict[str, Any], facts: dict[str, Any], replicas: int) -> None:
-    usual = {"replicas": 4, "target": 4, "ongoing": 9.0, "latency_ms": flat(500.0)}
+    usual = {"replicas": 4, "target": 4, "ongoing": 9.0, "latency_ms": flat(500.0), "arrivals_per_s": {30.0: 12.0}}
     assert wish(SloAttainment(**parameters), **usual | facts).replicas == replicas
 
 
 def test_slo_attainment_does_not_go_back_to_what_was_too_little() -> None:
     policy, notes = SloAttainment(), dict[str, Any]()
-    usual: dict[str, Any] = {"ongoing": 9.0, "latency_ms": flat(500.0), "arrivals_per_s": {300.0: 12.0}, "state": notes}
-    assert wish(policy, replicas=2, target=2, slo_attainment=0.9, **usual).replicas == 3
-    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **usual).replicas == 3
-    quiet = usual | {"arrivals_per_s": {300.0: 6.0}}
-    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **quiet).replicas == 2
-    much_later = usual | {"now": NOON + 25 * HOUR}
-    assert wish(policy, replicas=3, target=3, slo_attainment=1.0, **much_later).replicas == 2, "it may be faster now"
+    usual: dict[str, Any] = {"ongoing": 9.0, "latency_ms": flat(500.0), "state": notes}
+    early = {30.0: 6.0, 300.0: 12.0, 3600.0: 90.0}  # an hour says nothing about latencies of five minutes
+    assert wish(policy, replicas=2, target=2, slo_attainment=0.9, arrivals_per_s=early, **usual).replicas == 3
+
+    def fewer(now: float, **rates: float) -> int:
+        seen = {"now": now, "arrivals_per_s": {30.0: rates["short"], 300.0: rates["long"]}}
+        return wish(policy, replicas=3, target=3, slo_attainment=1.0, **usual, **seen).replicas
+
+    assert fewer(NOON, short=2.0, long=12.0) == 3
+    assert fewer(NOON, short=12.0, long=2.0) == 3
+    assert fewer(NOON, short=6.0, long=6.0) == 2
+    assert fewer(NOON + 24 * HOUR - 1, short=12.0, long=12.0) == 3
+    assert fewer(NOON + 24 * HOUR, short=12.0, long=12.0) == 2, "it may be faster now"
 
 
 def test_slo_attainment_says_why() -> None:
@@ -134,6 +169,10 @@ def test_slo_attainment_says_why() -> None:
     made = wish(SloAttainment(ttft_ms=200.0), ttft_ms=flat(300.0), **facts)
     assert made.why == "first token after 300 ms (p90 of 300 s), 200 wanted: 6"
     assert wish(SloAttainment(), slo_attainment=0.8, **facts).why == "80.0% met their deadline, 99.0% wanted: 5"
+    assert wish(SloAttainment(), slo_attainment=0.8, starting=1, **facts).why == (
+        "80.0% met their deadline, 99.0% wanted; 4 until the last change shows in what is measured"
+    )
+    assert wish(SloAttainment(), **facts).why == "nothing is measured that has a target"
 
 
 def loads(long: float, short: float) -> dict[str, Any]:
@@ -143,6 +182,7 @@ def loads(long: float, short: float) -> dict[str, Any]:
 def test_panic_follows_the_long_window_in_calm() -> None:
     assert wish(Panic(), **loads(5.0, 7.0)).replicas == 3
     assert wish(Panic(), **loads(1.0, 1.0)).replicas == 1
+    assert wish(Panic(stable_s=6.0), **loads(5.0, 7.0)).replicas == 4
 
 
 def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
@@ -157,37 +197,54 @@ def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
     assert notes == {}
 
 
+@pytest.mark.parametrize(
+    ("replicas", "short", "panics"),
+    [(2, 8.0, True), (2, 7.9, False), (1, 4.0, True), (0, 4.0, True), (0, 3.9, False), (0, 0.0, False)],
+)
+def test_panic_begins_where_the_short_window_needs_twice_as_many_as_there_are(
+    replicas: int, short: float, panics: bool
+) -> None:
+    made = wish(Panic(), **loads(0.0, short), replicas=replicas, target=0)
+    assert made.why.startswith("a burst") == panics
+
+
 def test_panic_without_its_windows_looks_at_now() -> None:
     assert wish(Panic(), ongoing=16.0, ongoing_windows={30.0: flat(3.0)}).replicas == 8
 
 
 DAYS = [ScheduleEntry("0 9 * * mon-fri", 4, 8 * HOUR), ScheduleEntry("0 11 * * *", 6, 2 * HOUR)]
 TURNS = [ScheduleEntry("0 8 * * *", 5), ScheduleEntry("0 18 * * *", 1), ScheduleEntry("0 0 1 1 *", 9, HOUR)]
+NIGHTS = [ScheduleEntry("0 8 * * *", 5), ScheduleEntry("0 18 * * *", 0)]
 
 
 @pytest.mark.parametrize(
-    ("entries", "hours", "offset", "replicas"),
+    ("entries", "hours", "zone", "replicas"),
     [
-        (DAYS, 0.0, 0.0, 6),
-        (DAYS, 1.0, 0.0, 4),
-        (DAYS, 4.999, 0.0, 4),
-        (DAYS, 5.0, 0.0, 0),
-        (DAYS, 3 * 24.0, 0.0, 6),
-        (DAYS, 3 * 24.0 - 1.5, 0.0, 0),  # a Saturday
-        (DAYS, 0.0, -5 * HOUR, 0),  # seven in the morning there
-        (TURNS, 0.0, 0.0, 5),
-        (TURNS, 6.0, 0.0, 1),
-        (TURNS, 19.0, 0.0, 1),
-        (TURNS, 20.0, 0.0, 5),
+        (DAYS, 0.0, "UTC", 6),
+        (DAYS, 1.0, "UTC", 4),
+        (DAYS, 4.999, "UTC", 4),
+        (DAYS, 5.0, "UTC", 0),
+        (DAYS, 3 * 24.0, "UTC", 6),
+        (DAYS, 3 * 24.0 - 1.5, "UTC", 0),  # a Saturday
+        (DAYS, 0.0, "America/New_York", 0),  # seven in the morning there
+        (TURNS, 0.0, "UTC", 5),
+        (TURNS, 6.0, "UTC", 1),
+        (TURNS, 19.0, "UTC", 1),
+        (TURNS, 20.0, "UTC", 5),
+        (NIGHTS, 6.0, "UTC", 0),
+        ([*DAYS, ScheduleEntry("30 11 * * *", 2, HOUR)], 0.0, "UTC", 6),  # the largest, not the latest
+        ([*TURNS, ScheduleEntry("0 8 * * *", 3)], 0.0, "UTC", 3),  # of two at the same time, the last
     ],
 )
-def test_scheduled(entries: list[ScheduleEntry], hours: float, offset: float, replicas: int) -> None:
-    assert wish(Scheduled(entries, offset), now=NOON + hours * HOUR).replicas == replicas
+def test_scheduled(entries: list[ScheduleEntry], hours: float, zone: str, replicas: int) -> None:
+    assert wish(Scheduled(entries, zone), now=NOON + hours * HOUR).replicas == replicas
 
 
 def test_scheduled_says_why() -> None:
     assert wish(Scheduled(DAYS)).why == 'scheduled "0 11 * * *" since 2025-03-05 11:00: 6'
     assert wish(Scheduled(DAYS), now=NOON + 10 * HOUR).why == "the schedule has nothing for 2025-03-05 22:00"
+    assert wish(Scheduled(DAYS, "Asia/Tokyo")).why == "the schedule has nothing for 2025-03-05 21:00"
+    assert wish(Scheduled(DAYS, "Europe/Berlin")).why == 'scheduled "0 9 * * mon-fri" since 2025-03-05 09:00: 4'
 
 
 def wants(replicas: int, why: str = "they are needed", refused: str = "") -> Any:
@@ -210,7 +267,13 @@ def wants(replicas: int, why: str = "they are needed", refused: str = "") -> Any
         ({"per_month": 700.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 8),  # 636 hours are left
         ({"per_month": 640.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 5),
         ({"per_month": 600.0}, {"cost_per_replica_hour": 1.0, "min_replicas": 1}, 1),
+        ({"per_month": 1280.0}, {"cost_per_replica_hour": 2.0, "min_replicas": 1}, 5),
         ({"per_month": 4.5}, {"cost_per_replica_hour": 1.0}, 4),
+        # The last half hour of the month: nothing need be put aside, and each costs half.
+        ({"per_month": 6.0}, {"cost_per_replica_hour": 2.0, "min_replicas": 1, "now": NOON + 635.5 * HOUR}, 6),
+        # Of two limits, the lower one.
+        ({"per_hour": 3.0, "per_month": 10_000.0}, {"cost_per_replica_hour": 1.0}, 3),
+        ({"per_hour": 100.0, "per_month": 4.5}, {"cost_per_replica_hour": 1.0}, 4),
     ],
 )
 def test_budget(money: dict[str, float], facts: dict[str, Any], replicas: int) -> None:
@@ -225,9 +288,11 @@ def test_budget_says_what_it_refuses() -> None:
 
 
 def test_budget_of_a_month_is_spent_and_begins_again() -> None:
-    policy, notes = Budget(wants(8), per_month=100.0, cost_per_replica_hour=1.0), dict[str, Any]()
-    seen = [wish(policy, now=NOON + hour * HOUR, replicas=8, state=notes).replicas for hour in range(15)]
-    assert seen == [8] * 12 + [4, 0, 0], "8 an hour, of 100"
+    policy, notes = Budget(wants(8), per_month=200.0, cost_per_replica_hour=2.0), dict[str, Any]()
+    running = {"replicas": 6, "starting": 2, "state": notes}
+    seen = [wish(policy, now=NOON + hour * HOUR, **running).replicas for hour in range(15)]
+    assert seen == [8] * 12 + [4, 0, 0], "16 an hour, of 200"
+    assert notes["spent"] == pytest.approx(14 * 16.0)
     april = NOON + 27 * 24 * HOUR
     assert wish(policy, now=april, replicas=0, state=notes).replicas == 8
     assert notes["spent"] == 0.0
@@ -266,6 +331,8 @@ def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
 
     answer = ask(MaxOf([wants(3), Broken()]), view())
     assert str(answer).startswith("plugin \"broken\" returned 'many'")
+    answer = ask(MaxOf([wants(3), lambda view: Stay()]), view())  # type: ignore[list-item]
+    assert str(answer) == 'plugin "<lambda>" said nothing'
 
 
 @pytest.mark.parametrize(
@@ -274,17 +341,27 @@ def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
         (lambda: TargetOngoing(target=0), "target must be above 0, found 0"),
         (lambda: TargetOngoing(look_back_s=-1), "lookBack must be above 0"),
         (lambda: QueueDepth(0), "targetQueuedPerReplica must be above 0"),
+        (lambda: QueueDepth(look_back_s=0), "lookBack must be above 0"),
         (lambda: TokenThroughput(None, None), "tokensPerSPerReplica or kvTarget must be given"),
-        (lambda: TokenThroughput(None, 80), "kvTarget is a share of the KV cache, from 0 to 1, found 80"),
-        (lambda: SloAttainment(99), "target is a share of requests, between 0 and 1, found 99"),
+        (lambda: TokenThroughput(0), "tokensPerSPerReplica must be above 0"),
+        (lambda: TokenThroughput(None, 0), "kvTarget must be above 0"),
+        (lambda: TokenThroughput(None, 1.5), "kvTarget is a share of the KV cache, from 0 to 1, found 1.5"),
+        (lambda: SloAttainment(0), "target is a share of requests, between 0 and 1, found 0"),
+        (lambda: SloAttainment(1), "target is a share of requests, between 0 and 1, found 1"),
         (lambda: SloAttainment(dead_band=1), "deadBand must be from 0 to below 1"),
         (lambda: SloAttainment(ttft_ms=0), "ttftMs must be above 0"),
+        (lambda: Panic(0), "target must be above 0"),
+        (lambda: Panic(panic_s=0), "panicWindow must be above 0"),
         (lambda: Panic(stable_s=5), "stableWindow must not be shorter than panicWindow, found 5 s and 6 s"),
         (lambda: Panic(threshold=1), "threshold must be above 1"),
         (lambda: Scheduled([]), "entries is empty; write for example {cron:"),
         (lambda: Scheduled([ScheduleEntry("0 9 * * *", -1)]), 'replicas of "0 9 * * *" must be 0 or more, found -1'),
+        (lambda: Scheduled([ScheduleEntry("0 9 * * *", 1, 0.0)]), 'duration of "0 9 * * *" must be above 0'),
         (lambda: Scheduled([ScheduleEntry("nine", 1)]), '"nine" has 1 fields'),
         (lambda: Budget(wants(1)), "perHour or perMonth must be given"),
+        (lambda: Budget(wants(1), per_hour=0), "perHour must be above 0"),
+        (lambda: Budget(wants(1), per_month=0), "perMonth must be above 0"),
+        (lambda: Budget(wants(1), 1.0, cost_per_replica_hour=0), "costPerReplicaHour must be above 0"),
         (lambda: MaxOf([]), "policies is empty; name at least one"),
     ],
 )

@@ -20,8 +20,9 @@ def test_the_least_and_the_most_of_the_delay(said: list[tuple[float, int]], up_s
         told.append((now, wanted))
         assert wants.least(now, up_s) == min(held(told, now, up_s))
         assert wants.most(now, down_s) == max(held(told, now, down_s))
-        assert len(wants.falling) <= 8
-        assert len(wants.rising) <= 8
+        for notes, falls in ((wants.falling, True), (wants.rising, False)):
+            numbers = [note.replicas for note in notes]
+            assert numbers == sorted(set(numbers), reverse=falls), "a note for each number, and no more"
 
 
 def held(told: list[tuple[float, int]], now: float, delay_s: float) -> list[int]:
@@ -32,7 +33,7 @@ def held(told: list[tuple[float, int]], now: float, delay_s: float) -> list[int]
 
 def test_a_clock_that_was_put_back_does_not_stop_it() -> None:
     wants = Wants()
-    wants.note(1_000_000.0, 9, 1)
-    wants.note(50.0, 2, 1)
-    wants.note(120.0, 2, 1)
-    assert wants.most(120.0, 60.0) == 2
+    for now, wanted in ((1_000_000.0, 9), (1_000_010.0, 4), (1_000_020.0, 5), (50.0, 5), (120.0, 5)):
+        wants.note(now, wanted, 1)
+    assert wants.most(120.0, 60.0) == 5
+    assert wants.least(120.0, 60.0) == 5

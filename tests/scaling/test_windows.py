@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.scaling.view import Window
-from pointsman.scaling.windows import Events, Gauge, looking_back
+from pointsman.scaling.windows import Events, Gauge, WhenAsked, looking_back
 
 STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 30).map(float)), min_size=1, max_size=60)
 
@@ -46,14 +46,16 @@ def test_a_gauge_is_weighted_by_time(steps: list[tuple[float, float]], seconds: 
 def test_old_samples_are_merged_and_still_tell_nearly_the_same(seed: int, seconds: float) -> None:
     gauge, samples, chance = Gauge(3600.0), [], Random(seed)
     for second in range(8000):
-        value = 10 + 5 * (second // 600 % 3) + chance.random()
+        value = 10 + 5 * (second // 600 % 3) + chance.random() if second != 6000 else 40.0
         gauge.add(float(second), value)
         samples.append((float(second), value))
     mean, most = naive_gauge(samples, seconds, 8000.0)
     window = gauge.window(seconds, 8000.0)
     assert window.mean == pytest.approx(mean, rel=0.02)
     assert window.max == pytest.approx(most, rel=0.05)
+    assert window.count == pytest.approx(seconds, rel=0.02)
     assert len(gauge._bins) < 700, "memory is bounded"
+    assert gauge._bins[0].end > 8000 - 3600 - 700, "and what is too old goes"
 
 
 def test_percentiles_of_a_gauge_are_shares_of_time() -> None:
@@ -63,6 +65,20 @@ def test_percentiles_of_a_gauge_are_shares_of_time() -> None:
     gauge.add(95.0, 100.0)
     window = gauge.window(100.0, 100.0)
     assert (window.p50, window.p90, window.p99) == (1.0, 5.0, 100.0)
+
+
+def test_what_ended_when_the_window_began_is_not_in_it() -> None:
+    gauge = Gauge()
+    gauge.add(0.0, 9.0)
+    gauge.add(10.0, 1.0)
+    assert gauge.window(10.0, 20.0).max == 1.0
+
+
+def test_of_two_at_the_same_moment_the_last_counts_also_if_the_clock_was_put_back() -> None:
+    gauge = Gauge()
+    for now, value in ((20.0, 1.0), (30.0, 8.0), (30.0, 2.0), (25.0, 3.0)):
+        gauge.add(now, value)
+    assert gauge.window(60.0, 32.0).mean == pytest.approx((10 * 1.0 + 2 * 3.0) / 12)
 
 
 def test_a_gauge_that_nobody_knows_any_more_has_no_value() -> None:
@@ -83,6 +99,17 @@ def test_the_same_value_again_takes_no_memory_and_counts() -> None:
         gauge.add(float(second), 3.0)
     assert len(gauge._bins) == 0
     assert gauge.window(30.0, 1000.0).count == 30
+
+
+def test_of_the_oldest_bin_as_many_samples_count_as_are_in_the_window() -> None:
+    gauge = Gauge()
+    for second in range(20, 30):
+        gauge.add(float(second), 3.0)
+    gauge.add(30.0, 5.0)
+    gauge.add(31.0, 6.0)
+    gauge.add(31.5, 6.0)
+    assert gauge.window(5.0, 32.0).count == 3 + 1 + 2
+    assert gauge.window(4.5, 32.0).count == 3 + 1 + 2
 
 
 @given(st.lists(st.floats(0.001, 100_000) | st.sampled_from([0.0, -5.0]), min_size=1, max_size=300))
@@ -107,16 +134,40 @@ def test_events_leave_the_window() -> None:
     assert events.window(300.0, 295.0).count == 2
     assert events.window(300.0, 330.0).max == 10.0
     assert events.window(300.0, 1000.0) == Window(300.0)
-    events.add(1000.0, inf)
-    assert events.window(300.0, 1000.0) == Window(300.0), "what is no number never happened"
+    events.add(1000.0, 0.0)
+    assert events.window(300.0, 1000.0).p50 == 0.0
+    events.add(1300.0, inf)
+    assert events.window(300.0, 1301.0) == Window(300.0), "what is no number never happened"
 
 
-def test_a_million_events_take_little_memory() -> None:
+def test_events_are_told_for_as_long_as_their_slice_is_in_the_window() -> None:
+    events = Events(300.0)
+    events.add(5.0, 1.0)
+    assert events.window(300.0, 300.0).count == 1
+    assert events.window(300.0, 300.1).count == 0, "never what is older"
+    events.add(300.0, 2.0)
+    assert events.window(300.0, 300.0).count == 2
+
+
+def test_very_many_events_take_little_memory() -> None:
     events = Events(300.0)
     for number in range(100_000):
         events.add(number * 0.01, float(number % 1000))
     assert len(events._slices) <= 32
     assert max(len(part.sizes) for part in events._slices) < 700
+
+
+def test_what_nobody_looks_at_is_not_made_and_nothing_is_made_twice() -> None:
+    made: list[float] = []
+
+    def make(seconds: float) -> float:
+        made.append(seconds)
+        return 2 * seconds
+
+    asked = WhenAsked((30.0, 300.0, 3600.0), make)
+    assert (list(asked), len(asked), made) == ([30.0, 300.0, 3600.0], 3, [])
+    assert [asked[300.0], asked[300.0], asked.get(60.0)] == [600.0, 600.0, None]
+    assert made == [300.0]
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(30.0, 30.0), (45.0, 30.0), (6.0, None), (9999.0, 300.0)])

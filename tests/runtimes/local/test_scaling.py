@@ -261,7 +261,7 @@ def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
 
 def test_two_that_are_always_busy_take_turns(state: Path) -> None:
     """Each has its place for a turn; then it ends what it does, and what comes meanwhile waits for its next one."""
-    busy = {"gib": 3, "min": 0, "max": 1, "turn": "300ms", "idleTimeout": "1h"}
+    busy: dict[str, Any] = {"gib": 3, "min": 0, "max": 1, "turn": "300ms", "idleTimeout": "1h"}
     text = manifest(scaled("a", slots=1, **busy), scaled("b", slots=1, **busy))
 
     async def story() -> None:
