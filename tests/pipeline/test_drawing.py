@@ -5,6 +5,7 @@ What is joined with what is read from where lines begin and end in the picture, 
 
 import re
 from itertools import combinations, pairwise
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -32,8 +33,8 @@ def part(*keys: int | str) -> FromInput:
     return FromInput(tuple(map(Access, keys)))
 
 
-def node(name: str, kind: NodeKind = NodeKind.CLASS, *args: Template, **options: int) -> Node:
-    return Node(name=name, kind=kind, code=f"app.py:{name}", args=args, options=NodeOptions(**options))  # type: ignore[arg-type]
+def node(name: str, kind: NodeKind = NodeKind.CLASS, *args: Template, **options: Any) -> Node:
+    return Node(name=name, kind=kind, code=f"app.py:{name}", args=args, options=NodeOptions(**options))
 
 
 def call(name: str, of: str, *args: Template, **kwargs: Template) -> Call:
