@@ -113,7 +113,7 @@ def _plainest(name: str, promise: scaling.Promise, build: Callable[[], Any], exa
     def broken(view: DeploymentView) -> str | None:
         return promise(build, msgspec.structs.replace(view, state={}))
 
-    found = _searched(sights.SIGHTS, broken, sights.smallest, examples)
+    found = _searched(sights.SIGHTS, broken, sights.plainest, examples)
     return None if found is None else Broken(name, found[1], sights.shown(found[0]))
 
 

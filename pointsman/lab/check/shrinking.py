@@ -1,6 +1,6 @@
-"""The smallest situation that still shows something: whatever can be left out is left out."""
+"""The smallest that still shows something: whatever can be left out is left out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -8,18 +8,19 @@ import msgspec
 from pointsman.lab.check.situations import Situation, plain
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
 
 def shrunk(situation: Situation, shows: Callable[[Situation], bool]) -> Situation:
     """Leave out requests, instances and facts one by one, as long as it still shows."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(situation):
-            if shows(candidate):
-                situation, smaller = candidate, True
-                break
-    return situation
+    return smallest(situation, _smaller, shows)
+
+
+def smallest(thing: V, smaller: Callable[[V], Iterable[V]], shows: Callable[[V], bool]) -> V:
+    """On from the first of the smaller ones that still shows, until none of them does."""
+    while (found := next(filter(shows, smaller(thing)), None)) is not None:
+        thing = found
+    return thing
 
 
 def _smaller(situation: Situation) -> Iterator[Situation]:
@@ -46,9 +47,6 @@ def _simpler(thing: T) -> Iterator[T]:
     for name in thing.__struct_fields__:
         if getattr(thing, name) != getattr(default, name):
             yield msgspec.structs.replace(thing, **{name: getattr(default, name)})
-
-
-V = TypeVar("V")
 
 
 def _without(items: list[V], place: int) -> list[V]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from pointsman.lab.check.shrinking import smallest
 from pointsman.scaling import DeploymentView, Rate, Window
 
 NOW = 1_741_176_000.0
@@ -64,16 +65,9 @@ SIGHTS = st.builds(
 ).map(lambda view: msgspec.structs.replace(view, homeless=min(view.homeless, view.starting)))
 
 
-def smallest(view: DeploymentView, shows: Callable[[DeploymentView], bool]) -> DeploymentView:
+def plainest(view: DeploymentView, shows: Callable[[DeploymentView], bool]) -> DeploymentView:
     """The view that says least and still shows it."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for plainer in _plainer(view):
-            if shows(plainer):
-                view, smaller = plainer, True
-                break
-    return view
+    return smallest(view, _plainer, shows)
 
 
 def _plainer(view: DeploymentView) -> Iterator[DeploymentView]:
