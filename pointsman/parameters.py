@@ -6,6 +6,7 @@ is written `queueThreshold`; nested parameters are `Parameters` structs. The mar
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,13 @@ class PluginRef(msgspec.Struct, frozen=True):
 
     role: str
     """A word for error messages: decider, saturation detector..."""
+
+
+class ReadBy(msgspec.Struct, frozen=True):
+    """In YAML this is text that the function can read, as a cron expression; the plugin gets the text."""
+
+    read: Callable[[str], object]
+    """Raises ValueError, with what to write instead."""
 
 
 class DurationText(msgspec.Struct, frozen=True):
@@ -77,6 +85,17 @@ def seconds(text: str) -> float:
         raise ValueError(f'"{text}" is not a duration; write for example 200ms, 60s or 1m30s')
     total = sum(float(number) * _UNITS[unit] for number, unit in parts)
     return -total if text.startswith("-") else total
+
+
+def duration_text(length_s: float) -> str:
+    """As a person would write it: 1h, 1m30s, 200ms. `seconds` reads the same from it."""
+    milliseconds, parts = round(abs(length_s) * 1000), []
+    if abs(milliseconds / 1000 - abs(length_s)) > 1e-9:
+        return f"{length_s:.9f}".rstrip("0") + "s"
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, milliseconds = divmod(milliseconds, size)
+        parts += [f"{count}{unit}"] if count else []
+    return ("-" if length_s < 0 else "") + ("".join(parts) or "0s")
 
 
 def camel_case(name: str) -> str:

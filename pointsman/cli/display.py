@@ -4,10 +4,12 @@ Enters: the status as plain data, as the admin API tells it. Leaves: text. `up` 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
-from pointsman.selection.text import text_table
+from pointsman.selection.text import one_line, text_table
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
 _STATES = {
@@ -21,6 +23,9 @@ _STATES = {
 _WORDS = {"backing off": "waiting to restart"}
 MOST_WORDS = 120
 """Characters of a reason in a table."""
+LONGEST_CHANGE = 200
+"""Characters of a change of a target in a table."""
+_UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class Paint:
@@ -46,22 +51,35 @@ class Instance:
         self.phase: str = told["phase"]
         self.reason: str = told["reason"]
         self.halted: bool = told.get("halted", False)
+        self.homeless: bool = told.get("homeless", False)
 
     @property
     def state(self) -> str:
         """Its phase in words."""
-        return "given up" if self.halted else _WORDS.get(self.phase, self.phase)
+        if self.halted:
+            return "given up"
+        return "waiting for a place" if self._waits_for_a_place else _WORDS.get(self.phase, self.phase)
+
+    @property
+    def _waits_for_a_place(self) -> bool:
+        return self.homeless and self.phase == "backing off"
 
     @property
     def short_reason(self) -> str:
         """On one line; the whole of it is in --json."""
-        words = " ".join(self.reason.split())
-        return words if len(words) <= MOST_WORDS else f"{words[: MOST_WORDS - 3]}..."
+        words = self.reason.removeprefix("no place: ") if self._waits_for_a_place else self.reason
+        return one_line(words, MOST_WORDS)
 
     def in_words(self) -> str:
         """What it is doing. That one which starts does not answer yet goes without saying."""
         told = self.reason and not self.reason.startswith("not ready yet")
         return f"{self.name} is {self.state}{f' ({self.short_reason})' if told else ''}"
+
+    @property
+    def gist(self) -> str:
+        """The same without figures that change all the time: how much is free."""
+        why = self.short_reason.partition(":")[0]
+        return f"{self.name} is {self.state} ({why})" if self._waits_for_a_place else self.in_words()
 
     def row(self) -> list[str]:
         """Its cells in the table of instances."""
@@ -106,7 +124,14 @@ class Deployment:
 
     def in_words(self) -> str:
         """How many are ready, and what the others are doing."""
-        others = [one.in_words() for one in self.instances if one.phase != "ready"]
+        return self._with(one.in_words() for one in self.instances if one.phase != "ready")
+
+    @property
+    def gist(self) -> str:
+        """The same for those who tell what is new: it stays the same while nothing is."""
+        return self._with(one.gist for one in self.instances if one.phase != "ready")
+
+    def _with(self, others: Iterable[str]) -> str:
         return "; ".join([f"{self.ready} of {self.wanted} ready", *others])
 
     def row(self) -> list[str]:
@@ -183,7 +208,7 @@ def _application_row(told: Mapping[str, Any], deployments: Sequence[Deployment])
     return [told["name"], told["path"], ", ".join(node["name"] for node in told["nodes"]), ready]
 
 
-SCALING_HEADS = ("scaled", "wanted", "of", "by", "last change")
+SCALING_HEADS = ("scaled", "target", "of", "by", "last change")
 
 
 def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
@@ -192,10 +217,10 @@ def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
     for one in deployments:
         scaling = one.get("scaling")
         if scaling:
-            held = f" (held by {scaling['override']['by']})" if scaling["override"] else ""
-            rows.append(
-                [one["name"], str(scaling["desired"]), bounds(scaling), scaling["policy"] + held, scaling["last"]]
-            )
+            order, policy = scaling["override"], scaling["policy"]
+            by = policy if order is None else f"order of {order['by']}, not {policy}"
+            last = one_line(on_this_clock(scaling["last"]), LONGEST_CHANGE)
+            rows.append([one["name"], str(scaling["desired"]), bounds(scaling), by, last])
     return text_table(SCALING_HEADS, rows) if rows else ""
 
 
@@ -222,6 +247,23 @@ def _instance_table(instances: Sequence[Instance], paint: Paint) -> str:
         end = start + len(one.state)
         painted.append(line[:start] + paint(line[start:end], _STATES.get(one.phase, "grey")) + line[end:])
     return "\n".join([head, rule.rstrip(), *painted])
+
+
+def clock(moment: float) -> str:
+    """When that was, in local time: all times that people are shown are."""
+    return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def on_this_clock(text: str) -> str:
+    """The same with its times in local time: a plane writes them in UTC, with a Z."""
+    return _UTC.sub(lambda found: _local(found[0]), text)
+
+
+def _local(utc: str) -> str:
+    try:
+        return clock(datetime.fromisoformat(utc).timestamp())
+    except (ValueError, OverflowError, OSError):  # somebody's own words, and no time at all
+        return utc
 
 
 def duration(seconds: float | None) -> str:

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         summary="why a request went where it went, or how many instances there are",
         description="Show what was decided about a request and why: the candidates, who was turned away for what "
         "reason, every score and weight, what was expected and what happened. Of a deployment that is scaled (or of a "
-        "node, as APP/NODE): how many instances were wanted when, by whom, from which numbers.",
+        "node, as APP/NODE): how many instances there were to be when, who decided it, from which numbers.",
         example=EXAMPLE,
     )
     parser.add_argument("request", metavar="REQUEST_ID | deployment")
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         told = client_of(args).get("deployments", args.deployment, "scaling")
         print(json.dumps(told, indent=2, ensure_ascii=False) if args.json else scaling_text(told))
         return 0
+    if args.request == DEPLOYMENT:
+        raise PointsmanError(f"explain {DEPLOYMENT} NAME: which one is missing; pointsman status lists them")
     record = client_of(args).get("requests", args.request)
     print(json.dumps(record, indent=2, ensure_ascii=False) if args.json else record["text"])
     return 0

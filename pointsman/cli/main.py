@@ -20,6 +20,7 @@ from pointsman.cli import (
     logs,
     place,
     plan,
+    rehearse,
     requests,
     rollback,
     scale,
@@ -32,7 +33,7 @@ from pointsman.errors import ConfigError, PointsmanError
 COMMANDS = (
     up, plan, apply, status, explain, requests, logs, scale, drain, down, key,
     build, deploy, rollback, delete,
-    estimate, place, check, schema,
+    estimate, place, check, rehearse, schema,
 )  # fmt: skip
 
 EXAMPLE = """\
@@ -44,6 +45,7 @@ example:
   pointsman explain REQUEST_ID                 why one went where it went
   pointsman check config scheduling.yaml       every mistake of a file, before it goes live
   pointsman check policy mymodule:MyPolicy     which promise a policy of yours breaks, with the smallest example
+  pointsman rehearse scaling panic --of chat   what a scaling policy would have cost on the load that came
   pointsman schema > pointsman.schema.json     completion in your editor
 """
 

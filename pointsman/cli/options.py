@@ -1,6 +1,7 @@
 """What several commands take: where the plane is, a manifest, numbers and times."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,33 @@ def at_least_none(text: str) -> int:
     return int(text)
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Parameters by their names, for argparse."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"limit\": 3}}'")
+    return given
+
+
 def time_span(text: str) -> float:
     """Seconds, for argparse: 30, 30s, 5m."""
+    found = time_or_none(text)
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return found
+
+
+def time_or_none(text: str) -> float:
+    """Seconds from 0 on, for argparse."""
     from pointsman.parameters import seconds
 
     try:
         found = float(text) if text.isdecimal() else seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if found <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    if found < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is below 0")
     return found

@@ -36,8 +36,7 @@ class Progress:
 
     def _tell(self, deployment: Deployment) -> None:
         """Say where it is, if that is news; one that was settled from the start is none."""
-        words = deployment.in_words()
-        before = self._said.get(deployment.name)
-        if words != before and not (before is None and deployment.settled):
-            print(f"{deployment.name}: {words}", file=self._out, flush=True)
-        self._said[deployment.name] = words
+        gist, before = deployment.gist, self._said.get(deployment.name)
+        if gist != before and not (before is None and deployment.settled):
+            print(f"{deployment.name}: {deployment.in_words()}", file=self._out, flush=True)
+        self._said[deployment.name] = gist

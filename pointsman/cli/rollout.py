@@ -66,10 +66,10 @@ class Rollout:
             self.deployments = self._client.get("applications", self._name)["deployments"]
             seen = [Deployment(told) for told in self.deployments]
             for one in seen:
-                words, before = one.in_words(), self._said.get(one.name)
-                if words != before and not (before is None and one.settled):
-                    print(f"{one.name}: {words}", file=self._out, flush=True)
-                self._said[one.name] = words
+                gist, before = one.gist, self._said.get(one.name)
+                if gist != before and not (before is None and one.settled):
+                    print(f"{one.name}: {one.in_words()}", file=self._out, flush=True)
+                self._said[one.name] = gist
             if all(one.settled for one in seen):
                 return ""
             stopped = [f"{one.name}: {one.stopped}" for one in seen if one.stopped]

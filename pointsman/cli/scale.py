@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     elif args.auto:
-        print(f"{answer['deployment']}: {answer['policy']} decides; {answer['desired']} wanted now")
+        print(f"{answer['deployment']}: {answer['policy']} decides; the target is {answer['desired']} now")
     else:
         until = "until pointsman scale --auto" if args.for_s is None else f"for {duration(args.for_s)}"
-        print(f"{answer['deployment']}: {answer['desired']} wanted, {until}; pointsman status shows how it goes")
+        print(f"{answer['deployment']}: target {answer['desired']}, {until}; pointsman status shows how it goes")
     return 0

@@ -93,10 +93,10 @@ class View:
         status = self._embedded.status()
         deployments = deployments_of(status)
         for deployment in deployments:
-            words = deployment.in_words()
-            if self._said.get(deployment.name) != words:
-                self._say(f"{deployment.name}: {words}")
-                self._said[deployment.name] = words
+            gist = deployment.gist
+            if self._said.get(deployment.name) != gist:
+                self._say(f"{deployment.name}: {deployment.in_words()}")
+                self._said[deployment.name] = gist
         if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
             self._was_ready = True
             print(f"\nready in {time.monotonic() - self._began:.1f} s\n")

@@ -50,6 +50,7 @@ class Nodes:
                 continue  # a problem already
             how = self._scheduling(node.options, (*path, "scheduling"))
             grows = self.scaling.of(node, path)
+            self._notes += [f"{node.name}: {note}" for note in (() if grows is None else grows.notes)]
             for rank in _ranks(node):
                 plan = self._deployment(node, rank, how, grows, path)
                 if plan is not None:

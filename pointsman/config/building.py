@@ -4,6 +4,7 @@ Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that can
 refers to it is not another.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,10 +167,16 @@ def built(
         for problem in error.problems:
             problems.add(path, str(problem))
     except ValueError as error:
-        problems.add(path, str(error))
+        problems.add((*path, *_about(str(error), kind)), str(error))
     except Exception as error:  # somebody's own class: it must not take the whole check down
         problems.add(path, f"{kind.name} cannot be made: {type(error).__name__}: {error}")
     return INVALID
+
+
+def _about(message: str, kind: PluginType) -> Path:
+    """Which parameter a message is about: that with whose name it begins."""
+    [word] = re.findall(r"\A\w*", message)
+    return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 
 
 def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: Path, validator: Validator) -> Any:

@@ -60,6 +60,8 @@ class Deployments:
             return None
         if how.picker is not None:
             self.notes += [f"{spec.name}: {note}" for note in how.picker.notes]
+        if grows is not None:
+            self.notes += [f"{spec.name}: {note}" for note in grows.notes]
         wanted = desired.DesiredDeployment(
             name=spec.name,
             model=spec.model,

@@ -19,7 +19,7 @@ from pointsman.config.gateway import gateway
 from pointsman.config.picker import picker_plan
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import Problem, Problems
-from pointsman.config.registry import plugins, policies, scaling_policies
+from pointsman.config.registry import plugins, policies, scaling_policies, strangers
 from pointsman.config.scaling import policy as scaling_policy
 from pointsman.config.scheduling import policy
 from pointsman.config.schema import KINDS, EndpointPickerConfig, Pointsman
@@ -87,12 +87,12 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
         scaling = scaling_policy(name, parameters or {}, problems, ())
         problems.raise_if_any()
         return scaling
-    registry = policies()
-    if name in plugins() or (":" in name and registry.find(name, problems.apart(), ()) is None):
-        registry = plugins()
-    elif ":" not in name and name not in registry:
-        known = [kind.name for names in (policies(), scaling_policies(), plugins()) for kind in names]
-        raise UnknownName("policy or plugin", name, known)
+    homes = (policies(), plugins())
+    registry = next((home for home in homes if home.find(name, problems.apart(), ()) is not None), strangers())
+    if registry is strangers() and ":" not in name:
+        raise UnknownName(
+            "policy or plugin", name, [kind.name for home in (*homes, scaling_policies()) for kind in home]
+        )
     kind = registry.find(name, problems, ())
     made = built(kind, parameters or {}, (), Validator(problems)) if kind is not None else INVALID
     problems.raise_if_any()

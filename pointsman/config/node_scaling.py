@@ -7,7 +7,7 @@ from pointsman.config.plan import ScalingPlan
 from pointsman.config.problems import Path, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.scaling import scaling
-from pointsman.config.scaling_schema import DEFAULT_POLICY, ScalingSpec
+from pointsman.config.scaling_schema import ScalingSpec
 from pointsman.config.validation import Validator
 from pointsman.pipeline.graph import Node
 
@@ -23,7 +23,7 @@ class NodeScaling:
         self._problems = problems
         before = len(problems)
         self._common = None if written is None else self._spec(written, ("scaling",))
-        self._alike = written is not None and written.get("policy", DEFAULT_POLICY) in scaling_policies()
+        self._alike = self._common is not None and self._common.policy in scaling_policies()
         made = scaling(self._common, problems, ("scaling",), replicas=None)
         self.of_application = None if self._alike else made
         """Asked for all nodes at once; None: each is asked alone, or nobody is."""
@@ -38,7 +38,7 @@ class NodeScaling:
                 return None
             return scaling(self._common, self._problems, where, replicas=replicas, asked=self._alike)
         asked = self._common is None or bool(OWN_POLICY & options.scaling.keys())
-        if not asked and self._alike and self._common is not None:
+        if not asked and self._alike and self._common is not None and not self._broken:
             own = {"policy": self._common.policy, "parameters": self._common.parameters, **options.scaling}
             return scaling(self._spec(own, where), self._problems, where, replicas=replicas)
         return scaling(self._spec(options.scaling, where), self._problems, where, replicas=replicas, asked=asked)

@@ -98,6 +98,7 @@ class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy was made from. Where it is equal, so is the policy."""
     metrics: tuple[MetricQuery, ...] = ()
     cost_per_replica_hour: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):

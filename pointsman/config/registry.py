@@ -62,15 +62,15 @@ class Registry:
         belongs: Callable[[type], bool],
         wanted: str,
         *,
-        functions: bool = False,
+        method: str = "",
     ) -> None:
         self.word = word
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
         self._belongs = belongs
         self._wanted = wanted
         """In error messages: what a class must have to belong here."""
-        self._functions = functions
-        """A function of somebody's own will do as well."""
+        self._method = method
+        """What is called of an object, if a function of somebody's own will do as well; neither may wait."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())
@@ -100,10 +100,13 @@ class Registry:
         if made is None:
             near = did_you_mean(attribute, [other for other in vars(module) if not other.startswith("_")])
             problems.add(path, f'module "{module_name}" has no "{attribute}"{near}')
-        elif self._functions and inspect.isfunction(made):
+        elif self._method and _waits(getattr(made, self._method, made)):
+            what = f"{self._method} of {name}" if isinstance(made, type) else name
+            problems.add(path, f'"{what}" is async or yields; it must be a plain function, which returns its answer')
+        elif self._method and inspect.isfunction(made):
             return function_type(name, made)
         elif not isinstance(made, type):
-            expected = "a class or function" if self._functions else "a class"
+            expected = "a class or function" if self._method else "a class"
             problems.add(path, f'"{name}" is not {expected} but a {type(made).__name__}')
         elif not self._belongs(made):
             problems.add(path, f'"{name}" is not {a(self.word)}: {self._wanted}')
@@ -130,6 +133,12 @@ def function_type(name: str, function: Callable[..., Any]) -> PluginType:
     build.__doc__ = function.__doc__
     arguments = list(inspect.signature(function).parameters.values())[1:]
     return PluginType(name, build, _fields(function, arguments, False), False, _takes_anything(arguments))
+
+
+def _waits(called: Any) -> bool:
+    """Whether what a call returns is not its answer yet."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_kind(called) for is_kind in kinds)
 
 
 def _fields(called: Any, arguments: Iterable[inspect.Parameter], builtin: bool) -> dict[str, Field]:
@@ -188,7 +197,17 @@ def policies() -> Registry:
 def scaling_policies() -> Registry:
     """All scaling policies."""
     wanted = "it needs a method desired_replicas(view)"
-    return Registry("scaling policy", SCALING_POLICIES, is_scaling_policy, wanted, functions=True)
+    return Registry("scaling policy", SCALING_POLICIES, is_scaling_policy, wanted, method="desired_replicas")
+
+
+@cache
+def strangers() -> Registry:
+    """Nothing belongs here: it says of somebody's own what it would need, to be any policy or plugin at all."""
+    wanted = (
+        "it has neither the method desired_replicas(view) of a scaling policy, nor prioritize and schedule of a "
+        "SchedulingPolicy, nor one of a plugin, such as a filter (rejections), scorer (scores) or picker (pick)"
+    )
+    return Registry("policy or plugin", {}, lambda _: False, wanted, method="desired_replicas")
 
 
 @cache

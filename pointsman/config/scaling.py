@@ -11,14 +11,18 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.building import built
+from pointsman.config.names import Names
 from pointsman.config.plan import MetricQuery, ScalingPlan
 from pointsman.config.problems import Path, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
+from pointsman.config.scaling_sense import check_sense
 from pointsman.config.section import Section
 from pointsman.config.validation import INVALID, Validator, unmarked, usable
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import PolicyFunction, ScalingPolicy
+
+SHORTEST_INTERVAL_S = 0.1
 
 
 class InnerPolicy(Section, frozen=True):
@@ -64,15 +68,19 @@ def scaling(
     """
     if spec is None or spec is INVALID:
         return None
-    before = len(problems)
     _check_bounds(spec, replicas, problems, path)
-    queries = tuple(_query(one, problems, (*path, "metrics", place)) for place, one in usable(spec.metrics))
+    _check_interval(spec, problems, path)
+    queries = _queries(spec, problems, path)
     made = None
     if asked and spec.policy == "":
         problems.add((*path, "policy"), "must not be empty")
     elif asked and spec.policy and spec.parameters is not INVALID:
         made = policy(spec.policy, spec.parameters, problems, path)
-    if len(problems) > before or INVALID in msgspec.structs.astuple(spec):
+    notes: list[str] = []
+    readable = INVALID not in (spec.min, spec.max, spec.cost_per_replica_hour)
+    if made is not None and made is not INVALID and readable:
+        notes = check_sense(made, spec, problems, path)
+    if len(problems):  # of the document: nothing of it will run
         return None
     recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if asked else [], order="sorted")
     return ScalingPlan(
@@ -82,6 +90,7 @@ def scaling(
         recipe=recipe.decode(),
         metrics=queries,
         cost_per_replica_hour=spec.cost_per_replica_hour,
+        notes=tuple(notes),
     )
 
 
@@ -119,10 +128,24 @@ def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, p
             problems.add(where, f"must be between min and max of its scaling, {least} and {most}, found {number}")
 
 
+def _check_interval(spec: ScalingSpec, problems: Problems, path: Path) -> None:
+    if spec.interval is not INVALID and spec.interval < SHORTEST_INTERVAL_S:
+        why = "measuring and asking take up to a millisecond of the plane each time"
+        problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval * 1000:g}ms: {why}")
+
+
+def _queries(spec: ScalingSpec, problems: Problems, path: Path) -> tuple[MetricQuery, ...]:
+    names = Names("metric", problems)
+    made = []
+    for place, one in usable(spec.metrics):
+        names.take(one.name, (*path, "metrics", place))
+        made.append(_query(one, problems, (*path, "metrics", place)))
+    return tuple(made)
+
+
 def _query(spec: MetricSpec, problems: Problems, path: Path) -> MetricQuery:
-    for field in ("name", "query"):
-        if getattr(spec, field) == "":
-            problems.add((*path, field), "must not be empty")
+    if spec.query == "":
+        problems.add((*path, "query"), "must not be empty")
     if spec.url is not INVALID and not spec.url.startswith(("http://", "https://")):
         problems.add((*path, "url"), f"expected http://host:port of a Prometheus, found {spec.url!r}")
     return MetricQuery(spec.name or "", spec.url or "", spec.query or "")

@@ -31,7 +31,6 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: Path) -> S
     if how.policy and how.config is not None:
         problems.add(path, "has a policy and a config; keep one of them")
         return Scheduling()
-    before = len(problems)
     if how.policy:
         made = Scheduling(policy=policy(how.policy, how.parameters or {}, problems, path))
     else:
@@ -39,7 +38,7 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: Path) -> S
             problems.add((*path, "parameters"), "belong to a policy; name one, such as policy: slo-aware")
         config = InlinePicker() if how.config is None else how.config
         made = Scheduling(picker=picker_plan(config, problems, (*path, "config"), queues=True))
-    if len(problems) > before or how.parameters is INVALID:
+    if len(problems):  # of the document: nothing of it will run
         return made
     return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())
 

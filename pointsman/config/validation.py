@@ -17,7 +17,7 @@ from pointsman.config.problems import Path, Problems
 from pointsman.config.quantities import QuantityText, quantity
 from pointsman.config.wording import bounds_in_words, expected, found, is_list, is_mapping, listed
 from pointsman.errors import did_you_mean
-from pointsman.parameters import DurationText, FileName, PluginRef, Spelled, seconds
+from pointsman.parameters import DurationText, FileName, PluginRef, ReadBy, Spelled, seconds
 
 T = TypeVar("T")
 
@@ -63,6 +63,9 @@ class Validator:
             if isinstance(mark, FileName):
                 name = self.value(data, str, path)
                 return name if name is INVALID or self._folder is None else self._file(name, self._folder, mark, path)
+            if isinstance(mark, ReadBy):
+                text = self.value(data, str, path)
+                return text if text is INVALID else self._readable(text, mark, path)
         value = self._measured_value(data, kind, marks, path)
         bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
         return value if value is INVALID or not bounds else self._bounded(value, data, annotation, path)
@@ -81,7 +84,7 @@ class Validator:
             given = [spelling for spelling in field.spellings if spelling in data]
             if len(given) > 1:
                 self.problems.add((*path, given[1]), f"is the same {kind} as {given[0]}; write it once")
-            if given and not (data[given[0]] is None and field.optional):
+            if given and not (data[given[0]] is None and field.null_is_default):
                 values[field.name] = self.value(data[given[0]], field.annotation, (*path, given[0]))
             elif not field.optional:
                 self.problems.add(path, f'{kind} "{written}" is missing')
@@ -139,12 +142,14 @@ class Validator:
         return items if concrete is list else concrete(items)
 
     def _one_of(self, data: Any, members: list[Any], path: Path) -> Any:
+        if len(members) == 1:
+            return self.value(data, members[0], path)
         for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
             apart = self.problems.apart()
             value = type(self)(apart, self._resolve, self._folder).value(data, member, path)
             if not apart:
                 return value
-            if len(members) == 1 or (is_mapping(unmarked(member)[0]) and isinstance(data, dict)):
+            if is_mapping(unmarked(member)[0]) and isinstance(data, dict):
                 self.problems.take(apart)
                 return INVALID
         words = listed([expected(unmarked(member)[0]) for member in members])
@@ -206,6 +211,14 @@ class Validator:
             return INVALID
         return str(file)
 
+    def _readable(self, text: str, mark: ReadBy, path: Path) -> Any:
+        try:
+            mark.read(text)
+        except ValueError as error:
+            self.problems.add(path, str(error))
+            return INVALID
+        return text
+
     def _bounded(self, value: Any, data: Any, annotation: Any, path: Path) -> Any:
         try:
             msgspec.convert(value, annotation)
@@ -228,6 +241,11 @@ class Field(msgspec.Struct, frozen=True):
     annotation: Any
     optional: bool
     default: Any = None
+
+    @property
+    def null_is_default(self) -> bool:
+        """Whether it may be written without a value as if it were left out: nothing is no value of its own."""
+        return self.optional and not _may_be_none(unmarked(self.annotation)[0])
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:

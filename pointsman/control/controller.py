@@ -287,6 +287,9 @@ class Controller:
         if step.what is What.STOP or step.what is What.REMOVE:
             turn.leave(self._instances[step.subject], step.why, in_no_hurry=step.in_no_hurry)
             return
+        if step.what is What.KEEP:
+            turn.keep(self._instances[step.subject])
+            return
         spec = desired.deployments[step.deployment]
         endpoint = next((one for one in spec.endpoints if one.name == step.endpoint), None)
         if step.what is What.START:

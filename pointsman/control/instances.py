@@ -16,6 +16,7 @@
     ready, unh.     Exited                                          backing off: Withdraw
     ready, unh.     it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
     draining        Drained; drain_timeout, unless in no hurry      stopping: Withdraw, Terminate
+    draining        it was one too many, and is wanted after all    ready: Update (as before)
     draining        Exited                                          (gone): Withdraw
     stopping        stop_grace                                      stopping: Kill
     stopping        Exited                                          backing off; (gone) if it is not wanted any more;
@@ -75,7 +76,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """What went wrong last, or why it leaves; empty: nothing."""
     since: float
-    """It is in its phase since then."""
+    """It is in its phase since then, or without a place."""
     until: float | None
     """Its phase ends then, if nothing else happens before: it is started again, stopped, or killed."""
     drain_asked: bool
@@ -92,6 +93,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What its process was started from, or will be started from next."""
     start_up_s: float | None = None
     """From the launch of its process until it was ready; None: it was not yet, or we did not see its launch."""
+    has_failed: bool = False
+    """It ended, hung or did not start, and has not been ready since."""
 
 
 class Instance(msgspec.Struct, kw_only=True):
@@ -160,6 +163,11 @@ class Instance(msgspec.Struct, kw_only=True):
     def homeless(self) -> bool:
         """There was no place for it when it was last tried."""
         return self.homeless_since is not None
+
+    @property
+    def may_stay(self) -> bool:
+        """It is on its way out only because there were too many, and serves still."""
+        return self.in_no_hurry and self.phase is Phase.DRAINING and self.serving is not None and not self.doubted
 
     @property
     def foreign(self) -> bool:
@@ -268,7 +276,7 @@ class Instance(msgspec.Struct, kw_only=True):
             in_service=self.serving is not None,
             restarts=self.restarts,
             reason=reason,
-            since=self.since,
+            since=self.since if self.homeless_since is None else self.homeless_since,
             until=self.deadline,
             drain_asked=self.drain_asked,
             endpoint=self.endpoint,
@@ -277,4 +285,5 @@ class Instance(msgspec.Struct, kw_only=True):
             halted=self.halted,
             recipe=self.recipe,
             start_up_s=self.start_up_s,
+            has_failed=self.failures > 0 and not self.homeless and self.phase in (Phase.STARTING, Phase.BACKING_OFF),
         )

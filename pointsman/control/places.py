@@ -1,6 +1,5 @@
 """Where instances are: a place is claimed when one is launched, and given back, once, when its process is gone."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -81,7 +80,9 @@ class Places:
             placer.fleet.release(instance_id)
         refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
         found |= {name: _take(placer, name, wanted[name], asks[name]) for name in refused}
-        return {name: _in_short(one) if isinstance(one, Refused) else str(one) for name, one in found.items()}
+        return {
+            name: f"no place: {one.in_short()}" if isinstance(one, Refused) else str(one) for name, one in found.items()
+        }
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
         """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""
@@ -121,16 +122,3 @@ def _lacking(fleet: Fleet, spec: DesiredDeployment, ask: Ask) -> Refused | None:
     asks = [msgspec.structs.replace(ask, instance_id=f"{number}") for number in range(spec.replicas - there)]
     found = Placer(scratch).place_all(asks, all_or_nothing=True)
     return next((one for one in found if isinstance(one, Refused)), None)
-
-
-def _in_short(refused: Refused) -> str:
-    """What is in the way of the first tier that is open to it: in full if that is one thing, else how often what is."""
-    reasons: Counter[str] = Counter()
-    for tier in refused.failure.failures.values():
-        reasons = Counter(why for _, _, why in tier.reasons())
-        if not all(why.startswith("not allowed") for why in reasons):
-            break
-    if len(reasons) > 1:
-        kinds = Counter(why.partition(":")[0] for why in reasons.elements())
-        return "no place: " + ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-    return f"no place: {next(iter(reasons), 'there are no workers')}"

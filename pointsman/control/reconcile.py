@@ -27,6 +27,8 @@ class What(Enum):
     START = "start"
     STOP = "stop"
     """Drained before, if it is in service."""
+    KEEP = "keep"
+    """It was being drained, as there were too many, and is wanted after all."""
     RESTART = "restart"
     """It is not in service, so its process may end before the next one starts."""
     REPLACE = "replace"
@@ -60,11 +62,11 @@ def reconcile(
     """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired. `fleet`: where
     instances are; of those that are too many, whoever leaves the better fleet behind goes."""
     mine: dict[str, list[Instance]] = {}
+    leaving: dict[str, list[Instance]] = {}
     taken = set()
     for instance in observed:
         taken.add(instance.id)
-        if not instance.leaving:
-            mine.setdefault(instance.deployment, []).append(instance)
+        (leaving if instance.leaving else mine).setdefault(instance.deployment, []).append(instance)
     wanted = {} if shutting_down else desired.deployments
     steps: list[Step] = []
     for name, members in mine.items():
@@ -73,7 +75,8 @@ def reconcile(
             steps += [_leave(instance, why) for instance in members]
     for name, spec in wanted.items():
         members = mine.get(name, [])
-        steps += _processes(spec, [one for one in members if one.endpoint is None], taken, fleet)
+        back = [one for one in leaving.get(name, []) if one.may_stay and one.recipe == spec.recipe]
+        steps += _processes(spec, [one for one in members if one.endpoint is None], back, taken, fleet)
         steps += _endpoints(spec, [one for one in members if one.endpoint is not None], taken)
     return steps
 
@@ -92,9 +95,12 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
 # Instances that we run
 
 
-def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str], fleet: Fleet | None) -> list[Step]:
+def _processes(
+    spec: DesiredDeployment, members: list[Instance], back: list[Instance], taken: set[str], fleet: Fleet | None
+) -> list[Step]:
     """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready; while a
-    rollout is stopped, that holds for those who served before it and have crashed, too."""
+    rollout is stopped, that holds for those who served before it and have crashed, too. `back`: those who are on their
+    way out and may stay; they come before new ones."""
     wanted = max(spec.replicas, 0) if spec.engine is not None else 0
     recipe = spec.recipe
     current: list[Instance] = []
@@ -123,7 +129,9 @@ def _processes(spec: DesiredDeployment, members: list[Instance], taken: set[str]
     steps += [msgspec.structs.replace(_leave(instance, count), in_no_hurry=True) for instance in current[room:]]
     for instance in current[:room]:
         steps += _amend(instance, spec, recipe)
-    for number in range(len(current), room):
+    back = sorted(back, key=lambda one: (-one.warmth, *_number(one)))[: max(room - len(current), 0)]
+    steps += [Step(What.KEEP, one.id, count, spec.name) for one in back]
+    for number in range(len(current) + len(back), room):
         why = count if number + len(held) < wanted else f"to take over from {held[0].id}"
         steps.append(Step(What.START, _free_id(spec.name, taken), why, spec.name))
     return steps

@@ -47,6 +47,8 @@ class Turn:
         if isinstance(place, Refused):
             self._wait_for_room(instance, place)
             return
+        if instance.homeless:
+            instance.reason = ""  # which was that there is no place
         instance.place, instance.homeless_since = place, None
         self._enter(instance, Phase.STARTING)
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
@@ -61,7 +63,7 @@ class Turn:
         if instance.homeless_since is None:
             instance.homeless_since = self.now
         instance.failures += 1
-        instance.reason = f"no place: {refused.in_words()}"
+        instance.reason = f"no place: {refused.in_short()}"
         self._enter(instance, Phase.BACKING_OFF)
         for victim in self._places.in_the_way(instance.id, instance.spec):
             self.evict(victim, f"it makes room for {instance.id}, which is more important")
@@ -212,6 +214,14 @@ class Turn:
             self._forget(instance)
         elif instance.phase is Phase.STARTING:
             self._terminate(instance)
+
+    def keep(self, instance: Instance) -> None:
+        """It was on its way out, and is wanted after all."""
+        instance.leaving = instance.in_no_hurry = False
+        instance.reason = ""
+        self._enter(instance, Phase.READY)
+        instance.heard_at = self.now
+        self._tell(instance)
 
     def drain(self, instance: Instance) -> None:
         """Let it finish what it is doing."""

@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pointsman.errors import PointsmanError
 from pointsman.gateway.operations import Call, Operations
+from pointsman.selection.text import one_line
+
+LONGEST_S = 366 * 86400.0
+"""An order that ends does so within a year; else it holds until it is taken back."""
+LONGEST_NAME = 100
+"""Characters of who gave an order."""
+SOMEBODY = "the admin API"
 
 
 class ScaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,7 +23,7 @@ class ScaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: the policy decides again."""
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """None: until somebody says otherwise."""
-    by: str = "the admin API"
+    by: str = SOMEBODY
 
 
 class DeploymentAdmin:
@@ -29,6 +37,8 @@ class DeploymentAdmin:
         match method, parts:
             case "GET", [_, "scaling"]:
                 return self._scaling
+            case "GET", [_, "load"]:
+                return self._load
             case "POST", [_, "scale"]:
                 return self._scale
         return None
@@ -36,7 +46,16 @@ class DeploymentAdmin:
     async def _scaling(self, call: Call) -> dict[str, Any]:
         return self._plane.scaling(call.parts[1])
 
+    async def _load(self, call: Call) -> dict[str, Any]:
+        return self._plane.load_seen(call.parts[1])
+
     async def _scale(self, call: Call) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=ScaleAsked)
-        await self._plane.scale(call.parts[1], asked.replicas, asked.for_s, asked.by)
+        if asked.for_s is not None and asked.for_s > LONGEST_S:
+            raise PointsmanError(
+                f"for_s may be a year at most, which is {LONGEST_S:.0f}, found {asked.for_s:.10g}; "
+                "leave it out to have it until it is taken back"
+            )
+        by = one_line(asked.by, LONGEST_NAME) or SOMEBODY
+        await self._plane.scale(call.parts[1], asked.replicas, asked.for_s, by)
         return self._plane.scaling(call.parts[1])

@@ -8,7 +8,6 @@ import asyncio
 import gc
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ class Embedded:
         self._listeners = Listeners(self.gateway)
         self.grpc = GrpcListener(self.gateway, self.applications, lambda: self.plane.ready)
         self._socket = self.plane.state / SOCKET
+        self._is_bound = False
+        """The socket is ours: as long as it is not, that of another plane may be there."""
         self._stop_asked = asyncio.Event()
         self._impatient = asyncio.Event()
         self.gateway.metrics.others.append(lambda page: scaling_metrics(page, self.plane.scaled()))
@@ -91,8 +92,8 @@ class Embedded:
         await self.plane.stop()
         self._listeners.close(local=True)
         self.gateway.close()
-        with suppress(FileNotFoundError):
-            self._socket.unlink()
+        if self._is_bound:
+            self._socket.unlink(missing_ok=True)
         return cut_off
 
     # What the admin API offers
@@ -144,6 +145,10 @@ class Embedded:
         """How many instances there are of a deployment, and why."""
         return self.plane.scaling(deployment)
 
+    def load_seen(self, deployment: str) -> dict[str, Any]:
+        """What has come for a deployment so far, to rehearse policies on."""
+        return self.plane.load_seen(deployment)
+
     async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None:
         """So many instances of a deployment; None: as its policy says."""
         await self.plane.scale(deployment, replicas, for_s, by)
@@ -155,8 +160,7 @@ class Embedded:
 
     def _bound(self) -> socket.socket:
         """The socket of the state directory. Only one plane is in it, so what an earlier one left behind may go."""
-        with suppress(FileNotFoundError):
-            self._socket.unlink()
+        self._socket.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -167,4 +171,5 @@ class Embedded:
             raise PointsmanError(f"cannot make {self._socket}: {error.strerror}; try another --state") from error
         finally:
             os.umask(before)
+        self._is_bound = True
         return bound

@@ -94,7 +94,7 @@ class Exchange(UnderWay, eq=False):
             lines += b"retry-after: %d\r\n" % retry_after_s
         if refusal.drop_reason:
             lines += b"x-llm-d-request-dropped-reason: %b\r\n" % refusal.drop_reason.encode()
-        self._client.error(status, refusal.why, _snake(refusal.outcome.value), lines)
+        self._client.error(status, refusal.why, refusal.outcome.code, lines)
         self.lane.look_for_idle()
 
     def abandon(self) -> None:
@@ -292,8 +292,3 @@ class Exchange(UnderWay, eq=False):
         if not self._is_chunked:
             return payload
         return b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
-
-
-def _snake(name: str) -> str:
-    """RejectedCapacity -> rejected_capacity"""
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).removeprefix("_")

@@ -25,6 +25,7 @@ from pointsman.gateway.upstream import UpstreamPool
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, Command, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.queue.refusals import START_ONE
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance
 
@@ -37,6 +38,9 @@ SWEEP_S = 0.25
 """How often timeouts are looked at."""
 
 Page = Callable[[ClientConnection, HttpRequest], None]
+
+LONGEST_START_S = 600
+"""Nobody is told to come back later than after so many seconds."""
 
 
 class Gateway:
@@ -214,7 +218,7 @@ class Gateway:
         """Answer a request with a refusal."""
         exchange = self._exchanges.get(command.request.request_id)
         if exchange is not None:
-            exchange.refuse(command.refusal)
+            exchange.refuse(_with_absence(command.refusal, lane))
 
     def revoke(self, lane: Lane, command: Revoke) -> None:
         """Stop a request."""
@@ -237,7 +241,9 @@ class Gateway:
         instances = dispatcher.fleet.instances()
         latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
         if not latencies:
-            return max(1, min(60, round(lane.start_up_s or 1)))
+            absence = lane.absence()
+            wait_s = lane.start_up_s if absence is None or absence.retry_s is None else absence.retry_s
+            return max(1, min(LONGEST_START_S, round(wait_s or 1)))
         places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
         waves = max(1.0, len(dispatcher) / max(places, 1))
         return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))
@@ -312,3 +318,13 @@ class Gateway:
     def under_way(self) -> int:
         """Requests that have come and are not answered."""
         return len(self._exchanges)
+
+
+def _with_absence(refusal: Refusal, lane: Lane) -> Refusal:
+    """If it is for want of instances: with what the plane knows about that."""
+    if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
+        return refusal
+    absence = lane.absence()
+    if absence is None:
+        return refusal
+    return Refusal(refusal.outcome, f"{refusal.why.partition(f'; {START_ONE}')[0]}; {absence.why}")

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import msgspec
 
 from pointsman.placement.asks import Ask, Place
+from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.refusals import Refused
 from pointsman.placement.words import gib
 from pointsman.selection import LabelSelector
 from pointsman.selection.arrays import np
+from pointsman.types import Worker, WorkerStatus
 
 CONTEXT_STEP = 256
 """Contexts that are proposed are multiples of this."""
@@ -38,6 +41,18 @@ def hints(ask: Ask, placer: Placer) -> list[Hint]:
     told = [*_largest_free(ask, placer), *_shorter_context(ask, placer)]
     helping = [hint for words, change in _changes(ask) if (hint := _tried(words, change, placer)) is not None]
     return told + (helping or _allowances_together(ask, placer))
+
+
+def why_never(ask: Ask, fleet: Fleet) -> str:
+    """Why no worker could take it even with nothing else on it; empty: one could, or none is known."""
+    workers = [_emptied(worker) for worker in fleet.snapshot().workers]
+    found = Placer(Fleet(workers)).place(ask, traced=False)
+    return found.in_short() if workers and isinstance(found, Refused) else ""
+
+
+def _emptied(worker: Worker) -> Worker:
+    gpus = tuple(msgspec.structs.replace(gpu, used_bytes=0) for gpu in worker.gpus)
+    return msgspec.structs.replace(worker, status=WorkerStatus.READY, used_memory_bytes=0, gpus=gpus)
 
 
 def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:

@@ -1,6 +1,7 @@
 """Why there is no place: every worker and every tier with a reason."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,6 +9,10 @@ import msgspec
 from pointsman.placement.asks import Ask
 from pointsman.placement.fleet import Host
 from pointsman.selection import SchedulingFailure, Trace
+
+NOT_ALLOWED = "not allowed"
+"""Begins what a tier says that is not open to an ask."""
+NO_GPU = "no GPU"
 
 
 class Refused(msgspec.Struct, frozen=True, eq=False):
@@ -40,11 +45,41 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
         words = [f"{what}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) for what, kinds in told.items()]
         return "; ".join(words) or "there are no workers"
 
+    def in_short(self) -> str:
+        """Why, with figures: what is in the way in the first tier that is open to it, and for which workers have GPUs.
+        If none is open, why not."""
+        first: list[tuple[str, str]] = []
+        for run in self.failure.failures.values():
+            told = [(str(who), why) for who, _, why in run.reasons()]
+            if any(why.startswith(NOT_ALLOWED) for _, why in told):
+                continue
+            if any(why != NO_GPU for _, why in told):
+                return _counted(told)
+            first = first or told
+        return _counted(first) if first else self.in_words()
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {"instance": self.ask.instance_id, "why": self.in_words(), "reasons": self.reasons()}
 
 
+def _counted(reasons: Sequence[tuple[str, str]]) -> str:
+    """In full what is the same for all; else how many there are of each kind, with the figures of the first."""
+    if len({why for _, why in reasons}) == 1:
+        return reasons[0][1]
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for who, why in reasons:
+        kinds.setdefault(_kind(why), []).append((who, why))
+    return ", ".join(f"{len(found)} {kind}{_figures(found)}" for kind, found in kinds.items())
+
+
+def _figures(reasons: Sequence[tuple[str, str]]) -> str:
+    who, why = reasons[0]
+    figures = why.partition(": ")[2]
+    alike = all(other == why for _, other in reasons)
+    return f" ({figures if alike else f'{who}: {figures}'})" if figures else ""
+
+
 def _kind(why: str) -> str:
     """Reasons that differ only after the first colon are one kind; what is not allowed is told as it is."""
-    return why if why.startswith("not allowed") else why.partition(":")[0]
+    return why if why.startswith(NOT_ALLOWED) else why.partition(":")[0]

@@ -197,7 +197,7 @@ class Dispatcher:
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[Command]) -> Pool | None:
         """Let it wait; None if it was refused."""
-        item = Queued(request, ttl_s=request.timeout_s)
+        item = Queued(request)
         pool = self._pools.of(request.model_name)
         if pool is None:
             why = f'no instance serves "{request.model_name}", and too many such models are waited for already'

@@ -4,6 +4,8 @@ from enum import Enum
 
 import msgspec
 
+from pointsman.selection.plugins import kebab_case
+
 
 class Outcome(Enum):
     """Every request ends with exactly one of these."""
@@ -20,6 +22,11 @@ class Outcome(Enum):
     EVICTED_SHUTTING_DOWN = "EvictedShuttingDown"
     EVICTED_IN_FLIGHT = "EvictedInFlight"
     EVICTED_OTHER = "EvictedOther"
+
+    @property
+    def code(self) -> str:
+        """The `code` of an error, as clients know them: rejected_capacity, evicted_ttl."""
+        return kebab_case(self.value).replace("-", "_")
 
 
 class Refusal(msgspec.Struct, frozen=True):

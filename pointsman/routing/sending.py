@@ -75,7 +75,7 @@ class Sender:
         if pool is None or given.request_id in self._sent:
             return False
         request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
-        item = Queued(request, ttl_s=request.timeout_s)
+        item = Queued(request)
         cycle = self._chooser.cycle(request, now)
         try:
             choice = self._chooser.choose(cycle, item)

@@ -9,6 +9,8 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from pointsman.config.plan import DeploymentPlan
 from pointsman.errors import UnknownName
 from pointsman.routing.dispatcher import Dispatcher
@@ -35,6 +37,14 @@ FAILURES_IN_A_ROW = 3
 """So many requests in a row that fail on an instance call for a look at it."""
 
 
+class Absence(msgspec.Struct, frozen=True):
+    """Nobody of a deployment takes requests: why, for clients to read, and when somebody may."""
+
+    why: str
+    retry_s: float | None = None
+    """In so many seconds; None: nobody knows."""
+
+
 class Carrier(Protocol):
     """Carries out what dispatchers decide: the gateway."""
 
@@ -54,6 +64,7 @@ class Lane:
         "_idle_calls",
         "_loop",
         "_timer",
+        "absence",
         "closed",
         "dispatcher",
         "failing",
@@ -69,6 +80,8 @@ class Lane:
         """Told of instances on which requests fail in a row, and why."""
         self.wanted: Callable[[str], None] | None = None
         """Told of its deployment when a request waits and no instance takes any."""
+        self.absence: Callable[[], Absence | None] = lambda: None
+        """Says why no instance takes any, if that is known."""
         self.start_up_s: float | None = None
         """How long an instance takes to start, as far as that is known."""
         self.closed = False
@@ -197,6 +210,8 @@ class Traffic:
         """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment) is called when a request waits, and no instance of it takes any."""
+        self.absence: Callable[[str], Absence] | None = None
+        """Says why no instance of a deployment takes requests, if that is known."""
         self.by_model: dict[str, Lane] = {}
         """Names that clients use -> the lane."""
         self.lanes: dict[str, Lane] = {}
@@ -241,6 +256,7 @@ class Traffic:
     def _open(self, plan: DeploymentPlan) -> Lane:
         lane = Lane(plan, self._dispatcher(plan), self._carrier, self._loop)
         lane.failing, lane.wanted = self._is_failing, self._is_wanted
+        lane.absence = lambda: None if self.absence is None else self.absence(plan.name)
         return lane
 
     def _dispatcher(self, plan: DeploymentPlan) -> Dispatcher:

@@ -12,6 +12,8 @@ from pointsman.scaling.view import Rate
 FINE_S = 5.0
 """What came lately is counted in bins of so many seconds; of the oldest one, the share that is in the window."""
 DAY_S = 86400.0
+BRIDGE_S = 3600.0
+"""What came in the last so many seconds stands for the time in which nobody counted."""
 
 
 class Recent:
@@ -22,21 +24,27 @@ class Recent:
         self._bins: deque[tuple[int, float]] = deque()
         """(number of the bin, how many), the oldest first; bins without any are left out."""
         self.began: float | None = None
+        self._counted_at: float | None = None
 
     def count(self, now: float, n: float = 1.0) -> None:
-        """So many now."""
-        if self.began is None:
-            self.began = now
+        """So many since this was last said."""
+        if self.began is None or self._counted_at is None:
+            self.began = self._counted_at = now
+        since, self._counted_at = min(self._counted_at, now), max(self._counted_at, now)
         if not n:
             return
-        number = math.floor(now / FINE_S)
+        for number in range(math.floor(since / FINE_S), math.floor(now / FINE_S) + 1):
+            seconds = min((number + 1) * FINE_S, now) - max(number * FINE_S, since)
+            self._add(number, n * seconds / (now - since) if now > since else n)
+        while (self._bins[0][0] + 1) * FINE_S <= now - self.keep_s:
+            self._bins.popleft()
+
+    def _add(self, number: int, n: float) -> None:
         if self._bins and self._bins[-1][0] >= number:
             last, before = self._bins.pop()
             self._bins.append((last, before + n))
-        else:
+        elif n:
             self._bins.append((number, n))
-        while (self._bins[0][0] + 1) * FINE_S <= now - self.keep_s:
-            self._bins.popleft()
 
     def per_second(self, seconds: float, now: float) -> float:
         """Over the last so many seconds, or since counting began if that is less."""
@@ -52,10 +60,14 @@ class Recent:
             start = now - seconds
             total = 0.0
             for number, n in reversed(bins):
-                begin, end = number * FINE_S, (number + 1) * FINE_S
-                if end <= start:
+                # The first bin may have begun before we did, and the last one is not over yet.
+                begin, end = max(number * FINE_S, began), min((number + 1) * FINE_S, now)
+                if begin >= start:
+                    total += n
+                elif end > start:
+                    total += n * (end - start) / (end - begin)
+                else:
                     break
-                total += n * min(1.0, (end - start) / FINE_S) if begin < start else n
             return total / min(seconds, max(now - began, FINE_S))
 
         return per_second
@@ -69,6 +81,8 @@ class Kept(msgspec.Struct):
     """(number of the bin, how many), the oldest first; bins without any are left out."""
     first: int | None = None
     """The first bin that was seen from its beginning."""
+    until: float | None = None
+    """When somebody last counted."""
 
 
 class Arrivals:
@@ -83,15 +97,23 @@ class Arrivals:
         # Bins of another length say nothing about these.
         self._kept = kept if kept is not None and kept.bin_s == bin_s else Kept(bin_s, [])
         self._told: tuple[int, tuple[Rate, ...]] | None = None
+        self._goes_on = kept is not None
 
     def count(self, now: float, n: float = 1.0) -> None:
         """So many came; none: somebody looked, and nobody had come."""
         self._recent.count(now, n)
-        kept, number = self._kept, math.floor(now / self.bin_s)
+        kept = self._kept
         if kept.first is None:
             kept.first = math.ceil(now / self.bin_s)
-        if not n:
-            return
+        if self._goes_on:
+            self._goes_on = False
+            self._bridge(now)
+        kept.until = now
+        if n:
+            self._add(math.floor(now / self.bin_s), n)
+
+    def _add(self, number: int, n: float) -> None:
+        kept = self._kept
         if kept.bins and kept.bins[-1][0] >= number:
             kept.bins[-1] = (kept.bins[-1][0], kept.bins[-1][1] + n)
             return
@@ -99,6 +121,21 @@ class Arrivals:
         oldest = number - math.ceil(self.keep_s / self.bin_s)
         if kept.bins[0][0] < oldest:
             kept.bins = [part for part in kept.bins if part[0] >= oldest]
+
+    def _bridge(self, now: float) -> None:
+        """If nobody counted for a whole bin, as the plane was away: as many are taken to have come as before that."""
+        kept, bin_s = self._kept, self.bin_s
+        until, seen_from = kept.until, kept.first
+        if until is None or seen_from is None or now - until <= bin_s:
+            return
+        first = max(math.floor((until - BRIDGE_S) / bin_s), seen_from)
+        if until <= first * bin_s:
+            return
+        rate = sum(n for number, n in kept.bins if number >= first) / (until - first * bin_s)
+        for number in range(math.floor(max(until, now - self.keep_s) / bin_s), math.floor(now / bin_s) + 1):
+            seconds = min((number + 1) * bin_s, now) - max(number * bin_s, until)
+            if rate and seconds > 0:
+                self._add(number, rate * seconds)
 
     def per_second(self, seconds: float, now: float) -> float:
         """Over the last so many seconds."""
@@ -133,6 +170,6 @@ class Arrivals:
 def _read(saved: Mapping[str, Any] | None) -> Kept | None:
     """What was saved, if it was saved by something like this."""
     try:
-        return None if saved is None else msgspec.convert(saved, Kept)
+        return msgspec.convert(saved, Kept)
     except msgspec.ValidationError:
         return None

@@ -1,13 +1,13 @@
 """Asks policies. Whatever they do, an answer comes back; the guard says what it is worth."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from pointsman.errors import PluginError, UnknownName
-from pointsman.scaling.answers import Stay, TooSlow, understood
+from pointsman.scaling.answers import Stay, TooMuch, TooSlow, understood
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import ApplicationView, DeploymentView
 from pointsman.selection.plugins import kebab_case
@@ -30,15 +30,14 @@ def ask_application(policy: object, view: ApplicationView) -> dict[str, object]:
     return by_node(ask(policy, view), view.deployments)
 
 
-def by_node(answer: object, nodes: Iterable[str]) -> dict[str, object]:
+def by_node(answer: object, nodes: Collection[str]) -> dict[str, object]:
     """An answer for a whole application, taken apart: nodes that are left out stay, and a bad answer is bad for all."""
-    nodes = list(nodes)
     if isinstance(answer, Mapping):
         unknown = [name for name in answer if name not in nodes]
         if not unknown:
             return {node: answer.get(node, Stay()) for node in nodes}
         answer = UnknownName("node", str(unknown[0]), nodes)
-    elif not isinstance(answer, BaseException | TooSlow):
+    elif not isinstance(answer, BaseException | TooSlow | TooMuch):
         answer = TypeError(f"an application's policy returns a number for each node, found {type(answer).__name__}")
     return dict.fromkeys(nodes, answer)
 
@@ -46,10 +45,7 @@ def by_node(answer: object, nodes: Iterable[str]) -> dict[str, object]:
 def ask_inner(policy: object, view: DeploymentView, place: str) -> Wish:
     """What a policy inside another one wants, with notes of its own. Raises if it breaks its contract."""
     notes = view.state.setdefault(place, {})
-    answer = ask(policy, msgspec.structs.replace(view, state=notes))
-    if isinstance(answer, BaseException):
-        raise answer
-    wish = understood(answer)
+    wish = understood(ask(policy, msgspec.structs.replace(view, state=notes)))
     if isinstance(wish, Wish):
         return wish
     raise PluginError(policy_name(policy), wish if isinstance(wish, str) else "said nothing")

@@ -36,8 +36,6 @@ def allowed(wanted: int, wants: Wants, limits: ScalingLimits, at: Standing) -> t
     if not limits.min_replicas <= at.target <= limits.max_replicas:
         # The limits were changed: what they say holds at once, and what is wanted begins from there.
         return within(at.target, limits)
-    if goal == at.target:
-        return goal, words
     after = _delayed(goal, wants, limits, at, words)
     after = _rested(after, limits, at, words)
     after = _stepped(after, limits, at, words)
@@ -47,14 +45,13 @@ def allowed(wanted: int, wants: Wants, limits: ScalingLimits, at: Standing) -> t
 def _delayed(goal: int, wants: Wants, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
     if goal > at.target:
         least = wants.least(at.now, limits.up_delay_s)
-        first = 1 if at.target == 0 else 0  # somebody waits for it
-        after = max(at.target, min(goal, least), first)
+        after = max(at.target, least, 1)  # 1: somebody waits for the first one
         if after < goal:
             words.append(f"{goal} after {limits.up_delay_s:g} s (upDelay)")
         return after
     if at.target == 1:
         return goal  # the last one goes by its own rule
-    after = min(at.target, max(goal, wants.most(at.now, limits.down_delay_s)))
+    after = min(at.target, wants.most(at.now, limits.down_delay_s))
     if after > goal:
         words.append(f"fewer after {limits.down_delay_s:g} s (downDelay)")
     return after
@@ -70,14 +67,13 @@ def _rested(after: int, limits: ScalingLimits, at: Standing, words: list[str]) -
 
 def _stepped(after: int, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
     up = after > at.target
-    way = step = abs(after - at.target)
+    way = abs(after - at.target)
     factor, name, more = (limits.up_factor, "upFactor", "more") if up else (limits.down_factor, "downFactor", "fewer")
-    if factor < 1 and way > 1:
-        step = max(1, math.ceil(way * factor - 1e-9))
-        if step < way:
-            words.append(f"{step} of {way} {more} at once ({name} {factor:g})")
+    step = math.ceil(way * factor - 1e-9)
+    if step < way:
+        words.append(f"{step} of {way} {more} at once ({name} {factor:g})")
     if limits.max_step is not None and step > limits.max_step:
-        step = max(1, limits.max_step)
+        step = limits.max_step
         words.append(f"{step} at a time (maxStep)")
     return at.target + step if up else at.target - step
 

@@ -3,7 +3,7 @@
 from pointsman.scaling.asking import ask_inner
 from pointsman.scaling.calendar import month_ends, shown
 from pointsman.scaling.policy import ScalingPolicy, Wish
-from pointsman.scaling.sizing import checked
+from pointsman.scaling.ranges import Above0, checked
 from pointsman.scaling.view import DeploymentView
 
 HOUR_S = 3600.0
@@ -16,9 +16,9 @@ class Budget:
     def __init__(
         self,
         policy: ScalingPolicy,
-        per_hour: float | None = None,
-        per_month: float | None = None,
-        cost_per_replica_hour: float | None = None,
+        per_hour: Above0 | None = None,
+        per_month: Above0 | None = None,
+        cost_per_replica_hour: Above0 | None = None,
     ) -> None:
         if per_hour is None and per_month is None:
             raise ValueError("perHour or perMonth must be given")
@@ -39,9 +39,10 @@ class Budget:
         if self.per_month is not None:
             limits[f"{self.per_month:g} per month"] = self._payable(view, cost, self.per_month)
         said, most = min(limits.items(), key=lambda item: item[1])
-        if wish.replicas <= most:
+        wanted = max(wish.replicas, 1 if view.load else 0)  # whoever waits would be given the first one
+        if wanted <= most:
             return wish
-        refused = f"{wish.replicas - most} of {wish.replicas}: {said} pay for {most} at {cost:g} per replica-hour"
+        refused = f"{wanted - most} of {wanted}: {said} pay for {most} at {cost:g} per replica-hour"
         return Wish(most, f"{wish.why}; {said} pay for {most}", "; ".join(filter(None, [wish.refused, refused])))
 
     def _payable(self, view: DeploymentView, cost: float, per_month: float) -> int:
@@ -49,7 +50,7 @@ class Budget:
         month, notes = f"{shown(view.now):%Y-%m}", view.state
         if notes.get("month") != month:
             notes.update(month=month, spent=0.0, at=view.now)
-        running = view.replicas + view.starting
+        running = view.replicas + view.starting - view.homeless
         notes["spent"] += running * cost * max(view.now - notes["at"], 0.0) / HOUR_S
         notes["at"] = view.now
         hours_left = (month_ends(view.now) - view.now) / HOUR_S

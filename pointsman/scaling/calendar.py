@@ -32,6 +32,11 @@ def in_words(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
 
 
+def in_utc(now: float) -> str:
+    """2025-03-05T13:00:00Z: what is written down; whoever shows it may show it on another clock."""
+    return f"{shown(now):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def month_ends(now: float) -> float:
     """When the next month begins, in UTC."""
     year, month = divmod(shown(now).year * 12 + shown(now).month, 12)

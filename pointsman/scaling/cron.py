@@ -16,6 +16,8 @@ FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
     ("day of the week", 0, 7, WEEKDAYS),
 )
 """What each of the five is, from, to, and the names of its values."""
+DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+"""At most."""
 YEARS_BACK = 8
 """29 February is at most so far away."""
 
@@ -40,6 +42,9 @@ class Cron:
         self._times = sorted(time(hour, minute) for hour in hours for minute in minutes)
         # As in every cron: if both kinds of day are restricted, either will do.
         self._either = not parts[2].startswith("*") and not parts[4].startswith("*")
+        if not self._either and min(self._days) > max(DAYS_OF_MONTHS[month - 1] for month in self._months):
+            months = " or ".join(MONTHS[month - 1] for month in sorted(self._months))
+            raise ValueError(f'"{text}" never comes: there is no day {min(self._days)} in {months}')
 
     def latest(self, now: float, zone: tzinfo = UTC) -> float | None:
         """When it last was on the clocks of a zone, now included; None: never in the last eight years."""

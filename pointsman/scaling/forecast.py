@@ -4,8 +4,9 @@ Enters: rates per bin, the oldest first. Leaves: a level, plus a margin in units
 one rule: whatever is told about bin t is made from bins up to t, so what was learned is what would have happened.
 
 A *shape* says what level is expected: what comes now, mixed with the most of the last bins, moved as the load moved at
-this time of other days. The margin is the smallest with which no more than the asked share of the past would have gone
-unserved. Of several shapes, the one that would have cost least with its margin is followed.
+this time of other days, and at least what came a day or a week before. The margin is the smallest with which no more
+than the asked share of the past would have gone unserved. Of several shapes, the one that would have cost least with
+its margin is followed.
 """
 
 import math
@@ -39,11 +40,15 @@ class Shape(msgspec.Struct, frozen=True):
     season_s: float = 0.0
     season: float = 0.0
     """How much of the way is followed that the load went at this time of other days, or weeks."""
+    before_s: float = 0.0
+    """At least what came so long before; 0: nobody looks."""
 
     def __str__(self) -> str:
         parts = [f"{self.memory:.0%} of the most in {self.memory_bins} bins"] if self.memory else []
         if self.season:
             parts.append(f"{self.season:.0%} of the way of other {'weeks' if self.season_s >= WEEK_S else 'days'}")
+        if self.before_s:
+            parts.append(f"at least what came a {'week' if self.before_s >= WEEK_S else 'day'} before")
         return " and ".join(parts) or "what comes now"
 
 
@@ -54,8 +59,9 @@ SHAPES = (
     Shape(36, 0.8),
     Shape(3, 0.3, DAY_S, 0.5),
     Shape(3, 0.3, DAY_S, 1.0),
-    Shape(12, 0.5, DAY_S, 0.5),
-    Shape(3, 0.3, WEEK_S, 0.5),
+    Shape(before_s=DAY_S),
+    Shape(before_s=WEEK_S),
+    Shape(3, 0.3, before_s=WEEK_S),
 )
 
 
@@ -89,8 +95,6 @@ def learn(rates: Numbers, ahead: int, allowed: float, bin_s: float, habits: Habi
     short = allowed * float(come.sum())
     best, least = Lesson(0, 0.0), math.inf
     for place, shape in enumerate(habits.shapes):
-        if shape.season and len(rates) < shape.season_s / bin_s + ahead:
-            continue
         level = levels(rates, shape, ahead, bin_s)[taught]
         margin = smallest_margin((come - level) / moves, moves, short)
         cost = float(np.maximum(level + margin * moves, now).sum())
@@ -106,7 +110,17 @@ def levels(rates: Numbers, shape: Shape, ahead: int, bin_s: float) -> Numbers:
         level = (1 - shape.memory) * rates + shape.memory * highest(rates, shape.memory_bins)
     if shape.season:
         level = np.maximum(level + shape.season * way(rates, round(shape.season_s / bin_s), ahead), 0.0)
+    if shape.before_s:
+        level = np.maximum(level, before(rates, round(shape.before_s / bin_s), ahead))
     return level
+
+
+def before(rates: Numbers, season: int, ahead: int) -> Numbers:
+    """What came a season before the bin that is looked ahead to; 0 where nobody knows."""
+    known = np.zeros(len(rates))
+    if ahead < season < len(rates) + ahead:
+        known[season - ahead :] = rates[: len(rates) - season + ahead]
+    return known
 
 
 def way(rates: Numbers, season: int, ahead: int) -> Numbers:

@@ -11,13 +11,21 @@ import msgspec
 
 from pointsman.scaling.answers import understood
 from pointsman.scaling.bounds import Standing, allowed, within
-from pointsman.scaling.calendar import in_words, shown
+from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.news import News
+from pointsman.scaling.notes import plain
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.wants import Wants
+
+OURSELVES = "pointsman"
+"""Who decides where neither a policy nor an order does."""
+
+
+MOST_METRICS = 10
+"""Numbers of somebody's own, in one record."""
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -29,8 +37,12 @@ class Override(msgspec.Struct, frozen=True):
     """None: until it is taken back."""
 
     def __str__(self) -> str:
-        end = "until it is taken back" if self.until is None else f"until {in_words(shown(self.until))} UTC"
-        return f"{self.replicas} ordered by {self.by or 'somebody'} {end}"
+        end = "until it is taken back" if self.until is None else f"until {in_utc(self.until)}"
+        return f"{self.replicas} ordered by {self.who} {end}"
+
+    @property
+    def who(self) -> str:
+        return self.by or "somebody"
 
 
 class Memory(msgspec.Struct, kw_only=True):
@@ -57,8 +69,7 @@ class Guard:
         self, deployment: str, limits: ScalingLimits, policy_name: str, state: Mapping[str, Any] | None = None
     ) -> None:
         self.deployment, self.limits, self.policy_name = deployment, limits, policy_name
-        first = limits.min_replicas if limits.initial_replicas is None else limits.initial_replicas
-        self._memory = _recalled(state) or Memory(target=within(first, limits)[0])
+        self._memory = _recalled(state) or Memory(target=limits.first)
         self.problem = self._memory.problem.words
         """What is wrong with the policy now; empty: nothing."""
         self.notes: MutableMapping[str, Any] = self._memory.notes
@@ -87,21 +98,22 @@ class Guard:
         memory, now, before = self._memory, view.now, self.target
         self.notes = view.state
         said = understood(answer, self.limits.time_limit_s)
-        wish = self._heard(view, said if isinstance(said, Wish) else Wish(self.target))
+        asked = said if isinstance(said, Wish) else Wish(self.target)
+        wish = self._heard(view, asked)
         self.problem = said if isinstance(said, str) else ""
         memory.wants.note(now, within(wish.replicas, self.limits)[0], before)
         standing, over = self._standing(view), self._end_override(now)
         if memory.override is None:
             after, bounded = allowed(wish.replicas, memory.wants, self.limits, standing)
             why = wish.why or (f"{wish.replicas} wanted" if isinstance(said, Wish) else "")
+            by = "" if wish is asked else OURSELVES
         else:
             after, bounded = within(memory.override.replicas, self.limits)
-            why = str(memory.override)
+            why, by = str(memory.override), memory.override.who
         self._become(after, now)
         had_problem = memory.problem.words
         news = memory.problem.is_news(self.problem, now)
-        if news and not self.problem:
-            why = f"{self.policy_name} answers again after it {had_problem}; {why}"
+        again = f"{self.policy_name} answers again after it {had_problem}" if news and not self.problem else ""
         news |= memory.refused.is_news(wish.refused, now)
         if after == before and not news and not over:
             return None
@@ -109,10 +121,11 @@ class Guard:
             deployment=self.deployment,
             at=now,
             policy=self.policy_name,
+            by=by,
             before=before,
             after=after,
             wanted=said.replicas if isinstance(said, Wish) and memory.override is None else None,
-            why="; ".join(filter(None, [over, why])),
+            why="; ".join(filter(None, [why, over, again])),
             numbers=numbers_of(view),
             bounded=tuple(bounded),
             refused=wish.refused,
@@ -126,24 +139,24 @@ class Guard:
         after, bounded = within(replicas, self.limits)
         self._memory.override = ordered
         self._become(after, now)
-        return self._ordered(before, now, str(ordered), tuple(bounded))
+        return self._ordered(before, now, str(ordered), ordered.who, tuple(bounded))
 
     def release(self, now: float) -> ScalingRecord | None:
         """The policy decides again. None: it did all the time."""
         ordered, self._memory.override = self._memory.override, None
-        return None if ordered is None else self._ordered(self.target, now, f"taken back: {ordered}")
+        return None if ordered is None else self._ordered(self.target, now, f"taken back: {ordered}", OURSELVES)
 
     def give_way(self, why: str, now: float) -> ScalingRecord:
         """None at once, although nobody wanted that: somebody who is waited for needs the place."""
         before = self.target
         self._become(0, now)
-        return self._ordered(before, now, why)
+        return self._ordered(before, now, why, OURSELVES)
 
     def state(self) -> dict[str, Any]:
         """Plain data: a guard that is made with it goes on the same."""
-        self._memory.notes = _plain(self.notes)
-        plain: dict[str, Any] = msgspec.to_builtins(self._memory)
-        return plain
+        self._memory.notes = plain(self.notes)
+        saved: dict[str, Any] = msgspec.to_builtins(self._memory)
+        return saved
 
     def _heard(self, view: DeploymentView, wish: Wish) -> Wish:
         """The same, but nobody waits in vain for a first replica: to want none is to want none while nobody asks."""
@@ -157,6 +170,7 @@ class Guard:
             memory.busy_at = now
         if view.idle_s is not None:
             memory.busy_at = now - view.idle_s
+        memory.busy_at = min(memory.busy_at, now)  # a clock that was put back must not keep the last one for ever
         since = None if memory.changed_at is None else now - memory.changed_at
         return Standing(now, self.target, since, now - memory.busy_at, view.load > 0)
 
@@ -175,11 +189,12 @@ class Guard:
             memory.up_at, memory.down_at = (now, memory.down_at) if after > memory.target else (memory.up_at, now)
             memory.target = after
 
-    def _ordered(self, before: int, now: float, why: str, bounded: tuple[str, ...] = ()) -> ScalingRecord:
+    def _ordered(self, before: int, now: float, why: str, by: str, bounded: tuple[str, ...] = ()) -> ScalingRecord:
         return ScalingRecord(
             deployment=self.deployment,
             at=now,
             policy=self.policy_name,
+            by=by,
             before=before,
             after=self.target,
             why=why,
@@ -205,23 +220,13 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
         "gpu_usage": view.gpu_usage.last,
         "tokens_per_s": view.tokens_per_s,
     }
+    numbers |= {name: window.last for name, window in list(view.metrics.items())[:MOST_METRICS] if name not in numbers}
     return {name: round(float(number), 4) for name, number in numbers.items() if number is not None}
 
 
 def _recalled(state: Mapping[str, Any] | None) -> Memory | None:
     """What was saved, if it was saved by something like this."""
     try:
-        return None if state is None else msgspec.convert(state, Memory)
+        return msgspec.convert(state, Memory)
     except msgspec.ValidationError:
         return None
-
-
-def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes that can be saved; whatever else a policy put there is lost with the process."""
-    kept: dict[str, Any] = {}
-    for name, note in list(notes.items()):  # a policy that takes too long may still be writing
-        try:
-            kept[str(name)] = msgspec.json.decode(msgspec.json.encode(note))
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            continue
-    return kept

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from pointsman.scaling.arrivals import Arrivals, Recent
 from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Events, Gauge, WhenAsked
@@ -34,7 +36,7 @@ class Measurements:
         self.windows = tuple(windows)
         saved = saved or {}
         self._arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
-        self._start_ups: deque[float] = deque(saved.get("start_ups", ()), maxlen=START_UPS)
+        self._start_ups: deque[float] = deque(_numbers(saved.get("start_ups")), maxlen=START_UPS)
         longest = max(self.windows, default=0.0)
         self._ongoing, self._queued = Gauge(longest), Gauge(longest)
         self._kv, self._gpu = Gauge(ENDED_S), Gauge(ENDED_S)
@@ -117,7 +119,6 @@ class Measurements:
         min_replicas: int = 0,
         max_replicas: int = 1,
         max_concurrency: int | None = None,
-        start_up_s: float | None = None,
         cost_per_replica_hour: float | None = None,
         since_up_s: float | None = None,
         since_down_s: float | None = None,
@@ -154,7 +155,7 @@ class Measurements:
             gpu_usage=self._gpu.window(ENDED_S, now),
             tokens_per_s=None if self._tokens.began is None else self._tokens.per_second(ENDED_S, now),
             metrics={metric: window for metric, window in told.items() if window.count},
-            start_up_s=self.start_up_s if start_up_s is None else start_up_s,
+            start_up_s=self.start_up_s,
             cost_per_replica_hour=cost_per_replica_hour,
             since_up_s=since_up_s,
             since_down_s=since_down_s,
@@ -165,3 +166,11 @@ class Measurements:
     def state(self) -> dict[str, Any]:
         """Plain data of what takes long to see again: the history of arrivals, and start-ups."""
         return {"arrivals": self._arrivals.saved(), "start_ups": list(self._start_ups)}
+
+
+def _numbers(saved: object) -> list[float]:
+    """What was saved, if it was saved by something like this."""
+    try:
+        return msgspec.convert(saved, list[float])
+    except msgspec.ValidationError:
+        return []

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from pointsman.parameters import Duration, Spelled
+from pointsman.parameters import Spelled
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked, mean_load, replicas_for
+from pointsman.scaling.ranges import Above0, Above1, Time, checked
+from pointsman.scaling.sizing import mean_load, per_replica, replicas_for
 from pointsman.scaling.view import DeploymentView
 
 
@@ -14,10 +15,10 @@ class Panic:
 
     def __init__(
         self,
-        target: float = 2.0,
-        stable_s: Annotated[Duration, Spelled("stableWindow")] = 60.0,
-        panic_s: Annotated[Duration, Spelled("panicWindow")] = 6.0,
-        threshold: float = 2.0,
+        target: Above0 = 2.0,
+        stable_s: Annotated[Time, Spelled("stableWindow")] = 60.0,
+        panic_s: Annotated[Time, Spelled("panicWindow")] = 6.0,
+        threshold: Above1 = 2.0,
     ) -> None:
         checked("target", target)
         checked("panicWindow", panic_s)
@@ -35,9 +36,10 @@ class Panic:
         notes = view.state
         if burst / self.target >= self.threshold * max(view.replicas, 1):
             notes["until"] = view.now + self.stable_s
-        if view.now >= notes.get("until", view.now):
+        until = min(notes.get("until", view.now), view.now + self.stable_s)  # a clock may be put back
+        if view.now >= until:
             notes.clear()
-            return Wish(calm, f"{stable:.1f} requests here ({stable_when}), {self.target:g} wanted per replica: {calm}")
+            return Wish(calm, per_replica(stable, f"requests here ({stable_when})", self.target, calm))
         notes["most"] = most = max(calm, quick, notes.get("most", view.target))
-        said = f"{burst:.1f} requests here ({burst_when}), {self.target:g} wanted per replica: {quick}"
+        said = per_replica(burst, f"requests here ({burst_when})", self.target, quick)
         return Wish(most, f"a burst: {said}; nothing goes down before it is over: {most}")

@@ -3,15 +3,17 @@
 import math
 from typing import Annotated
 
-from pointsman.parameters import Duration, Spelled
+from pointsman.parameters import Spelled
 from pointsman.scaling.forecast import DEFAULT, UNSETTLED, Habits, learn, levels, spread
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked
+from pointsman.scaling.ranges import Above0, AtLeast1, Between0And1, Wait, checked
 from pointsman.scaling.view import DeploymentView
 from pointsman.selection.arrays import np
 
 ENOUGH_ARRIVALS = 100.0
 """In a window, for its rate to be told from chance (a tenth)."""
+STEADY_S = 300.0
+"""How long requests take is seen over about so long: when the load jumps, what is here follows what comes later."""
 MOST_BINS = 2016
 """Of the history, so that a call stays short: 14 days of 10 minutes."""
 BEYOND = 1.2
@@ -27,14 +29,14 @@ class Predictive:
 
     def __init__(
         self,
-        replica_per_s: Annotated[float | None, Spelled("replicaPerSecond")] = None,
-        ongoing_per_replica: float | None = None,
-        unserved: float = 0.002,
-        start_up_s: Annotated[Duration, Spelled("startUp")] = 60.0,
-        react_s: Annotated[Duration, Spelled("react")] = 30.0,
-        headroom: float = 1.5,
+        replica_per_s: Annotated[Above0 | None, Spelled("replicaPerSecond")] = None,
+        ongoing_per_replica: Above0 | None = None,
+        unserved: Between0And1 = 0.002,
+        start_up_s: Annotated[Wait, Spelled("startUp")] = 60.0,
+        react_s: Annotated[Wait, Spelled("react")] = 30.0,
+        headroom: AtLeast1 = 1.5,
         learn_bins: int = 36,
-        caution: float = 0.75,
+        caution: Above0 = 0.75,
     ) -> None:
         """What a replica serves per second; None: as many as keep `ongoing_per_replica` requests on it (None: the
         most that it takes at once), at the time that requests take now. `start_up_s` counts until one was seen;
@@ -44,6 +46,9 @@ class Predictive:
         checked("replicaPerSecond", replica_per_s)
         checked("ongoingPerReplica", ongoing_per_replica)
         checked("caution", caution)
+        for name, wait_s in (("startUp", start_up_s), ("react", react_s)):
+            if wait_s < 0:
+                raise ValueError(f"{name} must be 0 or more, found {wait_s:g}")
         if not 0 < unserved < 1:
             raise ValueError(f"unserved must be a share between 0 and 1, such as 0.002, found {unserved}")
         if headroom < 1:
@@ -77,10 +82,13 @@ class Predictive:
         if self._replica_per_s is not None:
             return self._replica_per_s
         per_replica = self._ongoing_per_replica or view.max_concurrency
-        for seconds in sorted(view.ongoing_windows):
-            here, rate = view.ongoing_windows[seconds].mean, view.arrivals_per_s.get(seconds, 0.0)
+        for seconds in sorted(view.ongoing_windows, key=lambda length: abs(length - STEADY_S)):
+            windows = (view.ongoing_windows, view.queued_windows)
+            here = sum(one[seconds].mean or 0.0 for one in windows if seconds in one)
+            rate = view.arrivals_per_s.get(seconds, 0.0)
             if per_replica and here and rate * seconds >= ENOUGH_ARRIVALS:
-                return per_replica * rate / here  # what is here is what comes, times how long each stays
+                # What is here is what comes, times how long each stays: who waits, too, else many would look like few.
+                return per_replica * rate / here
         return None
 
     def _expected(self, view: DeploymentView, now: float, lead_s: float, ahead: int) -> tuple[float, str]:

@@ -3,9 +3,10 @@
 from math import ceil
 from typing import Annotated
 
-from pointsman.parameters import Duration, Spelled
+from pointsman.parameters import Spelled
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked, mean_of, replicas_for
+from pointsman.scaling.ranges import Above0, Time, checked
+from pointsman.scaling.sizing import mean_of, per_replica, replicas_for
 from pointsman.scaling.view import DeploymentView
 
 
@@ -14,8 +15,8 @@ class QueueDepth:
 
     def __init__(
         self,
-        target_queued_per_replica: float = 2.0,
-        look_back_s: Annotated[Duration, Spelled("lookBack")] = 30.0,
+        target_queued_per_replica: Above0 = 2.0,
+        look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0,
     ) -> None:
         checked("targetQueuedPerReplica", target_queued_per_replica)
         checked("lookBack", look_back_s)
@@ -26,12 +27,12 @@ class QueueDepth:
         queued, when = mean_of(view.queued_windows, self.look_back_s, view.queued)
         ongoing, _ = mean_of(view.ongoing_windows, self.look_back_s, view.ongoing)
         for_queue = ceil(queued / self.target - 1e-9)
-        busy = self._busy(view, max(ongoing, view.ongoing))
+        running = max(ongoing, view.ongoing)
+        busy = self._busy(view, running)
         replicas = max(for_queue, busy)
-        waiting = f"{queued:.1f} requests wait ({when})"
         if replicas == for_queue:
-            return Wish(replicas, f"{waiting}, {self.target:g} wanted per replica: {replicas}")
-        return Wish(replicas, f"{waiting}, and {view.ongoing:g} run: {replicas}")
+            return Wish(replicas, per_replica(queued, f"requests wait ({when})", self.target, replicas))
+        return Wish(replicas, f"{queued:.1f} requests wait ({when}), and {running:.1f} run: {replicas}")
 
     def _busy(self, view: DeploymentView, ongoing: float) -> int:
         """Replicas that running requests fill; if nobody knows how many one takes, none is left without one."""

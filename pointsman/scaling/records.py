@@ -12,6 +12,8 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since the epoch."""
     policy: str
+    by: str = ""
+    """Who decided in place of the policy: whoever ordered it, or pointsman itself; empty: the policy."""
     before: int
     after: int
     wanted: int | None = None
@@ -28,8 +30,12 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with the policy, or with the fleet: no room, and what would help."""
 
     def __str__(self) -> str:
+        return f"{self.deployment}: {self.in_words()}"
+
+    def in_words(self) -> str:
+        """From what to what, why, and what kept it from being what was wanted."""
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
         refused = f"refused: {self.refused}" if self.refused else ""
-        problem = f"{self.policy} {self.problem}" if self.problem else ""
+        problem = f"problem: {self.problem}" if self.problem else ""
         said = [self.why, *self.bounded, refused, problem]
-        return ": ".join(filter(None, [f"{self.deployment}: {change}", "; ".join(filter(None, said))]))
+        return ": ".join(filter(None, [change, "; ".join(filter(None, said))]))

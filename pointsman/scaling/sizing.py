@@ -12,10 +12,23 @@ SPARE = 0.1
 
 def replicas_for(exact: float, view: DeploymentView, spare: float = SPARE) -> int:
     """So many whole ones for what would take exactly that many."""
-    needed = math.ceil(exact - 1e-9)
+    needed = _whole(exact)
     if needed >= view.target:
         return needed
-    return min(view.target, math.ceil(exact * (1 + spare) - 1e-9))
+    return min(view.target, _whole(exact * (1 + spare)))
+
+
+def per_replica(load: float, what: str, each: float, replicas: int) -> str:
+    """12.4 requests here, 2 per replica: 7. With as many digits as it takes to see why it is not one fewer."""
+    needed = _whole(load / each)
+    shown = (f"{load:.{digits}f}" for digits in range(1, 7))
+    enough = next((text for text in shown if _whole(float(text) / each) == needed), f"{load:g}")
+    spare = ", with a tenth to spare" if replicas > needed else ""
+    return f"{enough} {what}, {each:g} per replica: {replicas}{spare}"
+
+
+def _whole(exact: float) -> int:
+    return math.ceil(exact - 1e-9)
 
 
 def mean_of(windows: Mapping[float, Window], seconds: float, now: float) -> tuple[float, str]:
@@ -31,9 +44,3 @@ def mean_load(view: DeploymentView, seconds: float) -> tuple[float, str]:
     ongoing, when = mean_of(view.ongoing_windows, seconds, view.ongoing)
     queued, _ = mean_of(view.queued_windows, seconds, view.queued)
     return ongoing + queued, when
-
-
-def checked(name: str, value: float | None, above: float = 0.0) -> None:
-    """A parameter that must be above this, if it is given."""
-    if value is not None and not value > above:
-        raise ValueError(f"{name} must be above {above:g}, found {value:g}")

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from math import ceil
+from typing import Annotated
+
+from msgspec import Meta
 
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked
+from pointsman.scaling.ranges import Above0, Between0And1, checked
 from pointsman.scaling.view import DeploymentView
 
 AT_MOST_TIMES = 2.0
@@ -19,11 +22,11 @@ class SloAttainment:
 
     def __init__(
         self,
-        target: float = 0.99,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        latency_ms: float | None = None,
-        dead_band: float = 0.1,
+        target: Between0And1 = 0.99,
+        ttft_ms: Above0 | None = None,
+        tpot_ms: Above0 | None = None,
+        latency_ms: Above0 | None = None,
+        dead_band: Annotated[float, Meta(ge=0, lt=1)] = 0.1,
     ) -> None:
         if not 0 < target < 1:
             raise ValueError(f"target is a share of requests, between 0 and 1, found {target:g}")
@@ -38,9 +41,11 @@ class SloAttainment:
         if not view.load and not view.latency_ms.count:
             return Wish(0, f"no request in the last {view.latency_ms.seconds:g} s: 0")
         ratio, said = max(self._ratios(view), default=(None, "nothing is measured that has a target"))
-        if ratio is None or not view.replicas or self._changing(view):
-            stay = max(view.target, 1)
-            return Wish(stay, f"{said}; {stay} until the last change shows in what is measured" if ratio else said)
+        stay = max(view.target, 1)
+        if ratio is None:
+            return Wish(stay, said)
+        if not view.replicas or self._changing(view):
+            return Wish(stay, f"{said}; {stay} until the last change shows in what is measured")
         replicas = self._sized(view, ratio)
         return Wish(replicas, f"{said}: {replicas}")
 
@@ -72,11 +77,11 @@ class SloAttainment:
         rate = max(rates, default=0.0)
         if ratio > 1 + self.dead_band:
             view.state["missed"] = {"at": view.now, "per_replica": rate / view.replicas}
-            return max(view.replicas + 1, ceil(view.replicas * min(ratio, AT_MOST_TIMES) - 1e-9))
+            return ceil(view.replicas * min(ratio, AT_MOST_TIMES) - 1e-9)
         fewer = view.replicas - 1
         if not fewer or ratio * view.replicas / fewer > 1 - self.dead_band:
             return view.replicas
-        missed = view.state.get("missed", {"at": view.now - FORGET_S, "per_replica": 0.0})
-        remembered = view.now - missed["at"] < FORGET_S
-        too_much = remembered and rate / fewer > missed["per_replica"] * (1 - self.dead_band)
-        return view.replicas if too_much else fewer
+        missed = view.state.get("missed")
+        if missed is None or view.now - missed["at"] >= FORGET_S:
+            return fewer
+        return view.replicas if rate / fewer > missed["per_replica"] * (1 - self.dead_band) else fewer

@@ -2,16 +2,17 @@
 
 from typing import Annotated
 
-from pointsman.parameters import Duration, Spelled
+from pointsman.parameters import Spelled
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked, mean_load, replicas_for
+from pointsman.scaling.ranges import Above0, Time, checked
+from pointsman.scaling.sizing import mean_load, per_replica, replicas_for
 from pointsman.scaling.view import DeploymentView
 
 
 class TargetOngoing:
     """As many replicas as give each its share of the requests that are here, running or waiting."""
 
-    def __init__(self, target: float = 2.0, look_back_s: Annotated[Duration, Spelled("lookBack")] = 30.0) -> None:
+    def __init__(self, target: Above0 = 2.0, look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0) -> None:
         checked("target", target)
         checked("lookBack", look_back_s)
         self.target, self.look_back_s = target, look_back_s
@@ -20,4 +21,4 @@ class TargetOngoing:
     def desired_replicas(self, view: DeploymentView) -> Wish:
         load, when = mean_load(view, self.look_back_s)
         replicas = replicas_for(load / self.target, view)
-        return Wish(replicas, f"{load:.1f} requests here ({when}), {self.target:g} wanted per replica: {replicas}")
+        return Wish(replicas, per_replica(load, f"requests here ({when})", self.target, replicas))

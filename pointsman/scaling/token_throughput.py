@@ -1,14 +1,15 @@
 """So many tokens per second, and so much KV cache, per replica."""
 
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.sizing import checked, replicas_for
+from pointsman.scaling.ranges import Above0, Share, checked
+from pointsman.scaling.sizing import replicas_for
 from pointsman.scaling.view import DeploymentView
 
 
 class TokenThroughput:
     """As many replicas as the tokens per second need, and as keep the KV caches from being full; the more of both."""
 
-    def __init__(self, tokens_per_s_per_replica: float | None = None, kv_target: float | None = 0.8) -> None:
+    def __init__(self, tokens_per_s_per_replica: Above0 | None = None, kv_target: Share | None = 0.8) -> None:
         if tokens_per_s_per_replica is None and kv_target is None:
             raise ValueError("tokensPerSPerReplica or kvTarget must be given")
         checked("tokensPerSPerReplica", tokens_per_s_per_replica)

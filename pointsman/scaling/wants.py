@@ -27,8 +27,8 @@ class Wants(msgspec.Struct):
         for notes in (self.falling, self.rising):
             for note in notes:
                 note.until = min(note.until, now)  # a clock that was put back must not keep a note for ever
-            if notes and notes[-1].replicas == last:
-                notes[-1].until = now
+            if notes:
+                notes[-1].until = now  # it is the last want, and held until now
             else:
                 notes.append(Note(last, now))
         while self.falling and self.falling[-1].replicas <= wanted:

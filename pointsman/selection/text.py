@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""Tables and lines for a terminal."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,13 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def one_line(words: str, longest: int) -> str:
+    """Somebody else's words on one line: no line breaks, no control characters, and not longer than that."""
+    begun = words[: 4 * longest]  # there may be megabytes of them
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in begun).split())
+    return words if len(words) <= longest else f"{words[: longest - 3]}..."
 
 
 def _is_number(cell: str) -> bool:

@@ -1,6 +1,9 @@
 """`pointsman check policy`, as it is typed."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,8 @@ import pytest
 from pointsman.cli.main import main
 
 OWN = """
+import os
+import time
 from pointsman.strategies import FifoStrategy, SchedulingPolicy
 from pointsman.types import SchedulingDecision
 
@@ -28,6 +33,26 @@ class Bad(SchedulingPolicy):
 
 def fewer(view, by: int = 1):
     return view.replicas - by
+
+
+def prints(view):
+    print("seen", view.now)
+    os.write(1, b"written")
+    return 2
+
+
+def interrupts(view):
+    raise KeyboardInterrupt
+
+
+def waits(view):
+    print("asked", os.getpid(), flush=True)
+    while True:
+        time.sleep(1)
+
+
+def of_all(view):
+    return {node: 2 for node in view.deployments}
 """
 
 
@@ -71,12 +96,46 @@ def test_the_command_speaks_json(own_directory: str, capsys: pytest.CaptureFixtu
     assert broken["decides only what may be done"].keys() == {"promise", "what", "example"}
 
 
+def test_what_it_prints_stays_out_of_the_report(own_directory: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "policy", f"{own_directory}:prints", "--json", "--examples", "5"]) == 0
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["broken"] == []
+    assert "seen 1741176000.0" in captured.err
+    assert "written" in captured.err
+
+
+def test_what_would_end_a_program_is_told(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "policy", f"{own_directory}:interrupts", "--examples", "5"]) == 1
+    assert "BROKEN  answers in every situation\n  it raised KeyboardInterrupt\n" in capsys.readouterr().out
+
+
+def test_one_for_a_whole_application_is_recognised(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "policy", f"{own_directory}:of_all", "--examples", "5"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "this application's scaling policy keeps all its promises"
+
+
+def test_ctrl_c_ends_the_command_and_the_policy(own_directory: str) -> None:
+    argv = [sys.executable, "-m", "pointsman", "check", "policy", f"{own_directory}:waits"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as command:
+        assert command.stderr is not None
+        asked, pid = command.stderr.readline().split()
+        assert asked == "asked"
+        os.killpg(command.pid, signal.SIGINT)  # as a terminal does: to both processes
+        assert command.wait(30) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["fifa"], 'unknown policy or plugin "fifa"; did you mean "fifo"?'),
         (["no_such_module:Policy"], 'there is no module "no_such_module"'),
         (["pointsman.strategies:Fifi"], 'has no "Fifi"'),
+        (
+            ["argparse:Action"],
+            '"argparse:Action" is not a policy or plugin: it has neither the method desired_replicas',
+        ),
         (["fifo", "--parameters", '{"prise": 3}'], "prise"),
         (["cost-optimized", "--parameters", '{"pricePerGpuHour": -1}'], "pricePerGpuHour must be positive, found -1"),
     ],

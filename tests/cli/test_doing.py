@@ -26,11 +26,11 @@ def test_scale(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     plane.answers["POST", "deployments/diamond%2Fm1/scale"] = SCALING
     plane.answers["POST", "deployments/chat/scale"] = SCALING
     assert main(["scale", "chat", "--replicas", "4", "--for", "2h"]) == 0
-    assert capsys.readouterr().out == "chat: 4 wanted, for 2h; pointsman status shows how it goes\n"
+    assert capsys.readouterr().out == "chat: target 4, for 2h; pointsman status shows how it goes\n"
     assert main(["scale", "diamond/m1", "--replicas", "0"]) == 0
     assert "until pointsman scale --auto" in capsys.readouterr().out
     assert main(["scale", "chat", "--auto"]) == 0
-    assert capsys.readouterr().out == "chat: target-ongoing decides; 4 wanted now\n"
+    assert capsys.readouterr().out == "chat: target-ongoing decides; the target is 4 now\n"
     assert main(["scale", "chat", "--auto", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == SCALING
     asked = [(one.body["replicas"], one.body["for_s"]) for one in plane.asked]

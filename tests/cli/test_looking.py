@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.cli.display import Paint, duration, milliseconds, status_text
+from pointsman.cli.display import Paint, clock, deployments_of, duration, milliseconds, on_this_clock, status_text
 from pointsman.cli.logs import new_lines
 from pointsman.cli.main import main
 from tests.cli.planes import READY, Plane, deployment, instance, status
@@ -81,6 +81,21 @@ def test_how_the_plane_is_as_a_whole() -> None:
     assert head(deployment("a", 1, ready), deployment("b", 1)) == "plane not ready"
     assert head(deployment("a", 0)) == "plane ready"
     assert status_text(status()).splitlines()[-1] == "no deployments; pointsman apply FILE adds some"
+
+
+def test_who_never_had_a_place_waits_for_one_and_says_why() -> None:
+    reason = "no place: too little memory: needs 12.0 GiB, 10.6 GiB free"
+    waits = instance("a-1", "backing off", reason=reason, homeless=True)
+    [line] = [line for line in status_text(status(deployment("a", 1, waits))).splitlines() if line.startswith("a-1")]
+    assert line.removeprefix("a-1").strip().startswith("waiting for a place  ")
+    assert line.endswith("  too little memory: needs 12.0 GiB, 10.6 GiB free")
+    [told] = deployments_of(status(deployment("a", 1, waits)))
+    assert told.in_words() == (
+        "0 of 1 ready; a-1 is waiting for a place (too little memory: needs 12.0 GiB, 10.6 GiB free)"
+    )
+    assert told.gist == "0 of 1 ready; a-1 is waiting for a place (too little memory)", (
+        "a little more or less is no news"
+    )
 
 
 def test_reasons_stay_on_one_line() -> None:
@@ -261,13 +276,13 @@ def test_nothing_is_asked_of_a_folder_that_is_not_there(tmp_path: Path, capsys: 
 
 
 SCALING: dict[str, Any] = {
-    "policy": "target-ongoing", "desired": 3, "wanted": 6, "min": 0, "max": 3, "problem": "", "override": None,
-    "last": "1 -> 3: 12.0 requests here, 2 wanted per replica: 6",
+    "policy": "target-ongoing", "desired": 3, "wanted": 6, "min": 0, "max": 3, "problem": "", "trouble": "",
+    "override": None, "last": "1 -> 3: 12.0 requests here, 2 per replica: 6; at most 3 (max)",
 }  # fmt: skip
 SCALING_TABLE = """\
-scaled  wanted  of      by              last change
-------  ------  ------  --------------  ---------------------------------------------------
-chat         3  0 to 3  target-ongoing  1 -> 3: 12.0 requests here, 2 wanted per replica: 6
+scaled  target  of      by              last change
+------  ------  ------  --------------  -------------------------------------------------------------
+chat         3  0 to 3  target-ongoing  1 -> 3: 12.0 requests here, 2 per replica: 6; at most 3 (max)
 """
 
 
@@ -275,13 +290,29 @@ def test_deployments_that_are_scaled_have_a_table_of_their_own() -> None:
     shown = status_text(status(deployment("chat", 3, instance("chat-1"), scaling=SCALING), deployment("fixed", 0)))
     assert SCALING_TABLE in shown
     assert "scaled" not in status_text(READY)
-    held = SCALING | {"override": {"replicas": 3, "by": "Ada", "until": None}}
-    assert "target-ongoing (held by Ada)" in status_text(status(deployment("chat", 3, scaling=held)))
+    last = "1 -> 3: 3 ordered by Ada until 2025-03-05T13:00:05Z"
+    held = SCALING | {"override": {"replicas": 3, "by": "Ada", "until": None}, "last": last}
+    shown = status_text(status(deployment("chat", 3, scaling=held)))
+    assert "order of Ada, not target-ongoing" in shown
+    assert "3 ordered by Ada until 2025-03-05 " in shown, "in local time"
+
+
+def test_times_are_those_of_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from 2025-03-05T13:00:05Z until 2025-07-01T23:30:00Z, at 2025-03-05T13:00:05+01:00 or 2025-99-99T99:99:99Z"
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert on_this_clock(text) == (
+            "from 2025-03-05 22:00:05 until 2025-07-02 08:30:00, at 2025-03-05T13:00:05+01:00 or 2025-99-99T99:99:99Z"
+        )
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def record(before: int, after: int, **facts: Any) -> dict[str, Any]:
-    told = {"at": 0.0, "policy": "target-ongoing", "before": before, "after": after, "wanted": after, "why": "as many "
-            "as that", "numbers": {}, "bounded": [], "refused": "", "problem": ""}  # fmt: skip
+    told = {"at": 0.0, "policy": "target-ongoing", "by": "", "before": before, "after": after, "wanted": after,
+            "why": "as many as that", "numbers": {}, "bounded": [], "refused": "", "problem": ""}  # fmt: skip
     return told | facts
 
 
@@ -290,12 +321,22 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
         record(0, 1, numbers={"queued": 1.0, "arrivals_per_s": 0.51234567}),
         record(1, 3, wanted=6, bounded=["at most 3 (max)"], refused="2 of 8"),
         record(3, 3, wanted=None, why="", problem="raised KeyError"),
+        record(3, 2, wanted=None, why="2 ordered by Ada until 2025-03-05T13:00:05Z", by="Ada"),
+        record(0, 1, wanted=0, why="a request waits", by="pointsman", numbers={"latency_p90_ms": 13170.4}),
     ]
-    told = SCALING | {"deployment": "chat", "ongoing": 6, "queued": 4, "ready": 2, "starting": 1, "records": records}
+    told = SCALING | {
+        "deployment": "chat",
+        "ongoing": 6,
+        "queued": 4,
+        "ready": 2,
+        "starting": 1,
+        "homeless": 0,
+        "records": records,
+    }
     plane.answers["GET", "deployments/chat/scaling"] = told
     assert main(["explain", "deployment", "chat"]) == 0
     head, now, empty, *lines = capsys.readouterr().out.splitlines()
-    assert head == "chat: 3 wanted of 0 to 3 by target-ongoing; 2 ready, 1 on their way"
+    assert head == "chat: target 3 (0 to 3), decided by target-ongoing, which wants 6; 2 ready, 1 on its way"
     assert now == "now 6 requests on instances, 4 waiting"
     assert empty == ""
     assert [line[21:] if line[0] != " " else line for line in lines] == [
@@ -304,17 +345,27 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
         "1 -> 3  target-ongoing: as many as that",
         "    wanted 6; at most 3 (max)",
         "    refused: 2 of 8",
-        "stays 3",
+        "stays at 3",
         "    problem: raised KeyError",
+        f"3 -> 2  2 ordered by Ada until {clock(1741179605.0)}",
+        "0 -> 1  a request waits",
+        "    wanted 0",
+        "    from latency_p90_ms 13170",
     ]
     held = {"replicas": 3, "by": "Ada", "until": 9.0, "for_s": 7200.0}
-    plane.answers["GET", "deployments/chat/scaling"] = told | {"override": held, "records": [], "problem": "is wrong"}
+    other = {"override": held, "records": [], "problem": "is wrong", "starting": 5, "homeless": 2}
+    plane.answers["GET", "deployments/chat/scaling"] = told | other
     assert main(["explain", "deployment", "chat"]) == 0
     shown = capsys.readouterr().out
-    assert "held at 3 by Ada, for another 2h" in shown
-    assert "problem: is wrong" in shown
+    assert "chat: target 3 (0 to 3), 3 ordered by Ada for another 2h; target-ongoing wants 6; 2 ready" in shown
+    assert "2 ready, 3 on their way, 2 without a place\n" in shown
+    assert "problem: target-ongoing is wrong" in shown
     assert "nothing has changed yet" in shown
     assert main(["explain", "deployment", "chat", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == []
     assert main(["explain", "req-1", "chat"]) == 1
     assert 'pointsman explain deployment "chat"' in capsys.readouterr().err
+    asked = len(plane.asked)
+    assert main(["explain", "deployment"]) == 1
+    assert "explain deployment NAME: which one is missing" in capsys.readouterr().err
+    assert len(plane.asked) == asked, "nobody is asked for a request of that name"

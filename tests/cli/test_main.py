@@ -56,7 +56,7 @@ def test_five_mistakes_in_one_file_are_five_errors_with_lines(broken: Path) -> N
     assert result.stderr.splitlines() == [
         f'{broken}:4: plugins[0].type: there is no plugin type "queue-scorrer"; did you mean "queue-scorer"?',
         f'{broken}:7: plugins[1].parameters.threshold: expected a whole number, found "ten"',
-        f"{broken}:8: plugins[2]: matchLengthWeight is 7; it must be from 0 to 1",
+        f"{broken}:9: plugins[2].parameters.matchLengthWeight: matchLengthWeight is 7; it must be from 0 to 1",
         f'{broken}:12: schedulingProfiles[0].plugin: unknown field; did you mean "plugins"?',
         f"{broken}:14: schedulingProfiles[0].plugins[0].pluginRef: "
         'no plugin is named "load-aware"; did you mean "load-aware-scorer"?',
@@ -83,7 +83,7 @@ def test_json(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["check", "config", "--json", str(good), str(broken)]) == 1
     fine, bad = json.loads(capsys.readouterr().out)
     assert fine["ok"] is True
-    assert [problem["line"] for problem in bad["problems"]] == [4, 7, 8, 12, 14]
+    assert [problem["line"] for problem in bad["problems"]] == [4, 7, 9, 12, 14]
     assert set(bad["problems"][0]) == {"file", "line", "field", "message"}
 
 
@@ -155,6 +155,16 @@ def test_help_shows_an_example_and_loads_nothing_heavy() -> None:
     ours = {"pointsman.config", "pointsman.routing", "pointsman.selection"}
     assert loaded.isdisjoint({"numpy", "msgspec", "yaml", "hypothesis", "asyncio", "http.client", *ours})
     assert "example:" in pointsman("--help").stdout
+
+
+def test_it_runs_as_a_module_too(good: Path) -> None:
+    command = [sys.executable, "-m", "pointsman", "check", "config"]
+    right, wrong = (
+        subprocess.run([*command, file], capture_output=True, text=True, check=False, timeout=60)
+        for file in (str(good), "nowhere.yaml")
+    )
+    assert (right.returncode, right.stdout.partition(": ")[2][:3]) == (0, "ok:")
+    assert (wrong.returncode, wrong.stderr.partition(":")[0]) == (1, "nowhere.yaml")
 
 
 def test_help_comes_at_once() -> None:

@@ -183,6 +183,23 @@ def test_apply_waits_and_says_how_it_goes(plane: Plane, file: Path, capsys: pyte
     ]
 
 
+def test_whoever_waits_for_a_place_is_told_of_once(
+    plane: Plane, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waiting(free: float) -> dict[str, Any]:
+        reason = f"no place: too little memory: needs 12.0 GiB, {free} GiB free"
+        return chat("backing off", "backing off", reason=reason, homeless=True)
+
+    plane.answers["POST", "apply"] = CHANGES
+    plane.answers["GET", "status"] = [waiting(10.6), waiting(10.7), waiting(10.5), chat("ready", "ready")]
+    assert main(["apply", str(file)]) == 0
+    why = "(too little memory: needs 12.0 GiB, 10.6 GiB free)"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"chat: 0 of 2 ready; chat-1 is waiting for a place {why}; chat-2 is waiting for a place {why}",
+        "chat: 2 of 2 ready",
+    ]
+
+
 def test_apply_twice_says_that_nothing_has_changed(
     plane: Plane, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ name: app
 nodes:
 - {name: a, class: "m.py:A", args: [1, {$handle: llm}], kwargs: {x: [2]}, replicas: 2, shards: 2, userConfig: {y: 1}}
 - {name: b, function: "m:b", memory: 1Gi, gpus: 1, gpuShare: 0.5, startTimeout: 5s, scheduling: {policy: fifo}}
+- {name: c, function: "m:c", scaling: {min: 0, max: 3, upDelay: 2s}}
 - {name: llm, model: m}
 calls:
 - {id: one, node: a, method: run, args: [{$input: [0, {attribute: z}]}]}
@@ -29,8 +30,27 @@ calls:
 output: [{$step: two}, {$input: []}]
 ingress: {preprocessor: "m.py:f", replicas: 2}
 pythonPath: [lib]
+scaling: {policy: panic, parameters: {target: 2}, max: 4}
 """
 DOCUMENTS.append(yaml.safe_load(APPLICATION))
+SCALED = """\
+deployments:
+- name: m
+  model: m
+  engine: {type: simulated}
+  scaling:
+    policy: max-of
+    parameters:
+      policies:
+      - {policy: budget, parameters: {policy: {policy: panic, parameters: {target: 3}}, perHour: 9}}
+      - {policy: scheduled, parameters: {entries: [{cron: 0 9 * * *, replicas: 2, duration: 8h}], timeZone: +01:00}}
+    min: 0
+    max: 4
+    costPerReplicaHour: 2
+    interval: 5s
+    metrics: [{name: a, url: "http://p:9090", query: up}]
+"""
+DOCUMENTS.append(yaml.safe_load(SCALED))
 
 WRONG = st.sampled_from(
     [None, "", "x", 0, -1, 1.5, True, [], {}, [None], {"x": 1}, ["x"], "queue-scorer", float("nan")]

@@ -303,7 +303,7 @@ deployments:
         ),
         (
             "model: m, scheduling: {policy: adaptive, parameters: {lowLoad: 2}}",
-            "scheduling: lowLoad must be between 0 and highLoad",
+            "scheduling.parameters.lowLoad: lowLoad must be between 0 and highLoad",
         ),
         ("model: m, scheduling: {parameters: {a: 1}}", "scheduling.parameters: belong to a policy"),
         ("model: m, scheduling: {policy: fifo, config: {}}", "scheduling: has a policy and a config; keep one"),

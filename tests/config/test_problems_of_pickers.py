@@ -48,7 +48,7 @@ def problems(text: str) -> list[str]:
         ),
         (
             "plugins:\n\n- type: prefix-cache-scorer\n  parameters: {matchLengthWeight: 2}\n",
-            "3: plugins[0]: matchLengthWeight is 2; it must be from 0 to 1",
+            "4: plugins[0].parameters.matchLengthWeight: matchLengthWeight is 2; it must be from 0 to 1",
         ),
         (
             "plugins:\n- type: soft-reflective-ceiling-policy\n  parameters: {a: 1}\n",
@@ -223,7 +223,7 @@ schedulingProfiles:
 - name: decode
 - name: prefill
 """
-    assert problems(text) == ["4: plugins[1]: nonCachedTokens is -1; it must be 0 or more"]
+    assert problems(text) == ["6: plugins[1].parameters.nonCachedTokens: nonCachedTokens is -1; it must be 0 or more"]
 
 
 def test_the_problems_of_two_halves_are_those_of_the_whole() -> None:

@@ -146,7 +146,7 @@ plugins:
         ),
         (
             "{type: 'my_plugins:PreferShortNames', parameters: {longestName: 0}}",
-            "longestName must be positive, found 0",
+            "parameters.longestName: longestName must be positive, found 0",
         ),
         ("{type: 'my_plugins:Pair'}", 'parameters: parameter "other" is missing'),
         ("{type: 'my_plugins:Broken'}", "my_plugins:Broken cannot be made: KeyError: 'no such luck'"),

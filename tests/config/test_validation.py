@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pointsman.config.problems import Path, Problems
 from pointsman.config.quantities import Quantity, quantity
 from pointsman.config.validation import INVALID, Validator
-from pointsman.parameters import Duration, Parameters, PluginRef, Spelled
+from pointsman.parameters import Duration, Parameters, PluginRef, ReadBy, Spelled, duration_text, seconds
 
 
 class Color(Enum):
@@ -135,6 +137,34 @@ def test_an_optional_field_may_be_written_without_a_value() -> None:
     assert (value, problems) == (Outer(inner=Inner(1)), [])
 
 
+def test_nothing_is_a_value_where_it_differs_from_the_default() -> None:
+    class Choosy(Parameters, frozen=True):
+        most: int | None = 3
+        least: int = 1
+
+    assert checked({"most": None, "least": None}, Choosy) == (Choosy(most=None), [])
+    assert checked({}, Choosy) == (Choosy(most=3), [])
+
+
+def test_an_incomplete_struct_that_may_be_left_out_shows_as_much() -> None:
+    value, problems = checked({"size": 5, "shade": "gren"}, Inner | None)
+    assert problems == ['x.shade: expected "red" or "green", found "gren"; did you mean "green"?']
+    assert (value.size, value.shade) == (5, INVALID)
+
+
+def even(text: str) -> str:
+    if len(text) % 2:
+        raise ValueError(f'"{text}" has {len(text)} letters; write an even number of them')
+    return text
+
+
+def test_text_that_somebody_must_be_able_to_read() -> None:
+    assert checked("four", Annotated[str, ReadBy(even)]) == ("four", [])
+    three = '"one" has 3 letters; write an even number of them'
+    assert checked("one", Annotated[str, ReadBy(even)]) == (INVALID, [three])
+    assert checked(3, Annotated[str, ReadBy(even)]) == (INVALID, ["expected text, found 3; put it in quotes"])
+
+
 def test_an_incomplete_struct_still_shows_what_is_there() -> None:
     value, problems = checked({"inner": {}, "maxItems": 7}, Outer)
     assert problems == ['x.inner: field "size" is missing']
@@ -163,6 +193,28 @@ def test_references_are_resolved_wherever_they_are() -> None:
 )
 def test_quantities(text: str, amount: int) -> None:
     assert quantity(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (3600, "1h"),
+        (300, "5m"),
+        (90, "1m30s"),
+        (0.2, "200ms"),
+        (1.5, "1s500ms"),
+        (0, "0s"),
+        (-60, "-1m"),
+        (5e-7, "0.0000005s"),
+    ],
+)
+def test_durations_are_written_as_people_write_them(length: float, text: str) -> None:
+    assert duration_text(length) == text
+
+
+@given(st.floats(-1e6, 1e6))
+def test_durations_that_were_written_are_read_as_the_same(length: float) -> None:
+    assert seconds(duration_text(length)) == pytest.approx(length, abs=2e-9)
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1KB", "one", "1e999", "0x10"])

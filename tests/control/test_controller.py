@@ -480,6 +480,32 @@ def test_a_lifecycle_also_holds_for_those_who_are_being_drained() -> None:
     assert "Withdraw m-1" in said(world.tell(TICK, 1.0))
 
 
+def test_who_is_on_the_way_out_comes_back_before_anybody_new() -> None:
+    world = World()
+    three = deployment(replicas=3)
+    world.apply(three)
+    world.behave()
+    assert world.apply(ONE) == ["Update m-2, closed", "AwaitDrained m-2", "Update m-3, closed", "AwaitDrained m-3"]
+    assert world.apply(deployment(replicas=2)) == ["Update m-2"]
+    assert world.phases() == {"m-1": "ready", "m-2": "ready", "m-3": "draining"}
+    assert world.status("m-2").reason == ""
+    assert said(world.tell(Drained("m-2"))) == [], "nobody waits for that any more"
+    assert world.apply(deployment(replicas=4)) == ["Update m-3", "Launch m-4"]
+
+
+def test_who_is_not_trusted_or_of_another_version_does_not_come_back() -> None:
+    world = World()
+    world.apply(deployment(replicas=2))
+    world.behave()
+    world.tell(RequestsFail("m-2", "status 500"))
+    world.apply(ONE)
+    assert world.phases()["m-2"] == "draining"
+    assert world.apply(deployment(replicas=2)) == ["Launch m-3"], "requests failed on it"
+    world.behave()
+    world.apply(ONE)
+    assert "Launch m-4" in world.apply(deployment(replicas=2, version=1)), "m-3 is of another version"
+
+
 @pytest.mark.parametrize("hurry", [ShuttingDown(), PlaceNeeded("m-2", "somebody needs it")])
 def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurry: Event) -> None:
     world = World()

@@ -82,10 +82,26 @@ def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
     assert list(launches(controller.handle(wish(deployment(16, 2)), 0.0))) == ["m-1"]
     assert phases(controller) == {"m-1": Phase.STARTING, "m-2": Phase.BACKING_OFF}
     [_, waits] = controller.instances()
-    assert "no place: one GPU: 1 no room on one GPU" in waits.reason
+    assert waits.reason == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
     assert waits.restarts == 0
     controller.handle(launched("m-1"), 1.0)
+    controller.handle(TimerFired(), 1.5)
+    assert controller.instances()[1].since == 0.0, "however often it was tried"
     assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 2.0))) == ["m-2"]
+    controller.handle(launched("m-2"), 3.0)
+    controller.handle(Answered("m-2", readiness=True), 3.0)
+    [_, placed] = controller.instances()
+    assert (placed.phase, placed.reason) == (Phase.READY, ""), "that it had no place is over"
+
+
+def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_that() -> None:
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
+    controller.handle(wish(deployment(16)), 0.0)
+    controller.handle(Exited("m-1", "exit code 7"), 1.0)
+    controller.handle(TimerFired(), 60.0)
+    [again] = controller.instances()
+    assert (again.phase, again.reason) == (Phase.STARTING, "exit code 7")
 
 
 def test_it_is_tried_again_now_and_then() -> None:
@@ -320,7 +336,10 @@ def test_a_preview_says_in_short_what_is_in_the_way() -> None:
     controller.handle(WorkerSeen(worker("w2", 12)), 0.0)
     controller.handle(WorkerSeen(worker("w3")), 0.0)
     [step] = controller.preview(wish(deployment(16)).desired)
-    assert step.where == "no place: 1 no GPU for the engine, 2 no room on one GPU"
+    assert step.where == (
+        "no place: 1 no GPU for the engine (it has none, not amd or nvidia), "
+        "2 no room on one GPU (w1: needs 16.0 GiB, the largest free is 8.0 GiB)"
+    )
 
 
 def test_a_preview_without_a_fleet_or_an_ask_says_nowhere() -> None:

@@ -46,10 +46,10 @@ def test_the_smallest_free_number_is_taken() -> None:
     assert world.apply(deployment(replicas=4)) == ["Launch m-2"]
 
 
-def test_one_that_leaves_does_not_come_back() -> None:
-    world = running(deployment(replicas=2))
-    world.apply(deployment(replicas=1))
-    assert world.apply(deployment(replicas=2)) == ["Launch m-3"]
+def test_one_whose_deployment_was_gone_does_not_come_back() -> None:
+    world = running(deployment())
+    world.apply()
+    assert world.apply(deployment()) == ["Launch m-2"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ class FakePlane:
         self._do("scaling", deployment)
         return {"deployment": deployment, "desired": 3, "ongoing": 7, "queued": 2}
 
+    def load_seen(self, deployment: str) -> dict[str, Any]:
+        self._do("load_seen", deployment)
+        return {"deployment": deployment, "bin_s": 600.0, "bins": [{"began": 0.0, "per_second": 2.5}]}
+
     async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None:
         self._do("scale", deployment, replicas, for_s, by)
 
@@ -146,6 +150,7 @@ CALLS = [
     call("POST", "down"),
     call("GET", "nothing"),
     call("GET", "deployments/chat/scaling"),
+    call("GET", "deployments/chat/load"),
     call("POST", "deployments/chat/scale", {"replicas": 2}),
 ]
 names = pytest.mark.parametrize("asked", CALLS, ids=lambda asked: asked.split(b" HTTP")[0].decode())
@@ -190,19 +195,46 @@ def test_scaling_is_told_in_plain_numbers_and_can_be_ordered(office: Office) -> 
     assert (got["desired"], got["ongoing"], got["queued"]) == (3, 7, 2)
     assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 4, "for_s": 60})).json()["desired"] == 3
     assert office.ask(call("POST", "deployments/chat/scale", {"replicas": None, "by": "Ada"})).status == 200
+    year, wordy = 366 * 86400, "Ada\n\x1b[2J and " + "x" * 1000
+    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": year, "by": wordy})).status == 200
+    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "by": "\n"})).status == 200
     assert [asked for asked in office.plane.asked if asked[0] == "scale"] == [
         ("scale", "chat", 4, 60.0, "the admin API"),
         ("scale", "chat", None, None, "Ada"),
+        ("scale", "chat", 1, float(year), "Ada [2J and " + "x" * 85 + "..."),
+        ("scale", "chat", 1, None, "the admin API"),
     ]
     assert ("scaling", "diamond/m1") in office.plane.asked
 
 
+def test_what_has_come_can_be_asked_for(office: Office) -> None:
+    got = office.ask(call("GET", "deployments/diamond%2Fm1/load")).json()
+    assert (got["bin_s"], got["bins"]) == (600.0, [{"began": 0.0, "per_second": 2.5}])
+    assert office.plane.asked == [("load_seen", "diamond/m1")]
+
+
 @pytest.mark.parametrize(
-    "body", [b"", {}, {"replicas": -1}, {"replicas": "many"}, {"replicas": 1, "for_s": 0}, {"n": 1}]
+    "body",
+    [
+        b"",
+        {},
+        {"replicas": -1},
+        {"replicas": "many"},
+        {"replicas": 1, "for_s": 0},
+        {"replicas": 1, "for_s": 1e308},
+        {"n": 1},
+    ],
 )
 def test_an_order_that_is_none(office: Office, body: object) -> None:
     assert office.ask(call("POST", "deployments/chat/scale", body)).status == 400
     assert office.plane.asked == []
+
+
+def test_an_order_for_longer_than_a_year_says_what_to_do(office: Office) -> None:
+    got = office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
+    assert got.error["message"] == (
+        "for_s may be a year at most, which is 31622400, found 1e+308; leave it out to have it until it is taken back"
+    )
 
 
 def test_open_over_the_local_socket(office: Office) -> None:

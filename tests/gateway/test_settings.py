@@ -180,7 +180,7 @@ def test_refusals_have_the_name_too(lay: Lay) -> None:
 def test_no_instance_is_503_with_a_reason_and_when_to_come_back(lay: Lay) -> None:
     bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
     got = bed.ask(chat())
-    assert (got.status, got.error["type"]) == (503, "server_error")
+    assert (got.status, got.error["type"], got.error["code"]) == (503, "server_error", "evicted_no_endpoints")
     assert '"m"' in got.error["message"]
     assert int(got.header("retry-after") or 0) >= 1
     assert got.header("x-pointsman-instance") is None

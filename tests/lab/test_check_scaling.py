@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from pointsman.lab.check import check
+from pointsman.lab.check import check, searching
 from pointsman.lab.check.report import Broken
 from pointsman.scaling import (
     ApplicationView,
     Budget,
     DeploymentView,
     MaxOf,
+    MinOf,
     Panic,
+    Predictive,
     QueueDepth,
     Scheduled,
     ScheduleEntry,
@@ -29,18 +31,31 @@ from pointsman.scaling import (
     [
         TargetOngoing,
         QueueDepth,
+        lambda: TargetOngoing(0.1),
         SloAttainment,
+        lambda: SloAttainment(ttft_ms=5.0),
+        lambda: SloAttainment(latency_ms=0.01),
         TokenThroughput,
         Panic,
         lambda: Scheduled([ScheduleEntry("0 9 * * mon-fri", 4, 3600.0)]),
-        lambda: MaxOf([Panic(), Budget(QueueDepth(), per_month=500.0)]),
+        Predictive,
+        lambda: Predictive(replica_per_s=5.0),
+        lambda: MaxOf([Panic(), Budget(QueueDepth(), per_month=500.0, cost_per_replica_hour=2.0)]),
+        lambda: MinOf([TargetOngoing(), TokenThroughput(500.0)]),
     ],
 )
 def test_what_is_built_in_keeps_every_promise(build: Any) -> None:
     report = check(build, 30)
     assert report.ok, str(report)
     assert report.roles == ["scaling policy"]
-    assert len(report.kept) == 7
+    assert len(report.kept) == 9
+    assert report.untried == []
+
+
+def test_a_budget_needs_to_know_what_a_replica_costs() -> None:
+    broken = found(lambda: Budget(TargetOngoing(), per_hour=5.0), "answers in every situation")
+    assert broken.what.endswith("nobody says what a replica costs per hour; set costPerReplicaHour")
+    assert broken.example == "    a view with replicas 1, target 1, cost_per_replica_hour unknown"
 
 
 def half(view: DeploymentView) -> int:
@@ -60,8 +75,43 @@ def test_a_function_will_do_and_so_will_one_for_a_whole_application() -> None:
     assert check(lambda: half, 30).ok
     report = check(lambda: balance, 30)
     assert report.ok, str(report)
+    assert report.roles == ["application's scaling policy"]
     broken = found(lambda: unbalanced, "answers in every situation")
     assert broken.what == 'it raised UnknownName: unknown node "third"; known: first, second'
+
+
+def unannotated(view):  # type: ignore[no-untyped-def]
+    return {name: round(one.load) for name, one in view.deployments.items()}
+
+
+def always_the_same(view):  # type: ignore[no-untyped-def]
+    return {"first": 2}
+
+
+class OfAnything:
+    def desired_replicas(self, view: Any) -> Any:
+        return dict.fromkeys(view.deployments, 1)
+
+
+def misspelled(view):  # type: ignore[no-untyped-def]
+    return view.deployment
+
+
+def a_mapping_for_one(view: DeploymentView) -> Any:
+    return {"first": 1}
+
+
+@pytest.mark.parametrize("build", [lambda: unannotated, lambda: always_the_same, OfAnything])
+def test_one_for_a_whole_application_is_known_by_what_it_does(build: Any) -> None:
+    report = check(build, 30)
+    assert report.ok, str(report)
+    assert report.roles == ["application's scaling policy"]
+
+
+def test_what_it_says_of_itself_counts_more_than_what_it_does() -> None:
+    assert check(lambda: misspelled, 30).roles == ["scaling policy"]
+    assert "has no attribute 'deployment'" in found(lambda: misspelled, "answers in every situation").what
+    assert "{'first': 1}" in found(lambda: a_mapping_for_one, "wants a whole number of replicas").what
 
 
 def found(build: Any, promise: str) -> Broken:
@@ -112,6 +162,56 @@ def flaps(view: DeploymentView) -> int:
     return view.target + 1 if view.load and view.target < 4 else 1
 
 
+def by_the_second(view: DeploymentView) -> int:
+    return 1 if int(view.now) % 2 else 3
+
+
+def by_the_half_second(view: DeploymentView) -> int:
+    return 1 if int(view.now * 2) % 2 else 3
+
+
+def by_the_minute(view: DeploymentView) -> int:
+    return 1 if int(view.now / 60) % 2 else 3
+
+
+def more_than_there_may_be(view: DeploymentView) -> int:
+    return view.max_replicas + 5
+
+
+def one_more(view: DeploymentView) -> int:
+    return view.target + 1
+
+
+def one_more_now_and_then(view: DeploymentView) -> int:
+    return view.target + (view.since_up_s is None or view.since_up_s > 60)
+
+
+def notes_much(view: DeploymentView) -> int:
+    view.state.setdefault("log", []).extend(range(20_000))
+    return 1
+
+
+def never_forgets(view: DeploymentView) -> int:
+    view.state.setdefault("loads", []).append(view.load)
+    return 1
+
+
+def exits(view: DeploymentView) -> int:
+    raise SystemExit(3)
+
+
+def gives_up(view: DeploymentView) -> int:
+    raise GeneratorExit
+
+
+def yields(view: DeploymentView) -> Any:
+    yield 2
+
+
+STEADY, BOUNDED = "comes to rest on a steady load", "stays within its bounds on a steady load"
+SMALL = "keeps its notes small"
+
+
 def sleeps(view: DeploymentView) -> int:
     time.sleep(0.6)
     return 1
@@ -123,12 +223,23 @@ def sleeps(view: DeploymentView) -> int:
         (divides, "answers in every situation", "it raised ZeroDivisionError", "a view with replicas 0, target 1"),
         (below_zero, "wants a whole number of replicas", "it returned -2", "a view with replicas 1, target 1"),
         (many, "wants a whole number of replicas", "it returned 'many'", "a view with replicas 1, target 1"),
-        (falls_silent, "wants a whole number of replicas", "it returned Wish(", "target 1, queued "),
+        (falls_silent, "wants a whole number of replicas", "it returned a Wish for 2.5", "target 1, queued "),
         (writes, "leaves its view alone", "view.metrics was changed", "a view with replicas 1, target 1"),
         (throws_dice, "answers the same to the same view", "two fresh policies answered differently", ""),
         (keeps_objects, "keeps notes that survive a restart", "view.state['open'] is a set: only plain data", ""),
         (forgets_keys, "keeps notes that survive a restart", "after a restart with its own notes it raised", ""),
-        (flaps, "comes to rest on a steady load", "with 1 requests here all the time it went to ", "every 10 s"),
+        (flaps, STEADY, "asked every 1 s with 7 requests here all the time, it went to ", "a replica takes 4 requests"),
+        (by_the_second, STEADY, "asked every 1 s with 7 requests here all the time, it went to 3, 1, 3, 1", ""),
+        (by_the_half_second, STEADY, "asked every 0.3 s ", ""),
+        (by_the_minute, STEADY, "asked every 10 s ", ""),
+        (more_than_there_may_be, BOUNDED, "asked every 1 s with 7 requests here all the time, it wanted 1005 ", ""),
+        (one_more, BOUNDED, "asked every 1 s with 7 requests here all the time, it wanted more each time (199, ", ""),
+        (one_more_now_and_then, BOUNDED, "asked every 10 s ", ""),
+        (notes_much, SMALL, "asked every 1 s, it had 108,899 bytes in view.state after 1 question: at most 65,536", ""),
+        (never_forgets, SMALL, "asked every 10 min, it had 4,011 bytes in view.state after 1,000 questions and 8", ""),
+        (exits, "answers in every situation", "it raised SystemExit: 3", "a view with replicas 1, target 1"),
+        (gives_up, "answers in every situation", "it raised GeneratorExit", "a view with replicas 1, target 1"),
+        (yields, "wants a whole number of replicas", "it returned <generator", "a view with replicas 1, target 1"),
     ],
 )
 def test_what_breaks_a_promise_is_found_with_the_plainest_view(
@@ -139,8 +250,43 @@ def test_what_breaks_a_promise_is_found_with_the_plainest_view(
     assert example in broken.example
 
 
+@pytest.mark.parametrize("policy", [by_the_second, more_than_there_may_be, one_more, never_forgets, yields, flaps])
+def test_each_is_told_under_one_promise_only(policy: Any) -> None:
+    assert len(check(lambda: policy, 30).broken) == 1
+
+
+def all_there_may_be(view: DeploymentView) -> int:
+    return view.max_replicas
+
+
+def last_ten_minutes(view: DeploymentView) -> int:
+    seen = [*view.state.get("seen", []), [view.now, view.load]]
+    view.state["seen"] = seen = [one for one in seen if one[0] > view.now - 600]
+    return int(max(load for _, load in seen))
+
+
+@pytest.mark.parametrize("policy", [all_there_may_be, last_ten_minutes])
+def test_what_only_looks_as_if_is_let_through(policy: Any) -> None:
+    report = check(lambda: policy, 30)
+    assert report.ok, str(report)
+
+
+def slow_when_many_wait(view: DeploymentView) -> int:
+    time.sleep(0.6 if view.queued >= 50 and view.max_concurrency else 0)
+    return 1
+
+
 def test_what_is_too_slow_is_not_asked_often() -> None:
     report = check(lambda: sleeps, 200)
     assert [one.promise for one in report.broken] == ["answers within its time limit"]
     assert "an answer after 0.5 s does not count" in report.broken[0].what
     assert report.kept == []
+    assert len(report.untried) == 8
+    assert "untried answers in every situation" in str(report)
+
+
+def test_what_is_slow_on_some_views_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "ENOUGH_S", 3.0)
+    broken = found(lambda: slow_when_many_wait, "answers within its time limit")
+    assert "queued 50" in broken.example
+    assert "max_concurrency" in broken.example

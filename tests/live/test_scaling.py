@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def test_a_burst_on_real_engines_goes_from_one_to_three_and_back(plane: LivePlan
     assert steps[-1][1] == 1
     told = plane.pointsman("explain", "deployment", "tiny").stdout
     print(f"\n{told}")
-    assert "tiny: 1 wanted of 1 to 3 by target-ongoing; 1 ready" in told
-    assert "requests here (mean of 1 s), 2 wanted per replica" in told
+    assert "tiny: target 1 (1 to 3), decided by target-ongoing" in told
+    assert "requests here (mean of 1 s), 2 per replica" in told
     assert plane.status()["problems"] == []
 
 
@@ -130,6 +131,50 @@ def test_who_waits_too_long_for_a_first_instance_is_told_when_to_come_back(plane
     assert complete(plane, "m").status_code == 200
 
 
+def test_an_engine_that_never_starts_is_told_to_clients_and_in_full_to_operators(plane: LivePlane) -> None:
+    broken = {
+        "name": "broken",
+        "model": "broken",
+        "engine": {
+            "type": "command",
+            "parameters": {"command": ["sh", "-c", "echo cannot load the weights at {port} >&2; exit 7"]},
+        },
+        "lifecycle": {"backoff": "5s"},
+        "scheduling": {"config": {"featureGates": ["flowControl"], "flowControl": {"noEndpointRequestTTL": "1s"}}},
+    }
+    plane.up(manifest(scaled(broken, min=0, max=3)))
+    with ThreadPoolExecutor() as clients:
+        answers = list(clients.map(lambda _: complete(plane, "broken"), range(4)))
+    assert {answer.status_code for answer in answers} == {503}
+    assert 1 < int(answers[0].headers["retry-after"]) <= 5, "when it is started again"
+    told = answers[0].json()["error"]["message"]
+    assert re.search(r"no instance is running; .*; broken-1 has failed once, and is started again in [1-5] s", told)
+    assert "weights" not in told, "what went wrong inside is not for clients"
+    plane.until(lambda: "exit code 7" in plane.pointsman("explain", "deployment", "broken").stdout, "operators told")
+    why = plane.pointsman("explain", "deployment", "broken").stdout
+    assert "problem: broken-1 does not run: exit code 7: cannot load the weights at" in why
+    assert changes(plane, "broken")[0] == (0, 1)
+    assert max(after for _, after in changes(plane, "broken")) == 1, "more of them would not start either"
+    begun = time.monotonic()
+    impatient = httpx.post(
+        f"{plane.url}/v1/completions",
+        json={"model": "broken", "prompt": "hello"},
+        headers={"x-pointsman-timeout-s": "0.3"},
+        timeout=60,
+    )
+    assert (impatient.status_code, time.monotonic() - begun < 1.0) == (503, True)
+    assert "its own deadline allowed 0.3 s" in impatient.json()["error"]["message"]
+
+
+def test_a_second_plane_in_the_same_place_leaves_the_first_alone(plane: LivePlane) -> None:
+    plane.up(manifest(scaled(simulated("m"))))
+    again = plane.pointsman("up", plane.folder / "manifest.yaml")
+    assert again.returncode == 1
+    assert "a plane runs in" in again.stderr
+    assert plane.pointsman("status").returncode == 0, "its operators still reach it"
+    assert complete(plane, "m").status_code == 200
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
@@ -183,7 +228,7 @@ def test_a_policy_from_a_file_and_wrong_ones_beside_it(plane: LivePlane) -> None
     assert "raised RuntimeError: no idea" in told
     assert "returned -3" in told
     assert "returned 'many'" in told
-    assert "it may take 0.5 s (timeLimit)" in told
+    assert " 0.5 s (timeLimit)" in told
     with Load(plane.url, list(names), clients=4) as load:
         plane.until(lambda: len(load.samples) > 40, "load")
     assert load.bad() == []
@@ -222,7 +267,7 @@ def test_an_order_with_an_end_and_a_plane_that_is_killed(plane: LivePlane) -> No
     plane.up(manifest(scaled(simulated("m"))))
     assert plane.pointsman("scale", "m", "--replicas", "9").returncode == 1
     done = plane.pointsman("scale", "m", "--replicas", "3", "--for", "6s")
-    assert done.stdout == "m: 3 wanted, for 6s; pointsman status shows how it goes\n"
+    assert done.stdout == "m: target 3, for 6s; pointsman status shows how it goes\n"
     plane.until(lambda: ready(plane, "m")(3), "three")
     pids = plane.pids("m")
     plane.kill()

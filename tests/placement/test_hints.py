@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pointsman.placement.asks import Ask
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.hints import hints
+from pointsman.placement.hints import hints, why_never
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
@@ -142,6 +142,30 @@ def test_a_gpu_that_another_has_alone_is_not_the_largest() -> None:
     where = fleet(worker("w0", 80, 24))
     where.claim("a", place("w0", 0, 1, exclusive=True))
     assert told(ask(900), where) == ["needs 900.0 GiB on one GPU; largest free is 24.0 GiB on w0/gpu1"]
+
+
+LOST = WorkerStatus.LOST
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "why"),
+    [
+        (ask(50), fleet(worker("w0", 80), a=("w0", 0, 60)), ""),  # others only have to leave
+        (ask(50), fleet(worker("w0", gpu(0, 80, used_bytes=60 * GIB))), ""),  # whoever they are
+        (ask(50), fleet(worker("w0", 80, status=LOST)), ""),  # it may come back
+        (ask(50), fleet(), ""),  # nobody knows
+        (ask(90), fleet(worker("w0", 80)), "no room on one GPU: needs 90.0 GiB, the largest free is 80.0 GiB"),
+        (
+            ask(90),
+            fleet(worker("w0", 80), worker("w1", 40), a=("w0", 0, 60)),
+            "2 no room on one GPU (w0: needs 90.0 GiB, the largest free is 80.0 GiB)",
+        ),
+    ],
+)
+def test_whether_there_will_ever_be_room(asked: Ask, where: Fleet, why: str) -> None:
+    before = where.snapshot()
+    assert why_never(asked, where) == why
+    assert where.snapshot() == before
 
 
 @given(st.tuples(*(workers(f"w{number}") for number in range(3))), asks())

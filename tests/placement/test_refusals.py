@@ -1,12 +1,16 @@
 """Why there is no place: every worker, every tier."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 
 from pointsman.placement.asks import Ask, Tier
 from pointsman.placement.placer import Placed, Placer
+from pointsman.placement.refusals import Refused
 from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
-from tests.placement.fleets import ask, fleet, place, refused, worker
+from tests.placement.fleets import LLAMA, ask, fleet, need, place, refused, worker
 from tests.placement.situations import asks
 
 WHERE = fleet(
@@ -50,6 +54,50 @@ def test_in_words() -> None:
     assert refused(ASKED, fleet()).in_words() == "there are no workers"
 
 
+ON_ANY: dict[str, Any] = {"engine": LLAMA, "cpu": True, "partial_offload": False, "several_gpus": False}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        # One reason for all is told in full; different figures are counted, and those of one are given.
+        (
+            refused(ask(50), fleet(worker("w0", 40))),
+            "no room on one GPU: needs 50.0 GiB, the largest free is 40.0 GiB",
+        ),
+        (
+            refused(ask(50), fleet(worker("w0", 40), worker("w1", 40))),
+            "no room on one GPU: needs 50.0 GiB, the largest free is 40.0 GiB",
+        ),
+        (
+            refused(ask(50), fleet(worker("w0", 40), worker("w1", 24), worker("w2", 40, status=WorkerStatus.LOST))),
+            "1 not ready (lost), 2 no room on one GPU (w0: needs 50.0 GiB, the largest free is 40.0 GiB)",
+        ),
+        # A tier that is not open to it is not told of, also where some workers are turned away before any tier.
+        (
+            refused(ask(of=need(10, 10, sizes=(2,))), fleet(worker("w0", 8), worker("w1", status=WorkerStatus.LOST))),
+            "1 not ready (lost), 1 too few GPUs with room (needs 2 of one model with 10.0 GiB each; it has 1 GPUs, "
+            "the largest free is 8.0 GiB)",
+        ),
+        # Where there is no GPU, what matters is the memory of the machine.
+        (
+            refused(ask(100, **ON_ANY), fleet(worker("w0", memory=16))),
+            "too little memory: needs 100.0 GiB, 16.0 GiB free",
+        ),
+        (refused(ASKED, fleet()), "there are no workers"),
+        (
+            refused(ask(50, cpu=False, several_gpus=False, of=need(25, 25, sizes=(2,))), fleet(worker("w0", 40, 40))),
+            "one GPU: 1 not allowed: it must be divided among several GPUs; several GPUs of one worker: 1 not allowed: "
+            "it may have one GPU only (several GPUs are off); several workers: 1 not allowed: it must be on one worker "
+            "(several workers are off); partly on a GPU, partly on the CPU: 1 not allowed: it must be on GPUs as a "
+            "whole (partial offload is off); CPU: 1 not allowed: the engine needs a GPU (CPU is off)",
+        ),
+    ],
+)
+def test_in_short(found: Refused, words: str) -> None:
+    assert found.in_short() == words
+
+
 def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80, cpus=2), a=("w0", 0, 60), b=("w0", 1, 60), c=("w1", 0, 60))
     told = [
@@ -71,3 +119,4 @@ def test_nobody_is_forgotten(asked: Ask) -> None:
         for reasons in found.reasons().values():
             assert reasons.keys() == {"w0", "w1", "w2", "w3"}
             assert all(reasons.values())
+        assert found.in_short()

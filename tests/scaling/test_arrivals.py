@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.arrivals import Arrivals
+from pointsman.scaling.arrivals import Arrivals, Recent
 from pointsman.scaling.view import Rate
 
 ARRIVALS = st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 5)), min_size=5, max_size=80)
@@ -23,15 +23,32 @@ def test_rates_are_what_a_list_of_all_arrivals_says(steps: list[tuple[float, int
         came.append((now, n))
     known_s = min(seconds, max(now - (began or now), 5.0))
     exact = sum(n for at, n in came if at > now - seconds) / known_s
-    edge = sum(n for at, n in came if abs(at - (now - seconds)) <= 5.0) / known_s
+    edge = sum(n for at, n in came if abs(at - (now - seconds)) <= 25.0) / known_s  # they came since the one before
     assert arrivals.per_second(seconds, now) == pytest.approx(exact, abs=edge + 1e-9)
 
 
 def test_of_the_oldest_bin_the_share_that_is_in_the_window_counts() -> None:
     arrivals = Arrivals()
-    for second in range(100):
+    for second in range(101):
         arrivals.count(float(second))
     assert arrivals.per_second(32.0, 100.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 6.0, 30.0])
+def test_a_short_window_is_right_although_somebody_counts_only_every_second(seconds: float) -> None:
+    recent = Recent()
+    for second in range(61):
+        recent.count(1_700_000_000.3 + second, 20 if second else 0)
+        if second > seconds:
+            assert recent.per_second(seconds, 1_700_000_000.3 + second) == pytest.approx(20.0)
+
+
+def test_of_late_is_an_hour_in_bins_of_five_seconds() -> None:
+    recent = Recent()
+    for second in range(8001):
+        recent.count(second / 2, 0.5)
+    assert recent.per_second(3600.0, 4000.0) == pytest.approx(1.0)
+    assert len(recent._bins) <= 3600 / 5 + 1, "memory is bounded"
 
 
 def test_the_history_has_whole_bins_and_gaps_are_zero() -> None:
@@ -41,6 +58,23 @@ def test_the_history_has_whole_bins_and_gaps_are_zero() -> None:
     arrivals.count(3100.0, 30)
     assert arrivals.history(3100.0) == (Rate(1200.0, 0.2), Rate(1800.0, 0.0), Rate(2400.0, 0.0))
     assert arrivals.history(3600.0)[-1] == Rate(3000.0, 0.05)
+    assert arrivals.history(3600.0) is arrivals.history(3700.0), "made once for each bin"
+
+
+def test_while_nobody_counted_it_came_on_as_before() -> None:
+    before = Arrivals(bin_s=600.0)
+    for minute in range(125):
+        before.count(minute * 60.0, 120.0 if minute else 0.0)  # two a second
+    after = Arrivals(bin_s=600.0, saved=json.loads(json.dumps(before.saved())))
+    after.count(5 * 3600.0 + 60.0, 0.0)  # three hours later
+    told = [one.per_second for one in after.history(5 * 3600.0 + 60.0)]
+    assert told == pytest.approx([1.8] + [2.0] * 29, rel=0.15)
+    after.count(5 * 3600.0 + 600.0, 0.0)
+    last = after.history(5 * 3600.0 + 600.0)[-1].per_second
+    assert last == pytest.approx(0.2, rel=0.05), "of the first minute; nobody has come since"
+    young = Arrivals(saved=Arrivals().saved())
+    young.count(1e6, 3.0)
+    assert young.history(1e6 + 1200.0)[-1].per_second == 0.0
 
 
 def test_a_bin_that_was_not_seen_from_its_beginning_is_not_told() -> None:
@@ -57,6 +91,16 @@ def test_what_is_older_than_is_kept_goes() -> None:
     history = arrivals.history(1000.0)
     assert [rate.began for rate in history] == [900.0 + 10 * place for place in range(10)]
     assert len(arrivals.saved()["bins"]) <= 11
+
+
+def test_two_weeks_of_ten_minutes_are_kept_and_empty_bins_take_no_memory() -> None:
+    arrivals = Arrivals()
+    for hour in range(20 * 24):
+        arrivals.count(hour * 3600.0, 0)
+    arrivals.count(20 * 86400.0, 5)
+    history = arrivals.history(20 * 86400.0)
+    assert (len(history), history[0].began) == (14 * 144, 6 * 86400.0)
+    assert len(arrivals.saved()["bins"]) == 1
 
 
 @given(ARRIVALS)

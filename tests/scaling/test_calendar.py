@@ -4,10 +4,10 @@ import re
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pointsman.scaling.calendar import month_ends, shown, zone_of
+from pointsman.scaling.calendar import in_utc, month_ends, shown, zone_of
 from pointsman.scaling.cron import Cron
 
 MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2400, 1, 1))
@@ -15,6 +15,7 @@ EPOCH = datetime(1970, 1, 1)
 
 
 @given(MOMENTS)
+@example(datetime(2025, 12, 31, 23, 59, 59))
 def test_a_month_ends_when_the_next_begins(when: datetime) -> None:
     end = datetime(when.year + when.month // 12, when.month % 12 + 1, 1)
     assert month_ends((when - EPOCH).total_seconds()) == (end - EPOCH).total_seconds()
@@ -37,7 +38,9 @@ def at(text: str) -> float:
         ("0 9 * * 7", "2025-03-13 12:00", "2025-03-09 09:00"),
         ("0 9 * * 0", "2025-03-13 12:00", "2025-03-09 09:00"),
         ("30 6,18 1 jan,jul *", "2025-03-05 09:00", "2025-01-01 18:30"),
+        ("0 23 1 12 *", "2025-03-05 09:00", "2024-12-01 23:00"),
         ("0 0 29 2 *", "2027-03-05 09:00", "2024-02-29 00:00"),
+        ("0 0 29 2 *", "2104-02-28 23:59", "2096-02-29 00:00"),  # 2100 has none
         ("0 0 13 * fri", "2025-03-05 09:00", "2025-02-28 00:00"),  # either of them
         ("0 0 */2 * mon", "2025-03-05 09:00", "2025-03-03 00:00"),  # both: */2 is not a restriction of its own
     ],
@@ -80,8 +83,28 @@ def test_what_is_no_time_zone_is_said(name: str) -> None:
         zone_of(name)
 
 
-def test_what_never_was_never_will_be() -> None:
-    assert Cron("0 0 30 2 *").latest(at("2025-03-05 09:00")) is None
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0 8 31 2 *", "there is no day 31 in feb"),
+        ("0 8 30 feb *", "there is no day 30 in feb"),
+        ("0 8 31 2,4,6,9,11 *", "there is no day 31 in feb or apr or jun or sep or nov"),
+    ],
+)
+def test_what_never_comes_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f'"{re.escape(text)}" never comes: {why}'):
+        Cron(text)
+
+
+@pytest.mark.parametrize("text", ["0 0 29 2 *", "0 0 30,29 2 *", "0 0 31 2,3 *", "0 0 31 2 mon"])
+def test_what_is_rare_is_not(text: str) -> None:
+    assert Cron(text).latest(at("2025-03-05 09:00")) is not None
+
+
+def test_what_was_not_for_eight_years_was_never() -> None:
+    first_of_february_and_monday = Cron("0 0 */31 2 mon")
+    assert first_of_february_and_monday.latest(at("2027-02-01 09:00")) == at("2027-02-01 00:00")
+    assert first_of_february_and_monday.latest(at("2037-03-05 09:00")) is None
 
 
 @given(MOMENTS, st.sampled_from(["* * * * *", "*/7 3-20/4 * * *", "0 9 * * 1-5", "15 2 1,15 * *", "1 1 13 * 5"]))
@@ -120,7 +143,11 @@ def matches(field: str, value: int) -> bool:
         ("0 9 * *", "has 4 fields; a cron expression has five"),
         ("60 9 * * *", '"60" in "60 9 * * *" is no minute; it must be from 0 to 59'),
         ("0 9 * * mond", '"mond" in "0 9 * * mond" is no day of the week; it must be from 0 to 7, or sun to sat'),
+        ("0 24 * * *", "is no hour; it must be from 0 to 23"),
         ("0 9 0 * *", "is no day of the month; it must be from 1 to 31"),
+        ("0 9 32 * *", "is no day of the month; it must be from 1 to 31"),
+        ("0 9 * 13 *", "is no month; it must be from 1 to 12, or jan to dec"),
+        ("0 9 * * 8", "is no day of the week; it must be from 0 to 7"),
         ("0 20-8 * * *", '"20-8" in "0 20-8 * * *" is empty'),
         ("*/0 9 * * *", "is empty"),
         ("a-b-c 9 * * *", "is no minute; write for example"),
@@ -129,3 +156,8 @@ def matches(field: str, value: int) -> bool:
 def test_what_is_no_cron_expression_is_said(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Cron(text)
+
+
+def test_what_is_written_down_is_to_the_second_and_in_utc() -> None:
+    assert in_utc(1_741_179_605.9) == "2025-03-05T13:00:05Z"
+    assert datetime.fromisoformat(in_utc(1_741_179_605.9)).timestamp() == 1_741_179_605

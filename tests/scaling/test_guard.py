@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pointsman.scaling import Guard, ScalingLimits, ScalingRecord, Stay, TooSlow, Wish
-from tests.scaling.views import NOON, view
+from tests.scaling.views import NOON, flat, view
 
 FREE = {"min_replicas": 1, "max_replicas": 20, "down_delay_s": 0.0}
 
@@ -114,6 +114,7 @@ def test_nobody_waits_in_vain_for_a_first_replica(answer: object) -> None:
     made = record(one, answer, queued=1.0, replicas=0)
     assert made.after == 1
     assert "a request waits, and there is no instance" in made.why
+    assert made.by == "pointsman", "the policy wants none"
 
 
 def test_unless_the_policy_refuses_it() -> None:
@@ -125,7 +126,7 @@ def test_unless_the_policy_refuses_it() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (-3, "returned -3; it must be a whole number of replicas, 0 or more"),
+        (-3, "returned -3; it must be a whole number of replicas from 0 to 1,000,000, or a Wish for one"),
         ("many", "returned 'many'; it must be a whole number"),
         (None, "returned None;"),
         (True, "returned True;"),
@@ -134,12 +135,16 @@ def test_unless_the_policy_refuses_it() -> None:
         (inf, "returned inf;"),
         (1_000_001, "returned 1000001;"),
         ([3], "returned [3];"),
-        (Wish("3"), "returned Wish("),  # type: ignore[arg-type]
-        (Wish(-1), "returned Wish("),
+        (Wish("3", "why"), "returned a Wish for '3';"),  # type: ignore[arg-type]
+        (Wish(-1, "x" * 100, "y" * 100), "returned a Wish for -1;"),
         (ZeroDivisionError("division by zero"), "raised ZeroDivisionError: division by zero"),
         (KeyError(), "raised KeyError"),
         (SystemExit(1), "raised SystemExit: 1"),
+        (RuntimeError("no idea:\n  line 2\x1b[31m\n"), "raised RuntimeError: no idea: line 2 [31m"),
+        (RuntimeError("\n"), "raised RuntimeError"),
         (TooSlow(1.25), "took 1.25 s; it may take 0.5 s (timeLimit)"),
+        (TooSlow(0.5), "took more than 0.5 s (timeLimit)"),
+        (TooSlow(0.50004), "took more than 0.5 s (timeLimit)"),
     ],
 )
 def test_nonsense_keeps_the_last_good_target(answer: object, problem: str) -> None:
@@ -149,7 +154,9 @@ def test_nonsense_keeps_the_last_good_target(answer: object, problem: str) -> No
     assert (made.before, made.after, made.wanted) == (6, 6, None)
     assert made.problem.startswith(problem)
     assert one.problem == made.problem
-    assert f"stays at 6: mine {problem[:6]}" in str(made)
+    assert str(made) == f"chat: stays at 6: problem: {made.problem}"
+    assert "\n" not in made.problem
+    assert made.by == ""
 
 
 class Nasty:
@@ -190,7 +197,14 @@ def test_whole_numbers_of_every_kind_will_do(answer: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [("x" * 500, "x" * 500), ("x" * 501, "x" * 497 + "..."), (None, "6 wanted"), (3, "6 wanted")]
+    ("said", "told"),
+    [
+        ("x" * 500, "x" * 500),
+        ("x" * 501, "x" * 497 + "..."),
+        ("more\nfor\tall ", "more for all"),
+        (None, "6 wanted"),
+        (3, "6 wanted"),
+    ],
 )
 def test_words_are_cut_and_what_are_no_words_is_left_out(said: Any, told: str) -> None:
     made = record(guard(), Wish(6, said, said))
@@ -207,7 +221,7 @@ def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
             told.append((number, made.problem, made.why))
     assert told == [
         (1, "raised ValueError: attempt 0", ""),
-        (31, "", "mine answers again after it raised ValueError: attempt 0; 4 wanted"),
+        (31, "", "4 wanted; mine answers again after it raised ValueError: attempt 0"),
     ]
 
 
@@ -227,7 +241,7 @@ def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
     assert one.decide(view(now=NOON + 1, target=4), Wish(4, "enough", "4 of 8: too dear")) is None
     made = record(one, Wish(4, "enough"), now=NOON + 2)
     assert (made.refused, made.why) == ("", "enough")
-    assert str(record(one, Wish(4, "enough", "all"), now=NOON + 3)) == "chat: stays at 4: enough; refused: all"
+    assert str(record(guard(), Wish(4, "enough", "all"))) == "chat: stays at 4: enough; refused: all"
 
 
 def test_nothing_new_has_no_record() -> None:
@@ -272,10 +286,17 @@ def test_what_makes_it_wait_is_named_as_soon_as_there_is_something_to_tell() -> 
 
 
 def test_a_record_says_what_it_was_decided_from_and_reads_well() -> None:
-    wish = Wish(7, "12.4 requests here (mean of 30 s), 2 wanted per replica: 7")
+    wish = Wish(7, "12.4 requests here (mean of 30 s), 2 per replica: 7")
     made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 10 / 3, 300.0: 2.0})
     assert made.numbers == {"replicas": 2, "starting": 0, "ongoing": 8, "queued": 4, "arrivals_per_s": 3.3333}
-    assert str(made) == ("chat: 4 -> 6: 12.4 requests here (mean of 30 s), 2 wanted per replica: 7; at most 6 (max)")
+    assert str(made) == ("chat: 4 -> 6: 12.4 requests here (mean of 30 s), 2 per replica: 7; at most 6 (max)")
+
+
+def test_a_record_has_a_few_numbers_of_ones_own_and_never_in_place_of_ours() -> None:
+    own = {"queued": flat(99.0)} | {f"own{number}": flat(float(number)) for number in range(20)}
+    numbers = record(guard(), 6, queued=4.0, metrics=own).numbers
+    assert numbers["queued"] == 4.0
+    assert [name for name in numbers if name.startswith("own")] == [f"own{number}" for number in range(9)]
 
 
 @pytest.mark.parametrize(("limits", "first"), [({}, 3), ({"initial_replicas": 5}, 5), ({"initial_replicas": 99}, 8)])
@@ -297,12 +318,14 @@ def test_an_order_holds_until_it_ends() -> None:
     one = guard()
     made = one.override(9, NOON + 3600, "alice", NOON)
     assert (made.before, made.after, made.wanted) == (4, 9, None)
-    assert made.why == "9 ordered by alice until 2025-03-05 13:00 UTC"
+    assert made.why == "9 ordered by alice until 2025-03-05T13:00:00Z"
+    assert made.by == "alice", "and not the policy"
     assert run(one, [2, 3, 1]) == [9, 9, 9]
     assert one.ordered is not None
     made = record(one, 3, now=NOON + 3600)
     assert (made.before, made.after) == (9, 3)
-    assert made.why == "over: 9 ordered by alice until 2025-03-05 13:00 UTC; 3 wanted"
+    assert made.why == "3 wanted; over: 9 ordered by alice until 2025-03-05T13:00:00Z"
+    assert made.by == "", "the policy decides again"
     assert one.ordered is None
 
 
@@ -314,6 +337,7 @@ def test_an_order_is_taken_back() -> None:
     assert made is not None
     assert (made.before, made.after, made.at) == (9, 9, NOON + 5)
     assert made.why == "taken back: 9 ordered by somebody until it is taken back"
+    assert made.by == "pointsman"
     assert run(one, [3]) == [3]
 
 
@@ -329,6 +353,7 @@ def test_whoever_gives_way_goes_at_once() -> None:
     one = guard(2, min_replicas=0, cooldown_s=600.0, down_delay_s=600.0)
     made = one.give_way("makes room for another", NOON)
     assert (made.before, made.after, made.at, made.why) == (2, 0, NOON, "makes room for another")
+    assert made.by == "pointsman"
     assert one.target == 0
 
 

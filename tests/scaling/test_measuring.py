@@ -44,6 +44,7 @@ def test_everything_that_is_taken_in_is_told() -> None:
     measured.started(600.0)
     view = told(measured, 120.0, homeless=1, since_up_s=7.0, state={"seen": 1})
     assert (view.ongoing, view.queued, view.replicas, view.target, view.homeless) == (6.0, 1.0, 2, 3, 1)
+    assert view.load == 7.0
     assert view.ongoing_windows[30.0].mean == 6.0
     assert view.queued_windows[30.0].mean == pytest.approx(0.5)
     assert view.arrivals_per_s[30.0] == pytest.approx(3.0)
@@ -58,6 +59,31 @@ def test_everything_that_is_taken_in_is_told() -> None:
     assert (view.metrics["pages"].last, view.metrics["pages"].max) == (119.0, 119.0)
     assert view.start_up_s == 40.0
     assert (view.since_up_s, view.idle_s, view.state) == (7.0, None, {"seen": 1})
+
+
+def test_what_was_not_measured_of_an_answer_is_not_told() -> None:
+    measured = Measurements()
+    measured.ended(0.0, latency_ms=400.0)
+    view = told(measured, 1.0)
+    assert (view.latency_ms.count, view.ttft_ms.count, view.tpot_ms.count) == (1, 0, 0)
+    assert (view.slo_attainment, view.tokens_per_s) == (None, None)
+
+
+def test_windows_are_as_long_as_they_say() -> None:
+    measured = Measurements()
+    for second in range(4000):
+        ongoing, usage = second % 2 + (10.0 if second < 2000 else 0.0), 0.2 if second < 3900 else 0.8
+        measured.sample(float(second), ongoing=ongoing, queued=0.0, kv_usage=usage, gpu_usage=usage)
+    view = told(measured, 4000.0)
+    assert view.ongoing_windows[3600.0].mean == pytest.approx(0.5 + 10 * 1600 / 3600, rel=0.02)
+    assert view.kv_usage.mean == view.gpu_usage.mean == pytest.approx(0.4), "200 s of 0.2, and 100 s of 0.8"
+
+
+def test_the_start_up_time_is_the_median_of_the_last_twenty() -> None:
+    measured = Measurements()
+    for seconds in [100.0] * 30 + [1.0] * 10:
+        measured.started(seconds)
+    assert measured.start_up_s == 50.5
 
 
 def test_a_view_is_of_its_moment_whatever_comes_afterwards() -> None:
@@ -84,6 +110,7 @@ def test_idle_is_since_the_last_request_was_here() -> None:
     measured.sample(30.0, ongoing=0.0, queued=0.0)
     assert told(measured, 35.0).idle_s == 15.0
     measured.arrived(33.0)
+    measured.arrived(34.0, 0)
     assert told(measured, 35.0).idle_s == 2.0, "it came and went between two looks"
 
 

@@ -13,7 +13,13 @@ PAGE = list(sections(DOCS / "plugins" / "scaling.md"))
 BY_NAME = {named[1]: section for section in PAGE if (named := HEADING.fullmatch(section.heading))}
 
 
-@pytest.mark.parametrize("kind", [plugin_type(name, made) for name, made in SCALING_POLICIES.items()], ids=str)
+KINDS = [plugin_type(name, made) for name, made in SCALING_POLICIES.items()]
+
+
+KINDS = [plugin_type(name, made) for name, made in SCALING_POLICIES.items()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
 def test_every_policy_has_a_section_that_agrees_with_the_code(kind: PluginType) -> None:
     assert problems(kind, BY_NAME.get(kind.name, Section("no page", "", ""))) == []
 

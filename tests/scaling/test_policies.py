@@ -8,10 +8,12 @@ import pytest
 from pointsman.scaling import (
     Budget,
     DeploymentView,
+    Guard,
     MaxOf,
     MinOf,
     Panic,
     QueueDepth,
+    ScalingLimits,
     Scheduled,
     ScheduleEntry,
     SloAttainment,
@@ -53,8 +55,24 @@ def test_target_ongoing(facts: dict[str, Any], replicas: int) -> None:
 
 def test_target_ongoing_says_why() -> None:
     windows = {"ongoing_windows": {30.0: flat(10.0, 30.0)}, "queued_windows": {30.0: flat(2.4, 30.0)}}
-    assert wish(TargetOngoing(), **windows).why == "12.4 requests here (mean of 30 s), 2 wanted per replica: 7"
-    assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests here (now), 2 wanted per replica: 2"
+    assert wish(TargetOngoing(), **windows).why == "12.4 requests here (mean of 30 s), 2 per replica: 7"
+    assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests here (now), 2 per replica: 2"
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "target", "words"),
+    [
+        (2.04, 1, "2.04 requests here (now), 2 per replica: 2"),
+        (2.0004, 1, "2.0004 requests here (now), 2 per replica: 2"),
+        (2.0, 1, "2.0 requests here (now), 2 per replica: 1"),
+        (1.96, 1, "2.0 requests here (now), 2 per replica: 1"),
+        (3.96, 3, "4.0 requests here (now), 2 per replica: 3, with a tenth to spare"),
+        (0.0004, 0, "0.0004 requests here (now), 2 per replica: 1"),
+        (12_345.6, 1, "12345.6 requests here (now), 2 per replica: 6173"),
+    ],
+)
+def test_the_figures_show_why_it_is_not_one_fewer(ongoing: float, target: int, words: str) -> None:
+    assert wish(TargetOngoing(), ongoing=ongoing, target=target).why == words
 
 
 @pytest.mark.parametrize(
@@ -77,9 +95,9 @@ def test_queue_depth(facts: dict[str, Any], replicas: int) -> None:
 
 
 def test_queue_depth_says_why() -> None:
-    assert wish(QueueDepth(), queued=9.0).why == "9.0 requests wait (now), 2 wanted per replica: 5"
+    assert wish(QueueDepth(), queued=9.0).why == "9.0 requests wait (now), 2 per replica: 5"
     running = {"queued": 1.0, "ongoing": 8.0, "max_concurrency": 4}
-    assert wish(QueueDepth(), **running).why == "1.0 requests wait (now), and 8 run: 2"
+    assert wish(QueueDepth(), **running).why == "1.0 requests wait (now), and 8.0 run: 2"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +207,7 @@ def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
     notes: dict[str, Any] = {}
     made = wish(Panic(), **loads(3.0, 16.0), state=notes)
     assert made.replicas == 8
-    assert made.why.startswith("a burst: 16.0 requests here (mean of 6 s), 2 wanted per replica: 8")
+    assert made.why.startswith("a burst: 16.0 requests here (mean of 6 s), 2 per replica: 8")
     later = {"replicas": 8, "target": 8, "state": notes}
     assert wish(Panic(), now=NOON + 30, **loads(6.0, 2.0), **later).replicas == 8
     assert wish(Panic(), now=NOON + 59, **loads(6.0, 2.0), **later).replicas == 8
@@ -287,6 +305,16 @@ def test_budget_says_what_it_refuses() -> None:
     assert wish(Budget(wants(5), per_hour=10.0), cost_per_replica_hour=2.0) == Wish(5, "they are needed")
 
 
+def test_a_budget_that_pays_for_none_refuses_also_the_first_one() -> None:
+    poor = Budget(wants(0), per_hour=5.0)
+    waits = wish(poor, replicas=0, target=0, queued=1.0, cost_per_replica_hour=20.0)
+    assert (waits.replicas, waits.refused) == (0, "1 of 1: 5 per hour pay for 0 at 20 per replica-hour")
+    guard = Guard("m", ScalingLimits(min_replicas=0, max_replicas=4), "budget")
+    guard.decide(view(replicas=0, target=0, queued=1.0), waits)
+    assert guard.target == 0
+    assert wish(poor, replicas=0, target=0, cost_per_replica_hour=20.0).refused == "", "nobody waits"
+
+
 def test_budget_of_a_month_is_spent_and_begins_again() -> None:
     policy, notes = Budget(wants(8), per_month=200.0, cost_per_replica_hour=2.0), dict[str, Any]()
     running = {"replicas": 6, "starting": 2, "state": notes}
@@ -309,7 +337,7 @@ def test_the_most_and_the_least_of_several() -> None:
     made = wish(MaxOf(policies), ongoing=12.0)
     assert made.replicas == 6
     assert made.why == (
-        "most of target-ongoing 6, fixed 5, fixed 2; target-ongoing: 12.0 requests here (now), 2 wanted per replica: 6"
+        "most of target-ongoing 6, fixed 5, fixed 2; target-ongoing: 12.0 requests here (now), 2 per replica: 6"
     )
     made = wish(MinOf(policies), ongoing=12.0)
     assert (made.replicas, made.refused) == (2, "1 of 3: too dear")

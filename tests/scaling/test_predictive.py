@@ -1,6 +1,9 @@
+"""What load to be ready for: what is learned from the past, and what becomes of it now."""
+
 import math
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,7 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.forecast import SHAPES, UNSETTLED, learn, levels, smallest_margin, spread
+from pointsman.scaling.forecast import (
+    DAY_S,
+    SHAPES,
+    UNSETTLED,
+    WEEK_S,
+    Shape,
+    before,
+    following,
+    highest,
+    learn,
+    levels,
+    smallest_margin,
+    spread,
+    way,
+)
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.predictive import BEYOND, Predictive, rate_now
 from pointsman.scaling.view import DeploymentView, Rate, Window
@@ -62,6 +79,48 @@ def test_nothing_is_made_from_what_came_later(rates: list[float], ahead: int, da
         assert np.allclose(levels(everything, shape, ahead, bin_s)[:until], levels(then, shape, ahead, bin_s))
 
 
+@given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=40), st.integers(1, 4), st.sampled_from([1, 2, 5, 12]))
+def test_every_part_of_a_forecast_is_what_a_loop_over_bins_says(rates: list[float], ahead: int, bins: int) -> None:
+    everything = np.array(rates)
+    moved = [0.0, *(abs(after - first) for first, after in pairwise(rates))]
+    for now in range(len(rates)):
+        seen, late, coming = now + 1, moved[max(0, now - 11) : now + 1], rates[now + 1 : now + 1 + ahead]
+        assert highest(everything, bins)[now] == max(rates[max(0, now + 1 - bins) : now + 1])
+        assert following(everything, ahead)[now] == max(coming, default=rates[now])
+        mean_moves = sum(late) / len(late) + sum(moved[:seen]) / seen
+        assert spread(everything)[now] == pytest.approx(mean_moves + 0.05 * sum(rates[:seen]) / seen, abs=1e-6)
+        assert spread(everything)[now] > 0, "never nothing"
+        ago = [then for then in range(now - bins, max(now - 7 * bins, 0) - 1, -bins) if bins > ahead]
+        went = [rates[then + ahead] - rates[then] for then in ago]
+        assert way(everything, bins, ahead)[now] == pytest.approx(sum(went) / max(len(went), 1), abs=1e-6)
+        then = now + ahead - bins
+        assert before(everything, bins, ahead)[now] == (rates[then] if bins > ahead and then >= 0 else 0.0)
+
+
+def test_a_level_is_of_now_of_the_most_of_late_and_of_other_days() -> None:
+    rates = np.array([1.0, 9.0, 4.0, 2.0])
+    two_bins = WEEK_S / 2
+    assert list(levels(rates, Shape(), 1, two_bins)) == [1, 9, 4, 2]
+    assert list(levels(rates, Shape(3, 0.5), 1, two_bins)) == [1, 9, 6.5, 5.5]
+    assert list(levels(rates, Shape(season_s=WEEK_S, season=0.5), 1, two_bins)) == [1, 9, 8, 0], "never below 0"
+    assert list(levels(rates, Shape(before_s=WEEK_S), 1, two_bins)) == [1, 9, 9, 4], "at least as a week before"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (Shape(), "what comes now"),
+        (Shape(12, 0.5), "50% of the most in 12 bins"),
+        (Shape(season_s=DAY_S, season=1.0), "100% of the way of other days"),
+        (Shape(3, 0.3, WEEK_S, 0.5), "30% of the most in 3 bins and 50% of the way of other weeks"),
+        (Shape(before_s=WEEK_S), "at least what came a week before"),
+        (Shape(3, 0.3, before_s=DAY_S), "30% of the most in 3 bins and at least what came a day before"),
+    ],
+)
+def test_a_shape_says_what_it_looks_at(shape: Shape, words: str) -> None:
+    assert str(shape) == words
+
+
 @given(
     st.lists(st.tuples(st.floats(-5.0, 5.0), st.floats(0.1, 10.0)), min_size=1, max_size=50),
     st.floats(0.0, 50.0),
@@ -87,15 +146,52 @@ def test_what_was_learned_would_have_left_no_more_than_allowed() -> None:
     assert short == pytest.approx(0.002, rel=0.01)
 
 
-def test_a_headroom_holds_while_there_is_little_history() -> None:
-    assert wish([], 100.0).replicas == 15
-    assert wish([100.0] * 35, 100.0).replicas == 15
+@pytest.mark.parametrize(
+    ("learn_bins", "start_up_s", "enough"), [(36, 600.0, 36), (12, 600.0, 12), (4, 600.0, 12), (12, 3000.0, 26)]
+)
+def test_a_headroom_holds_while_there_is_little_history(learn_bins: int, start_up_s: float, enough: int) -> None:
+    policy = Predictive(10.0, learn_bins=learn_bins)
+    for bins, replicas in ((0, 15), (enough - 1, 15), (enough, 10)):
+        assert wish([100.0] * bins, 100.0, policy, start_up_s=start_up_s).replicas == replicas
+
+
+def test_it_says_why() -> None:
     said = wish([100.0] * 36, 100.0)
-    assert said.replicas == 10
     assert (
         said.why
         == "100/s come now; be ready for 100/s within 630 s (100: what comes now; margin 0); a replica serves 10/s"
     )
+
+    said = wish([], 100.0, start_up_s=None)
+    assert "be ready for 150/s within 90 s (1.5 times it, as there is little history)" in said.why
+
+
+def test_what_was_learned_is_applied_to_now_with_the_part_of_a_bin_that_is_exposed() -> None:
+    rates = noisy(DAY)
+    lesson = learn(np.array(rates), 1, 0.75 * 0.002 / (630 / 600), BIN_S)
+    so_far = np.array([*rates, 260.0])
+    level, moves = levels(so_far, SHAPES[lesson.shape], 1, BIN_S)[-1], spread(so_far)[-1]
+    assert lesson.margin > 0
+    assert wish(rates, 260.0, Predictive(0.1)).replicas == math.ceil((level + lesson.margin * moves) / 0.1 - 1e-9)
+
+
+def test_more_than_a_fifth_beyond_the_highest_is_not_prepared_for() -> None:
+    wild = ([0.1] * 9 + [1000.0]) * 6
+    assert wish(wild, 1000.0).replicas == 120
+
+
+def test_it_learns_with_every_bin_and_not_in_between() -> None:
+    notes: dict[str, Any] = {}
+    calm, wild = noisy(DAY, size=0.01), noisy(DAY, size=0.3)
+    wish(calm, 200.0, state=notes)
+    assert wish(calm + wild, 200.0, state=notes) == wish(calm + wild, 200.0)
+    assert wish(calm + wild, 200.0, state=notes, start_up_s=1800.0) == wish(calm + wild, 200.0, start_up_s=1800.0)
+    notes["margin"] = 0.0
+    assert "margin 0)" in wish(calm + wild, 200.0, state=notes, start_up_s=1800.0).why
+
+
+def test_what_starts_at_once_is_predicted_as_well() -> None:
+    assert wish([100.0] * 36, 100.0, Predictive(10.0, react_s=0.0), start_up_s=0.0).replicas == 10
 
 
 def test_a_load_that_moves_more_has_a_larger_margin() -> None:
@@ -138,6 +234,18 @@ def test_what_a_replica_serves_is_learned_from_how_long_requests_take() -> None:
 
 def test_without_any_rate_the_requests_that_are_here_count() -> None:
     assert wish([], 0.0, Predictive(ongoing_per_replica=4.0), ongoing=9.0).replicas == 3
+    assert wish([], 0.0, Predictive(), ongoing=9.0, max_concurrency=8).replicas == 2
+    assert wish([], 0.0, Predictive(), ongoing=9.0).replicas == 9
+
+
+def test_a_hundred_arrivals_are_enough_to_know_how_long_requests_take() -> None:
+    windows = {100.0: Window(100.0, mean=2.0)}
+    enough, few = (
+        wish([], 0.0, Predictive(ongoing_per_replica=4.0), ongoing_windows=windows, arrivals_per_s={100.0: rate})
+        for rate in (1.0, 0.99)
+    )
+    assert "a replica serves 2/s" in enough.why
+    assert "no rate known yet" in few.why
 
 
 @pytest.mark.parametrize(
@@ -146,6 +254,7 @@ def test_without_any_rate_the_requests_that_are_here_count() -> None:
         ({30.0: 10.0, 300.0: 8.0, 3600.0: 7.0}, 10.0),
         ({30.0: 2.0, 300.0: 1.0, 3600.0: 1.5}, 1.0),  # 60 in 30 s may be chance, 600 in 300 s are not
         ({30.0: 0.0, 300.0: 90.0, 3600.0: 100.0}, 0.0),  # nobody came where 3,000 would have
+        ({30.0: 1.0, 100.0: 0.5, 3600.0: 0.7}, 0.5),  # a hundred are enough
         ({30.0: 0.0, 300.0: 0.0, 3600.0: 0.01}, 0.01),
         ({}, 0.0),
     ],
@@ -169,7 +278,9 @@ def test_its_notes_are_plain_and_it_goes_on_from_them() -> None:
     [
         ({"replica_per_s": 0}, "replicaPerSecond must be above 0, found 0"),
         ({"ongoing_per_replica": -1.0}, "ongoingPerReplica must be above 0, found -1"),
+        ({"caution": 0.0}, "caution must be above 0, found 0"),
         ({"unserved": 0.0}, "unserved must be a share between 0 and 1, such as 0.002, found 0.0"),
+        ({"unserved": 1.0}, "unserved must be a share between 0 and 1, such as 0.002, found 1.0"),
         ({"headroom": 0.5}, "headroom must be 1 or more, found 0.5"),
     ],
 )

@@ -4,6 +4,7 @@ Enters: a way to build the policy. Leaves: a report in plain words. The one rule
 situation to what is broken in it, or None; the same function finds and shrinks.
 """
 
-from pointsman.lab.check.report import Broken, Report, check
+from pointsman.lab.check.checking import check
+from pointsman.lab.check.report import Broken, Report
 
 __all__ = ["check", "Report", "Broken"]

@@ -12,7 +12,7 @@ from pointsman.scaling import DeploymentView, Rate, Window
 NOW = 1_741_176_000.0
 """A Wednesday at noon."""
 
-PLAIN = DeploymentView(name="chat", now=NOW, replicas=1, target=1, max_replicas=8)
+PLAIN = DeploymentView(name="chat", now=NOW, replicas=1, target=1, max_replicas=8, cost_per_replica_hour=1.0)
 """What a view has in it where nothing is said."""
 
 
@@ -57,7 +57,7 @@ SIGHTS = st.builds(
     tokens_per_s=st.none() | st.floats(0, 100_000),
     metrics=st.dictionaries(st.sampled_from(["pages", "depth"]), st.floats(-10, 1000).map(flat)),
     start_up_s=st.none() | st.floats(0, 600),
-    cost_per_replica_hour=st.sampled_from([0.5, 2.0]),
+    cost_per_replica_hour=st.sampled_from([None, 0.5, 2.0]),
     since_up_s=st.none() | st.floats(0, 4000),
     since_down_s=st.none() | st.floats(0, 4000),
     idle_s=st.none() | st.floats(0, 4000),
@@ -94,4 +94,6 @@ def _brief(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_brief(one)}" for key, one in value.items()) + "}"
     if isinstance(value, tuple):
         return f"of {len(value)} bins"
+    if value is None:
+        return "unknown"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,10 +6,12 @@ import msgspec
 from hypothesis import strategies as st
 
 from pointsman.routing.endpoints import Fleet, Metrics
-from pointsman.selection.text import text_table
+from pointsman.selection.text import one_line, text_table
 from pointsman.types import ExecutionInstance, Priority, RequestMetadata
 
 MODELS = ("small", "large")
+LONGEST = 40
+"""Characters of a fact, where it is shown."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -112,7 +114,7 @@ def _table(title: str, things: list[Any]) -> str:
         return f"no {title}"
     facts = [_said(thing) for thing in things]
     heads = list(dict.fromkeys(name for said in facts for name in said))
-    rows = [[str(said.get(name, "")) for name in heads] for said in facts]
+    rows = [[one_line(str(said.get(name, "")), LONGEST) for name in heads] for said in facts]
     return "\n".join("    " + line for line in text_table(heads, rows).splitlines())
 
 

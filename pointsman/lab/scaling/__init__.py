@@ -6,14 +6,17 @@ The one rule: a policy sees what would have been measured by then, and never the
 """
 
 from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
-from pointsman.lab.scaling.plot import plot
+from pointsman.lab.scaling.comparison import Comparison, compare
+from pointsman.lab.scaling.plot import plot, plots
+from pointsman.lab.scaling.reading import UnreadableLoad, arrivals_of, chosen, rates_of
 from pointsman.lab.scaling.references import Reactive
 from pointsman.lab.scaling.replay import Outcome, Replay, Setting
-from pointsman.lab.scaling.series import Series, arrivals_of, rates_of
+from pointsman.lab.scaling.series import Series
 
 __all__ = [
-    "Series", "rates_of", "arrivals_of",
+    "Series", "rates_of", "arrivals_of", "chosen", "UnreadableLoad",
     "Setting", "Replay", "Outcome",
     "least_hours", "static_peak", "clairvoyant", "Reactive",
-    "plot",
+    "compare", "Comparison",
+    "plot", "plots",
 ]  # fmt: skip

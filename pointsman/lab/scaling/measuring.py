@@ -1,18 +1,21 @@
 """What a policy would have seen at a moment of recorded load."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.lab.scaling.series import Series
 from pointsman.scaling.guard import Guard
+from pointsman.scaling.measuring import ENDED_S, WINDOWS
 from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Gauge, WhenAsked
 
 if TYPE_CHECKING:
     from pointsman.lab.scaling.replay import Pool, Setting
 
-WINDOWS = (30.0, 300.0, 3600.0)
+SHORT_S = 30.0
+"""A look this short, or shorter, tells the rate of now."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -29,8 +32,8 @@ class Moment(msgspec.Struct, frozen=True):
 class Measured:
     """Makes views, one after the other."""
 
-    def __init__(self, series: Series, setting: "Setting") -> None:
-        self._series, self._setting = series, setting
+    def __init__(self, series: Series, setting: "Setting", windows: Sequence[float] = WINDOWS) -> None:
+        self._series, self._setting, self._windows = series, setting, windows
         self._bins = series.history(setting.began)
         self._told = self._bins[:0]
         self._ongoing, self._queued = Gauge(), Gauge()
@@ -41,10 +44,7 @@ class Measured:
         """What is known so long after the beginning."""
         series, setting = self._series, self._setting
         now = setting.began + at
-        rates = {seconds: series.mean(at - seconds, at) for seconds in WINDOWS}
-        if setting.at_once:
-            rates[WINDOWS[0]] = series.rate(at)
-        rate = rates[WINDOWS[0]]
+        rate = self._rate(at, SHORT_S)
         serves = pool.ready * setting.capacity
         ongoing, queued = min(rate, serves) * setting.request_s, max(pool.waiting, (rate - serves) * setting.request_s)
         moment = Moment(now, rate, pool.ready, pool.starting, ongoing, queued)
@@ -67,12 +67,12 @@ class Measured:
             max_concurrency=max(1, round(setting.capacity * setting.request_s)),
             ongoing=ongoing,
             queued=queued,
-            ongoing_windows=WhenAsked(WINDOWS, self._ongoing.past(now).window),
-            queued_windows=WhenAsked(WINDOWS, self._queued.past(now).window),
-            arrivals_per_s=rates,
+            ongoing_windows=WhenAsked(self._windows, self._ongoing.past(now).window),
+            queued_windows=WhenAsked(self._windows, self._queued.past(now).window),
+            arrivals_per_s=WhenAsked(self._windows, lambda seconds: self._rate(at, seconds)),
             history=self._told,
             bin_s=series.bin_s,
-            metrics={name: gauge.window(WINDOWS[1], now) for name, gauge in self._metrics.items()},
+            metrics={name: gauge.window(ENDED_S, now) for name, gauge in self._metrics.items()},
             start_up_s=setting.start_up_s,
             cost_per_replica_hour=setting.cost_per_replica_hour,
             since_up_s=guard.since_up_s(now),
@@ -80,3 +80,9 @@ class Measured:
             idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
             state=guard.notes,
         )
+
+    def _rate(self, at: float, seconds: float) -> float:
+        """Over the last so many seconds; of now, if that is known at once."""
+        if self._setting.at_once and seconds <= SHORT_S:
+            return self._series.rate(at)
+        return self._series.mean(at - seconds, at)

@@ -1,6 +1,6 @@
 """A picture of a replay: what the load needed, what a policy had, and when that was too little."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pointsman.drawing import Canvas, number
@@ -23,12 +23,28 @@ NEED, BOUND, POLICY, SHORT = "#c9d7e8", "#54a24b", "#f58518", "#d62728"
 
 def plot(series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
     """Needed replicas as an area, the clairvoyant with start-up and the policy as lines, shortages as ticks: an SVG."""
+    return plots(series, setting, {name: outcome})
+
+
+def plots(series: Series, setting: Setting, outcomes: Mapping[str, Outcome]) -> str:
+    """The same for several policies, by their names, one below the other."""
+    canvas, titles = Canvas(), []
+    for place, (name, outcome) in enumerate(outcomes.items()):
+        if place:
+            canvas.open(transform=f"translate(0 {number(place * HEIGHT)})")
+        titles.append(_draw(canvas, series, setting, name, outcome))
+        if place:
+            canvas.close()
+    return canvas.document(WIDTH, HEIGHT * len(outcomes), "; ".join(titles), STYLE)
+
+
+def _draw(canvas: Canvas, series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
+    """One of them; what it says above itself."""
     need = series.needed(setting.capacity)
     bound = clairvoyant(series, setting)
     columns = min(COLUMNS, len(need))
     width = series.seconds / columns
     top = max(*need, outcome.most, 1)
-    canvas = Canvas()
     words = (
         f"{series.name}: {name}, start-up {setting.start_up_s:g} s: {outcome.ratio:.2f} of the least, "
         f"{outcome.unserved:.2%} unserved, {outcome.changes} changes"
@@ -42,7 +58,7 @@ def plot(series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
     canvas.path("".join(f"M{x} {number(HEIGHT - BOTTOM)}v-7" for x in ticks), stroke=SHORT, stroke_width="1.2")
     canvas.text(LEFT, 15, words, "title")
     _legend(canvas)
-    return canvas.document(WIDTH, HEIGHT, words, STYLE)
+    return words
 
 
 def _legend(canvas: Canvas) -> None:

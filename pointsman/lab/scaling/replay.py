@@ -13,7 +13,11 @@ from pointsman.lab.scaling.series import Series
 from pointsman.scaling.asking import ask, policy_name
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.measuring import windows_of
 from pointsman.scaling.records import ScalingRecord
+
+TELL_EVERY = 500
+"""Questions between two words about how far it is."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +75,24 @@ class Replay:
             interval_s=setting.interval_s,
         )
 
-    def run(self, policy: object) -> Outcome:
-        """Ask it all the way through."""
+    @property
+    def times(self) -> int:
+        """How often a policy is asked."""
+        return int(self.series.seconds / self.setting.interval_s + 1e-9)
+
+    def run(self, policy: object, name: str = "", tell: Callable[[float], None] | None = None) -> Outcome:
+        """Ask it all the way through. `name`: what it is called in records; `tell`: is told now and then how much of it
+        is done."""
         series, setting = self.series, self.setting
-        guard = Guard(series.name, self.limits, policy_name(policy))
+        guard = Guard(series.name, self.limits, name or policy_name(policy))
         pool = Pool(guard.target, setting, series)
-        measured = Measured(series, setting)
+        measured = Measured(series, setting, windows_of([policy]))
         line, records = [(0.0, guard.target, guard.target)], []
         problems, most = 0, guard.target
-        for step in range(int(series.seconds / setting.interval_s + 1e-9)):
+        for step in range(self.times):
             now = step * setting.interval_s
+            if tell is not None and step % TELL_EVERY == 0:
+                tell(step / self.times)
             pool.advance(now)
             view = measured.view(now, pool, guard)
             record = guard.decide(view, ask(policy, view))

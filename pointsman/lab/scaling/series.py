@@ -1,11 +1,8 @@
 """Recorded load: requests per second in bins of equal length."""
 
-import csv
-import json
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate
 
 from pointsman.scaling.view import Rate
 
@@ -13,10 +10,12 @@ from pointsman.scaling.view import Rate
 class Series:
     """Rates in bins of equal length. Within a bin the rate is constant: nothing finer was recorded."""
 
-    def __init__(self, name: str, bin_s: float, rates: Sequence[float]) -> None:
+    def __init__(self, name: str, bin_s: float, rates: Sequence[float], began: float = 0.0) -> None:
         if not rates or bin_s <= 0:
             raise ValueError(f"{name}: a series has bins of more than 0 s, and at least one")
         self.name, self.bin_s, self.rates = name, bin_s, tuple(float(rate) for rate in rates)
+        self.began = began
+        """The first bin, in seconds since the epoch; 0: nobody said."""
         self._before = [0.0, *accumulate(rate * bin_s for rate in self.rates)]
         """Requests before each bin."""
 
@@ -52,28 +51,3 @@ class Series:
     def _until(self, at: float) -> float:
         place = min(int(at / self.bin_s), len(self.rates) - 1)
         return self._before[place] + self.rates[place] * (at - place * self.bin_s)
-
-
-def rates_of(lines: Iterable[str]) -> list[Series]:
-    """Of a CSV with the columns model, t_s and rps; what is missing between two rows counts as nothing."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in csv.DictReader(lines):
-        found.setdefault(row["model"], []).append((float(row["t_s"]), float(row["rps"])))
-    series = []
-    for name, rows in found.items():
-        rows.sort()
-        times = [at for at, _ in rows]
-        bin_s = min((after - before for before, after in pairwise(times)), default=600.0)
-        rates = [0.0] * (round((times[-1] - times[0]) / bin_s) + 1)
-        for at, rate in rows:
-            rates[round((at - times[0]) / bin_s)] = rate
-        series.append(Series(name, bin_s, rates))
-    return series
-
-
-def arrivals_of(name: str, lines: Iterable[str], bin_s: float) -> Series:
-    """Of a recording: JSON lines with a `timestamp` in milliseconds. A last bin that is cut short is left out."""
-    times = sorted(json.loads(line)["timestamp"] / 1000 for line in lines if line.strip())
-    edges = [times[0] + bin_s * place for place in range(int((times[-1] - times[0]) / bin_s) + 1)]
-    before = [bisect_left(times, edge) for edge in edges]
-    return Series(name, bin_s, [(after - first) / bin_s for first, after in pairwise(before)])

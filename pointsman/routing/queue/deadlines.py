@@ -1,7 +1,8 @@
 """When each waiting request has waited too long.
 
-It may wait `ttl_s` while instances are running and `no_endpoint_ttl_s` while none are, counted from its arrival or from
-the last change between the two, whichever is later. One change moves all deadlines at once; nobody walks over them.
+It may wait `ttl_s` while instances are running and `no_endpoint_ttl_s` while none are, or what it said itself if that
+is less, counted from its arrival or from the last change between the two, whichever is later. One change moves all
+deadlines at once; nobody walks over them.
 """
 
 from math import inf
@@ -18,20 +19,24 @@ class Deadlines:
         self.pool_is_empty: bool | None = None
         """None: nobody has said yet."""
         self._changed_at = -inf
-        self._by_due: LazyHeap[Queued] = LazyHeap()
+        self._served: LazyHeap[Queued] = LazyHeap()
         """By deadline while instances run, as of some time in the past: a change of the pool only ever moves it on."""
-        self._by_arrival: LazyHeap[Queued] = LazyHeap()
-        """While there are none, all have the same budget, and who came first expires first."""
+        self._alone: LazyHeap[Queued] = LazyHeap()
+        """The same while there are none."""
 
     def add(self, item: Queued) -> None:
-        if item.ttl_s is not None:
-            self._by_due.put(item, self._due(item, item.ttl_s), item.seq)
-        if self.no_endpoint_ttl_s > 0:
-            self._by_arrival.put(item, item.enqueued_at, item.seq)
+        for heap, is_empty in ((self._served, False), (self._alone, True)):
+            budget_s = self.budget_s(item, is_empty)
+            if budget_s is not None:
+                heap.put(item, self._due(item, budget_s), item.seq)
 
     def discard(self, item: Queued) -> None:
-        self._by_due.discard(item)
-        self._by_arrival.discard(item)
+        self._served.discard(item)
+        self._alone.discard(item)
+
+    def budget_s(self, item: Queued, pool_is_empty: bool) -> float | None:
+        """How long it may wait; None: for ever."""
+        return shorter_ttl(self.no_endpoint_ttl_s, item.request.timeout_s) if pool_is_empty else item.ttl_s
 
     def pool_changed(self, is_empty: bool, now: float) -> None:
         """Whether there is anybody to serve; only a change is news."""
@@ -45,15 +50,15 @@ class Deadlines:
 
     def first(self) -> tuple[Queued, float] | None:
         """Who expires first, and when; None if nobody ever will."""
-        if self.pool_is_empty:
-            item = self._by_arrival.first()
-            return None if item is None else (item, self._due(item, self.no_endpoint_ttl_s))
-        while (item := self._by_due.first()) is not None:
-            assert item.ttl_s is not None
-            due = self._due(item, item.ttl_s)
-            if due <= self._by_due.first_key():
+        is_empty = bool(self.pool_is_empty)
+        heap = self._alone if is_empty else self._served
+        while (item := heap.first()) is not None:
+            budget_s = self.budget_s(item, is_empty)
+            assert budget_s is not None, "else it would not be there"
+            due = self._due(item, budget_s)
+            if due <= heap.first_key():
                 return item, due
-            self._by_due.put(item, due, item.seq)
+            heap.put(item, due, item.seq)
         return None
 
     def _due(self, item: Queued, budget_s: float) -> float:

@@ -80,7 +80,7 @@ class FlowControl:
             return Offered(refusals.id_is_taken(item))
         band = item.band = self._bands.of(item.priority)
         item.enqueued_at = now
-        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        item.ttl_s = shorter_ttl(self._ttl_s, item.request.timeout_s)
         item.seq = self._arrivals = self._arrivals + 1
         item.order_key = band.ordering.key(item)
         fits = band.room.fits(item.size_bytes) and self._total.fits(item.size_bytes)
@@ -104,10 +104,10 @@ class FlowControl:
 
         There is always room for it, as it was let in before.
         """
-        item = Queued(before.request, ttl_s=before.request.timeout_s)
+        item = Queued(before.request)
         item.band = self._bands.of(item.priority)
         item.enqueued_at = before.enqueued_at
-        item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
+        item.ttl_s = shorter_ttl(self._ttl_s, item.request.timeout_s)
         item.tries, item.excluded = before.tries, before.excluded
         item.order_key = item.band.ordering.key(item)
         item.seq = self._arrivals = self._arrivals + 1
@@ -132,10 +132,8 @@ class FlowControl:
         """Nobody waits, and it has been sent without waiting either: `ended` or `put_back` follows."""
         item.band = band = self._bands.of(item.request.priority)
         item.enqueued_at = item.taken_at = now
-        if item.ttl_s is not None or self._ttl_s <= 0:
-            item.ttl_s = shorter_ttl(self._ttl_s, item.ttl_s)
-        else:
-            item.ttl_s = self._ttl_s
+        own_s = item.request.timeout_s
+        item.ttl_s = shorter_ttl(self._ttl_s, own_s) if own_s is not None or self._ttl_s <= 0 else self._ttl_s
         item.order_key = band.ordering.key(item)
         item.seq = self._arrivals = self._arrivals + 1
         item.stage = Stage.SERVED
@@ -249,7 +247,8 @@ class FlowControl:
             item = first[0]
             self._remove(item)
             if pool_is_empty:
-                refusal = refusals.no_instance_came(item, now, self._deadlines.no_endpoint_ttl_s)
+                budget_s = self._deadlines.budget_s(item, pool_is_empty)
+                refusal = refusals.no_instance_came(item, now, budget_s, self._deadlines.no_endpoint_ttl_s)
             else:
                 refusal = refusals.waited_too_long(item, now, self._ttl_s)
             gone.append((item, refusal))

@@ -30,7 +30,7 @@ class Queued(msgspec.Struct, eq=False):
 
     request: RequestMetadata
     ttl_s: float | None = None
-    """How long its client lets it wait; once offered, how long it may wait. None: no limit."""
+    """How long it may wait while there are instances, as the queue says. None: for ever."""
     band: "Band" = None  # type: ignore[assignment]  # the queue gives it one
     enqueued_at: float = 0.0
     taken_at: float = 0.0

@@ -4,12 +4,15 @@ from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.room import Room
 
+START_ONE = "start an instance"
+"""What to do, said by who does not know whether somebody does that already."""
+
 
 def queue_is_full(item: Queued, room: Room, pool_is_empty: bool) -> Refusal:
     """It found no room on arrival."""
     full = f"the queue is full: {room.shortage(item.size_bytes)}"
     if pool_is_empty:
-        why = f"no instance is running, and {full}; start an instance"
+        why = f"no instance is running, and {full}; {START_ONE}"
         return Refusal(Outcome.REJECTED_NO_ENDPOINTS, why)
     return Refusal(Outcome.REJECTED_CAPACITY, full)
 
@@ -41,12 +44,14 @@ def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
     return Refusal(Outcome.EVICTED_TTL, why)
 
 
-def no_instance_came(item: Queued, now: float, ttl_s: float) -> Refusal:
+def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float) -> Refusal:
     """Its time to live with nobody to serve it is over."""
-    why = (
-        f"waited {now - item.enqueued_at:.3g} s and no instance is running; "
-        f"the limit is {ttl_s:g} s (flowControl.noEndpointRequestTTL); start an instance"
+    limit = (
+        f"its own deadline allowed {limit_s:g} s"
+        if limit_s != default_ttl_s
+        else f"the limit is {limit_s:g} s (flowControl.noEndpointRequestTTL)"
     )
+    why = f"waited {now - item.enqueued_at:.3g} s and no instance is running; {limit}; {START_ONE}"
     return Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)
 
 

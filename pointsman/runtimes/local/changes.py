@@ -1,6 +1,6 @@
 """What applying a manifest would change, and why: for people to read before, and for the history after."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -8,11 +8,13 @@ import msgspec
 from pointsman.config.manifest import GatewaySpec
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
 from pointsman.control import Step
-from pointsman.parameters import camel_case
+from pointsman.parameters import camel_case, duration_text
 from pointsman.selection.text import text_table
 
 AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that hold from the next start of the plane on."""
+WHEN_ASKED = frozenset({"interval", "timeLimit"})
+"""Settings of the scaling of an application that are its own; the others are told of its nodes."""
 SECRET = frozenset({"adminKeySha256", "keys", "tls"})
 """Settings whose values are not shown."""
 
@@ -80,6 +82,9 @@ def _of_applications(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Ch
             continue
         if known[name].flow != plan.flow:
             yield Change("calls", name, "other calls are made, or in another way")
+        scaling = _of_scaling(known[name].scaling, plan.scaling, "a policy for each node", WHEN_ASKED)
+        if scaling:
+            yield Change("scaling", name, scaling)
         old, new = known[name].user_configs, plan.user_configs
         for deployment in [one.name for one in plan.deployments]:
             there = any(one.name == deployment for one in known[name].deployments)
@@ -115,22 +120,39 @@ def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Ch
         yield Change("endpoints", after.name, _told(before.endpoints_file, after.endpoints_file))
 
 
-def _of_scaling(before: ScalingPlan | None, after: ScalingPlan | None) -> str:
-    """What differs, in words; empty: nothing."""
-    if before is None or after is None:
-        return _told(_scaled_by(before), _scaled_by(after)) if before is not after else ""
-    told = [_told(_scaled_by(before), _scaled_by(after))] if _scaled_by(before) != _scaled_by(after) else []
-    if before.recipe != after.recipe and not told:
-        told.append(f"the settings of {_scaled_by(after)} have changed")
-    old, new = msgspec.to_builtins(before.limits), msgspec.to_builtins(after.limits)
-    told += [
-        f"{camel_case(name.removesuffix('_s'))} {_told(old[name], new[name])}" for name in old if old[name] != new[name]
-    ]
-    return ", ".join(told)
+def _of_scaling(
+    before: ScalingPlan | None,
+    after: ScalingPlan | None,
+    nobody: str = "a fixed number",
+    settings: Container[str] | None = None,
+) -> str:
+    """What differs, in words; empty: nothing. `nobody`: who decides without a plan. `settings`: those to tell of."""
+    told = [_of_policy(before, after, nobody)]
+    if before is not None and after is not None:
+        old, new = _settings_of(before), _settings_of(after)
+        differ = [name for name in old if old[name] != new[name] and (settings is None or name in settings)]
+        told += [f"{name} {_told(old[name], new[name])}" for name in differ]
+    return ", ".join(filter(None, told))
 
 
-def _scaled_by(plan: ScalingPlan | None) -> str:
-    return "a fixed number" if plan is None else plan.policy_name or "its application's policy"
+def _of_policy(before: ScalingPlan | None, after: ScalingPlan | None, nobody: str) -> str:
+    """Who decides, if that is another one now, or the same one in another way."""
+    old, new = (nobody if one is None else one.policy_name or "its application's policy" for one in (before, after))
+    if old != new:
+        return _told(old, new)
+    same = before is None or after is None or (before.recipe, before.metrics) == (after.recipe, after.metrics)
+    return "" if same else f"the settings of {new} have changed"
+
+
+def _settings_of(plan: ScalingPlan) -> dict[str, object]:
+    """By the names they have in a manifest, and as they are written there."""
+    limits = msgspec.to_builtins(plan.limits) | {"cost_per_replica_hour": plan.cost_per_replica_hour}
+    return {
+        camel_case(name.removesuffix("_replicas").removesuffix("_s")): (
+            duration_text(value) if name.endswith("_s") else f"{value:.15g}" if isinstance(value, float) else value
+        )
+        for name, value in limits.items()
+    }
 
 
 def _decider(plan: DeploymentPlan) -> str:

@@ -8,8 +8,9 @@ import msgspec
 
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
 from pointsman.runtimes.local.thinking import Thinker
-from pointsman.scaling.answers import TooSlow
-from pointsman.scaling.asking import ask, by_node
+from pointsman.scaling.answers import TooMuch, TooSlow
+from pointsman.scaling.asking import by_node
+from pointsman.scaling.notes import ask_with_notes, copied
 from pointsman.scaling.view import ApplicationView, DeploymentView
 
 
@@ -40,6 +41,11 @@ class Decider:
         return f"application {self.name}" if self.of_application else self.name
 
     @property
+    def is_thinking(self) -> bool:
+        """Whether its policy has not answered yet; one that hangs never will."""
+        return self._thinker.is_thinking
+
+    @property
     def of_application(self) -> bool:
         """Whether it sees several deployments at once."""
         return self.notes is not None
@@ -48,18 +54,18 @@ class Decider:
         """What the policy says of each deployment: a number, a wish, or what went wrong."""
         if not self.of_application:
             [(deployment, view)] = views.items()
-            return {deployment: await self._thinker.ask(lambda: ask(self.policy, view), self.time_limit_s)}
+            return {deployment: await self._thinker.ask(lambda: ask_with_notes(self.policy, view), self.time_limit_s)}
         by_name = {self.nodes[deployment]: view for deployment, view in views.items()}
         seen = ApplicationView(
             name=self.name,
             now=next(iter(views.values())).now,
             deployments={name: msgspec.structs.replace(view, name=name) for name, view in by_name.items()},
-            state=self.notes or {},
+            state=copied(self.notes or {}),
         )
-        answer = await self._thinker.ask(lambda: ask(self.policy, seen), self.time_limit_s)
-        if not isinstance(answer, TooSlow):
+        answer = await self._thinker.ask(lambda: ask_with_notes(self.policy, seen), self.time_limit_s)
+        if not isinstance(answer, TooSlow | TooMuch):
             self.notes = dict(seen.state)
-        found = dict.fromkeys(by_name, answer) if isinstance(answer, TooSlow) else by_node(answer, by_name)
+        found = by_node(answer, by_name)
         return {deployment: found[self.nodes[deployment]] for deployment in views}
 
 

@@ -5,6 +5,7 @@ What could not be read is no number: the policy sees those of before grow old, a
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import isfinite
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -73,9 +74,12 @@ class Gatherer:
         except Unanswered as error:
             self._problems[query.name] = f'metric "{query.name}" cannot be read from {query.url}: {error}'
         else:
-            self._problems.pop(query.name, None)
-            if value is not None:
+            if value is not None and isfinite(value):
+                self._problems.pop(query.name, None)
                 self._tell(query.name, value)
+                return
+            found = "finds nothing" if value is None else f"gives {value}"
+            self._problems[query.name] = f'metric "{query.name}": its query {found} at {query.url}'
 
 
 class Result(msgspec.Struct):
@@ -101,9 +105,13 @@ class Told(msgspec.Struct):
 
 async def answer_of(query: MetricQuery) -> float | None:
     """What a Prometheus says now: the sum of what it found; None: nothing. Raises `Unanswered`."""
-    parts = urlsplit(query.url)
+    try:
+        parts = urlsplit(query.url)
+        port = parts.port
+    except ValueError as error:
+        raise Unanswered(f"this is no address: {error}") from None
     tls = parts.scheme == "https"
-    address = Address(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+    address = Address(parts.hostname or "", port or (443 if tls else 80), tls)
     path = f"{parts.path.rstrip('/')}{QUERY}{quote(query.query, safe='')}"
     answer = await ask(address, "GET", path, timeout_s=TIMEOUT_S)
     try:

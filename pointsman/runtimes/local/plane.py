@@ -19,6 +19,7 @@ from pointsman.control import Controller, Desired
 from pointsman.control import events as control
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
+from pointsman.runtimes.local.absence import absence_of
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.detection.usage import GpuDrivers
@@ -41,7 +42,7 @@ from pointsman.runtimes.local.status import (
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
 from pointsman.runtimes.local.watching import EndpointsFiles
-from pointsman.runtimes.traffic import Traffic
+from pointsman.runtimes.traffic import Absence, Traffic
 from pointsman.types import Worker
 
 LOOK_S = 1.0
@@ -146,6 +147,7 @@ class Plane:
         if not adopted:
             shared.clear()
         self._traffic.failing = self._requests_fail
+        self._traffic.absence = self._absence
         self._scaling.open(store)
         self._see_worker(plan, [event.pid for event in adopted])
         for event in adopted:
@@ -249,6 +251,10 @@ class Plane:
     def scaling(self, deployment: str) -> dict[str, Any]:
         """How many instances there are of a deployment, and why: plain data."""
         return self._scaling.told(deployment)
+
+    def load_seen(self, deployment: str) -> dict[str, Any]:
+        """What has come for a deployment that is scaled, to rehearse policies on."""
+        return self._scaling.load_seen(deployment)
 
     def scaled(self) -> list[Scaled]:
         """The deployments that are scaled."""
@@ -364,6 +370,10 @@ class Plane:
         self._hands.forget(kept, {(one.deployment, one.recipe) for one in there})
 
     # Talking with the controller
+
+    def _absence(self, deployment: str) -> Absence:
+        mine = [one for one in self._controller.instances() if one.deployment == deployment]
+        return absence_of(mine, self._traffic.lanes[deployment].start_up_s, time.monotonic())
 
     def _tell(self, event: control.Event) -> None:
         """Tell the controller, and do what it says. What happens meanwhile is told after that."""

@@ -10,6 +10,7 @@ import msgspec
 
 from pointsman.control import Controller, InstanceStatus, Phase
 from pointsman.placement.asks import Ask
+from pointsman.placement.hints import why_never
 from pointsman.runtimes.local.scaled import Scaled
 from pointsman.runtimes.local.turns import MayGo, what_would_help, who_makes_room
 from pointsman.runtimes.traffic import Traffic
@@ -100,13 +101,15 @@ class Room:
         """How many have no place, why, and what would help. Told when they become more, and not all the time."""
         ask, fleet = self._ask(homeless[0].deployment), self._controller.places.taken
         number = f"{len(homeless)} of {one.target} {'has' if len(homeless) == 1 else 'have'} no place"
-        helps = ""
+        helps = never = ""
         if ask is not None and fleet is not None:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
+            never = why_never(ask, fleet)
         why = homeless[0].reason.removeprefix("no place: ")
         problem = "; ".join(filter(None, [f"{number}: {why}", helps]))
-        return one.note("started as soon as there is room", now, problem)
+        in_vain = f"no worker could take it, even with nothing else there: {never}"
+        return one.note(in_vain if never else "started as soon as there is room", now, problem)
 
     def _ask(self, deployment: str) -> Ask | None:
         return self._traffic.lanes[deployment].plan.desired.ask

@@ -1,8 +1,7 @@
 """One deployment that is scaled: what is measured of it, who decides, and what was decided."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, MutableMapping
-from copy import deepcopy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,9 +11,11 @@ from pointsman.control import InstanceStatus, Phase
 from pointsman.routing.records import Record
 from pointsman.runtimes.local.store import SCALING_HISTORY
 from pointsman.runtimes.traffic import Lane
-from pointsman.scaling.answers import TooSlow, understood
-from pointsman.scaling.guard import Guard
+from pointsman.scaling.answers import TooMuch, TooSlow, understood
+from pointsman.scaling.guard import OURSELVES, Guard
 from pointsman.scaling.measuring import Measurements, windows_of
+from pointsman.scaling.news import News
+from pointsman.scaling.notes import copied
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
@@ -67,6 +68,9 @@ class Scaled:
         self._gave_way = saved.gave_way
         """It made room for somebody else, and comes back when it is asked for."""
         self.ready = self.starting = self.homeless = 0
+        self.trouble = ""
+        """Why an instance that should run does not; empty: all do."""
+        self._told_trouble = News()
         self.told_homeless = 0
         """Instances without a place that people know of."""
         if saved.recipe != deciding.recipe:
@@ -143,8 +147,8 @@ class Scaled:
             self.used_at = now
         usages = [one.metrics.kv_cache_usage for one in dispatcher.fleet.roster if one.metrics is not None]
         usage = sum(usages) / len(usages) if usages else None
-        self._measured.sample(now, ongoing=running, queued=here - running, kv_usage=usage, gpu_usage=gpu_usage)
         self._measured.arrived(now, came)
+        self._measured.sample(now, ongoing=running, queued=here - running, kv_usage=usage, gpu_usage=gpu_usage)
 
     def see(self, instances: Iterable[InstanceStatus], now: float) -> None:
         """Who is there, and how long it took to start whoever is ready by now."""
@@ -152,6 +156,10 @@ class Scaled:
         self.ready = min(self._count(mine, Phase.READY))
         self.starting = max(self._count(mine, Phase.STARTING, Phase.BACKING_OFF))
         self.homeless = max(self._count([one for one in mine if one.homeless], *Phase))
+        on_their_way = [one for one in mine if one.phase in (Phase.STARTING, Phase.BACKING_OFF) and not one.homeless]
+        self.trouble = next(
+            (f"{one.id} does not run: {one.reason}" for one in on_their_way if one.has_failed and one.reason), ""
+        )
         self._started &= {(one.id, one.pid) for one in mine}
         for one in mine:
             if one.phase is Phase.READY and one.start_up_s is not None and (one.id, one.pid) not in self._started:
@@ -188,7 +196,7 @@ class Scaled:
             since_up_s=guard.since_up_s(now),
             since_down_s=guard.since_down_s(now),
             idle_s=self._idle_s(lane, now),
-            state=_copied(guard.notes),
+            state=copied(guard.notes),
         )
 
     def _idle_s(self, lane: Lane, now: float) -> float | None:
@@ -204,14 +212,24 @@ class Scaled:
     def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
         """What becomes of an answer; a record if there is something to tell."""
         said = understood(answer, self.guard.limits.time_limit_s)
-        if isinstance(answer, TooSlow):  # whoever is late may still write to the notes that it was given
+        if isinstance(answer, TooSlow | TooMuch):  # whoever is late may still write to the notes that it was given
             view = msgspec.structs.replace(view, state=self.guard.notes)
         self.wanted = said.replicas if isinstance(said, Wish) else None
         self.errors += isinstance(said, str)
         self._gave_way = self._gave_way and view.load == 0
         if self._gave_way and self.wanted:
             answer = Wish(0, GAVE_WAY)
+        elif isinstance(said, Wish) and self.trouble and not self.ready and said.replicas > max(self.target, 1):
+            answer = Wish(max(self.target, 1), f"{said.why}; not more while {self.trouble}", said.refused)
         return self.keep(self.guard.decide(view, answer))
+
+    def tell_trouble(self, now: float) -> ScalingRecord | None:
+        """A record, if something new is to be told of instances that do not run."""
+        if not self._told_trouble.is_news(self.trouble, now):
+            return None
+        if not self.trouble:
+            return self.note("all of them run again", now) if self.ready else None
+        return self.note("it is tried again and again", now, self.trouble)
 
     def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
         """Remember a record, if there is one."""
@@ -227,6 +245,7 @@ class Scaled:
             deployment=self.name,
             at=now,
             policy=self.policy_name,
+            by=OURSELVES,
             before=target,
             after=target,
             why=why,
@@ -288,7 +307,7 @@ class Scaled:
             "max": self.guard.limits.max_replicas,
             "override": None if self.guard.ordered is None else msgspec.to_builtins(self.guard.ordered),
             "problem": self.guard.problem,
-            "last": "" if last is None else f"{last.before} -> {last.after}: {last.why}",
+            "last": "" if last is None else last.in_words(),
         }
 
     def in_full(self, lane: Lane, now: float) -> dict[str, Any]:
@@ -305,10 +324,41 @@ class Scaled:
             "queued": len(lane.dispatcher) - lane.dispatcher.running,
             "ready": self.ready,
             "starting": self.starting,
+            "homeless": self.homeless,
             "start_up_s": self.start_up_s,
+            "trouble": self.trouble,
             "limits": msgspec.to_builtins(self.guard.limits),
             "records": msgspec.to_builtins(list(self.records)),
         }
+
+    def load_seen(self, lane: Lane, now: float) -> dict[str, Any]:
+        """What has come so far, and what it takes to rehearse a policy on it: plain data."""
+        view, alone = self.view(lane, now), self._scaling.policy is not None
+        return {
+            "deployment": self.name,
+            "bin_s": view.bin_s,
+            "bins": msgspec.to_builtins(view.history),
+            "start_up_s": view.start_up_s,
+            "request_s": _request_s(view),
+            "max_concurrency": view.max_concurrency,
+            "cost_per_replica_hour": view.cost_per_replica_hour,
+            "limits": msgspec.to_builtins(self.guard.limits),
+            "policy": self.policy_name,
+            # The policy of an application sees all its nodes, so that it cannot be asked about one.
+            "parameters": msgspec.json.decode(self._deciding.recipe)[1] if alone else None,
+        }
+
+
+def _request_s(view: DeploymentView) -> float | None:
+    """How long a request takes: of those that ended of late, else by how many came and were here in the longest window
+    in which any came. None: nobody did."""
+    if view.latency_ms.mean:
+        return view.latency_ms.mean / 1000
+    for seconds in sorted(view.ongoing_windows, reverse=True):
+        here, rate = view.ongoing_windows[seconds].mean, view.arrivals_per_s.get(seconds)
+        if here and rate:
+            return here / rate
+    return None
 
 
 def _measurements(deciding: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
@@ -318,11 +368,3 @@ def _measurements(deciding: ScalingPlan, saved: Mapping[str, Any]) -> Measuremen
         return Measurements(windows, saved=saved)
     except (msgspec.MsgspecError, TypeError):  # of another form: it is seen again in time
         return Measurements(windows)
-
-
-def _copied(notes: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For a policy to write to on its thread, while others may read these."""
-    try:
-        return deepcopy(notes)
-    except Exception:  # something of its own that cannot be copied; then it has to be careful itself
-        return notes

@@ -23,6 +23,7 @@ from pointsman.runtimes.local.room import Room
 from pointsman.runtimes.local.scaled import Saved, Scaled
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.scaling.asking import policy_name
 from pointsman.scaling.records import ScalingRecord
 
 SAVE_S = 30.0
@@ -53,6 +54,8 @@ class Scaling:
         self._scaled: dict[str, Scaled] = {}
         self._deciders: dict[str, Decider] = {}
         """By their keys."""
+        self._left_behind: list[Decider] = []
+        """Not asked any more; a call of theirs may go on all the same."""
         self._gatherers: dict[str, Gatherer] = {}
         self._plan = PointsmanPlan()
         self._room = Room(traffic, controller, self._scaled, evict)
@@ -155,9 +158,10 @@ class Scaling:
         for key in [
             key for key, one in self._deciders.items() if key not in wanted or one.recipe != wanted[key].recipe
         ]:
-            task = self._deciders.pop(key).task
-            if task is not None:
-                task.cancel()
+            gone = self._deciders.pop(key)
+            if gone.task is not None:
+                gone.task.cancel()
+            self._left_behind.append(gone)
         for key, made in wanted.items():
             known = self._deciders.get(key)
             if known is None:
@@ -203,7 +207,7 @@ class Scaling:
             return  # another manifest came while it thought
         before = {one.name: one.target for one in members}
         records = [one.decide(views[one.name], answers[one.name]) for one in members if one.name in self._scaled]
-        self._tell([record for record in records if record is not None])
+        self._tell([*records, *(one.tell_trouble(now) for one in members)])
         if any(one.target != before[one.name] for one in members):
             self._retarget()
         self._find_places(members, now)
@@ -249,7 +253,10 @@ class Scaling:
         if not limits.min_replicas <= replicas <= limits.max_replicas:
             between = f"between {limits.min_replicas} and {limits.max_replicas} (scaling.min and max)"
             raise PointsmanError(f'"{one.name}" must have {between}, found {replicas}')
-        self._tell([one.keep(one.guard.override(replicas, None if for_s is None else now + for_s, by, now))])
+        known = one.guard.ordered
+        record = one.guard.override(replicas, None if for_s is None else now + for_s, by, now)
+        if known is None or (known.replicas, known.by) != (replicas, by):  # scalers say the same again and again
+            self._tell([one.keep(record)])
         if one.target != before:
             self._retarget()
 
@@ -258,6 +265,11 @@ class Scaling:
         one, now = self.find(name), self._clock()
         one.see(self._controller.instances(), now)
         return one.in_full(self._lane(one), now)
+
+    def load_seen(self, name: str) -> dict[str, Any]:
+        """What has come for a deployment so far, to rehearse policies on: plain data."""
+        one, now = self.find(name), self._clock()
+        return one.load_seen(self._lane(one), now)
 
     def each(self) -> list[Scaled]:
         """All of them."""
@@ -270,8 +282,14 @@ class Scaling:
     def problems(self) -> list[str]:
         """What is wrong with which policy, and which number cannot be read, in words."""
         unread = [f'"{name}": {why}' for name, one in self._gatherers.items() for why in one.problems()]
+        self._left_behind = [one for one in self._left_behind if one.is_thinking]
+        unread += [
+            f'a call of {policy_name(one.policy)}, which decides about "{one.name}" no more, does not return; '
+            "it takes a core or a thread until the plane is started again"
+            for one in self._left_behind
+        ]
         return unread + [
-            f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; {one.target} wanted as before'
+            f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
             for one in self._scaled.values()
             if one.guard.problem
         ]

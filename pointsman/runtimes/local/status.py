@@ -107,6 +107,7 @@ def instance_status(instance: InstanceStatus, load: dict[str, Any], now: float) 
         "pid": instance.pid,
         "restarts": instance.restarts,
         "halted": instance.halted,
+        "homeless": instance.homeless,
         "reason": instance.reason,
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),

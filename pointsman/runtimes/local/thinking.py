@@ -17,6 +17,11 @@ class Thinker:
         self._began: float | None = None
         """When the call under way began; None: there is none."""
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether a call has not returned yet."""
+        return self._began is not None
+
     async def ask(self, call: Callable[[], object], limit_s: float) -> object:
         """What the call returns, or `TooSlow`; a late answer counts for nothing."""
         now = time.monotonic()
@@ -40,7 +45,11 @@ class Thinker:
                 loop.call_soon_threadsafe(answered, said)
 
         # Not of a pool, and a daemon: a policy that never returns must not keep the plane from ending.
-        threading.Thread(target=think, name=f"scaling {self._name}", daemon=True).start()
+        try:
+            threading.Thread(target=think, name=f"scaling {self._name}", daemon=True).start()
+        except RuntimeError as error:  # there are too many: the next time may go better
+            self._began = None
+            return error
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

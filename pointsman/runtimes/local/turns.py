@@ -71,7 +71,7 @@ def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeploym
         if (owner := fleet.deployment_of(instance_id)) in asks
     ]
     ask = msgspec.structs.replace(ask, instance_id=TRIAL)
-    told = [hint.words for hint in hints(ask, Placer(fleet.copy()))][:MOST_HINTS]
+    told = [hint.words for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MOST_HINTS]
     found = defragment(ask, fleet, movable)
     if found is not None:
         moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)

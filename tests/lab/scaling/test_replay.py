@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -69,6 +70,30 @@ def test_what_is_ordered_is_what_is_there_or_on_its_way(orders: list[tuple[int, 
     assert pool.replica_seconds == pytest.approx(cost)
 
 
+def test_what_a_policy_sees_by_hand() -> None:
+    """A replica serves 2/s, and each request stays for 2 s; nobody may wait, but those who come are seen."""
+    seen: list[DeploymentView] = []
+    metrics = {"load": lambda moment: moment.rate}
+    series = steps(0, 8, 0.5, 0)
+
+    def one(view: DeploymentView) -> int:
+        seen.append(view)
+        return 1
+
+    run(series, one, capacity=2.0, request_s=2.0, interval_s=300.0, metrics=metrics)
+    assert [view.ongoing for view in seen] == [0, 0, 4, 4, 1, 1, 0, 0]
+    assert [view.queued for view in seen] == [0, 0, 12, 12, 0, 0, 0, 0]
+    assert [view.idle_s for view in seen] == [None] * 6 + [300, 600]
+    assert [view.metrics["load"].last for view in seen] == [0, 0, 8, 8, 0.5, 0.5, 0, 0]
+    assert {view.metrics["load"].seconds for view in seen} == {300.0}
+    assert {view.max_concurrency for view in seen} == {4}
+    assert seen[6].ongoing_windows[3600.0].mean == pytest.approx((4 + 1) / 3)
+    assert seen[6].queued_windows[3600.0].mean == pytest.approx(12 / 3)
+    assert [rate.per_second for rate in seen[6].history] == [0, 8, 0.5]
+    run(series, one, capacity=0.1)
+    assert seen[-1].max_concurrency == 1
+
+
 class Watching:
     """Keeps what it saw, as it was."""
 
@@ -108,6 +133,33 @@ def test_nobody_serves_everything_for_less_than_the_clairvoyant(rates: list[floa
         assert found.unserved == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("start_up_s", "bins", "replicas"),
+    [
+        (0.0, 6.0, [1, 1, 3, 1]),
+        # Two more are ordered in the middle of the bin before, and cost from then on.
+        (300.0, 7.0, [1, 3, 3, 1]),
+        (600.0, 8.0, [1, 3, 3, 1]),
+        (900.0, 9.0, [3, 3, 3, 1]),
+    ],
+)
+def test_the_clairvoyant_by_hand(start_up_s: float, bins: float, replicas: list[int]) -> None:
+    found = clairvoyant(steps(10, 10, 30, 10), Setting(capacity=10.0, start_up_s=start_up_s))
+    assert found.ratio == pytest.approx(bins / 6)
+    assert found.hours == pytest.approx(bins * BIN_S / 3600)
+    assert found.line == [(place * BIN_S, count, count) for place, count in enumerate(replicas)]
+    assert found.changes == sum(before != after for before, after in pairwise(replicas))
+    assert found.most == 3
+
+
+def test_the_peak_all_the_time_and_a_load_of_nothing() -> None:
+    found = static_peak(steps(10, 10, 30, 10), Setting(capacity=10.0))
+    assert (found.ratio, found.hours, found.changes, found.most) == (2.0, 2.0, 0, 3)
+    assert {count for _, count, _ in found.line} == {3}
+    assert found.unserved == 0.0
+    assert static_peak(steps(0, 0), Setting(capacity=10.0)).ratio == 1.0
+
+
 def test_a_clairvoyant_without_start_up_is_the_least() -> None:
     setting = Setting(capacity=5.0, start_up_s=0.0)
     assert clairvoyant(daily(2), setting).ratio == pytest.approx(1.0)
@@ -125,6 +177,11 @@ def test_a_wrong_policy_is_contained(policy: Callable[[DeploymentView], Any]) ->
     found = run(steps(30, 30, 30), policy)
     assert (found.changes, found.most, found.problems) == (0, 3, 30)
     assert found.unserved == 0
+
+
+def test_where_nobody_comes_one_replica_stays_and_nobody_is_unserved() -> None:
+    found = run(steps(0, 0, 0), lambda view: 0)
+    assert (found.hours, found.ratio, found.unserved, found.line) == (0.5, 1.0, 0.0, [(0.0, 1, 1)])
 
 
 def test_limits_hold_in_a_replay() -> None:
@@ -153,6 +210,29 @@ def test_predictive_costs_no_more_than_the_headroom_that_serves_as_much_and_that
             break
     else:
         pytest.fail("no headroom serves as much")
+
+
+def test_predictive_need_not_be_told_what_a_replica_serves() -> None:
+    """It learns that from how long requests stay, also while more come than are served."""
+    told, learned = (
+        run(moody(4), Predictive(serves, react_s=0.0), capacity=5.0, interval_s=BIN_S, request_s=3.0)
+        for serves in (5.0, None)
+    )
+    assert learned.ratio == pytest.approx(told.ratio, rel=0.01)
+    assert learned.unserved == pytest.approx(told.unserved, abs=0.0005)
+
+
+def test_a_policy_sees_the_windows_that_it_asks_for() -> None:
+    seen: set[float] = set()
+
+    def policy(view: DeploymentView) -> int:
+        seen.update(view.ongoing_windows, view.arrivals_per_s)
+        assert view.arrivals_per_s[7.0] == 10.0
+        return 1
+
+    policy.windows = (7.0,)  # type: ignore[attr-defined]
+    assert run(steps(10.0), policy, capacity=5.0).problems == 0
+    assert seen == {7.0, 30.0, 300.0, 3600.0}
 
 
 def test_predictive_is_there_before_the_load_that_comes_every_day() -> None:

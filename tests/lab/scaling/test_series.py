@@ -28,9 +28,14 @@ def test_rates_and_means_at_any_moment() -> None:
     assert (series.seconds, series.requests) == (30.0, 90.0)
     assert [series.rate(at) for at in (0, 9.9, 10, 29.9, 30)] == [1, 1, 3, 5, 5]
     assert series.mean(5, 15) == 2.0
-    assert series.mean(-100, 10) == 1.0
+    assert series.mean(-100, 20) == 2.0
     assert series.mean(20, 100) == 5.0
     assert series.mean(-10, 0) == 1.0
+
+
+def test_each_bin_needs_the_fewest_replicas_that_serve_it() -> None:
+    assert Series("chat", 10.0, [0.0, 0.1, 5.0, 5.1, 0.3]).needed(5.0) == [0, 1, 1, 2, 1]
+    assert Series("chat", 10.0, [2.1]).needed(0.7) == [3], "whatever floats make of it"
 
 
 def test_history_is_on_the_clock_of_the_replay() -> None:

@@ -20,7 +20,9 @@ TTL, NO_ENDPOINTS = Outcome.EVICTED_TTL, Outcome.EVICTED_NO_ENDPOINTS
         ({"no_endpoint_request_ttl_s": 2.0}, None, False, 60.0, TTL),
         ({}, 3.0, False, 3.0, TTL),  # an earlier deadline of the client
         ({}, 90.0, False, 60.0, TTL),  # a later one changes nothing
-        ({}, 3.0, True, 60.0, NO_ENDPOINTS),  # nor does one when there is nobody to serve it
+        ({}, 3.0, True, 3.0, NO_ENDPOINTS),  # it also holds when there is nobody to serve it
+        ({"no_endpoint_request_ttl_s": 2.0}, 3.0, True, 2.0, NO_ENDPOINTS),
+        ({"no_endpoint_request_ttl_s": 0.0}, 3.0, True, 3.0, NO_ENDPOINTS),
         ({"default_request_ttl_s": 0.0}, None, False, None, None),
         ({"default_request_ttl_s": -1.0}, None, True, None, None),
         ({"default_request_ttl_s": 0.0}, 3.0, False, 3.0, TTL),
@@ -121,7 +123,7 @@ def test_expiry_keeps_to_its_rule(
     queue.pool_changed(is_empty, now)
 
     def due(enqueued_at: float, own: float | None) -> float:
-        budgets = [no_endpoint_ttl_s] if is_empty else [ttl_s, own or -1.0]
+        budgets = [no_endpoint_ttl_s if is_empty else ttl_s, own or -1.0]
         return max(enqueued_at, changed_at) + min((b for b in budgets if b > 0), default=float("inf"))
 
     for number, (event, later, own) in enumerate(events):

@@ -11,7 +11,7 @@ from pointsman.types import RequestMetadata
 def item(request_id: str = "r", *, flow: str = "", size: int = 1, ttl_s: float | None = None, **request: Any) -> Queued:
     """A request on its way to the queue."""
     told = {"prompt": "x" * size, **request}
-    return Queued(RequestMetadata(request_id, user_id=flow, **told), ttl_s=ttl_s)
+    return Queued(RequestMetadata(request_id, user_id=flow, timeout_s=ttl_s, **told))
 
 
 def offer(queue: FlowControl, *items: Queued, now: float = 0.0, pool_is_empty: bool = False) -> list[Refusal | None]:

@@ -1,6 +1,7 @@
 """What people are told of the difference between two manifests."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,71 @@ output: {$step: two}
 )  # fmt: skip
 def test_what_differs_between_applications(old: str, new: str, changes: list[tuple[str, str]]) -> None:
     assert [(what, subject) for what, subject, _ in told(APPLICATION.replace(old, new, 1), APPLICATION)] == changes
+
+
+OWN = """
+def together(view): return {}
+def apart(view, most: int = 2): return {}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module with policies for applications."""
+    (tmp_path / "own_together.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_together"
+    sys.modules.pop("own_together", None)
+
+
+ASKED_ALONE = [("scaling", f"app.{node}", "its application's policy -> queue-depth") for node in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "changes"),
+    [
+        ("{policy: 'own_together:apart', max: 4}", []),
+        ("{policy: 'own_together:together', max: 4}",
+         [("scaling", "app", "own_together:apart -> own_together:together")]),
+        ("{policy: 'own_together:apart', max: 4, parameters: {most: 5}}",
+         [("scaling", "app", "the settings of own_together:apart have changed")]),
+        ("{policy: 'own_together:apart', max: 4, timeLimit: 2s, interval: 90s}",
+         [("scaling", name, "interval 1s -> 1m30s, timeLimit 500ms -> 2s") for name in ("app", "app.a", "app.b")]),
+        ("{policy: 'own_together:apart', max: 6}",
+         [("scaling", "app.a", "max 4 -> 6"), ("scaling", "app.b", "max 4 -> 6")]),
+        ("{policy: queue-depth, max: 4}",
+         [("scaling", "app", "own_together:apart -> a policy for each node"), *ASKED_ALONE]),
+    ],
+)  # fmt: skip
+def test_another_policy_of_an_application_is_a_change(
+    own: str, scaling: str, changes: list[tuple[str, str, str]]
+) -> None:
+    before = f"{APPLICATION}scaling: {{policy: '{own}:apart', max: 4}}\n"
+    assert told(f"{APPLICATION}scaling: {scaling}\n", before) == changes
+
+
+ONE = "deployments: [{name: m, model: m, engine: {type: simulated}, scaling: {max: 8}}]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("", "costPerReplicaHour: 2.5", "costPerReplicaHour none -> 2.5"),
+        ("costPerReplicaHour: 1000000", "costPerReplicaHour: 3", "costPerReplicaHour 1000000 -> 3"),
+        ("min: 0, idleTimeout: 1h", "min: 3", "min 0 -> 3, idleTimeout 1h -> 5m"),
+        ("upDelay: 200ms", "upDelay: 90s", "upDelay 200ms -> 1m30s"),
+        ("upDelay: 5s, maxStep: 2", "initial: 2", "initial none -> 2, upDelay 5s -> 0s, maxStep 2 -> none"),
+        ("upFactor: 0.5", "turn: 1s", "upFactor 0.5 -> 1, turn 30s -> 1s"),
+        ("", "policy: queue-depth", "target-ongoing -> queue-depth"),
+        ("", "parameters: {target: 3}", "the settings of target-ongoing have changed"),
+        ("", "metrics: [{name: a, url: 'http://p', query: up}]", "the settings of target-ongoing have changed"),
+    ],
+)
+def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, after: str, why: str) -> None:
+    old, new = (ONE.replace("max: 8", f"max: 8, {more}") for more in (before, after))
+    assert told(new, old) == [("scaling", "m", why)]
+    without = ONE.replace(", scaling: {max: 8}", "")
+    assert told(ONE, without) == [("scaling", "m", "a fixed number -> target-ongoing")]
 
 
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:

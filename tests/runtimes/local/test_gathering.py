@@ -26,6 +26,7 @@ def vector(*values: str) -> dict[str, Any]:
 ANSWERS: dict[str, Any] = {
     "up": vector("1", "2.5"),
     "none": vector(),
+    "0/0": vector("NaN"),
     "scalar(3)": {"status": "success", "data": {"resultType": "scalar", "result": [1.5, "3"]}},
     "m[5m]": {"status": "success", "data": {"resultType": "matrix", "result": []}},
     "wrong(": {"status": "error", "errorType": "bad_data", "error": "unclosed left parenthesis"},
@@ -103,3 +104,37 @@ def test_numbers_of_replicas_and_of_a_prometheus_end_in_one_place() -> None:
 
     run(story())
     assert sorted(set(told)) == [("age", 0.5), ("frames", 12.0), ("load", 3.5)]
+
+
+@pytest.mark.parametrize(("query", "why"), [("none", "finds nothing"), ("0/0", "gives nan")])
+def test_a_query_that_gives_no_number_is_a_problem_until_it_does(query: str, why: str) -> None:
+    told: list[tuple[str, float]] = []
+
+    async def story() -> None:
+        with server() as (url, _):
+            gatherer = Gatherer(list, lambda *one: told.append(one))
+            gatherer.queries = (MetricQuery("load", f"{url}/prefix", query),)
+            await gatherer.once()
+            assert gatherer.problems() == [f'metric "load": its query {why} at {url}/prefix']
+            gatherer.queries = (MetricQuery("load", f"{url}/prefix", "up"),)
+            await gatherer.once()
+            assert gatherer.problems() == []
+
+    run(story())
+    assert told == [("load", 3.5)]
+
+
+@pytest.mark.parametrize("url", ["http://host:abc", "http://host:99999", "http://[::1"])
+def test_what_is_no_address_is_told_and_others_are_read_all_the_same(url: str) -> None:
+    told: list[tuple[str, float]] = []
+
+    async def story() -> None:
+        with server() as (good, _):
+            gatherer = Gatherer(list, lambda *one: told.append(one))
+            gatherer.queries = (MetricQuery("bad", url, "up"), MetricQuery("load", f"{good}/prefix", "up"))
+            await gatherer.once()
+            [problem] = gatherer.problems()
+            assert problem.startswith(f'metric "bad" cannot be read from {url}: this is no address: ')
+
+    run(story())
+    assert told == [("load", 3.5)]

@@ -7,7 +7,7 @@ import pytest
 from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.scaled import Saved, Scaled
-from pointsman.scaling import ScalingLimits
+from pointsman.scaling import DeploymentView, ScalingLimits, Wish
 
 
 def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> Scaled:
@@ -93,3 +93,13 @@ def test_shards_go_all_or_not_at_all() -> None:
     one = scaled("m.0", ("m.1",), min_replicas=0)
     one.see([instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
     assert (one.ready, one.spares(1e6)) == (1, 0)
+
+
+def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -> None:
+    one = scaled(min_replicas=1)
+    assert one.in_short()["last"] == ""
+    one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
+    one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
+    one.note("started as soon as there is room", 101.0, "2 of 3 have no place")
+    assert one.in_short()["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
+    assert [record.by for record in one.records] == ["", "pointsman"]

@@ -80,7 +80,7 @@ def test_more_requests_more_instances_and_back(state: Path) -> None:
             assert steps[-1][1] == 1
             first = records(scene)[0]
             assert first["policy"] == "target-ongoing"
-            assert "wanted per replica" in first["why"]
+            assert "per replica" in first["why"]
             assert first["numbers"]["ongoing"] + first["numbers"]["queued"] > 0
 
     run(story())
@@ -185,6 +185,10 @@ def slow(view):
 def hangs(view):
     calls.append(1)
     time.sleep(3600)
+
+def grows(view):
+    view.state.setdefault("seen", []).extend(["more and more"] * 10_000)
+    return 3
 """
 
 
@@ -194,8 +198,9 @@ def hangs(view):
         ("raises", "raised RuntimeError: no idea"),
         ("negative", "returned -3; it must be a whole number"),
         ("wordy", "returned 'many'; it must be a whole number"),
-        ("slow", "it may take 0.1 s (timeLimit)"),
-        ("hangs", "it may take 0.1 s (timeLimit)"),
+        ("slow", " 0.1 s (timeLimit)"),
+        ("hangs", " 0.1 s (timeLimit)"),
+        ("grows", "into view.state; it may keep 64 KiB"),
     ],
 )
 def test_a_wrong_policy_changes_nothing_and_is_told_of(
@@ -215,6 +220,9 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
             assert scene.ready() == {"m-1", "m-2"}
             if policy == "hangs":
                 assert len(sys.modules[name].calls) == 1  # and it has one thread, not one for each time
+                await scene.plane.apply(manifest(scaled()))
+                gone = 'a call of hangs, which decides about "m" no more, does not return'
+                await scene.until(lambda: [gone in one for one in scene.plane.status()["problems"]] == [True], "told")
 
     run(story())
 
@@ -329,6 +337,21 @@ def test_whoever_must_stay_makes_no_room(state: Path) -> None:
     run(story())
 
 
+def test_what_no_machine_is_large_enough_for_says_so(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(scaled(gib=100, min=1)), look_at_machine=machine(4)) as scene:
+            await scene.until(lambda: any(one["problem"] for one in records(scene)), "no room")
+            [told] = [one for one in records(scene) if one["problem"]]
+            short = "too little memory: needs 100.0 GiB, 4.0 GiB free"
+            assert told["problem"] == f"1 of 1 has no place: {short}"
+            assert told["why"] == f"no worker could take it, even with nothing else there: {short}"
+            assert told["by"] == "pointsman", "that is not what the policy says"
+            waits = scene.instances()["m-1"]
+            assert (waits["homeless"], waits["reason"]) == (True, f"no place: {short}")
+
+    run(story())
+
+
 def test_a_full_machine_is_told_once_and_served_when_there_is_room(state: Path) -> None:
     size = [4.0]
 
@@ -346,10 +369,12 @@ def test_a_full_machine_is_told_once_and_served_when_there_is_room(state: Path) 
             told = [one["problem"] for one in records(scene) if one["problem"]]
             asked = scene.plane.scaled()[0]
             await scene.until(lambda: (asked.ready, asked.starting) == (1, 2), "the policy knows")
-            assert all("no place" in one for one in told)
+            assert all(one.endswith("no place: too little memory: needs 3.0 GiB, 1.0 GiB free") for one in told)
+            assert {one["why"] for one in records(scene) if one["problem"]} == {"started as soon as there is room"}
             assert len(told) <= 2
             size[0] = 16.0
             await scene.until_ready("m-1", "m-2", "m-3")
+            assert [one["reason"] for one in scene.instances().values()] == ["", "", ""]
             assert changes(scene) == steps  # the target never moved because of that
             assert len([one for one in records(scene) if one["problem"]]) == len(told)
             for number in range(6):

@@ -45,6 +45,8 @@ def test_the_fewest_go_and_the_least_recently_used_first(
 
 
 def test_what_would_help_is_said_in_a_few_words() -> None:
-    told = what_would_help(ask(12), full(), [DesiredDeployment(name="small", model="m", ask=ask(6))])
-    assert "largest free" in told
+    there = fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 1, 10))
+    told = what_would_help(ask(20), there, [DesiredDeployment(name="small", model="m", ask=ask(6))])
+    assert told.endswith("there would be room if these moved: small1 from w: gpu0 (6.0 GiB) to w: gpu1 (6.0 GiB)")
+    assert "largest free" not in told, "how much there is, the refusal says itself"
     assert len(told) < 400

@@ -155,7 +155,7 @@ def test_a_fleet_that_is_too_small_says_who_has_no_place_and_serves_when_it_grow
     assert len(fleet.in_service) == 8
     homeless = [one for one in fleet.instances() if one.homeless]
     assert len(homeless) == 12
-    assert all("no place: one GPU: 1 no room on one GPU" in one.reason for one in homeless)
+    assert all("no place: no room on one GPU: needs" in one.reason for one in homeless)
     for number in (1, 2):
         fleet.see(worker(number))
     fleet.run_until(12.0)

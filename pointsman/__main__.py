@@ -1,0 +1,7 @@
+"""`python -m pointsman` is `pointsman`."""
+
+import sys
+
+from pointsman.cli.main import main
+
+sys.exit(main())

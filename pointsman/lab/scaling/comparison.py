@@ -1,0 +1,171 @@
+"""Several policies on the same load, beside those that nobody can have: one row each, for people and for programs."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
+from pointsman.lab.scaling.replay import Outcome, Replay, Setting
+from pointsman.lab.scaling.series import Series
+from pointsman.scaling.limits import ScalingLimits
+from pointsman.selection.text import text_table
+
+HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
+UNLIMITED = 1_000_000
+"""Replicas: whoever may have so many is not limited."""
+DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
+
+
+def compare(
+    series: Series,
+    setting: Setting,
+    policies: Mapping[str, object],
+    limits: ScalingLimits | None = None,
+    tell: Callable[[str, float], None] | None = None,
+) -> "Comparison":
+    """Replay the load for each policy. `tell`: is told now and then how much is done of which."""
+    replay = Replay(series, setting, limits)
+    outcomes = {
+        name: replay.run(policy, name, None if tell is None else partial(tell, name))
+        for name, policy in policies.items()
+    }
+    return Comparison(replay, outcomes)
+
+
+class Comparison:
+    """What came of it."""
+
+    def __init__(self, replay: Replay, policies: Mapping[str, Outcome]) -> None:
+        self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
+        self.policies = dict(policies)
+        self.references = {
+            "static peak": static_peak(replay.series, replay.setting),
+            "clairvoyant with start-up": clairvoyant(replay.series, replay.setting),
+        }
+
+    def as_text(self) -> str:
+        """What was replayed, the table, and which answers did not count."""
+        return "\n".join([*self._headline(), "", self._table(), *self.problems()])
+
+    def problems(self) -> list[str]:
+        """Of each policy whose answers did not all count: how many, and what went wrong first."""
+        return [
+            f"{name}: {one.problems:,} of {self.times:,} answers did not count; it {_first_problem(one)}"
+            for name, one in self.policies.items()
+            if one.problems
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data, but for what happened on the way."""
+        rates, capacity = self.series.rates, self.setting.capacity
+        return {
+            "load": {
+                "name": self.series.name,
+                "began": self.setting.began,
+                "bin_s": self.series.bin_s,
+                "bins": len(rates),
+                "mean_per_s": fmean(rates),
+                "peak_per_s": max(rates),
+                "needed_at_mean": fmean(rates) / capacity,
+                "needed_at_peak": max(self.series.needed(capacity)),
+            },
+            "setting": {
+                "capacity": capacity,
+                "start_up_s": self.setting.start_up_s,
+                "interval_s": self.setting.interval_s,
+                "request_s": self.setting.request_s,
+                "queue_s": self.setting.queue_s,
+                "cost_per_replica_hour": self.setting.cost_per_replica_hour,
+                "limits": msgspec.to_builtins(self.limits),
+            },
+            "asked": self.times,
+            "least_replica_hours": least_hours(self.series, capacity),
+            "policies": [self._told(name, one) for name, one in self.policies.items()],
+            "references": [self._told(name, one) for name, one in self.references.items()],
+        }
+
+    def _told(self, name: str, one: Outcome) -> dict[str, Any]:
+        cost = self.setting.cost_per_replica_hour
+        return {
+            "policy": name,
+            "replica_hours": one.hours,
+            "ratio": one.ratio,
+            "unserved": one.unserved,
+            "changes": one.changes,
+            "most": one.most,
+            "cost": None if cost is None else one.hours * cost,
+            "problems": one.problems,
+            "problem": _first_problem(one) if one.problems else "",
+        }
+
+    def _headline(self) -> list[str]:
+        series, setting = self.series, self.setting
+        rates, mean = series.rates, fmean(series.rates)
+        needed = max(series.needed(setting.capacity))
+        return [
+            f"{series.name}: {len(rates):,} bin{'s' if len(rates) > 1 else ''} of {span(series.bin_s)}, "
+            f"{span(series.seconds)} in all; {mean:.4g}/s on average, {max(rates):.4g}/s at the peak",
+            f"a replica serves {setting.capacity:.4g}/s and starts in {span(setting.start_up_s)}: "
+            f"{mean / setting.capacity:.3g} needed on average, {needed:,} at the peak, "
+            f"{_hours(least_hours(series, setting.capacity))} replica-hours at least",
+            f"asked every {span(setting.interval_s)}; {_limits_text(self.limits)}",
+        ]
+
+    def _table(self) -> str:
+        cost = self.setting.cost_per_replica_hour
+        rows = [
+            [
+                name,
+                _hours(one.hours),
+                f"{one.ratio:.3f}",
+                f"{one.unserved:.2%}",
+                f"{one.changes:,}",
+                f"{one.most:,}",
+                *([] if cost is None else [f"{one.hours * cost:,.2f}"]),
+            ]
+            for name, one in (self.policies | self.references).items()
+        ]
+        return text_table(HEADS if cost is None else (*HEADS, "cost"), rows)
+
+
+def span(seconds: float) -> str:
+    """In the largest unit of which there are two, or a whole one: 14 days, 90 min, 600 ms."""
+    for size, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s")):
+        if seconds >= 2 * size or seconds == size:
+            return f"{seconds / size:.3g} {unit.removesuffix('s') if seconds == DAY_S else unit}"
+    return f"{seconds:.3g} s" if seconds == 0 or seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}"
+
+
+def _first_problem(one: Outcome) -> str:
+    return next((record.problem for record in one.records if record.problem), "")
+
+
+def _limits_text(limits: ScalingLimits) -> str:
+    """What holds for every policy, in words."""
+    least, most = limits.min_replicas, limits.max_replicas
+    said = [
+        f"at least {least} replica{'' if least == 1 else 's'}" if most >= UNLIMITED else f"{least} to {most:,} replicas"
+    ]
+    said += [
+        f"{word} {span(seconds)}"
+        for word, seconds in (
+            ("upDelay", limits.up_delay_s),
+            ("downDelay", limits.down_delay_s),
+            ("cooldown", limits.cooldown_s),
+            ("idleTimeout", limits.idle_timeout_s if least == 0 else 0.0),
+        )
+        if seconds
+    ]
+    said += [
+        f"{word} {share:g}"
+        for word, share in (("upFactor", limits.up_factor), ("downFactor", limits.down_factor))
+        if share != 1
+    ]
+    return ", ".join([*said, *([] if limits.max_step is None else [f"maxStep {limits.max_step}"])])

@@ -1,0 +1,98 @@
+"""Several policies on the same load, in one table."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from pointsman.lab.scaling import Comparison, Reactive, Setting, compare, plots
+from pointsman.lab.scaling.comparison import span
+from pointsman.scaling import DeploymentView, ScalingLimits
+from tests.lab.scaling.made_up import steps
+
+SETTING = Setting(capacity=10.0, start_up_s=0.0, cost_per_replica_hour=3.0)
+
+
+def sulks(view: DeploymentView) -> int:
+    if view.replicas > 1:
+        raise RuntimeError("too many for me")
+    return 3
+
+
+def compared(limits: ScalingLimits | None = None) -> Comparison:
+    policies = {"reactive": Reactive(10.0, 1.0), "sulks": sulks}
+    return compare(steps(10, 30, 10), SETTING, policies, limits)
+
+
+def test_one_row_for_each_and_for_those_that_nobody_can_have() -> None:
+    assert compared().as_text().splitlines() == [
+        "steps: 3 bins of 10 min, 30 min in all; 16.67/s on average, 30/s at the peak",
+        "a replica serves 10/s and starts in 0 s: 1.67 needed on average, 3 at the peak, 0.8 replica-hours at least",
+        "asked every 1 min; at least 1 replica",
+        "",
+        "policy                     replica-hours  times the least  unserved  changes  most replicas  cost",
+        "-------------------------  -------------  ---------------  --------  -------  -------------  ----",
+        "reactive                             0.8            1.000     0.00%        2              3  2.50",
+        "sulks                                1.5            1.800     0.00%        1              3  4.50",
+        "static peak                          1.5            1.800     0.00%        0              3  4.50",
+        "clairvoyant with start-up            0.8            1.000     0.00%        2              3  2.50",
+        "sulks: 29 of 30 answers did not count; it raised RuntimeError: too many for me",
+    ]
+
+
+def test_the_same_as_plain_data() -> None:
+    told = compared().as_dict()
+    assert told["load"] == {
+        "name": "steps",
+        "began": 0.0,
+        "bin_s": 600.0,
+        "bins": 3,
+        "mean_per_s": pytest.approx(50 / 3),
+        "peak_per_s": 30.0,
+        "needed_at_mean": pytest.approx(5 / 3),
+        "needed_at_peak": 3,
+    }
+    assert told["asked"] == 30
+    assert [one["policy"] for one in told["policies"]] == ["reactive", "sulks"]
+    assert [one["policy"] for one in told["references"]] == ["static peak", "clairvoyant with start-up"]
+    reactive, sulky = told["policies"]
+    assert (reactive["replica_hours"], reactive["cost"], reactive["problem"]) == (pytest.approx(5 / 6), 2.5, "")
+    assert (sulky["problems"], sulky["problem"]) == (29, "raised RuntimeError: too many for me")
+
+
+def test_limits_hold_and_are_told() -> None:
+    limits = ScalingLimits(
+        min_replicas=0, max_replicas=2, down_delay_s=300.0, up_factor=0.5, max_step=1, idle_timeout_s=90.0
+    )
+    found = compared(limits)
+    assert all(one.most <= 2 for one in found.policies.values())
+    told = "0 to 2 replicas, downDelay 5 min, idleTimeout 90 s, upFactor 0.5, maxStep 1"
+    assert found.as_text().splitlines()[2] == f"asked every 1 min; {told}"
+
+
+def test_it_says_how_far_it_is() -> None:
+    heard: list[tuple[str, float]] = []
+    policies = {"one": Reactive(10.0), "two": Reactive(10.0)}
+    setting = Setting(capacity=10.0, interval_s=1.0)
+    compare(steps(10, 30), setting, policies, tell=lambda name, share: heard.append((name, share)))
+    assert heard == [(name, steps_done / 1200) for name in policies for steps_done in (0, 500, 1000)]
+
+
+def test_a_picture_of_each_below_the_other() -> None:
+    found = compared()
+    picture = ElementTree.fromstring(plots(found.series, found.setting, found.policies))
+    assert picture.get("height") == "520"
+    [second] = picture.findall("{http://www.w3.org/2000/svg}g")
+    assert second.get("transform") == "translate(0 260)"
+    assert "steps: sulks" in "".join(second.itertext())
+    assert "steps: reactive" in str(picture.findtext("{http://www.w3.org/2000/svg}title"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *[(0, "0 s"), (0.2, "200 ms"), (1, "1 s"), (90, "90 s"), (600, "10 min"), (3600, "1 h"), (5400, "90 min")],
+        *[(86400, "1 day"), (100_000, "27.8 h"), (14 * 86400, "14 days")],
+    ],
+)
+def test_spans(seconds: float, words: str) -> None:
+    assert span(seconds) == words

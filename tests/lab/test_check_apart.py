@@ -1,0 +1,188 @@
+"""A policy that is tried in a process of its own may do what it likes: there is a report, and nothing stays behind."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import ConfigError, PointsmanError
+from pointsman.lab.check import Report
+from pointsman.lab.check.apart import check_apart
+
+OWN = """
+import itertools
+import os
+import signal
+import threading
+import time
+from pointsman.strategies import FifoStrategy
+
+
+def sleeps(view):
+    while True:
+        time.sleep(1)
+
+
+def spins(view):
+    while True:
+        pass
+
+
+def holds_the_interpreter(view):
+    return sum(itertools.repeat(1))
+
+
+def catches_all(view):
+    while True:
+        try:
+            time.sleep(1)
+        except BaseException:
+            pass
+
+
+def hangs_when_many_wait(view):
+    while view.queued >= 50:
+        time.sleep(1)
+    return 1
+
+
+def hangs_after_a_while(view):
+    view.state["asked"] = view.state.get("asked", 0) + 1
+    while view.state["asked"] > 50:
+        time.sleep(1)
+    return 1
+
+
+def leaves(view):
+    os._exit(3)
+
+
+def crashes(view):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupts(view):
+    raise KeyboardInterrupt("enough")
+
+
+def keeps_a_thread(view):
+    if not view.state:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+    view.state["begun"] = True
+    return 1
+
+
+class Loops(FifoStrategy):
+    def schedule(self, requests, instances):
+        while requests:
+            pass
+        return []
+
+
+class Exits(FifoStrategy):
+    def schedule(self, requests, instances):
+        raise SystemExit(4)
+
+
+class NotMade:
+    def __init__(self):
+        raise KeyboardInterrupt
+
+    def desired_replicas(self, view):
+        return 1
+
+
+class MadeTwice:
+    made = 0
+
+    def __init__(self):
+        MadeTwice.made += 1
+        while MadeTwice.made > 2:
+            time.sleep(1)
+
+    def desired_replicas(self, view):
+        return 1
+
+
+class NoMethod:
+    pass
+"""
+QUICK, ANSWERS = "answers within its time limit", "answers in every situation"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "my_wild_policies.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_wild_policies"
+    assert "my_wild_policies" not in sys.modules, "it was imported here too"
+
+
+def checked(name: str) -> Report:
+    return check_apart(name, {}, 30, answer_s=1.0)
+
+
+@pytest.mark.parametrize("name", ["sleeps", "spins", "holds_the_interpreter", "catches_all"])
+def test_what_never_returns_is_ended_and_told(own: str, name: str) -> None:
+    report = checked(f"{own}:{name}")
+    [broken] = report.broken
+    assert broken.promise == QUICK
+    assert broken.what.startswith("it had not come back after 1 s, and was ended")
+    view, where = broken.example.splitlines()
+    assert view == "    a view with replicas 1, target 1"
+    assert where.startswith(f"    in {name}: ")
+    assert "my_wild_policies.py, line " in where
+    assert len(report.untried) == 8
+
+
+def test_what_hangs_on_some_views_is_told_with_the_view(own: str) -> None:
+    [broken] = checked(f"{own}:hangs_when_many_wait").broken
+    assert broken.promise == QUICK
+    assert "queued 50" in broken.example
+
+
+def test_what_was_found_before_is_told_as_well(own: str) -> None:
+    report = checked(f"{own}:hangs_after_a_while")
+    assert [one.promise for one in report.broken] == [QUICK]
+    assert report.kept[0] == ANSWERS
+    assert len(report.kept) == 5
+    assert report.untried == [
+        "keeps its notes small", "comes to rest on a steady load", "stays within its bounds on a steady load"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("leaves", "it ended the process in which it was asked (status 3)"),
+        ("crashes", "it ended the process in which it was asked (SIGKILL)"),
+        ("interrupts", "it raised KeyboardInterrupt: enough"),
+        ("Exits", "it raised SystemExit: 4"),
+    ],
+)
+def test_what_ends_a_program_ends_only_its_own(own: str, name: str, what: str) -> None:
+    [broken] = checked(f"{own}:{name}").broken
+    assert (broken.promise, broken.what) == (ANSWERS, what)
+
+
+def test_a_scheduling_policy_that_never_returns_is_told_with_the_situation(own: str) -> None:
+    [broken] = checked(f"{own}:Loops").broken
+    assert broken.promise == ANSWERS
+    assert "request_id" in broken.example
+    assert "in schedule: " in broken.example
+
+
+def test_threads_of_its_own_keep_nobody(own: str) -> None:
+    assert checked(f"{own}:keeps_a_thread").ok
+
+
+def test_what_cannot_be_made_is_an_error(own: str) -> None:
+    with pytest.raises(PointsmanError, match="cannot be made: it raised KeyboardInterrupt"):
+        checked(f"{own}:NotMade")
+    with pytest.raises(ConfigError, match=r"is not a policy or plugin: it has neither the method desired_replicas\(vi"):
+        checked(f"{own}:NoMethod")
+    with pytest.raises(PointsmanError, match='unknown policy or plugin "fifa"; did you mean "fifo"'):
+        checked("fifa")
+    [broken] = checked(f"{own}:MadeTwice").broken
+    assert "in __init__: " in broken.example
