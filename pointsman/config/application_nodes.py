@@ -13,6 +13,7 @@ from pointsman.config.placement import ask_of
 from pointsman.config.plan import PYTHON, DeploymentPlan, ScalingPlan
 from pointsman.config.problems import Path, Problems
 from pointsman.config.registry import engines
+from pointsman.config.scaling import first_wait_s
 from pointsman.config.scheduling import Scheduling, scheduling
 from pointsman.config.schema import SchedulingSpec
 from pointsman.config.validation import INVALID, Validator
@@ -127,6 +128,7 @@ class Nodes:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
+            first_wait_s=first_wait_s(grows, how.picker),
             engine=engine,
             scaling=None if rank else grows,
             follows=deployment_name(self._application, node.name, 0) if rank and grows is not None else "",

@@ -15,7 +15,7 @@ from pointsman.config.placement import ask_of
 from pointsman.config.plan import DeploymentPlan, ScalingPlan
 from pointsman.config.problems import Path, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines
-from pointsman.config.scaling import scaling
+from pointsman.config.scaling import first_wait_s, scaling
 from pointsman.config.scheduling import scheduling
 from pointsman.config.schema import DeploymentSpec
 from pointsman.config.validation import INVALID, Validator, usable
@@ -80,6 +80,7 @@ class Deployments:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
+            first_wait_s=first_wait_s(grows, how.picker),
             engine=engine,
             endpoints_file=file,
             price=spec.price,

@@ -36,8 +36,8 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
     no_endpoint_request_ttl_s: float
     enable_eviction: bool
 
-    def build(self) -> FlowControl:
-        """An empty queue of this form."""
+    def build(self, first_wait_s: float | None = None) -> FlowControl:
+        """An empty queue of this form. `first_wait_s`: in place of `noEndpointRequestTTL`."""
         return FlowControl(
             self.bands,
             default_band=self.default_band,
@@ -48,6 +48,7 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
             max_bytes=self.max_bytes,
             default_request_ttl_s=self.request_ttl_s,
             no_endpoint_request_ttl_s=self.no_endpoint_request_ttl_s,
+            first_wait_s=first_wait_s,
         )
 
 

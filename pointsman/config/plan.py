@@ -41,19 +41,25 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the author should know: names that were accepted and do nothing."""
 
     def dispatcher(
-        self, *, max_tries: int = 3, traced: bool = True, keep_records: int = 10_000, seed: int = 0
+        self,
+        *,
+        first_wait_s: float | None = None,
+        max_tries: int = 3,
+        traced: bool = True,
+        keep_records: int = 10_000,
+        seed: int = 0,
     ) -> Dispatcher:
         """A dispatcher that works as the document says. One per plan: the plugins remember what they were sent.
 
         With flow control, requests wait in its queue while the pool is saturated. Without, and if it `queues`, they
         wait until an instance has room; if not, what cannot be sent at once is refused, and requests of negative
-        priority are turned away while the pool is saturated.
+        priority are turned away while the pool is saturated. `first_wait_s`: in place of `noEndpointRequestTTL`.
         """
         flow = self.flow_control
         waits = flow is not None or self.queues
         return Dispatcher(
             ConfiguredRoute(self.scheduler),
-            FlowControl if flow is None else flow.build,
+            lambda: FlowControl(first_wait_s=first_wait_s) if flow is None else flow.build(first_wait_s),
             plugins=self.plugins.values(),
             saturation_gates=flow is not None,
             shedding=None if waits else LegacyAdmission(self.saturation_detector),
@@ -109,6 +115,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     picker: PickerPlan | None = None
     scheduling_recipe: str = ""
     """What the scheduling was made from. Where it is equal, so is the scheduling."""
+    first_wait_s: float | None = None
+    """How long requests wait while there is no instance; None: as the scheduling says."""
     engine: Engine | None = None
     """None: nothing of ours is started."""
     endpoints_file: Path | None = None
@@ -148,9 +156,17 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     def dispatcher(self, *, max_tries: int = 3, keep_records: int = 10_000, seed: int = 0) -> Dispatcher:
         """A dispatcher that schedules as the document says; what cannot be sent at once waits. One per plan."""
         if self.policy is not None:
-            return dispatcher_for(self.policy, max_tries=max_tries, keep_records=keep_records, seed=seed)
+            return dispatcher_for(
+                self.policy,
+                first_wait_s=self.first_wait_s,
+                max_tries=max_tries,
+                keep_records=keep_records,
+                seed=seed,
+            )
         assert self.picker is not None, "a deployment has a policy or a picker"
-        return self.picker.dispatcher(max_tries=max_tries, keep_records=keep_records, seed=seed)
+        return self.picker.dispatcher(
+            first_wait_s=self.first_wait_s, max_tries=max_tries, keep_records=keep_records, seed=seed
+        )
 
     def summary(self) -> str:
         """What runs and who decides."""

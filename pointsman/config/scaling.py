@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.config.building import built
 from pointsman.config.names import Names
-from pointsman.config.plan import MetricQuery, ScalingPlan
+from pointsman.config.plan import MetricQuery, PickerPlan, ScalingPlan
 from pointsman.config.problems import Path, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
@@ -22,6 +22,8 @@ from pointsman.config.validation import INVALID, Validator, unmarked, usable
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import PolicyFunction, ScalingPolicy
 
+FIRST_WAIT_S = 300.0
+"""For a first instance, where there may be none and nobody says otherwise."""
 SHORTEST_INTERVAL_S = 0.1
 
 
@@ -94,6 +96,16 @@ def scaling(
     )
 
 
+def first_wait_s(plan: ScalingPlan | None, picker: PickerPlan | None) -> float | None:
+    """How long requests wait while there is no instance; None: as their queue says. Where there often is none, the
+    minute of most queues is too short, as many a model takes longer to start."""
+    if plan is None:
+        return None
+    has_say = picker is not None and picker.flow_control is not None
+    usual_s = FIRST_WAIT_S if plan.limits.min_replicas == 0 and not has_say else None
+    return usual_s if plan.limits.wait_s is None else plan.limits.wait_s
+
+
 def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
     """What holds for the policy, whichever it is."""
     return ScalingLimits(
@@ -107,6 +119,7 @@ def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
         max_step=spec.max_step,
         cooldown_s=spec.cooldown,
         idle_timeout_s=spec.idle_timeout,
+        wait_s=spec.wait,
         turn_s=spec.turn,
         interval_s=spec.interval,
         time_limit_s=spec.time_limit,

@@ -46,6 +46,8 @@ class ScalingSpec(Section, frozen=True, kw_only=True):
     """Between two changes."""
     idle_timeout: Wait = 300.0
     """With `min` 0: the last one goes when nobody has asked for so long."""
+    wait: Wait | None = None
+    """While there is no instance: how long requests wait for the first one."""
     turn: Wait = 30.0
     """With `min` 0: how long it keeps its last place while it is busy and another is waited for."""
     interval: Time = 1.0

@@ -241,6 +241,7 @@ class Traffic:
                 self.lanes[name] = self._open(plan)
             else:
                 changed = lane.plan.scheduling_recipe != plan.scheduling_recipe
+                changed |= lane.plan.first_wait_s != plan.first_wait_s
                 lane.plan = plan
                 if changed:
                     self._replace_dispatcher(lane)

@@ -23,6 +23,8 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Between two changes of the target."""
     idle_timeout_s: float = 300.0
     """With `min_replicas` 0: the last replica goes when nobody has asked for so long."""
+    wait_s: float | None = None
+    """While there is no replica, requests wait so long for the first one; None: as their queue says."""
     turn_s: float = 30.0
     """With `min_replicas` 0: while it is busy, it keeps its last place for so long when somebody else is waited for."""
     interval_s: float = 1.0

@@ -36,6 +36,7 @@ def dispatcher_for(
     *,
     max_waiting: int = 10_000,
     ttl_s: float = 60.0,
+    first_wait_s: float | None = None,
     max_tries: int = 3,
     traced: bool = True,
     keep_records: int = 10_000,
@@ -43,14 +44,14 @@ def dispatcher_for(
 ) -> Dispatcher:
     """A dispatcher whose queue is in the policy's order and whose choices are the policy's.
 
-    `max_waiting` requests may wait per model, each for `ttl_s` seconds. FIFO decides while a policy of the user's own
-    raises.
+    `max_waiting` requests may wait per model, each for `ttl_s` seconds; for `first_wait_s`, if that is given, while
+    there is no instance. FIFO decides while a policy of the user's own raises.
     """
     strategy = policy if isinstance(policy, Strategy) else FifoStrategy()
     band = BandSettings(max_requests=max_waiting, max_bytes=None, ordering=StrategyOrder(strategy))
     return Dispatcher(
         strategy,
-        lambda: FlowControl([band], single_band=True, default_request_ttl_s=ttl_s),
+        lambda: FlowControl([band], single_band=True, default_request_ttl_s=ttl_s, first_wait_s=first_wait_s),
         policy=None if keeps_its_order(policy) else policy,
         max_tries=max_tries,
         traced=traced,

@@ -14,6 +14,7 @@ from pointsman.config.plan import DeploymentPlan, MetricQuery, ScalingPlan
 from pointsman.config.registry import scaling_policies
 from pointsman.config.validation import unmarked
 from pointsman.errors import ConfigError
+from pointsman.routing.events import Arrived, Refuse, TimerFired
 from pointsman.scaling import (
     SCALING_POLICIES,
     Budget,
@@ -23,6 +24,7 @@ from pointsman.scaling import (
     ScheduleEntry,
     TargetOngoing,
 )
+from pointsman.types import RequestMetadata
 
 OWN = """
 def hours(view, day: int = 3):
@@ -108,13 +110,35 @@ def test_the_default_is_so_many_requests_per_instance() -> None:
 def test_every_limit_reaches_the_guard() -> None:
     limits = scaling(
         "{min: 0, max: 8, initial: 2, upDelay: 1s, downDelay: 2s, upFactor: 0.5, downFactor: 0.25, maxStep: 3, "
-        "cooldown: 4s, idleTimeout: 5s, interval: 6s, timeLimit: 7s}"
+        "cooldown: 4s, idleTimeout: 5s, interval: 6s, timeLimit: 7s, wait: 8s, turn: 9s}"
     ).limits
     assert (limits.min_replicas, limits.max_replicas, limits.initial_replicas) == (0, 8, 2)
     assert (limits.up_delay_s, limits.down_delay_s, limits.cooldown_s, limits.idle_timeout_s) == (1, 2, 4, 5)
     assert (limits.up_factor, limits.down_factor, limits.max_step) == (0.5, 0.25, 3)
-    assert (limits.interval_s, limits.time_limit_s) == (6, 7)
+    assert (limits.interval_s, limits.time_limit_s, limits.wait_s, limits.turn_s) == (6, 7, 8, 9)
     assert scaling("{max: 8, interval: 100ms}").limits.interval_s == 0.1, "not too short"
+
+
+FLOW = "  scheduling: {config: {featureGates: [flowControl], flowControl: {noEndpointRequestTTL: 7s}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("section", "more", "words"),
+    [
+        ("{min: 0, max: 2}", "", "the limit is 300 s (scaling.wait)"),
+        ("{min: 0, max: 2}", "  scheduling: {policy: fifo}\n", "the limit is 300 s (scaling.wait)"),
+        ("{min: 0, max: 2, wait: 9s}", "  scheduling: {policy: fifo}\n", "the limit is 9 s (scaling.wait)"),
+        ("{min: 1, max: 2, wait: 9s}", "", "the limit is 9 s (scaling.wait)"),
+        ("{min: 1, max: 2}", "", "the limit is 60 s (flowControl.noEndpointRequestTTL)"),
+        ("{min: 0, max: 2}", FLOW, "the limit is 7 s (flowControl.noEndpointRequestTTL)"),
+        ("{min: 0, max: 2, wait: 9s}", FLOW, "the limit is 9 s (scaling.wait)"),
+    ],
+)
+def test_how_long_requests_wait_for_a_first_instance(section: str, more: str, words: str) -> None:
+    dispatcher = plan(section, more).dispatcher()
+    dispatcher.handle(Arrived((RequestMetadata("r", model_name="m"),)), 0.0)
+    [refused] = [one for one in dispatcher.handle(TimerFired(), 1e6) if isinstance(one, Refuse)]
+    assert words in refused.refusal.why
 
 
 def test_replicas_beside_it_are_how_many_there_are_at_first() -> None:

@@ -15,7 +15,7 @@ LONG_STEP_S = 600.0
 """Between questions that are to show what is never forgotten: notes of the last days are no longer growing by then."""
 LONG_ASKED = 2000
 LEAST_GROWTH_BYTES = 1024
-ENOUGH_S = 10.0
+ENOUGH_S = 5.0
 """A slow policy is asked for so long, twice."""
 LOADS = 8
 """There is another one each time, so that there is something to note."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, TypeAlias
 
-from pointsman.lab.check.dice import loaded
+from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.situations import Situation
 from pointsman.selection import (
     Cycle,
@@ -113,12 +113,12 @@ def repeats(method: str) -> Promise:
 
     def promise(build: Build, situation: Situation) -> str | None:
         answers = []
-        for dice in (1, 2):
+        for seed in SEEDS:
             roster = situation.fleet().roster
             if method == "pick" and not len(roster):
                 return None
             given = Ranked(roster, [1.0] * len(roster)) if method == "pick" else roster
-            with loaded(dice):
+            with loaded(seed):
                 answer = getattr(build(), method)(cycle_of(situation), given)
                 answers.append([str(part) for part in answer])
         if answers[0] == answers[1]:

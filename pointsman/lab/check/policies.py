@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pointsman.lab.check.dice import loaded
+from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.situations import Situation
 from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import Fleet
@@ -95,11 +95,11 @@ def decides_validly(build: Build, situation: Situation) -> str | None:
 
 def repeats(build: Build, situation: Situation) -> str | None:
     """With the same seed, the same decisions."""
-    with loaded(1):
-        first = decided(build, situation)
-    with loaded(2):
-        second = decided(build, situation)
-    if first == second:
+    made = []
+    for seed in SEEDS:
+        with loaded(seed):
+            made.append(decided(build, situation))
+    if made[0] == made[1]:
         return None
     return "two fresh policies with the same seed decided differently: draw from a generator seeded with self.seed"
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pointsman.lab.check.dice import loaded
+from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.tried import Build
 from pointsman.scaling import DeploymentView, ScalingLimits
 from pointsman.scaling.answers import understood
@@ -54,8 +54,8 @@ def leaves_the_view_alone(build: Build, view: DeploymentView) -> str | None:
 def repeats(build: Build, view: DeploymentView) -> str | None:
     """Two fresh policies with the same view answer the same."""
     said = []
-    for dice in (1, 2):
-        with loaded(dice):
+    for seed in SEEDS:
+        with loaded(seed):
             answer = build().answers(copy.deepcopy(view))
         said.append({node: understood(one) for node, one in answer.items()})
     nonsense = any(isinstance(one, str) for answer in said for one in answer.values())

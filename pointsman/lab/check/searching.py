@@ -13,7 +13,7 @@ from pointsman.lab.check.report import Broken, Trying, Watch
 
 Case = TypeVar("Case")
 
-ENOUGH_S = 10.0
+ENOUGH_S = 5.0
 """Of answers, while a promise is searched, and again while what was found is shrunk: the slow are asked less."""
 
 

@@ -21,7 +21,7 @@ MOST = 1000
 """Replicas that it may have: more than any of these loads needs, so that no bound hides what it would do."""
 OFTEN = 4
 """Changes in the second half of the rounds, on a load that stays the same, after which nobody expects an end."""
-ENOUGH_S = 20.0
+ENOUGH_S = 10.0
 """A slow policy is asked for so long, and judged by what it said until then."""
 LENGTHS_S = (30.0, 300.0, 3600.0)
 

@@ -49,18 +49,20 @@ class FlowControl:
         max_bytes: int | None = None,
         default_request_ttl_s: float = 60.0,
         no_endpoint_request_ttl_s: float | None = None,
+        first_wait_s: float | None = None,
     ) -> None:
         """`single_band`: all priorities share band 0, for strategies that order everything themselves. Times to live of
-        0 or less: for ever; the one for an empty pool is the other one unless given."""
+        0 or less: for ever; the one for an empty pool is the other one unless given. `first_wait_s`: the same as that,
+        and before it, as the scaling of a deployment says it."""
         self._bands = Bands(bands, default_band, default_negative_band, single=single_band)
         check_bounds(max_requests, max_bytes)
         self._total = Room(max_requests, max_bytes, "in all", "flowControl")
         self._limits = StaticUsageLimitPolicy() if limits is None else limits
         self._pool = PoolSaturation(UtilizationDetector() if detector is None else detector)
         self._ttl_s = default_request_ttl_s
-        self._deadlines = Deadlines(
-            default_request_ttl_s if no_endpoint_request_ttl_s is None else no_endpoint_request_ttl_s
-        )
+        given = (first_wait_s, no_endpoint_request_ttl_s, default_request_ttl_s)
+        self._deadlines = Deadlines(next(limit for limit in given if limit is not None))
+        self._first_wait = "scaling.wait" if first_wait_s is not None else "flowControl.noEndpointRequestTTL"
         self._sheddable = Sheddable()
         self._by_id: dict[str, Queued] = {}
         """Waiting and held."""
@@ -248,7 +250,8 @@ class FlowControl:
             self._remove(item)
             if pool_is_empty:
                 budget_s = self._deadlines.budget_s(item, pool_is_empty)
-                refusal = refusals.no_instance_came(item, now, budget_s, self._deadlines.no_endpoint_ttl_s)
+                usual_s = self._deadlines.no_endpoint_ttl_s
+                refusal = refusals.no_instance_came(item, now, budget_s, usual_s, self._first_wait)
             else:
                 refusal = refusals.waited_too_long(item, now, self._ttl_s)
             gone.append((item, refusal))

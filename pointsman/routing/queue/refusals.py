@@ -44,12 +44,12 @@ def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
     return Refusal(Outcome.EVICTED_TTL, why)
 
 
-def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float) -> Refusal:
+def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float, setting: str) -> Refusal:
     """Its time to live with nobody to serve it is over."""
     limit = (
         f"its own deadline allowed {limit_s:g} s"
         if limit_s != default_ttl_s
-        else f"the limit is {limit_s:g} s (flowControl.noEndpointRequestTTL)"
+        else f"the limit is {limit_s:g} s ({setting})"
     )
     why = f"waited {now - item.enqueued_at:.3g} s and no instance is running; {limit}; {START_ONE}"
     return Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)

@@ -149,7 +149,11 @@ def _settings_of(plan: ScalingPlan) -> dict[str, object]:
     limits = msgspec.to_builtins(plan.limits) | {"cost_per_replica_hour": plan.cost_per_replica_hour}
     return {
         camel_case(name.removesuffix("_replicas").removesuffix("_s")): (
-            duration_text(value) if name.endswith("_s") else f"{value:.15g}" if isinstance(value, float) else value
+            duration_text(value)
+            if name.endswith("_s") and value is not None
+            else f"{value:.15g}"
+            if isinstance(value, float)
+            else value
         )
         for name, value in limits.items()
     }

@@ -373,7 +373,8 @@ class Plane:
 
     def _absence(self, deployment: str) -> Absence:
         mine = [one for one in self._controller.instances() if one.deployment == deployment]
-        return absence_of(mine, self._traffic.lanes[deployment].start_up_s, time.monotonic())
+        lane = self._traffic.lanes.get(deployment)  # None: its deployment is gone
+        return absence_of(mine, None if lane is None else lane.start_up_s, time.monotonic())
 
     def _tell(self, event: control.Event) -> None:
         """Tell the controller, and do what it says. What happens meanwhile is told after that."""
