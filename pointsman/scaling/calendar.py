@@ -2,7 +2,6 @@
 
 import re
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from zoneinfo import ZoneInfo
 
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 
@@ -14,7 +13,11 @@ def zone_of(name: str) -> tzinfo:
         if offset is not None:
             east = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
             return timezone(east if offset[1] == "+" else -east)
-        return UTC if name == "UTC" else ZoneInfo(name)
+        if name == "UTC":
+            return UTC
+        from zoneinfo import ZoneInfo  # here, as it takes memory, and most schedules need none
+
+        return ZoneInfo(name)
     except (ValueError, OSError, LookupError):  # the last: no such zone, or no zones at all
         raise ValueError(
             f'there is no time zone "{name}" here; write for example Europe/Berlin, UTC or +05:30 '

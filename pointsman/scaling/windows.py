@@ -142,6 +142,8 @@ class Events:
         self.keep_s = keep_s
         self._slices: deque[Slice] = deque()
         self._last: float | None = None
+        self._over: tuple[tuple[int, ...], Counter[int]] = ((), Counter())
+        """The sizes of slices that are over, all together, and which these are: asked for every second, made rarely."""
 
     def add(self, now: float, value: float) -> None:
         """One happened."""
@@ -167,13 +169,21 @@ class Events:
         count = sum(part.count for part in parts)
         if not count:
             return Window(seconds)
-        sizes = Counter[int]()
-        for part in parts:
-            sizes.update(part.sizes)
+        sizes = self._sizes(parts[:-1]).copy()
+        sizes.update(parts[-1].sizes)
         most = max(part.most for part in parts)
         p50, p90, p99 = (min(_value(size), most) for size in _percentiles(sizes, sizes.values()))
         mean = sum(part.total for part in parts) / count
         return Window(seconds, mean=mean, max=most, p50=p50, p90=p90, p99=p99, last=self._last, count=count)
+
+    def _sizes(self, parts: Sequence[Slice]) -> Counter[int]:
+        """Of slices that are over."""
+        which = tuple(part.number for part in parts)
+        if which != self._over[0]:
+            self._over = (which, Counter())
+            for part in parts:
+                self._over[1].update(part.sizes)
+        return self._over[1]
 
     @property
     def _slice_s(self) -> float:

@@ -25,10 +25,11 @@ class Deadlines:
         """The same while there are none."""
 
     def add(self, item: Queued) -> None:
-        for heap, is_empty in ((self._served, False), (self._alone, True)):
-            budget_s = self.budget_s(item, is_empty)
-            if budget_s is not None:
-                heap.put(item, self._due(item, budget_s), item.seq)
+        if item.ttl_s is not None:
+            self._served.put(item, self._due(item, item.ttl_s), item.seq)
+        alone_s = self.budget_s(item, True)
+        if alone_s is not None:
+            self._alone.put(item, self._due(item, alone_s), item.seq)
 
     def discard(self, item: Queued) -> None:
         self._served.discard(item)
