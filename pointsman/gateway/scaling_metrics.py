@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from pointsman.gateway.metrics import Page
-from pointsman.runtimes.local.scaled import Scaled
+from pointsman.runtimes.local.scaling.scaled import Scaled
 
 
 def scaling_metrics(page: Page, scaled: Iterable[Scaled]) -> None:

@@ -23,14 +23,14 @@ from pointsman.runtimes.local.absence import absence_of
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.detection.usage import GpuDrivers
-from pointsman.runtimes.local.gpu_usage import GpuUsage
 from pointsman.runtimes.local.hands import Hands, Running
 from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
 from pointsman.runtimes.local.machine import this_machine
 from pointsman.runtimes.local.processes import Processes
-from pointsman.runtimes.local.scaled import Scaled
 from pointsman.runtimes.local.scaling import Scaling
+from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
+from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.local.shared import Shared
 from pointsman.runtimes.local.status import (
     applications_status,

@@ -9,7 +9,8 @@ from pointsman.control import Desired, DesiredDeployment, InstanceStatus, Phase
 from pointsman.errors import UnknownName
 from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.graph import NodeKind
-from pointsman.runtimes.local.scaled import Scaled
+from pointsman.runtimes.local.scaling.scaled import Scaled
+from pointsman.runtimes.local.scaling.telling import in_short
 from pointsman.runtimes.traffic import Traffic
 
 UNKNOWN_LOAD = {
@@ -65,7 +66,7 @@ def deployments_status(
 
 def with_scaling(told: Iterable[dict[str, Any]], scaled: Iterable[Scaled]) -> Iterator[dict[str, Any]]:
     """Deployments as they are told, and who decides how many there are of those that are scaled."""
-    known = {one.name: one.in_short() for one in scaled}
+    known = {one.name: in_short(one) for one in scaled}
     return (one | ({"scaling": known[one["name"]]} if one["name"] in known else {}) for one in told)
 
 

@@ -5,7 +5,7 @@ import pytest
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.absence import NOBODY, absence_of
 from pointsman.runtimes.traffic import Absence
-from tests.runtimes.local.test_scaled import instance
+from tests.runtimes.local.scaling.test_scaled import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
 FAILED = instance("m-2", Phase.BACKING_OFF, since=90.0, until=105.0, restarts=2, reason="exit code 7: no weights at /x")

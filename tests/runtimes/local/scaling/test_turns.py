@@ -5,7 +5,7 @@ import pytest
 from pointsman.control.desired import DesiredDeployment
 from pointsman.placement.asks import Ask, EngineAbility
 from pointsman.placement.fleet import Fleet
-from pointsman.runtimes.local.turns import MayGo, what_would_help, who_makes_room
+from pointsman.runtimes.local.scaling.turns import MayGo, what_would_help, who_makes_room
 from tests.placement.fleets import fleet, need, worker
 
 

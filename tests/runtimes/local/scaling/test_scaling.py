@@ -12,8 +12,8 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.routing.events import Arrived, Cancelled
 from pointsman.types import RequestMetadata, Worker
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
+from tests.runtimes.local.scaling.test_gathering import server
 from tests.runtimes.local.test_applications import diamond
-from tests.runtimes.local.test_gathering import server
 
 GIB = 2**30
 
@@ -368,7 +368,7 @@ def test_a_full_machine_is_told_once_and_served_when_there_is_room(state: Path) 
             assert wanted(scene) == 3
             told = [one["problem"] for one in records(scene) if one["problem"]]
             asked = scene.plane.scaled()[0]
-            await scene.until(lambda: (asked.ready, asked.starting) == (1, 2), "the policy knows")
+            await scene.until(lambda: (asked.presence.ready, asked.presence.starting) == (1, 2), "the policy knows")
             assert all(one.endswith("no place: too little memory: needs 3.0 GiB, 1.0 GiB free") for one in told)
             assert {one["why"] for one in records(scene) if one["problem"]} == {"started as soon as there is room"}
             assert len(told) <= 2

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from pointsman.runtimes.local.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import Thinker
 from pointsman.scaling import TooSlow
 from tests.runtimes.local.planes import run
 from tests.runtimes.local.processes import eventually

@@ -14,13 +14,13 @@ from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.detection.usage import ASK_AGAIN_S, GpuDrivers
-from pointsman.runtimes.local.gpu_usage import EVERY_S, GpuUsage
+from pointsman.runtimes.local.scaling.gpu_usage import EVERY_S, GpuUsage
 from pointsman.scaling.view import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated
 from tests.runtimes.local.processes import PATIENCE_S, eventually, until
+from tests.runtimes.local.scaling.test_scaling import records
 from tests.runtimes.local.test_detection import GIB, Card, Error, Info, Library, amd
-from tests.runtimes.local.test_scaling import records
 
 
 class Clock:

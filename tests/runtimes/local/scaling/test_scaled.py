@@ -6,7 +6,9 @@ import pytest
 
 from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus, Phase
-from pointsman.runtimes.local.scaled import Saved, Scaled
+from pointsman.runtimes.local.scaling.scaled import Saved, Scaled
+from pointsman.runtimes.local.scaling.staying import spares
+from pointsman.runtimes.local.scaling.telling import in_short
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
 
 
@@ -61,11 +63,11 @@ def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
         instance("other-1"),
     ]
     one.see(shards, 0.0)
-    assert (one.ready, one.starting, one.homeless) == (1, 1, 1)
+    assert (one.presence.ready, one.presence.starting, one.presence.homeless) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("ready", "limits", "loaded_s", "start_up_s", "spares"),
+    ("ready", "limits", "loaded_s", "start_up_s", "free"),
     [
         (3, {"min_replicas": 1}, 60.0, 1.0, 2),  # all but the last
         (3, {"min_replicas": 2}, 60.0, 1.0, 1),
@@ -80,26 +82,26 @@ def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
     ],
 )
 def test_what_may_go_for_somebody_else(
-    ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, spares: int
+    ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, free: int
 ) -> None:
     one = scaled(**limits)
     one.see([instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
-    assert one.spares(100.0 + loaded_s) == spares
+    assert spares(one, 100.0 + loaded_s) == free
     one.guard.override(ready, None, "an operator", 100.0)
-    assert one.spares(100.0 + loaded_s) == 0, "ordered to stay"
+    assert spares(one, 100.0 + loaded_s) == 0, "ordered to stay"
 
 
 def test_shards_go_all_or_not_at_all() -> None:
     one = scaled("m.0", ("m.1",), min_replicas=0)
     one.see([instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
-    assert (one.ready, one.spares(1e6)) == (1, 0)
+    assert (one.presence.ready, spares(one, 1e6)) == (1, 0)
 
 
 def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -> None:
     one = scaled(min_replicas=1)
-    assert one.in_short()["last"] == ""
+    assert in_short(one)["last"] == ""
     one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
     one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
     one.note("started as soon as there is room", 101.0, "2 of 3 have no place")
-    assert one.in_short()["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
+    assert in_short(one)["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
     assert [record.by for record in one.records] == ["", "pointsman"]

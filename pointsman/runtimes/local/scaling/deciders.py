@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
-from pointsman.runtimes.local.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import Thinker
 from pointsman.scaling.answers import TooMuch, TooSlow
 from pointsman.scaling.asking import by_node
 from pointsman.scaling.notes import ask_with_notes, copied

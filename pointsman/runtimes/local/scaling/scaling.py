@@ -1,8 +1,4 @@
-"""Scaling on a running plane: measures, asks the policies, and says how many of each deployment there should be.
-
-Enters: traffic, instances, and what operators ask. Leaves: targets, and the record of each change. The one rule: a
-target is only ever a number that the controller is told; what is too much is drained there, and nobody is cut off.
-"""
+"""All deployments that are scaled: every interval they are looked at, and their policies asked."""
 
 import asyncio
 import time
@@ -16,11 +12,13 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.local.deciders import Decider, deciders_of, who_decides
-from pointsman.runtimes.local.gathering import Gatherer
-from pointsman.runtimes.local.gpu_usage import GpuUsage
-from pointsman.runtimes.local.room import Room
-from pointsman.runtimes.local.scaled import Saved, Scaled
+from pointsman.runtimes.local.scaling.deciders import Decider, deciders_of, who_decides
+from pointsman.runtimes.local.scaling.gathering import Gatherer
+from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
+from pointsman.runtimes.local.scaling.remembering import Remembering
+from pointsman.runtimes.local.scaling.room import Room
+from pointsman.runtimes.local.scaling.scaled import Scaled
+from pointsman.runtimes.local.scaling.telling import in_full, load_seen
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.scaling.asking import policy_name
@@ -49,7 +47,7 @@ class Scaling:
         self._retarget = retarget
         self._clock = clock
         self._gpu_usage = gpu_usage or GpuUsage()
-        self._store: Store | None = None
+        self._memory = Remembering()
         self._saved_at = 0.0
         self._scaled: dict[str, Scaled] = {}
         self._deciders: dict[str, Decider] = {}
@@ -64,13 +62,13 @@ class Scaling:
 
     def open(self, store: Store) -> None:
         """Go on where an earlier plane stopped."""
-        self._store = store
+        self._memory.store = store
         self._traffic.wanted = self.wake
 
     def close(self) -> None:
         """Decide nothing any more."""
         self._save_all()
-        self._store = None
+        self._memory.store = None
         for decider in self._deciders.values():
             if decider.task is not None:
                 decider.task.cancel()
@@ -86,19 +84,19 @@ class Scaling:
         for name in [name for name in self._scaled if name not in wanted]:
             del self._scaled[name]
             self._gatherers.pop(name).close()
-            if self._store is not None:
-                self._store.forget_scaling(name)
-        stored = self._stored() if wanted.keys() - self._scaled.keys() else {}
+            self._memory.forget(name)
+        states = self._memory.states()
         deciding = who_decides(plan)
         for name, one in wanted.items():
             assert one.scaling is not None
             if name not in self._scaled:
-                self._scaled[name] = self._made(one, one.scaling, deciding[name], stored.get(name))
+                saved, records = self._memory.state_of(name, states), self._memory.records_of(name)
+                self._scaled[name] = Scaled(name, one.scaling, deciding[name], saved, records)
             self._scaled[name].configure(one.scaling, deciding[name])
             self._scaled[name].followers = tuple(each.name for each in plan.deployments if each.follows == name)
             self._listen(name)
             self._gather(one, one.scaling)
-        self._ask_those_of(plan, stored)
+        self._ask_those_of(plan, states)
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
         """The same with the targets that live, as far as `plan` leaves room for them; None: what is in force."""
@@ -114,16 +112,6 @@ class Scaling:
             if leader in targets and one.name in told:
                 told[one.name] = msgspec.structs.replace(told[one.name], replicas=targets[leader])
         return Desired(told)
-
-    def _made(self, plan: DeploymentPlan, scaling: ScalingPlan, deciding: ScalingPlan, saved: str | None) -> Scaled:
-        notes = Saved()
-        with suppress(msgspec.MsgspecError):  # what cannot be read is as good as nothing
-            notes = Saved() if saved is None else msgspec.json.decode(saved, type=Saved)
-        records = []
-        for text in [] if self._store is None else self._store.scaling_records(plan.name):
-            with suppress(msgspec.MsgspecError):
-                records.append(msgspec.json.decode(text, type=ScalingRecord))
-        return Scaled(plan.name, scaling, deciding, notes, records)
 
     def _listen(self, name: str) -> None:
         one, clock = self._scaled[name], self._clock
@@ -152,7 +140,7 @@ class Scaling:
         if name in self._scaled:
             self._scaled[name].metric(metric, value, self._clock())
 
-    def _ask_those_of(self, plan: PointsmanPlan, stored: Mapping[str, str]) -> None:
+    def _ask_those_of(self, plan: PointsmanPlan, states: Mapping[str, str]) -> None:
         """Policies that have not changed go on with what they know."""
         wanted = {one.key: one for one in deciders_of(plan)}
         for key in [
@@ -166,7 +154,7 @@ class Scaling:
             known = self._deciders.get(key)
             if known is None:
                 if made.of_application:
-                    made.notes = _notes(stored.get(key), made.recipe)
+                    made.notes = self._memory.notes_of(made, states)
                 known = self._deciders[key] = made
                 known.task = asyncio.get_running_loop().create_task(self._follow(known))
             known.nodes = made.nodes
@@ -264,12 +252,12 @@ class Scaling:
         """How many there are of a deployment, and why: plain data."""
         one, now = self.find(name), self._clock()
         one.see(self._controller.instances(), now)
-        return one.in_full(self._lane(one), now)
+        return in_full(one, self._lane(one), now)
 
     def load_seen(self, name: str) -> dict[str, Any]:
         """What has come for a deployment so far, to rehearse policies on: plain data."""
         one, now = self.find(name), self._clock()
-        return one.load_seen(self._lane(one), now)
+        return load_seen(one, self._lane(one), now)
 
     def each(self) -> list[Scaled]:
         """All of them."""
@@ -294,46 +282,19 @@ class Scaling:
             if one.guard.problem
         ]
 
-    # Remembering
-
     def _lane(self, one: Scaled) -> Lane:
         return self._traffic.lanes[one.name]
+
+    # Remembering
 
     def _tell(self, records: Iterable[ScalingRecord | None]) -> None:
         """Remember records, and what they are about."""
         told = [record for record in records if record is not None]
-        if self._store is None or not told:
-            return
-        for record in told:
-            self._store.note_scaling(record.deployment, msgspec.json.encode(record).decode())
-        self._save({record.deployment for record in told})
-
-    def _save(self, names: Iterable[str]) -> None:
-        if self._store is not None:
-            states = {name: self._scaled[name].saved() for name in names if name in self._scaled}
-            self._store.save_scaling({name: msgspec.json.encode(one).decode() for name, one in states.items()})
+        if told:
+            self._memory.keep(told)
+            names = {record.deployment for record in told}
+            self._memory.save([one for one in self._scaled.values() if one.name in names])
 
     def _save_all(self) -> None:
         self._saved_at = self._clock()
-        self._save(self._scaled)
-        if self._store is not None:
-            theirs = {key: one for key, one in self._deciders.items() if one.of_application}
-            self._store.save_scaling({key: _written(one) for key, one in theirs.items()})
-
-    def _stored(self) -> dict[str, str]:
-        return {} if self._store is None else self._store.scaling()
-
-
-def _notes(saved: str | None, recipe: str) -> dict[str, Any]:
-    """What the policy of an application wrote down, if it is still the same."""
-    with suppress(msgspec.MsgspecError):
-        written, notes = ("", {}) if saved is None else msgspec.json.decode(saved, type=tuple[str, dict[str, Any]])
-        return notes if written == recipe else {}
-    return {}
-
-
-def _written(decider: Decider) -> str:
-    try:
-        return msgspec.json.encode([decider.recipe, decider.notes]).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):  # not plain data: it is lost with the process
-        return msgspec.json.encode([decider.recipe, {}]).decode()
+        self._memory.save(self._scaled.values(), self._deciders.values())

@@ -12,7 +12,7 @@ from threading import Thread
 
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.detection.usage import MAKERS, GpuDrivers
-from pointsman.runtimes.local.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import Thinker
 from pointsman.types import Gpu, Worker
 
 EVERY_S = 1.0

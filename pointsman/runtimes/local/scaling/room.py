@@ -11,8 +11,9 @@ import msgspec
 from pointsman.control import Controller, InstanceStatus, Phase
 from pointsman.placement.asks import Ask
 from pointsman.placement.hints import why_never
-from pointsman.runtimes.local.scaled import Scaled
-from pointsman.runtimes.local.turns import MayGo, what_would_help, who_makes_room
+from pointsman.runtimes.local.scaling.scaled import Scaled
+from pointsman.runtimes.local.scaling.staying import may_go, spares
+from pointsman.runtimes.local.scaling.turns import MayGo, what_would_help, who_makes_room
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.records import ScalingRecord
 
@@ -70,7 +71,7 @@ class Room:
         if ask is None or fleet is None:
             return []
         others = [other for other in self._scaled.values() if other is not one and self._may_yield(other, ask)]
-        idle = [other for other in others if other.may_go(now) and not self._is_used(other)]
+        idle = [other for other in others if may_go(other, now) and not self._is_used(other)]
         idle.sort(key=lambda other: other.used_at)
         candidates = [
             MayGo(other.name, tuple(each.id for each in instances if each.deployment in other.members))
@@ -92,7 +93,7 @@ class Room:
             why = f"makes room for {one.name}, for which a request waits; nobody was idle for longer"
             return other.give_way(why, now), one.note(f"{other.name}, which nobody uses, makes room for it", now)
         [instance] = going.instances
-        reason = "has others" if other.ready > 1 else "has had its turn"
+        reason = "has others" if other.presence.ready > 1 else "has had its turn"
         why = f"{instance} makes room for {one.name}, which has none and for which a request waits"
         self._evict(instance, why)
         return other.note(why, now), one.note(f"{instance} of {other.name}, which {reason}, makes room for it", now)
@@ -120,8 +121,8 @@ def _of_the_busy(others: Sequence[Scaled], instances: Sequence[InstanceStatus], 
     found: list[tuple[tuple[int, float], MayGo]] = []
     for other in others:
         ready = [each.id for each in instances if each.deployment == other.name and each.phase is Phase.READY]
-        for remaining in range(len(ready), len(ready) - min(other.spares(now), len(ready)), -1):
+        for remaining in range(len(ready), len(ready) - min(spares(other, now), len(ready)), -1):
             may_go = MayGo(other.name, (ready[remaining - 1],), is_used=True)
-            found.append(((-remaining, other.loaded_at or 0.0), may_go))
+            found.append(((-remaining, other.presence.loaded_at or 0.0), may_go))
     found.sort(key=lambda one: one[0])
     return [may_go for _, may_go in found]
