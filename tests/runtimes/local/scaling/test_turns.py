@@ -50,3 +50,14 @@ def test_what_would_help_is_said_in_a_few_words() -> None:
     assert told.endswith("there would be room if these moved: small1 from w: gpu0 (6.0 GiB) to w: gpu1 (6.0 GiB)")
     assert "largest free" not in told, "how much there is, the refusal says itself"
     assert len(told) < 400
+
+
+def test_who_could_move_so_that_there_is_room_is_said() -> None:
+    """Six of each GPU are taken, and 20 are needed: there is room if both of the small ones share a GPU."""
+    apart = fleet(worker("w", 24, 24), small1=("w", 0, 6), small2=("w", 1, 6))
+    before = apart.snapshot()
+    movable = DesiredDeployment(name="small", model="m", ask=ask(6))
+    told = what_would_help(ask(20), apart, [movable, DesiredDeployment(name="elsewhere", model="m")])
+    assert "there would be room if these moved: small" in told
+    assert "there would be room" not in what_would_help(ask(20), apart, []), "nobody may move whose needs are not known"
+    assert apart.snapshot() == before
