@@ -2,6 +2,7 @@
 
 import random
 import time
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -152,10 +153,25 @@ def keeps_objects(view: DeploymentView) -> int:
     return 1
 
 
+def keeps_strangers(view: DeploymentView) -> int:
+    view.state["lock"] = Lock()
+    return 1
+
+
+def names_by_pair(view: DeploymentView) -> int:
+    view.state[1, 2] = 3  # type: ignore[index]
+    return 1
+
+
+def expects_a_pair(view: DeploymentView) -> int:
+    pair = view.state.setdefault("pair", (1, 2))
+    return len({pair})  # a list is what comes back, and cannot be in a set
+
+
 def forgets_keys(view: DeploymentView) -> int:
     seen = view.state.setdefault("seen", {})
     seen[7] = 1
-    return int(1 / (len(seen) < 2))  # 7 and "7" are two
+    return 1
 
 
 def flaps(view: DeploymentView) -> int:
@@ -208,6 +224,7 @@ def yields(view: DeploymentView) -> Any:
     yield 2
 
 
+SURVIVE = "keeps notes that survive a restart"
 STEADY, BOUNDED = "comes to rest on a steady load", "stays within its bounds on a steady load"
 SMALL = "keeps its notes small"
 
@@ -226,8 +243,11 @@ def sleeps(view: DeploymentView) -> int:
         (falls_silent, "wants a whole number of replicas", "it returned a Wish for 2.5", "target 1, queued "),
         (writes, "leaves its view alone", "view.metrics was changed", "a view with replicas 1, target 1"),
         (throws_dice, "answers the same to the same view", "two fresh policies answered differently", ""),
-        (keeps_objects, "keeps notes that survive a restart", "view.state['open'] is a set: only plain data", ""),
-        (forgets_keys, "keeps notes that survive a restart", "after a restart with its own notes it raised", ""),
+        (keeps_objects, SURVIVE, "view.state['open'] comes back as [1, 2] after a restart", ""),
+        (keeps_strangers, SURVIVE, "view.state['lock'] is a lock: only plain data survives a restart", ""),
+        (names_by_pair, SURVIVE, "view.state[(1, 2)] has a name that is no text: only plain data", ""),
+        (forgets_keys, SURVIVE, "view.state['seen'] comes back as {'7': 1} after a restart: use text as keys", ""),
+        (expects_a_pair, SURVIVE, "after a restart with its own notes it raised TypeError", ""),
         (flaps, STEADY, "asked every 1 s with 7 requests here all the time, it went to ", "a replica takes 4 requests"),
         (by_the_second, STEADY, "asked every 1 s with 7 requests here all the time, it went to 3, 1, 3, 1", ""),
         (by_the_half_second, STEADY, "asked every 0.3 s ", ""),

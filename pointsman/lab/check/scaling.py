@@ -1,10 +1,10 @@
 """What a scaling policy promises of every single view."""
 
 import copy
-import json
+import reprlib
 import time
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,7 @@ from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.tried import Build
 from pointsman.scaling import DeploymentView, ScalingLimits
 from pointsman.scaling.answers import understood
+from pointsman.scaling.notes import plain
 
 Promise: TypeAlias = Callable[[Build, DeploymentView], str | None]
 
@@ -68,16 +69,27 @@ def keeps_plain_notes(build: Build, view: DeploymentView) -> str | None:
     """What it keeps in `view.state` can be saved, and read again."""
     given = msgspec.structs.replace(copy.deepcopy(view), state={})
     answer = build().answers(given)
-    for name, note in given.state.items():
-        try:
-            json.dumps(note)
-        except (TypeError, ValueError):
-            return f"view.state[{name!r}] is a {type(note).__name__}: only plain data survives a restart"
-    again = msgspec.structs.replace(copy.deepcopy(view), state=json.loads(json.dumps(dict(given.state))))
+    notes: Mapping[Any, Any] = given.state  # whatever it wrote
+    kept = plain(notes)
+    for name, note in notes.items():
+        if name not in kept:
+            what = f"is a {type(note).__name__}" if isinstance(name, str) else "has a name that is no text"
+            return f"view.state[{name!r}] {what}: only plain data survives a restart"
+        if _as_lists(note) != kept[name]:
+            back = reprlib.repr(kept[name])
+            return f"view.state[{name!r}] comes back as {back} after a restart: use text as keys, and finite numbers"
+    again = msgspec.structs.replace(copy.deepcopy(view), state=kept)
     error = next((one for one in build().answers(again).values() if isinstance(one, BaseException)), None)
     if error is None or any(isinstance(one, BaseException) for one in answer.values()):
         return None
     return f"after a restart with its own notes it {understood(error)}"
+
+
+def _as_lists(note: Any) -> Any:
+    """The same with lists in place of tuples, which nobody would notice."""
+    if isinstance(note, Mapping):
+        return {key: _as_lists(value) for key, value in note.items()}
+    return [_as_lists(value) for value in note] if isinstance(note, list | tuple) else note
 
 
 QUICK = "answers within its time limit"
