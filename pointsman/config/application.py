@@ -35,10 +35,13 @@ _CALL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _METHOD = re.compile(r"[A-Za-z]\w*|__call__")
 
 
-def load_application(source: FilePath | str, folder: FilePath | str | None = None, file: str = "") -> ApplicationPlan:
-    """Load an `Application` document; `folder` and `file` as for `load`."""
+def load_application(
+    source: FilePath | str, folder: FilePath | str | None = None, file: str = "", *, was_in_force: bool = False
+) -> ApplicationPlan:
+    """Load an `Application` document; `folder`, `file` and `was_in_force` as for `load_manifest`."""
     folder = folder_of(source, folder)
-    document, problems = document_of(source, {"Application": ApplicationDocument}, folder, file)
+    kinds = {"Application": ApplicationDocument}
+    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force)
     plan = None if document is INVALID else application_plan(document, problems, folder)
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"

@@ -23,11 +23,17 @@ TELLING: Mapping[str, frozenset[str]] = {
 
 
 def document_of(
-    source: FilePath | str, kinds: Mapping[str, type[Section]], folder: FilePath | None = None, file: str = ""
+    source: FilePath | str,
+    kinds: Mapping[str, type[Section]],
+    folder: FilePath | None = None,
+    file: str = "",
+    *,
+    was_in_force: bool = False,
 ) -> tuple[Any, Problems]:
     """The document, as far as it can be read, and what is wrong with it. `folder`: what its paths are relative to."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
+    problems.was_in_force = was_in_force
     if data is None:
         problems.raise_if_any()
         data = {}

@@ -56,11 +56,14 @@ def load_picker(source: FilePath | str = "") -> PickerPlan:
     return plan
 
 
-def load_manifest(source: FilePath | str, folder: FilePath | str | None = None, file: str = "") -> PointsmanPlan:
-    """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`."""
+def load_manifest(
+    source: FilePath | str, folder: FilePath | str | None = None, file: str = "", *, was_in_force: bool = False
+) -> PointsmanPlan:
+    """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`. `was_in_force`: it
+    ran before, so that what can be done without is no problem."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
-    document, problems = document_of(source, kinds, folder, file)
+    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force)
     plan = _plan(document, problems, folder)
     problems.raise_if_any()
     return plan

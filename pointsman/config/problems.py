@@ -30,6 +30,8 @@ class Problems:
 
     def __init__(self, file: str, lines: Mapping[Path, int] | None = None) -> None:
         self.file = file
+        self.was_in_force = False
+        """The file ran before, and must run again if that is possible: what can be done without is no problem."""
         self._lines = lines if lines is not None else {}
         self._found: list[Problem] = []
 
@@ -57,7 +59,9 @@ class Problems:
 
     def apart(self) -> "Problems":
         """A collector for the same file whose problems do not count unless somebody takes them over."""
-        return Problems(self.file, self._lines)
+        other = Problems(self.file, self._lines)
+        other.was_in_force = self.was_in_force
+        return other
 
     def take(self, others: Iterable[Problem]) -> None:
         """Count problems that were collected apart."""

@@ -19,8 +19,10 @@ from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
 from pointsman.config.scaling_sense import check_sense
 from pointsman.config.section import Section
 from pointsman.config.validation import INVALID, Validator, unmarked, usable
+from pointsman.errors import PointsmanError
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.policy import PolicyFunction, ScalingPolicy
+from pointsman.scaling.policy import PolicyFunction, ScalingPolicy, Wish
+from pointsman.scaling.view import DeploymentView
 
 FIRST_WAIT_S = 300.0
 """For a first instance, where there may be none and nobody says otherwise."""
@@ -55,9 +57,25 @@ def _is_policy(annotation: Any) -> bool:
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: Path) -> Any:
-    """The policy of this name; INVALID after noting what is wrong."""
-    kind = scaling_policies().find(name, problems, (*path, "policy"))
-    return INVALID if kind is None else built(kind, parameters, path, PolicyValidator(problems))
+    """The policy of this name; INVALID after noting what is wrong. Where it was in force before, and somebody has
+    broken its module meanwhile, one that says so in its place: the last number holds, and nobody stops serving."""
+    noted = problems.apart()
+    kind = scaling_policies().find(name, noted, (*path, "policy"))
+    made = INVALID if kind is None else built(kind, parameters, path, PolicyValidator(noted))
+    if len(noted) and problems.was_in_force and ":" in name:
+        return Unloadable("; ".join(problem.message for problem in noted))
+    problems.take(noted)
+    return made
+
+
+class Unloadable:
+    """Stands for a policy of somebody's own that cannot be loaded any more."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        raise PointsmanError(f"{self._why}; repair it, and start the plane again")
 
 
 def scaling(

@@ -294,7 +294,7 @@ class Plane:
             self.generation, manifest = stored
             self._wanted = Wanted(manifest)
             with suppress(ConfigError):  # it may name what is not there any more; it only says what differs
-                self._wanted = load_wanted(manifest, store.applications())
+                self._wanted = load_wanted(manifest, store.applications(), was_in_force=True)
                 self.current = self._wanted.plan()
 
     def _changes(self, wanted: Wanted, retry: Collection[str] = ()) -> Changes:

@@ -101,18 +101,21 @@ def _of_manifest(name: str, manifest: ManifestText | None) -> str:
     return f'application "{name}" is part of the manifest {where}; change it there, and apply that'
 
 
-def load(document: ManifestText) -> PointsmanPlan:
+def load(document: ManifestText, *, was_in_force: bool = False) -> PointsmanPlan:
     """What a document builds. Raises `ConfigError`."""
-    return load_manifest(document.text, document.folder, document.file)
+    return load_manifest(document.text, document.folder, document.file, was_in_force=was_in_force)
 
 
-def load_wanted(manifest: ManifestText | None, applications: Mapping[str, ManifestText]) -> Wanted:
-    """Of documents that are in force. An application that cannot be loaded any more is none; the manifest must be."""
-    wanted = Wanted(manifest, PointsmanPlan() if manifest is None else load(manifest))
+def load_wanted(
+    manifest: ManifestText | None, applications: Mapping[str, ManifestText], *, was_in_force: bool = False
+) -> Wanted:
+    """Of documents that are in force. An application that cannot be loaded any more is none; the manifest must be, and
+    `was_in_force` if it is not new."""
+    wanted = Wanted(manifest, PointsmanPlan() if manifest is None else load(manifest, was_in_force=was_in_force))
     broken = {}
     for name, document in applications.items():
         try:
-            plan = load_application(document.text, document.folder, document.file)
+            plan = load_application(document.text, document.folder, document.file, was_in_force=True)
             more = wanted.with_application(document, plan)
             more.plan()
         except ConfigError as error:
@@ -126,7 +129,7 @@ def wanted_at_start(store: Store, manifest: ManifestText | None) -> Wanted | Non
     """What is to run: what was in force, with this manifest or application, if there is one; None: nothing was."""
     stored, applications = store.manifest(), store.applications()
     if manifest is None:
-        return None if stored is None else load_wanted(stored[1], applications)
+        return None if stored is None else load_wanted(stored[1], applications, was_in_force=True)
     plan = load(manifest)
     if not plan.application_alone:
         return load_wanted(manifest, applications)

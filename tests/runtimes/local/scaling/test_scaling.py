@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from pointsman.errors import PointsmanError, UnknownName
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.routing.events import Arrived, Cancelled
 from pointsman.types import RequestMetadata, Worker
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
@@ -456,6 +456,35 @@ def together(view):
 
 together.windows = (7.0,)
 """
+
+
+def test_a_module_that_somebody_broke_meanwhile_keeps_nobody_from_serving(
+    state: Path, tmp_path: Path, module: Callable[[str], str]
+) -> None:
+    name = module("def two(view):\n    return 2\n")
+    text = manifest(scaled(policy=f"{name}:two", parameters={}, min=0, initial=1), folder=tmp_path)
+
+    async def before() -> None:
+        async with running(state, text) as scene:
+            await scene.until_ready("m-1", "m-2")
+
+    async def after() -> None:
+        async with running(state, None) as scene:
+            await scene.until_ready("m-1", "m-2")
+            await scene.until(lambda: scene.plane.status()["problems"], "what is wrong told")
+            [told] = scene.plane.status()["problems"]
+            assert told.startswith(
+                f'the scaling policy {name}:two of "m" raised PointsmanError: module "{name}" cannot'
+            )
+            assert "SyntaxError" in told
+            assert told.endswith("repair it, and start the plane again; the target stays 2")
+            with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
+                await scene.plane.apply(text)  # whoever applies it is there to repair it
+
+    run(before())
+    (tmp_path / f"{name}.py").write_text("def two(view:\n")
+    del sys.modules[name]
+    run(after())
 
 
 def test_the_policy_of_an_application_sees_all_its_nodes(
