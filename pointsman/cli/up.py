@@ -19,6 +19,8 @@ example:
   curl http://127.0.0.1:8080/v1/completions -d '{"model": "smollm2", "prompt": "Once upon a time"}'
 """
 PROMPT = "Say hello in five words."
+MOST_TOKENS = 64
+"""Small models go on and on."""
 
 
 def add(commands: Any) -> None:
@@ -149,5 +151,6 @@ def _curl(status: dict[str, Any]) -> str:
     path = next((one["path"] for one in status.get("applications") or ()), "")
     if path and not model:
         return f"curl -i {status['url']}{path} -d '[1, 2, 3]'   (what it takes as input, as JSON)"
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
+    message = {"role": "user", "content": PROMPT}
+    body = {"model": model, "stream": True, "max_tokens": MOST_TOKENS, "messages": [message]}
     return f"curl -iN {status['url']}/v1/chat/completions -d '{json.dumps(body)}'"
