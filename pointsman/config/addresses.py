@@ -9,6 +9,8 @@ _HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _LISTEN = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
 _URL = re.compile(rf"(?P<scheme>https?)://{_HOST}:(?P<port>\d{{1,5}})/?", re.IGNORECASE)
 
+_ANY_URL = re.compile(rf"https?://{_HOST}(?::(?P<port>\d{{1,5}}))?(?:/.*)?", re.IGNORECASE)
+
 
 def host_and_port(text: str) -> tuple[str, int]:
     """127.0.0.1:8080 or [::1]:8080, as sockets want it. Raises ValueError, with an example, for anything else."""
@@ -25,6 +27,12 @@ def base_url(text: str) -> tuple[str, str]:
         raise ValueError(f"expected http://host:port or https://host:port, without a path, found {found(text)}")
     place = f"{match['host'].lower()}:{int(match['port'])}"
     return f"{match['scheme'].lower()}://{place}", place
+
+
+def is_url(text: str) -> bool:
+    """Whether it is http://host, with or without a port and a path."""
+    match = _ANY_URL.fullmatch(text)
+    return match is not None and 1 <= int(match["port"] or 80) <= 65535 and _is_host(match["host"])
 
 
 def is_loopback(host: str) -> bool:

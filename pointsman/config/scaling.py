@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from pointsman.config.addresses import is_url
 from pointsman.config.building import built
 from pointsman.config.names import Names
 from pointsman.config.plan import MetricQuery, PickerPlan, ScalingPlan
@@ -177,6 +178,6 @@ def _queries(spec: ScalingSpec, problems: Problems, path: Path) -> tuple[MetricQ
 def _query(spec: MetricSpec, problems: Problems, path: Path) -> MetricQuery:
     if spec.query == "":
         problems.add((*path, "query"), "must not be empty")
-    if spec.url is not INVALID and not spec.url.startswith(("http://", "https://")):
+    if spec.url is not INVALID and not is_url(spec.url):
         problems.add((*path, "url"), f"expected http://host:port of a Prometheus, found {spec.url!r}")
     return MetricQuery(spec.name or "", spec.url or "", spec.query or "")

@@ -49,7 +49,11 @@ class Gatherer:
 
     async def _follow(self) -> None:
         while True:
-            await self.once()
+            try:
+                await self.once()
+            except Exception as error:  # of ours: the next round may go better
+                failed = {"message": "pointsman: reading custom metrics failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(failed)
             await asyncio.sleep(self.interval_s)
 
     async def once(self) -> None:
