@@ -19,7 +19,7 @@ from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.upstream import UpstreamConnection
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.events import Arrived, Command, Ended, Event, Send
+from pointsman.routing.events import Arrived, DispatcherCommand, DispatcherEvent, Ended, Send
 from pointsman.selection.text import text_table
 from pointsman.types import ExecutionInstance, RequestMetadata
 
@@ -134,7 +134,7 @@ class Blind:
         self._sent = 0
         lane.dispatcher = self  # type: ignore[assignment]
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
         if not isinstance(event, Arrived):
             return []
         self._sent += 1

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from bench import naive
 from bench.measure import cpu_us
-from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
 from pointsman.routing.filters import HasRoom, ServesModel
 from pointsman.routing.prefix_index import PrefixIndex, block_hashes, first_link, token_bytes
@@ -71,7 +71,7 @@ def cycle_row(endpoints: int, target: int) -> list[str]:
 
 
 def our_cycle(endpoints: int, *, traced: bool) -> float:
-    fleet = Fleet(
+    fleet = EndpointTable(
         [ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64) for n in range(endpoints)]
     )
     for n in range(endpoints):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pointsman.cli.client import Client, NoPlane, Silent
+from pointsman.cli.client import Client, NoPlane, PlaneSilent
 from pointsman.cli.display import deployments_of
 
 MARK = "POINTSMAN_LIVE"
@@ -126,7 +126,7 @@ class LivePlane:
             raise AssertionError(f"the plane has ended with {self.process.returncode}:\n{self.said()}")
         try:
             return all(one.settled for one in deployments_of(self.status()))
-        except (NoPlane, Silent):
+        except (NoPlane, PlaneSilent):
             return False
 
     def is_there(self) -> bool:

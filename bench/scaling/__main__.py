@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.scaling import choosing
 from bench.scaling.recordings import ARRIVALS, RATES, VARIABLE, Load, folder_of, loads_in
-from pointsman.lab.scaling import Outcome, Reactive, Replay, Setting, clairvoyant, plot, static_peak
+from pointsman.lab.scaling import Reactive, Replay, ReplayOutcome, Setting, clairvoyant, plot, static_peak
 from pointsman.scaling.predictive import Predictive
 from pointsman.selection.text import text_table
 
@@ -25,7 +25,7 @@ def say(words: str) -> None:
     print(f"\r{words[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
-def outcomes(load: Load, setting: Setting) -> dict[str, Outcome]:
+def outcomes(load: Load, setting: Setting) -> dict[str, ReplayOutcome]:
     """Of every policy, by its name."""
     react_s = 0.0 if setting.at_once else 30.0 + setting.interval_s
     replay = Replay(load.series, setting)
@@ -38,7 +38,7 @@ def outcomes(load: Load, setting: Setting) -> dict[str, Outcome]:
     }
 
 
-def rows_of(load: Load, setting: Setting, found: dict[str, Outcome]) -> list[list[str]]:
+def rows_of(load: Load, setting: Setting, found: dict[str, ReplayOutcome]) -> list[list[str]]:
     return [
         [
             load.short,

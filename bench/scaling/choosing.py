@@ -6,7 +6,7 @@ from itertools import product
 import msgspec
 
 from bench.scaling.recordings import Load
-from pointsman.lab.scaling import Outcome, Replay, Setting
+from pointsman.lab.scaling import Replay, ReplayOutcome, Setting
 from pointsman.scaling.forecast import SHAPES, Habits
 from pointsman.scaling.predictive import Predictive
 
@@ -38,7 +38,7 @@ CHOICES = [
 ]
 DEFAULT = Choice(12, 0.75, "memory and seasons")
 
-Results = Mapping[tuple[str, Choice], Outcome]
+Results = Mapping[tuple[str, Choice], ReplayOutcome]
 
 
 def try_all(loads: Sequence[Load], say: Callable[[str], None]) -> Results:
@@ -58,7 +58,7 @@ def chosen_without(left_out: str, names: Sequence[str], results: Results) -> Cho
     return min(CHOICES, key=lambda choice: sum(price(results[name, choice]) for name in others))
 
 
-def price(outcome: Outcome) -> float:
+def price(outcome: ReplayOutcome) -> float:
     return outcome.ratio + PRICE * outcome.unserved
 
 

@@ -26,11 +26,11 @@ class NoPlane(PointsmanError):
         super().__init__(f"{found}; {advice}")
 
 
-class Silent(PointsmanError):
+class PlaneSilent(PointsmanError):
     """The plane is there, and does not answer."""
 
 
-class Refused(PointsmanError):
+class PlaneRefused(PointsmanError):
     """The plane answered with an error."""
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Client:
             self.get("status")
         except NoPlane:
             return False
-        except Silent:  # it is about to end, or too busy to answer
+        except PlaneSilent:  # it is about to end, or too busy to answer
             return True
         return True
 
@@ -84,7 +84,7 @@ class Client:
             answer = connection.getresponse()
             said = answer.read()
         except (OSError, HTTPException) as error:
-            raise Silent(f"the plane does not answer: {str(error) or type(error).__name__}") from error
+            raise PlaneSilent(f"the plane does not answer: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
         return _understood(answer.status, said)
@@ -98,7 +98,7 @@ class Client:
     def _nobody(self, error: OSError) -> PointsmanError:
         if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
             return NoPlane(f"no plane is running in {self.state}", "start one with: pointsman up FILE")
-        return Silent(f"cannot talk to the plane at {self.state / SOCKET}: {error.strerror or error}")
+        return PlaneSilent(f"cannot talk to the plane at {self.state / SOCKET}: {error.strerror or error}")
 
 
 class Remote(Client):
@@ -162,6 +162,6 @@ def _understood(status: int, said: bytes) -> Any:
         return answer
     error = answer.get("error") if isinstance(answer, dict) else None
     if isinstance(error, dict):
-        raise Refused(status, error)
+        raise PlaneRefused(status, error)
     shown = said[:200].decode("utf-8", "replace")
     raise PointsmanError(f"expected a plane's answer, found status {status}: {shown or 'nothing'}")

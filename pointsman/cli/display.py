@@ -42,7 +42,7 @@ class Paint:
 NO_PAINT = Paint()
 
 
-class Instance:
+class InstanceRow:
     """One instance, as the status tells it."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -101,13 +101,13 @@ class Instance:
 INSTANCE_HEADS = ("instance", "state", "at", "pid", "requests", "cache", "restarts", "for", "reason")
 
 
-class Deployment:
+class DeploymentRow:
     """One deployment, as the status tells it."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self._told = told
         self.name: str = told["name"]
-        self.instances = [Instance(one) for one in told["instances"]]
+        self.instances = [InstanceRow(one) for one in told["instances"]]
         self.ready: int = told["ready"]
         self.wanted: int = told["desired"]
         self.internal: bool = told.get("internal", False)
@@ -155,9 +155,9 @@ NODE_HEADS = ("node", "kind", "ready", "waiting", "running", "answered", "errors
 DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decided by")
 
 
-def deployments_of(status: Mapping[str, Any]) -> list[Deployment]:
+def deployments_of(status: Mapping[str, Any]) -> list[DeploymentRow]:
     """The deployments in their order."""
-    return [Deployment(told) for told in status.get("deployments") or ()]
+    return [DeploymentRow(told) for told in status.get("deployments") or ()]
 
 
 def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
@@ -201,7 +201,7 @@ def application_text(told: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     return "\n".join([*lines, *([""] if stopped else []), *stopped])
 
 
-def _application_row(told: Mapping[str, Any], deployments: Sequence[Deployment]) -> list[str]:
+def _application_row(told: Mapping[str, Any], deployments: Sequence[DeploymentRow]) -> list[str]:
     named = {name for node in told["nodes"] for name in node["deployments"]}
     mine = [one for one in deployments if one.name in named]
     ready = f"{sum(one.ready for one in mine)} of {sum(one.wanted for one in mine)}"
@@ -229,7 +229,7 @@ def bounds(told: Mapping[str, Any]) -> str:
     return f"{told['min']} to {told['max']}"
 
 
-def _headline(status: Mapping[str, Any], deployments: Sequence[Deployment], paint: Paint) -> str:
+def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], paint: Paint) -> str:
     settled = all(one.settled for one in deployments)
     partly = "ready in part" if status["ready"] else "not ready"
     state = paint("ready", "green") if settled else paint(partly, "yellow")
@@ -239,7 +239,7 @@ def _headline(status: Mapping[str, Any], deployments: Sequence[Deployment], pain
     return ", ".join(parts)
 
 
-def _instance_table(instances: Sequence[Instance], paint: Paint) -> str:
+def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
     head, rule, *lines = text_table(INSTANCE_HEADS, [one.row() for one in instances]).split("\n")
     start = head.index("state")
     painted = []

@@ -4,7 +4,7 @@ import time
 from typing import Any, TextIO
 
 from pointsman.cli.client import Client
-from pointsman.cli.display import Deployment, deployments_of
+from pointsman.cli.display import DeploymentRow, deployments_of
 
 POLL_S = 0.2
 
@@ -34,7 +34,7 @@ class Progress:
                 return False
             time.sleep(min(POLL_S, timeout_s - taken_s))
 
-    def _tell(self, deployment: Deployment) -> None:
+    def _tell(self, deployment: DeploymentRow) -> None:
         """Say where it is, if that is news; one that was settled from the start is none."""
         gist, before = deployment.gist, self._said.get(deployment.name)
         if gist != before and not (before is None and deployment.settled):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pointsman.cli.options import at_least_none, at_least_one, time_or_none
 
 if TYPE_CHECKING:
-    from pointsman.cli.rehearse_load import Known
+    from pointsman.cli.rehearse_load import KnownLoad
     from pointsman.lab.scaling import Setting
     from pointsman.scaling import ScalingLimits
 
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(option, dest=field, type=kind, metavar=metavar, help=words)
 
 
-def limits_of(args: argparse.Namespace, known: "Known", setting: "Setting") -> "ScalingLimits":
+def limits_of(args: argparse.Namespace, known: "KnownLoad", setting: "Setting") -> "ScalingLimits":
     """What holds for every policy. It begins with as many as the load needs then."""
     import msgspec
 

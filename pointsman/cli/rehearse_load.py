@@ -24,7 +24,7 @@ LEAST_INTERVAL_S = 30.0
 """Within a bin of a plane's history nothing changes, so that asking every second would only take its time."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownLoad(msgspec.Struct, frozen=True, kw_only=True):
     """A load, and what is known besides unless the command line says otherwise."""
 
     series: Series
@@ -41,10 +41,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """By option: where its number comes from, if nobody gives it."""
 
 
-def known_load(args: argparse.Namespace) -> Known:
+def known_load(args: argparse.Namespace) -> KnownLoad:
     """What the command line names. Raises with what is wrong with it."""
     if args.of is None:
-        return Known(series=_of_file(args.load, args.series, args.bin))
+        return KnownLoad(series=_of_file(args.load, args.series, args.bin))
     if args.series is not None or args.bin is not None:
         raise PointsmanError("--series and --bin are about a file, and go with --load")
     return _of_plane(client_of(args).get("deployments", args.of, "load"))
@@ -70,7 +70,7 @@ def _of_file(file: Path, name: str | None, bin_s: float | None) -> Series:
         raise PointsmanError(f"{file}: {error}{hint}") from None
 
 
-def _of_plane(told: dict[str, Any]) -> Known:
+def _of_plane(told: dict[str, Any]) -> KnownLoad:
     name, bins, bin_s = told["deployment"], told["bins"], told["bin_s"]
     if len(bins) < LEAST_BINS:
         missing = duration((LEAST_BINS - len(bins)) * bin_s)
@@ -79,7 +79,7 @@ def _of_plane(told: dict[str, Any]) -> Known:
             f"{LEAST_BINS}: come back in {missing}, or bring a recording with --load"
         )
     limits = msgspec.convert(told["limits"], ScalingLimits)
-    known = Known(
+    known = KnownLoad(
         series=Series(name, bin_s, [one["per_second"] for one in bins], bins[0]["began"]),
         interval_s=max(limits.interval_s, LEAST_INTERVAL_S),
         cost_per_replica_hour=told["cost_per_replica_hour"],
@@ -89,7 +89,7 @@ def _of_plane(told: dict[str, Any]) -> Known:
     return _with_what_was_measured(known, told)
 
 
-def _with_what_was_measured(known: Known, told: dict[str, Any]) -> Known:
+def _with_what_was_measured(known: KnownLoad, told: dict[str, Any]) -> KnownLoad:
     """Start-ups, and what a replica serves, as far as the plane has seen any."""
     start_up_s, request_s, at_once = told["start_up_s"], told["request_s"], told["max_concurrency"]
     notes = {}

@@ -11,7 +11,7 @@ from pointsman.cli.options import add_command, add_connection, at_least_one, jso
 from pointsman.cli.rehearse_policies import Named, named, policies_of
 
 if TYPE_CHECKING:
-    from pointsman.cli.rehearse_load import Known
+    from pointsman.cli.rehearse_load import KnownLoad
     from pointsman.lab.scaling import Comparison, Setting
     from pointsman.scaling.records import ScalingRecord
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if compared.problems() else 0
 
 
-def _in_force(known: "Known", args: argparse.Namespace) -> list[Named]:
+def _in_force(known: "KnownLoad", args: argparse.Namespace) -> list[Named]:
     """What is rehearsed if nobody says."""
     from pointsman.errors import PointsmanError
     from pointsman.scaling import SCALING_POLICIES
@@ -116,7 +116,7 @@ def _in_force(known: "Known", args: argparse.Namespace) -> list[Named]:
     raise PointsmanError(f'the policy of its application decides about "{args.of}" and others; name one for it alone')
 
 
-def _setting(args: argparse.Namespace, known: "Known") -> "Setting":
+def _setting(args: argparse.Namespace, known: "KnownLoad") -> "Setting":
     from pointsman.errors import PointsmanError
     from pointsman.lab.scaling import Setting
 

@@ -59,12 +59,12 @@ class Rollout:
 
     def wait(self, timeout_s: float) -> str:
         """Empty: all is ready. Else what is not as it should be."""
-        from pointsman.cli.display import Deployment, duration
+        from pointsman.cli.display import DeploymentRow, duration
 
         began = time.monotonic()
         while True:
             self.deployments = self._client.get("applications", self._name)["deployments"]
-            seen = [Deployment(told) for told in self.deployments]
+            seen = [DeploymentRow(told) for told in self.deployments]
             for one in seen:
                 gist, before = one.gist, self._said.get(one.name)
                 if gist != before and not (before is None and one.settled):

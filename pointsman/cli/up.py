@@ -68,7 +68,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, embedded.ask_to_stop)
-    view = JsonView(embedded) if args.json else View(embedded, began)
+    view = JsonView(embedded) if args.json else ProgressView(embedded, began)
     await embedded.start(manifest)
     embedded.plane.listeners.append(view.news)
     view.news()
@@ -79,7 +79,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     return 0
 
 
-class View:
+class ProgressView:
     """What a person sees: a line for each thing that happens, and the whole status once it is ready."""
 
     def __init__(self, embedded: "Embedded", began: float) -> None:
@@ -121,7 +121,7 @@ class View:
         print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
 
 
-class JsonView(View):
+class JsonView(ProgressView):
     """The same for programs: each status as a line."""
 
     def __init__(self, embedded: "Embedded") -> None:

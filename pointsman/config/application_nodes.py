@@ -111,7 +111,7 @@ class Nodes:
             name=name,
             model=name,
             replicas=options.num_replicas if grows is None else grows.limits.first,
-            engine=desired.EngineSpec(
+            engine=desired.DesiredEngine(
                 PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))
             ),
             max_concurrency=options.max_concurrency,

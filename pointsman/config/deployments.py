@@ -67,7 +67,7 @@ class Deployments:
             model=spec.model,
             aliases=tuple(spec.aliases),
             replicas=_first_replicas(spec, grows),
-            engine=desired.EngineSpec(spec.engine.type, parameters) if spec.engine is not None else None,
+            engine=desired.DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
             max_concurrency=spec.max_concurrency,

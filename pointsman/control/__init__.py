@@ -5,19 +5,19 @@ what would be done, and why. The one rule: the same events give the same command
 """
 
 from pointsman.control.controller import Controller
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, EngineSpec, Lifecycle
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.control.instances import InstanceStatus, Phase
-from pointsman.control.reconcile import Step, What
+from pointsman.control.reconcile import ReconcileStep, What
 
 __all__ = [
     "Controller",
     "Desired",
     "DesiredDeployment",
     "DesiredEndpoint",
-    "EngineSpec",
+    "DesiredEngine",
     "Lifecycle",
     "InstanceStatus",
     "Phase",
-    "Step",
+    "ReconcileStep",
     "What",
 ]

@@ -22,26 +22,26 @@ from pointsman.control.events import (
     Adopted,
     Answered,
     Applied,
-    Command,
+    ControllerCommand,
+    ControllerEvent,
+    ControllerTimer,
     DrainAsked,
     Drained,
-    Event,
     Exited,
     Launched,
     LaunchFailed,
     PlaceNeeded,
+    PlaneStopping,
     RequestsFail,
-    ShuttingDown,
     Silent,
-    TimerFired,
-    WakeAt,
+    WakeController,
     WorkerLost,
     WorkerSeen,
 )
 from pointsman.control.instances import Instance, InstanceStatus, Phase
 from pointsman.control.places import Places
-from pointsman.control.reconcile import DRAIN_ASKED, Step, What, lifecycle_steps, reconcile
-from pointsman.control.turn import Turn
+from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, lifecycle_steps, reconcile
+from pointsman.control.turn import Transition
 
 
 class Controller:
@@ -61,10 +61,10 @@ class Controller:
         self._statuses: list[InstanceStatus] | None = None
         """Made when somebody asks, which many do between two events."""
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:
         """Take one event in; carry the commands out in their order."""
         self._statuses = None
-        turn = Turn(self._instances, self.places, now)
+        turn = Transition(self._instances, self.places, now)
         _HANDLERS[type(event)](self, event, turn)
         if self.desired is not None or not self._open:
             self._settle(turn)  # first: whoever stands in line comes before those whose time is over just now
@@ -85,7 +85,7 @@ class Controller:
             self._statuses = [instance.status() for instance in found]
         return list(self._statuses)
 
-    def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[Step]:
+    def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[ReconcileStep]:
         """What `Applied` would lead to that is not under way already, why, and where. Nothing is changed."""
         if not self._open:
             return []
@@ -94,7 +94,7 @@ class Controller:
         under_way = [] if self.desired is None else reconcile(before, known, fleet=fleet)
         steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
         again = [
-            Step(What.RESTART, one.id, "its rollout was stopped, and is tried again", one.deployment)
+            ReconcileStep(What.RESTART, one.id, "its rollout was stopped, and is tried again", one.deployment)
             for one in self._stopped(desired, retry)
         ]
         return self._located([step for step in [*steps, *again] if step not in under_way], desired)
@@ -110,7 +110,7 @@ class Controller:
             and one.recipe == desired.deployments[one.deployment].recipe
         ]
 
-    def _located(self, steps: list[Step], desired: Desired) -> list[Step]:
+    def _located(self, steps: list[ReconcileStep], desired: Desired) -> list[ReconcileStep]:
         """The same, and of those that are started where they would go."""
         starting = {step.subject: desired.deployments[step.deployment] for step in steps if step.what is What.START}
         leaving = [step.subject for step in steps if step.what is What.STOP]
@@ -119,7 +119,7 @@ class Controller:
 
     # What is wanted
 
-    def _applied(self, event: Applied, turn: Turn) -> None:
+    def _applied(self, event: Applied, turn: Transition) -> None:
         self.desired = event.desired
         turn.changed = True
         turn.touched.update(self._instances)
@@ -131,7 +131,7 @@ class Controller:
         for instance in self._stopped(event.desired, event.retry):
             turn.retry(instance)
 
-    def _drain_asked(self, event: DrainAsked, turn: Turn) -> None:
+    def _drain_asked(self, event: DrainAsked, turn: Transition) -> None:
         instance = turn.find(event.instance_id)
         if instance is None or instance.leaving or instance.drain_asked:
             return
@@ -140,10 +140,10 @@ class Controller:
         if instance.endpoint is not None:  # nobody can take its place: it is only kept out
             turn.drain(instance)
 
-    def _place_needed(self, event: PlaceNeeded, turn: Turn) -> None:
+    def _place_needed(self, event: PlaceNeeded, turn: Transition) -> None:
         turn.evict(event.instance_id, event.why)
 
-    def _shutting_down(self, event: ShuttingDown, turn: Turn) -> None:
+    def _shutting_down(self, event: PlaneStopping, turn: Transition) -> None:
         self._open = False
         for instance in self._instances.values():
             turn.hurry(instance)
@@ -151,14 +151,14 @@ class Controller:
 
     # News of workers
 
-    def _worker_seen(self, event: WorkerSeen, turn: Turn) -> None:
+    def _worker_seen(self, event: WorkerSeen, turn: Transition) -> None:
         for instance_id in self.places.seen(event.worker):
             instance = self._process(instance_id, turn)
             if instance is not None:
                 turn.give_up(instance, f'what it had of worker "{event.worker.name}" is not there any more')
         turn.has_room = True
 
-    def _worker_lost(self, event: WorkerLost, turn: Turn) -> None:
+    def _worker_lost(self, event: WorkerLost, turn: Transition) -> None:
         for instance_id in self.places.lost(event.name):
             instance = self._process(instance_id, turn)
             if instance is not None:
@@ -166,7 +166,7 @@ class Controller:
 
     # News of processes
 
-    def _adopted(self, event: Adopted, turn: Turn) -> None:
+    def _adopted(self, event: Adopted, turn: Transition) -> None:
         known = turn.find(event.instance_id)
         if known is not None and known.phase is not Phase.BACKING_OFF:
             return  # its process is known
@@ -180,22 +180,22 @@ class Controller:
         turn.launched(instance, event.host, event.port, event.pid)
         turn.changed = True
 
-    def _launched(self, event: Launched, turn: Turn) -> None:
+    def _launched(self, event: Launched, turn: Transition) -> None:
         instance = self._process(event.instance_id, turn)
         if instance is not None and instance.pid is None:
             turn.launched(instance, event.host, event.port, event.pid)
 
-    def _launch_failed(self, event: LaunchFailed, turn: Turn) -> None:
+    def _launch_failed(self, event: LaunchFailed, turn: Transition) -> None:
         instance = self._process(event.instance_id, turn)
         if instance is not None and instance.pid is None:
             turn.ended(instance, f"could not be started: {event.why}")
 
-    def _exited(self, event: Exited, turn: Turn) -> None:
+    def _exited(self, event: Exited, turn: Transition) -> None:
         instance = self._process(event.instance_id, turn)
         if instance is not None:
             turn.ended(instance, event.why)
 
-    def _process(self, instance_id: str, turn: Turn) -> Instance | None:
+    def _process(self, instance_id: str, turn: Transition) -> Instance | None:
         """The instance, if it has a process of ours, or is about to."""
         instance = turn.find(instance_id)
         if instance is None or instance.endpoint is not None or instance.phase is Phase.BACKING_OFF:
@@ -204,7 +204,7 @@ class Controller:
 
     # News of their health
 
-    def _answered(self, event: Answered, turn: Turn) -> None:
+    def _answered(self, event: Answered, turn: Transition) -> None:
         instance = turn.find(event.instance_id)
         if instance is None or not instance.asked:
             return
@@ -213,7 +213,7 @@ class Controller:
         elif event.readiness:
             turn.admit(instance)
 
-    def _silent(self, event: Silent, turn: Turn) -> None:
+    def _silent(self, event: Silent, turn: Transition) -> None:
         instance = turn.find(event.instance_id)
         if instance is None or not instance.asked:
             return
@@ -229,7 +229,7 @@ class Controller:
             instance.failures += 1
             instance.reason = f"does not answer: {event.why}"
 
-    def _requests_fail(self, event: RequestsFail, turn: Turn) -> None:
+    def _requests_fail(self, event: RequestsFail, turn: Transition) -> None:
         instance = turn.find(event.instance_id)
         if instance is None or instance.phase is not Phase.READY:
             return
@@ -238,29 +238,29 @@ class Controller:
         else:
             turn.doubt(instance, f"requests fail on it: {event.why}")
 
-    def _drained(self, event: Drained, turn: Turn) -> None:
+    def _drained(self, event: Drained, turn: Transition) -> None:
         instance = turn.find(event.instance_id)
         if instance is not None and instance.phase is Phase.DRAINING and instance.serving is not None:
             turn.drained(instance, instance.reason)
 
     # What follows
 
-    def _timer_fired(self, event: TimerFired, turn: Turn) -> None:
+    def _timer_fired(self, event: ControllerTimer, turn: Transition) -> None:
         self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing is due yet
 
-    def _set_timer(self, turn: Turn) -> None:
+    def _set_timer(self, turn: Transition) -> None:
         due = min(self._dues.values(), default=None)
         if due is not None and due != self._wake_at:
-            turn.commands.append(WakeAt(due))
+            turn.commands.append(WakeController(due))
         self._wake_at = due
 
-    def _settle(self, turn: Turn) -> None:
+    def _settle(self, turn: Transition) -> None:
         self._reconcile(turn)
         if turn.has_room and self._open:
             turn.try_again()
             self._reconcile(turn)
 
-    def _reconcile(self, turn: Turn) -> None:
+    def _reconcile(self, turn: Transition) -> None:
         if turn.changed:
             turn.changed = False
             turn.resume()
@@ -272,7 +272,7 @@ class Controller:
                 self._take(step, desired, turn)
         self._note_dues(turn)
 
-    def _note_dues(self, turn: Turn) -> None:
+    def _note_dues(self, turn: Transition) -> None:
         for instance_id in sorted(turn.touched):  # sets have another order in every process
             instance = self._instances.get(instance_id)
             due = None if instance is None else instance.due
@@ -282,7 +282,7 @@ class Controller:
                 self._dues[instance_id] = due
         turn.touched.clear()
 
-    def _take(self, step: Step, desired: Desired, turn: Turn) -> None:
+    def _take(self, step: ReconcileStep, desired: Desired, turn: Transition) -> None:
         turn.touched.add(step.subject)
         if step.what is What.STOP or step.what is What.REMOVE:
             turn.leave(self._instances[step.subject], step.why, in_no_hurry=step.in_no_hurry)
@@ -313,13 +313,13 @@ def _known(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
     return msgspec.structs.replace(instance.spec, lifecycle=spec.lifecycle)
 
 
-_HANDLERS: dict[type[Event], Callable[[Controller, Any, Turn], None]] = {
+_HANDLERS: dict[type[ControllerEvent], Callable[[Controller, Any, Transition], None]] = {
     Applied: Controller._applied,
     WorkerSeen: Controller._worker_seen,
     WorkerLost: Controller._worker_lost,
     DrainAsked: Controller._drain_asked,
     PlaceNeeded: Controller._place_needed,
-    ShuttingDown: Controller._shutting_down,
+    PlaneStopping: Controller._shutting_down,
     Adopted: Controller._adopted,
     Launched: Controller._launched,
     LaunchFailed: Controller._launch_failed,
@@ -328,5 +328,5 @@ _HANDLERS: dict[type[Event], Callable[[Controller, Any, Turn], None]] = {
     Silent: Controller._silent,
     RequestsFail: Controller._requests_fail,
     Drained: Controller._drained,
-    TimerFired: Controller._timer_fired,
+    ControllerTimer: Controller._timer_fired,
 }

@@ -29,7 +29,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """So often in a row one of a new recipe may fail to start while older ones serve; then its rollout is stopped."""
 
 
-class EngineSpec(msgspec.Struct, frozen=True):
+class DesiredEngine(msgspec.Struct, frozen=True):
     """Which engine runs, with the parameters as they were written."""
 
     type: str
@@ -75,7 +75,7 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     replicas: int = 1
     """Instances of `engine` to run; 0 without an engine."""
-    engine: EngineSpec | None = None
+    engine: DesiredEngine | None = None
     endpoints: tuple[DesiredEndpoint, ...] = ()
     max_concurrency: int | None = None
     """Requests at once on each instance; None: what the engine says."""

@@ -15,11 +15,11 @@ from pointsman.placement.asks import Place
 from pointsman.types import ExecutionInstance, Worker
 
 
-class Event(msgspec.Struct, frozen=True):
+class ControllerEvent(msgspec.Struct, frozen=True):
     """Something that happened."""
 
 
-class Applied(Event, frozen=True):
+class Applied(ControllerEvent, frozen=True):
     """This is wanted from now on."""
 
     desired: Desired
@@ -29,7 +29,7 @@ class Applied(Event, frozen=True):
     """How much instances have in their caches: of those that are equal otherwise, the coldest go."""
 
 
-class Adopted(Event, frozen=True):
+class Adopted(ControllerEvent, frozen=True):
     """A process of an earlier plane still runs; the runtime has taken it over.
 
     Told before the first `Applied`, which decides what becomes of it: else it would be started a second time.
@@ -44,20 +44,20 @@ class Adopted(Event, frozen=True):
     place: Place | None = None
 
 
-class WorkerSeen(Event, frozen=True):
+class WorkerSeen(ControllerEvent, frozen=True):
     """A worker is there, or something about it has changed."""
 
     worker: Worker
 
 
-class WorkerLost(Event, frozen=True):
+class WorkerLost(ControllerEvent, frozen=True):
     """A worker is gone, and with it every process on it."""
 
     name: str
     why: str
 
 
-class Launched(Event, frozen=True):
+class Launched(ControllerEvent, frozen=True):
     """The process of an instance runs."""
 
     instance_id: str
@@ -66,14 +66,14 @@ class Launched(Event, frozen=True):
     port: int
 
 
-class LaunchFailed(Event, frozen=True):
+class LaunchFailed(ControllerEvent, frozen=True):
     """It could not even be started."""
 
     instance_id: str
     why: str
 
 
-class Exited(Event, frozen=True):
+class Exited(ControllerEvent, frozen=True):
     """The process of an instance has ended; so has its whole group."""
 
     instance_id: str
@@ -81,7 +81,7 @@ class Exited(Event, frozen=True):
     """As a person would say it: exit code 1: the last line of its log, or killed by SIGKILL."""
 
 
-class Answered(Event, frozen=True):
+class Answered(ControllerEvent, frozen=True):
     """A probe of an instance succeeded."""
 
     instance_id: str
@@ -89,45 +89,45 @@ class Answered(Event, frozen=True):
     """It did real work; False: it only said that it is healthy."""
 
 
-class Silent(Event, frozen=True):
+class Silent(ControllerEvent, frozen=True):
     """A probe of an instance failed or was not answered in time."""
 
     instance_id: str
     why: str
 
 
-class RequestsFail(Event, frozen=True):
+class RequestsFail(ControllerEvent, frozen=True):
     """Clients' requests fail on an instance, several in a row, whatever its health check says."""
 
     instance_id: str
     why: str
 
 
-class Drained(Event, frozen=True):
+class Drained(ControllerEvent, frozen=True):
     """No request is under way on an instance any more."""
 
     instance_id: str
 
 
-class DrainAsked(Event, frozen=True):
+class DrainAsked(ControllerEvent, frozen=True):
     """An operator wants an instance out of service. It is replaced."""
 
     instance_id: str
 
 
-class PlaceNeeded(Event, frozen=True):
+class PlaceNeeded(ControllerEvent, frozen=True):
     """Somebody else needs the place of an instance more. It is drained, and comes back when there is another place."""
 
     instance_id: str
     why: str
 
 
-class ShuttingDown(Event, frozen=True):
+class PlaneStopping(ControllerEvent, frozen=True):
     """Everything is drained and stopped; nothing is started any more."""
 
 
-class TimerFired(Event, frozen=True):
-    """The time of a `WakeAt` has come."""
+class ControllerTimer(ControllerEvent, frozen=True):
+    """The time of a `WakeController` has come."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -192,10 +192,12 @@ class Kill(msgspec.Struct, frozen=True):
     instance_id: str
 
 
-class WakeAt(msgspec.Struct, frozen=True):
+class WakeController(msgspec.Struct, frozen=True):
     """Fire the timer at this time, unless a later command names another."""
 
     at: float
 
 
-Command: TypeAlias = Launch | Probe | Admit | Update | Withdraw | AwaitDrained | Terminate | Kill | WakeAt
+ControllerCommand: TypeAlias = (
+    Launch | Probe | Admit | Update | Withdraw | AwaitDrained | Terminate | Kill | WakeController
+)

@@ -40,7 +40,7 @@ class What(Enum):
     """Such a server; it is drained before."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class ReconcileStep(msgspec.Struct, frozen=True):
     """One thing to do, and why."""
 
     what: What
@@ -58,7 +58,7 @@ class Step(msgspec.Struct, frozen=True):
 
 def reconcile(
     desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False, fleet: Fleet | None = None
-) -> list[Step]:
+) -> list[ReconcileStep]:
     """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired. `fleet`: where
     instances are; of those that are too many, whoever leaves the better fleet behind goes."""
     mine: dict[str, list[Instance]] = {}
@@ -68,7 +68,7 @@ def reconcile(
         taken.add(instance.id)
         (leaving if instance.leaving else mine).setdefault(instance.deployment, []).append(instance)
     wanted = {} if shutting_down else desired.deployments
-    steps: list[Step] = []
+    steps: list[ReconcileStep] = []
     for name, members in mine.items():
         if name not in wanted:  # first, so that there is room for others
             why = "everything is shut down" if shutting_down else f'deployment "{name}" is not wanted any more'
@@ -81,14 +81,14 @@ def reconcile(
     return steps
 
 
-def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
+def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     """What `after` says anew about how long things may take; for people, as nothing is to be done about it."""
     steps = []
     for name, spec in after.deployments.items():
         known = before.deployments.get(name)
         changed = between_lifecycles(known.lifecycle, spec.lifecycle) if known is not None else ""
         if changed:
-            steps.append(Step(What.UPDATE, name, changed, name))
+            steps.append(ReconcileStep(What.UPDATE, name, changed, name))
     return steps
 
 
@@ -97,7 +97,7 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[Step]:
 
 def _processes(
     spec: DesiredDeployment, members: list[Instance], back: list[Instance], taken: set[str], fleet: Fleet | None
-) -> list[Step]:
+) -> list[ReconcileStep]:
     """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready; while a
     rollout is stopped, that holds for those who served before it and have crashed, too. `back`: those who are on their
     way out and may stay; they come before new ones."""
@@ -105,7 +105,7 @@ def _processes(
     recipe = spec.recipe
     current: list[Instance] = []
     outdated: list[Instance] = []
-    steps: list[Step] = []
+    steps: list[ReconcileStep] = []
     stopped = any(one.halted for one in members)
     for instance in members:
         good = instance.recipe == recipe
@@ -130,19 +130,19 @@ def _processes(
     for instance in current[:room]:
         steps += _amend(instance, spec, recipe)
     back = sorted(back, key=lambda one: (-one.warmth, *_number(one)))[: max(room - len(current), 0)]
-    steps += [Step(What.KEEP, one.id, count, spec.name) for one in back]
+    steps += [ReconcileStep(What.KEEP, one.id, count, spec.name) for one in back]
     for number in range(len(current) + len(back), room):
         why = count if number + len(held) < wanted else f"to take over from {held[0].id}"
-        steps.append(Step(What.START, _free_id(spec.name, taken), why, spec.name))
+        steps.append(ReconcileStep(What.START, _free_id(spec.name, taken), why, spec.name))
     return steps
 
 
-def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Step]:
+def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[ReconcileStep]:
     """What one that stays must be told, or must be started anew for."""
     if instance.recipe != recipe:
-        return [Step(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
+        return [ReconcileStep(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
     changed = _changed(instance, spec, None)
-    return [Step(What.UPDATE, instance.id, changed, spec.name)] if changed else []
+    return [ReconcileStep(What.UPDATE, instance.id, changed, spec.name)] if changed else []
 
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> str:
@@ -152,13 +152,13 @@ def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpo
     return between_facts(instance.served(True), instance.served(True, spec, endpoint))
 
 
-def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[Step]) -> list[Instance]:
+def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[ReconcileStep]) -> list[Instance]:
     """Those who must still serve until others can. The rest is let go: the unhealthy first, then in order."""
     order = sorted(outdated, key=lambda one: (one.phase is Phase.READY, not one.drain_asked, *_number(one)))
     spare = max(len(order) - needed, 0)
     for place, instance in enumerate(order):
         why = DRAIN_ASKED if instance.drain_asked else between_recipes(instance.recipe, recipe)
-        steps.append(Step(What.STOP if place < spare else What.REPLACE, instance.id, why, instance.deployment))
+        steps.append(ReconcileStep(What.STOP if place < spare else What.REPLACE, instance.id, why, instance.deployment))
     return order[spare:]
 
 
@@ -182,7 +182,7 @@ def _count(wanted: int) -> str:
 # Servers that somebody else started
 
 
-def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[Step]:
+def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[ReconcileStep]:
     wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with one name, the first
     steps = []
     for name, endpoint in reversed(wanted.items()):
@@ -193,18 +193,18 @@ def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]
 
 def _endpoint(
     spec: DesiredDeployment, endpoint: DesiredEndpoint, members: list[Instance], taken: set[str]
-) -> list[Step]:
+) -> list[ReconcileStep]:
     """One that has moved is another: the new one first, and the old one until then."""
     recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
     current = [one for one in members if one.recipe == recipe]
     steps = []
     if not current:
         added = _free_endpoint_id(spec.name, endpoint.name, taken)
-        steps.append(Step(What.ADD, added, f"it is listed, at {endpoint.url}", spec.name, endpoint.name))
+        steps.append(ReconcileStep(What.ADD, added, f"it is listed, at {endpoint.url}", spec.name, endpoint.name))
     for instance in current:
         changed = _changed(instance, spec, endpoint)
         if changed:
-            steps.append(Step(What.UPDATE, instance.id, changed, spec.name, endpoint.name))
+            steps.append(ReconcileStep(What.UPDATE, instance.id, changed, spec.name, endpoint.name))
     taken_over = any(one.phase is Phase.READY for one in current)
     for instance in members:
         if instance.recipe != recipe:
@@ -212,7 +212,7 @@ def _endpoint(
             if instance.serving is None or taken_over:
                 steps.append(_leave(instance, why))
             else:
-                steps.append(Step(What.REPLACE, instance.id, why, spec.name, endpoint.name))
+                steps.append(ReconcileStep(What.REPLACE, instance.id, why, spec.name, endpoint.name))
     return steps
 
 
@@ -230,6 +230,6 @@ def _name(instance: Instance) -> str:
     return "" if instance.endpoint is None else instance.endpoint.name
 
 
-def _leave(instance: Instance, why: str) -> Step:
+def _leave(instance: Instance, why: str) -> ReconcileStep:
     what = What.STOP if instance.endpoint is None else What.REMOVE
-    return Step(what, instance.id, why, instance.deployment, _name(instance))
+    return ReconcileStep(what, instance.id, why, instance.deployment, _name(instance))

@@ -3,18 +3,28 @@
 from collections import Counter
 
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
-from pointsman.control.events import Admit, AwaitDrained, Command, Kill, Launch, Probe, Terminate, Update, Withdraw
+from pointsman.control.events import (
+    Admit,
+    AwaitDrained,
+    ControllerCommand,
+    Kill,
+    Launch,
+    Probe,
+    Terminate,
+    Update,
+    Withdraw,
+)
 from pointsman.control.instances import Instance, Phase
 from pointsman.control.places import Places
 from pointsman.placement.refusals import Refused
 
 
-class Turn:
+class Transition:
     """One event being handled: the time, the commands so far, and whether anything has changed for others."""
 
     def __init__(self, instances: dict[str, Instance], places: Places, now: float) -> None:
         self.now = now
-        self.commands: list[Command] = []
+        self.commands: list[ControllerCommand] = []
         self.changed = False
         """An instance has entered another phase, or has come or gone."""
         self.touched: set[str] = set()

@@ -7,7 +7,7 @@ that try it, and its load as `Metrics`. The one rule: an adapter knows one serve
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pointsman.engines.base import Engine, Launch, Probe
+from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest
 from pointsman.engines.command import Command
 from pointsman.engines.llama_cpp import LlamaCpp
 from pointsman.engines.openai import OpenAI
@@ -23,6 +23,6 @@ ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
 """By what `type:` says in a manifest."""
 
 __all__ = [
-    "ENGINES", "Engine", "Launch", "Probe", "Samples",
+    "ENGINES", "Engine", "LaunchSpec", "ProbeRequest", "Samples",
     "Command", "LlamaCpp", "OpenAI", "Python", "Sglang", "Simulated", "Vllm",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ DEFAULT_CONCURRENCY = 16
 VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
-class Launch(msgspec.Struct, frozen=True):
+class LaunchSpec(msgspec.Struct, frozen=True):
     """A process to start."""
 
     argv: tuple[str, ...]
@@ -32,7 +32,7 @@ class Launch(msgspec.Struct, frozen=True):
     """Added to the environment of the plane; None: taken out of it."""
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of a model, and how many tokens of how many requests are kept at once."""
 
     path: str
@@ -44,7 +44,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 1
 
 
-class Probe(msgspec.Struct, frozen=True):
+class ProbeRequest(msgspec.Struct, frozen=True):
     """A request that tells something about a server by being answered with 2xx."""
 
     method: str
@@ -60,7 +60,7 @@ class Engine(ABC):
     """What `type:` says in a manifest."""
     launchable: ClassVar[bool] = True
     """False: only for endpoints that somebody else started."""
-    health: Probe = Probe("GET", "/health")
+    health: ProbeRequest = ProbeRequest("GET", "/health")
     """Answered while the server lives, also under load."""
     metrics_path: str = "/metrics"
     """Empty: it says nothing of itself."""
@@ -68,7 +68,7 @@ class Engine(ABC):
     """What it is asked for to show that it is ready."""
     ability: EngineAbility = EngineAbility(needs_gpu=False)
     """What it can do with machines."""
-    weights: Weights | None = None
+    weights: WeightFiles | None = None
     """The files it loads, for whoever works out what it needs; None: not known."""
 
     @classmethod
@@ -77,23 +77,23 @@ class Engine(ABC):
         return cls()
 
     @abstractmethod
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         """The process that serves `model` there."""
 
-    def placed(self, launch: Launch, place: Place) -> Launch:
+    def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         """The same process on the GPUs of a place, divided among them as the place says."""
         gpus = ",".join(str(index) for _, index in place.gpus)
         visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as the driver counts them
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
-    def _told(self, launch: Launch, **options: object) -> Launch:
+    def _told(self, launch: LaunchSpec, **options: object) -> LaunchSpec:
         """With options of the command line that are not given already; None: nothing to say."""
         named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
         given = {word.partition("=")[0] for word in launch.argv}
         words = [word for name, value in named.items() if name not in given for word in (name, str(value))]
         return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
 
-    def readiness(self, model: str) -> Probe:
+    def readiness(self, model: str) -> ProbeRequest:
         """One small piece of real work: a server may be healthy and die on its first token."""
         if self.work == "embeddings":
             return _post("/v1/embeddings", model=model, input="Hello")
@@ -112,5 +112,5 @@ class Engine(ABC):
         return None
 
 
-def _post(path: str, **body: object) -> Probe:
-    return Probe("POST", path, msgspec.json.encode(body))
+def _post(path: str, **body: object) -> ProbeRequest:
+    return ProbeRequest("POST", path, msgspec.json.encode(body))

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pointsman.engines.base import Engine, Launch, Positive, Probe, Work
+from pointsman.engines.base import Engine, LaunchSpec, Positive, ProbeRequest, Work
 from pointsman.engines.llama_cpp import LlamaCpp, llama_cpp_metrics
 from pointsman.engines.prometheus import Samples
 from pointsman.engines.sglang import Sglang, sglang_metrics
@@ -41,7 +41,7 @@ class Command(Engine):
         if not any("{port}" in word for word in self._argv):
             written = shlex.join(self._argv)
             raise ConfigError([f"the command must take its port from us: put {{port}} where it belongs in: {written}"])
-        self.health = Probe("GET", health)
+        self.health = ProbeRequest("GET", health)
         self.metrics_path = "" if metrics == "none" else metrics_path
         self._dialect = metrics
         self.ability = _ABILITIES.get(metrics, EngineAbility(needs_gpu=False))
@@ -49,11 +49,11 @@ class Command(Engine):
         self._env = dict(env or {})
         self.work = work
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         # Not str.format: JSON among the arguments keeps its braces.
         filled = {"{port}": str(port), "{host}": host, "{model}": model}
         argv = tuple(_PLACE.sub(lambda place: filled[place[0]], word) for word in self._argv)
-        return Launch(argv, self._env)
+        return LaunchSpec(argv, self._env)
 
     def metrics(self, samples: Samples) -> Metrics | None:
         match self._dialect:

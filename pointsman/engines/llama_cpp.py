@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive, Weights
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive, WeightFiles
 from pointsman.engines.prometheus import Samples
 from pointsman.parameters import ExistingFile
 from pointsman.placement.asks import EngineAbility, Place
@@ -56,7 +56,7 @@ class LlamaCpp(Engine):
         self._env = dict(env or {})
         self._slots: int | None = slots
         self.work = "embeddings" if embeddings else "completions"
-        self.weights = Weights(path=model, estimated_as="llama.cpp", context=context_tokens, concurrency=slots)
+        self.weights = WeightFiles(path=model, estimated_as="llama.cpp", context=context_tokens, concurrency=slots)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -64,7 +64,7 @@ class LlamaCpp(Engine):
         adapter._slots = None
         return adapter
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [sys.executable, "-P", "-m", "pointsman.runtimes.engines.llama_cpp"]
         argv += ["--alias", model, "--host", host, "--port", str(port)]
         for option, value in self._options.items():
@@ -73,9 +73,9 @@ class LlamaCpp(Engine):
             argv += ["--embeddings", "--pooling", self._pooling]
         for name, value in self._extra.items():
             argv += ["--set", f"{name}={msgspec.json.encode(value).decode()}"]
-        return Launch(tuple(argv), {**BYTECODE, **self._env})
+        return LaunchSpec(tuple(argv), {**BYTECODE, **self._env})
 
-    def placed(self, launch: Launch, place: Place) -> Launch:
+    def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         layers = place.gpu_layers if place.gpu_layers is not None else ALL_LAYERS
         launch = super().placed(launch, place)
         return msgspec.structs.replace(launch, argv=(*launch.argv, "--set", f"n_gpu_layers={layers}"))

@@ -1,6 +1,6 @@
 """Any OpenAI-compatible server that somebody else started."""
 
-from pointsman.engines.base import Engine, Launch, Probe
+from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import ConfigError
 
 
@@ -9,9 +9,9 @@ class OpenAI(Engine):
 
     name = "openai"
     launchable = False
-    health = Probe("GET", "/v1/models")
+    health = ProbeRequest("GET", "/v1/models")
     metrics_path = ""
     work = "chat"
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         raise ConfigError(['engine "openai" cannot be started; write the server under endpoints, or use "command"'])

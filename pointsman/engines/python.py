@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive, Probe
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive, ProbeRequest
 from pointsman.errors import ConfigError
 
 
@@ -57,11 +57,11 @@ class Python(Engine):
             "schema": schema,
         }
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = (sys.executable, "-P", "-m", "pointsman.runtimes.replica", "--host", host, "--port", str(port))
         recipe = msgspec.json.encode(self._recipe).decode()
-        return Launch(argv, {**BYTECODE, **self._env, "POINTSMAN_REPLICA": recipe})
+        return LaunchSpec(argv, {**BYTECODE, **self._env, "POINTSMAN_REPLICA": recipe})
 
-    def readiness(self, model: str) -> Probe:
+    def readiness(self, model: str) -> ProbeRequest:
         """Ready is whose code is loaded and configured: what it does is not ours to try."""
-        return Probe("GET", "/ready")
+        return ProbeRequest("GET", "/ready")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, Positive, WeightFiles
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.parameters import FileOrName
 from pointsman.placement.asks import EngineAbility, Place
@@ -34,13 +34,15 @@ class Sglang(Engine):
         self._max_running_requests = max_running_requests
         self._env = dict(env or {})
         self.work = "embeddings" if embeddings else "completions"
-        self.weights = Weights(path=model, estimated_as="vllm", concurrency=max_running_requests or DEFAULT_CONCURRENCY)
+        self.weights = WeightFiles(
+            path=model, estimated_as="vllm", concurrency=max_running_requests or DEFAULT_CONCURRENCY
+        )
 
     @classmethod
     def of_endpoint(cls) -> Engine:
         return cls("")
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [self._python, "-m", "sglang.launch_server", "--model-path", self._model, "--served-model-name", model]
         argv += ["--host", host, "--port", str(port), "--enable-metrics"]
         if self._tensor_parallel_size > 1:
@@ -49,9 +51,9 @@ class Sglang(Engine):
             argv += ["--max-running-requests", str(self._max_running_requests)]
         if self.work == "embeddings":
             argv += ["--is-embedding"]
-        return Launch((*argv, *self._args), {**BYTECODE, **self._env})
+        return LaunchSpec((*argv, *self._args), {**BYTECODE, **self._env})
 
-    def placed(self, launch: Launch, place: Place) -> Launch:
+    def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         share = place.largest_gpu_share
         return self._told(
             super().placed(launch, place),

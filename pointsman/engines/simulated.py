@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, Launch, Positive
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive
 from pointsman.engines.prometheus import Samples
 from pointsman.engines.vllm import vllm_metrics
 from pointsman.errors import ConfigError
@@ -90,7 +90,7 @@ class Simulated(Engine):
         self._faults = list(faults or ())
         self._slots = max_num_seqs
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [sys.executable, "-P", "-m", "pointsman.runtimes.engines.simulated"]
         argv += ["--model", model, "--host", host, "--port", str(port)]
         for option, value in self._options.items():
@@ -98,7 +98,7 @@ class Simulated(Engine):
                 argv += [option, str(value)]
         for fault in self._faults:
             argv += ["--fault", msgspec.json.encode(fault).decode()]
-        return Launch(tuple(argv), dict(BYTECODE))
+        return LaunchSpec(tuple(argv), dict(BYTECODE))
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return vllm_metrics(samples)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, Launch, Positive, Weights
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, Positive, WeightFiles
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
 from pointsman.parameters import FileOrName
@@ -37,21 +37,21 @@ class Vllm(Engine):
         self._max_num_seqs = max_num_seqs
         self._env = dict(env or {})
         self.work = "embeddings" if embeddings else "completions"
-        self.weights = Weights(path=model, estimated_as="vllm", concurrency=max_num_seqs or DEFAULT_CONCURRENCY)
+        self.weights = WeightFiles(path=model, estimated_as="vllm", concurrency=max_num_seqs or DEFAULT_CONCURRENCY)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
         return cls("")
 
-    def launch(self, model: str, host: str, port: int) -> Launch:
+    def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [*self._start, "--served-model-name", model, "--host", host, "--port", str(port)]
         if self._tensor_parallel_size > 1:
             argv += ["--tensor-parallel-size", str(self._tensor_parallel_size)]
         if self._max_num_seqs is not None:
             argv += ["--max-num-seqs", str(self._max_num_seqs)]
-        return Launch((*argv, *self._args), {**BYTECODE, **self._env})
+        return LaunchSpec((*argv, *self._args), {**BYTECODE, **self._env})
 
-    def placed(self, launch: Launch, place: Place) -> Launch:
+    def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         share = place.largest_gpu_share  # by itself it takes nine tenths of a GPU, whatever it needs
         return self._told(
             super().placed(launch, place),

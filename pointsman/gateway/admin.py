@@ -18,8 +18,8 @@ from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.deployment_admin import DeploymentAdmin
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.http import error_body, error_kind
-from pointsman.gateway.operations import Call, Operations, changes_told
-from pointsman.gateway.pipelines.records import PassageRecord
+from pointsman.gateway.operations import AdminCall, Operations, changes_told
+from pointsman.gateway.pipelines.records import PipelineRecord
 from pointsman.gateway.requests import HttpRequest
 from pointsman.placement.fleet import Snapshot
 from pointsman.routing.records import Record
@@ -44,7 +44,7 @@ class Admin:
         gateway: Gateway,
         plane: Operations,
         stop: Callable[[], None],
-        passages: Callable[[str], PassageRecord | None] = lambda _: None,
+        passages: Callable[[str], PipelineRecord | None] = lambda _: None,
     ) -> None:
         self._gateway = gateway
         self._plane = plane
@@ -63,19 +63,19 @@ class Admin:
             return
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
-        call = Call(parts, query, bytes(request.body))
+        call = AdminCall(parts, query, bytes(request.body))
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         handler = self._handler(method, parts)
         if handler is None:
             client.error(404, f"there is no {method} {request.path.decode('latin-1')[:200]}", "not_found")
             return
-        running = Running(client)
+        running = AdminRequest(client)
         client.serving = running
         task = self._gateway.loop.create_task(self._answer(running, handler(call)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _handler(self, method: str, parts: list[str]) -> "Callable[[Call], Coroutine[Any, Any, Any]] | None":
+    def _handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
         match method, parts:
             case "GET", ["status"]:
                 return self._status
@@ -101,7 +101,7 @@ class Admin:
                 return self._down
         return None
 
-    async def _answer(self, running: "Running", work: Awaitable[Any]) -> None:
+    async def _answer(self, running: "AdminRequest", work: Awaitable[Any]) -> None:
         try:
             status, said = 200, msgspec.json.encode(await work)
         except ConfigError as error:
@@ -116,30 +116,30 @@ class Admin:
         if running.client is not None:
             running.client.answer(status, said)
 
-    async def _status(self, call: Call) -> dict[str, Any]:
+    async def _status(self, call: AdminCall) -> dict[str, Any]:
         return self._plane.status()
 
-    async def _fleet(self, call: Call) -> Snapshot:
+    async def _fleet(self, call: AdminCall) -> Snapshot:
         return self._plane.fleet()
 
-    async def _plan(self, call: Call) -> dict[str, Any]:
+    async def _plan(self, call: AdminCall) -> dict[str, Any]:
         return changes_told(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
-    async def _apply(self, call: Call) -> dict[str, Any]:
+    async def _apply(self, call: AdminCall) -> dict[str, Any]:
         return changes_told(await self._plane.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
-    async def _logs(self, call: Call) -> dict[str, Any]:
+    async def _logs(self, call: AdminCall) -> dict[str, Any]:
         return {"instance": call.parts[1], "text": self._plane.logs(call.parts[1], _number(call.query, "lines", 100))}
 
-    async def _drain(self, call: Call) -> dict[str, Any]:
+    async def _drain(self, call: AdminCall) -> dict[str, Any]:
         await self._plane.drain(call.parts[1])
         return {"instance": call.parts[1], "draining": True}
 
-    async def _down(self, call: Call) -> dict[str, Any]:
+    async def _down(self, call: AdminCall) -> dict[str, Any]:
         self._gateway.loop.call_soon(self._stop)
         return {"stopping": True}
 
-    async def _request(self, call: Call) -> dict[str, Any]:
+    async def _request(self, call: AdminCall) -> dict[str, Any]:
         request_id, now = call.parts[1], time.monotonic()
         passage = self._passages(request_id)
         if passage is not None:
@@ -151,7 +151,7 @@ class Admin:
         kept = self._gateway.settings.keep_records
         raise NotFound(f'nothing is known of a request "{request_id}"; the newest {kept} of each deployment are kept')
 
-    async def _requests(self, call: Call) -> dict[str, Any]:
+    async def _requests(self, call: AdminCall) -> dict[str, Any]:
         now, query = time.monotonic(), call.query
         limit = _number(query, "limit", 50)
         records = [
@@ -164,7 +164,7 @@ class Admin:
         return {"requests": [_short(record, now) for record in records[:limit]], "found": len(records)}
 
 
-class Running:
+class AdminRequest:
     """An admin request under way."""
 
     def __init__(self, client: ClientConnection) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from pointsman.gateway.http import KEEP_ALIVE, error_body, error_kind, head_of
-from pointsman.gateway.plain import read_plain
-from pointsman.gateway.requests import COPIED_BYTES, Bytes, HttpRequest, Refused
+from pointsman.gateway.plain import read_fast
+from pointsman.gateway.requests import COPIED_BYTES, Bytes, HttpRefused, HttpRequest
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
@@ -85,7 +85,7 @@ class ClientConnection(asyncio.Protocol):
         self.key_memo: tuple[Keys, bytes, Tenant] | None = None
         """The last credentials seen here, and whose they are."""
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
-        self._queue: deque[HttpRequest | Refused] = deque()
+        self._queue: deque[HttpRequest | HttpRefused] = deque()
         self._reading = HttpRequest()
         self._body: list[Bytes] = []
         self._body_bytes = 0
@@ -154,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
             self._read_plain_body(data)
             return
         if not self._in_head and not self._in_body and self._reads_plain:
-            plain = read_plain(data, self._gateway.limits.max_header_bytes)
+            plain = read_fast(data, self._gateway.limits.max_header_bytes)
             if plain is not None and plain[2] <= self._gateway.limits.max_body_bytes:
                 self._begin_plain(*plain, data)
                 return
@@ -375,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
             self._stopped_reading = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
-        if isinstance(following, Refused):
+        if isinstance(following, HttpRefused):
             self._answer_refused(following)
         else:
             # Not from here: a long row of quick answers would nest without end.
@@ -399,13 +399,13 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
-        refused = Refused(status, message)
+        refused = HttpRefused(status, message)
         if self.is_free:
             self._answer_refused(refused)
         else:
             self._queue.append(refused)
 
-    def _answer_refused(self, refused: Refused) -> None:
+    def _answer_refused(self, refused: HttpRefused) -> None:
         self._gateway.refused_unread(refused.status)
         body = error_body(refused.message, error_kind(refused.status))
         self.write(head_of(refused.status, JSON, len(body), close=True) + body)

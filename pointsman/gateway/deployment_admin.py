@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.gateway.operations import Call, Operations
+from pointsman.gateway.operations import AdminCall, Operations
 from pointsman.selection.text import one_line
 
 LONGEST_S = 366 * 86400.0
@@ -32,7 +32,7 @@ class DeploymentAdmin:
     def __init__(self, plane: Operations) -> None:
         self._plane = plane
 
-    def handler(self, method: str, parts: list[str]) -> "Callable[[Call], Coroutine[Any, Any, Any]] | None":
+    def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
         """Who answers; None: there is no such thing."""
         match method, parts:
             case "GET", [_, "scaling"]:
@@ -43,13 +43,13 @@ class DeploymentAdmin:
                 return self._scale
         return None
 
-    async def _scaling(self, call: Call) -> dict[str, Any]:
+    async def _scaling(self, call: AdminCall) -> dict[str, Any]:
         return self._plane.scaling(call.parts[1])
 
-    async def _load(self, call: Call) -> dict[str, Any]:
+    async def _load(self, call: AdminCall) -> dict[str, Any]:
         return self._plane.load_seen(call.parts[1])
 
-    async def _scale(self, call: Call) -> dict[str, Any]:
+    async def _scale(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=ScaleAsked)
         if asked.for_s is not None and asked.for_s > LONGEST_S:
             raise PointsmanError(

@@ -15,7 +15,7 @@ from pointsman.gateway.http import KEEP_ALIVE, LAST_CHUNK, NOT_FOR_ENGINES, REAS
 from pointsman.gateway.openai import STREAMS_END_WITH_DONE
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.sse import FIELDS, EventStream, ends_with_done
-from pointsman.gateway.under_way import UnderWay
+from pointsman.gateway.under_way import InFlight
 from pointsman.gateway.usage import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
 from pointsman.routing.events import Ended, FirstToken, Send
 from pointsman.routing.outcomes import Refusal
@@ -27,7 +27,7 @@ RETRIED = frozenset({500, 502, 503, 504})
 """Statuses of an engine's answer after which another is tried."""
 
 
-class Exchange(UnderWay, eq=False):
+class ModelRequest(InFlight, eq=False):
     """A client's request that is being served."""
 
     _client: ClientConnection

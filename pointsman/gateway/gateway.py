@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from pointsman.config.manifest import GatewaySpec
 from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.exchange import Exchange
+from pointsman.gateway.exchange import ModelRequest
 from pointsman.gateway.keys import Keys
 from pointsman.gateway.metrics import GatewayMetrics
 from pointsman.gateway.openai import BadRequest, metadata, read_body
@@ -20,10 +20,10 @@ from pointsman.gateway.outbox import FEW, Outbox
 from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.retries import RetryBudget
 from pointsman.gateway.tenants import Tenant
-from pointsman.gateway.under_way import UnderWay
+from pointsman.gateway.under_way import InFlight
 from pointsman.gateway.upstream import UpstreamPool
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
-from pointsman.routing.events import Arrived, Command, Refuse, Revoke, Send
+from pointsman.routing.events import Arrived, DispatcherCommand, Refuse, Revoke, Send
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.queue.refusals import START_ONE
 from pointsman.runtimes.traffic import Lane, Traffic
@@ -65,10 +65,10 @@ class Gateway:
         """What is answered here, by path."""
         self.page_trees: dict[bytes, Page] = {}
         """The same for everything below a path."""
-        self._exchanges: dict[str, UnderWay] = {}
+        self._exchanges: dict[str, InFlight] = {}
         self.names_under_way: Container[str] = ()
         """Ids of requests that are not sent anywhere themselves: their steps are."""
-        self._arrivals: list[Exchange] = []
+        self._arrivals: list[ModelRequest] = []
         """Those who have come in this turn of the loop and have not been handed to their dispatchers."""
         self.outbox = Outbox(loop, self._exchanges)
         self._pools: dict[str, UpstreamPool] = {}
@@ -148,7 +148,7 @@ class Gateway:
                 return
         self.retries.requests += 1
         counts = self.metrics.of(lane.plan.name)
-        exchange = Exchange(client, http, tenant, gateway=self, lane=lane, request=request, counts=counts)
+        exchange = ModelRequest(client, http, tenant, gateway=self, lane=lane, request=request, counts=counts)
         client.serving = exchange
         self._exchanges[request.request_id] = exchange
         if not self._arrivals and len(self._exchanges) <= FEW:
@@ -170,7 +170,7 @@ class Gateway:
         for lane, commands in decided:
             lane.carry_out(commands)
 
-    def _decided(self, exchange: Exchange, now: float) -> Sequence[Command]:
+    def _decided(self, exchange: ModelRequest, now: float) -> Sequence[DispatcherCommand]:
         """What is to be done now that this request has come."""
         try:
             return exchange.lane.dispatcher.handle(Arrived((exchange.request,)), now)
@@ -226,11 +226,11 @@ class Gateway:
         if exchange is not None:
             exchange.revoke(command.refusal)
 
-    def enter(self, under_way: UnderWay) -> None:
+    def enter(self, under_way: InFlight) -> None:
         """A request is under way: what is decided about it is told to this."""
         self._exchanges[under_way.request.request_id] = under_way
 
-    def leave(self, under_way: UnderWay) -> None:
+    def leave(self, under_way: InFlight) -> None:
         """A request has ended."""
         self._exchanges.pop(under_way.request.request_id, None)
 

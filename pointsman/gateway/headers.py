@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 
-class Headers(Mapping[str, str]):
+class ClientHeaders(Mapping[str, str]):
     """Headers as they came, and what was said elsewhere in a header's stead."""
 
     __slots__ = ("_raw",)

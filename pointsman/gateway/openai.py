@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Raw
 
-from pointsman.gateway.headers import Headers
+from pointsman.gateway.headers import ClientHeaders
 from pointsman.gateway.requests import COPIED_BYTES, Bytes
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import Priority, RequestMetadata
@@ -103,7 +103,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
         now,
         asked.cost_budget,
         asked.timeout_s,
-        Headers(raw),
+        ClientHeaders(raw),
         cache_salt=body.cache_salt or "",
     )
 

@@ -38,7 +38,7 @@ class Operations(Protocol):
     async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None: ...
 
 
-class Call(msgspec.Struct):
+class AdminCall(msgspec.Struct):
     """One request, taken apart."""
 
     parts: list[str]

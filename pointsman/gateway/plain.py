@@ -20,7 +20,7 @@ _UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive pr
 """What says how a message is framed, or what becomes of the connection."""
 
 
-def read_plain(data: bytes, most_head_bytes: int) -> tuple[HttpRequest, int, int] | None:
+def read_fast(data: bytes, most_head_bytes: int) -> tuple[HttpRequest, int, int] | None:
     """The request that these bytes are, as far as they have come; where its body starts and how long it is. None: they
     are not plain, or are more than one."""
     end = data.find(b"\r\n\r\n", 0, most_head_bytes)

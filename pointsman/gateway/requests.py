@@ -24,7 +24,7 @@ class HttpRequest(msgspec.Struct, eq=False):
     is_http_1_0: bool = False
 
 
-class Refused(msgspec.Struct):
+class HttpRefused(msgspec.Struct):
     """A request that could not be read: what to answer before the connection is closed."""
 
     status: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pointsman.runtimes.traffic import Lane
 
 
-class UnderWay(msgspec.Struct, eq=False, kw_only=True):
+class InFlight(msgspec.Struct, eq=False, kw_only=True):
     """A request that is on an instance or waits for one."""
 
     gateway: "Gateway"

@@ -7,7 +7,7 @@ from pointsman.placement.fleet import FREE_MEMORY, Fleet
 from pointsman.selection.arrays import np
 
 
-def forced(ask: Ask, fleet: Fleet, devices: Devices, admitted: Mask) -> Place | None:
+def overcommitted(ask: Ask, fleet: Fleet, devices: Devices, admitted: Mask) -> Place | None:
     """On the GPUs with the most left, as few as may be, or on the worker with the most memory left; of workers that it
     may be on. Who has a GPU alone keeps it; None: there is nothing that it may have."""
     able, free = devices.able(ask) & admitted[devices.workers], devices.free(ask)

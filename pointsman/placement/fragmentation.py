@@ -48,7 +48,7 @@ class Growth(msgspec.Struct, eq=False):
     """The count of changes that this was worked out for."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class GpuPart(msgspec.Struct, frozen=True):
     """What an ask takes of one worker."""
 
     gpus: int
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True):
     """Vendors, models and GPUs that it may have."""
 
     @classmethod
-    def of(cls, ask: Ask, gpus: int) -> "Part":
+    def of(cls, ask: Ask, gpus: int) -> "GpuPart":
         return cls(
             gpus,
             ask.need.gpu_bytes(gpus) if gpus else 0,
@@ -97,7 +97,7 @@ class Fragmentation:
         """What it would spoil if it took so many GPUs of one worker; 0: it is on the CPU."""
         if self._fleet.generation != self._generation:
             self._number()
-        part = Part.of(ask, gpus)
+        part = GpuPart.of(ask, gpus)
         growth = self._known.get(part)
         if growth is None:
             if len(self._known) >= MOST_SHAPES:
@@ -115,7 +115,7 @@ class Fragmentation:
 
     # What an ask would change
 
-    def _work_out(self, growth: Growth, rows: Rows, ask: Ask, part: Part) -> None:
+    def _work_out(self, growth: Growth, rows: Rows, ask: Ask, part: GpuPart) -> None:
         columns = self._fleet.workers.columns
         cpus, memory = np.asarray(columns[FREE_CPUS]), np.asarray(columns[FREE_MEMORY])
         growth.amount[rows] = np.inf
@@ -138,7 +138,7 @@ class Fragmentation:
         if part.gpus:
             growth.device[workers[best]] = devices[best, 0]
 
-    def _options(self, rows: Rows, ask: Ask, part: Part) -> tuple[Rows, Rows]:
+    def _options(self, rows: Rows, ask: Ask, part: GpuPart) -> tuple[Rows, Rows]:
         """(worker, slots of its GPUs) of each way to place it: on any one GPU, or on the fullest that will do."""
         if not part.gpus:
             return rows, np.zeros((len(rows), 0), dtype=np.intp)
@@ -156,7 +156,7 @@ class Fragmentation:
         option, slot = np.nonzero(usable & ~repeated)
         return rows[option], slot[:, None]
 
-    def _left(self, devices: Rows, part: Part) -> Rows:
+    def _left(self, devices: Rows, part: GpuPart) -> Rows:
         """Hundredths that are left of GPUs when it is there."""
         if part.exclusive:
             return np.zeros_like(devices)
@@ -223,5 +223,5 @@ class Fragmentation:
         self._sums = np.zeros((len(hosts), self._uses.table.shape[2]))
         self._fragmented = np.zeros(len(hosts))
         self._seen = np.full(len(hosts), -1, dtype=np.int64)
-        self._known: dict[Part, Growth] = {}
+        self._known: dict[GpuPart, Growth] = {}
         self._generation = self._fleet.generation

@@ -26,14 +26,14 @@ from pointsman.placement.fit import (
 )
 from pointsman.placement.fit.base import Mask
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.forced import forced
+from pointsman.placement.forced import overcommitted
 from pointsman.placement.fragmentation import Fragmentation
 from pointsman.placement.refusals import Refused
 from pointsman.placement.scorers import (
     Apart,
     FilesAreThere,
     Fullest,
-    LeastLoaded,
+    LeastClaimed,
     NearTo,
     SpoilsLeast,
     TierQuality,
@@ -115,7 +115,7 @@ class Placer:
         result = self._schedulers[ask.arrangement].run(cycle, self.fleet.workers)
         if isinstance(result, SchedulingFailure):
             refused = Refused(ask, result, trace)
-            place = forced(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
+            place = overcommitted(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
             return refused if place is None else Placed(ask, place, 0.0, (), trace)
         run = result.results[result.primary]
         place = msgspec.structs.replace(cycle[FIT].place(result.target), context=ask.need.context)
@@ -162,7 +162,7 @@ class Placer:
             if fragmentation is not None:  # it ranks: the smallest step among 10,000 outweighs all but the tier's own
                 scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
         else:
-            scorers = (*scorers, (Apart(fleet), 600.0), (LeastLoaded(), 10.0))
+            scorers = (*scorers, (Apart(fleet), 600.0), (LeastClaimed(), 10.0))
         profiles = [
             Profile[Host](
                 tier.tier.value, *self._demands, tier(fleet, self.devices, fragmentation), *scorers, FirstBest()

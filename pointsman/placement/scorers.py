@@ -79,7 +79,7 @@ class Fullest:
         return 1.0 - np.asarray(candidates.cut(left)) / 2.0
 
 
-class LeastLoaded:
+class LeastClaimed:
     """Prefers the place with the most room, and workers with much free memory."""
 
     bounded = True

@@ -39,7 +39,7 @@ class Make(msgspec.Struct, frozen=True):
     memory_bytes: float
 
 
-class Kind(msgspec.Struct, frozen=True):
+class AskKind(msgspec.Struct, frozen=True):
     """What equal asks have in common."""
 
     need: Need
@@ -50,7 +50,7 @@ class Kind(msgspec.Struct, frozen=True):
     vendors: frozenset[str]
 
     @classmethod
-    def of(cls, ask: Ask) -> "Kind":
+    def of(cls, ask: Ask) -> "AskKind":
         return cls(ask.need, ask.cpus, ask.gpu_share, ask.exclusive, ask.gpu_models, ask.engine.vendors)
 
     def on(self, make: Make) -> tuple[int, float] | None:
@@ -69,7 +69,7 @@ class Workload:
     """Kinds of asks for GPUs with their weights, which add up to 1. Asks for none leave all GPUs as they are."""
 
     def __init__(self, asks: Iterable[Ask] = ()) -> None:
-        counts = Counter(Kind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0)
+        counts = Counter(AskKind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0)
         common = counts.most_common(MOST_KINDS)
         total = sum(count for _, count in common)
         self.kinds = tuple(kind for kind, _ in common)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Audience:
+class PluginHooks:
     """Admitters, listeners and header writers, by the roles that the plugins fill."""
 
     def __init__(self, plugins: Sequence[Any], shedding: Admitter | None, journal: Journal) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pointsman.routing.decisions import Choice, Vetted, vet
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import Queued
 from pointsman.routing.routes import BatchPolicy, Route
@@ -23,7 +23,7 @@ _64_BITS = (1 << 64) - 1
 class Chooser:
     """Asks the route or the policy, each time with dice of their own, so that any choice can be repeated."""
 
-    def __init__(self, route: Route, fleet: Fleet, *, traced: bool, seed: int) -> None:
+    def __init__(self, route: Route, fleet: EndpointTable, *, traced: bool, seed: int) -> None:
         self.route = route
         self._fleet = fleet
         self._traced = traced
@@ -49,7 +49,7 @@ class Chooser:
         policy.now = now
         policy.seed = self._dice = (self._dice + APART) & _64_BITS
         decisions = policy.schedule(list(requests), self._fleet.instances())
-        return vet(decisions, requests, Fleet(self._fleet.instances()), policy.price_per_gpu_hour)
+        return vet(decisions, requests, EndpointTable(self._fleet.instances()), policy.price_per_gpu_hour)
 
     def _others(self, endpoints: Endpoints, item: Queued) -> Endpoints:
         others = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
@@ -57,7 +57,7 @@ class Chooser:
         return others if serves else endpoints
 
 
-def hopeless(failure: SchedulingFailure[Endpoint]) -> bool:
+def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
     """Whether the next request for the same model would fare no better."""
     runs = failure.failures.values()
     return bool(runs) and all(run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in runs)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pointsman.routing.endpoints import LOAD, Endpoint, Fleet
+from pointsman.routing.endpoints import LOAD, Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, expected
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -107,7 +107,7 @@ class Vetted(NamedTuple):
 def vet(
     decisions: Iterable[SchedulingDecision],
     requests: Iterable[RequestMetadata],
-    fleet: Fleet,
+    fleet: EndpointTable,
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
 ) -> Vetted:
     """Check a policy's decisions one by one, as if each were carried out before the next: load adds up.
@@ -131,7 +131,7 @@ def vet(
 def _broken_promise(
     made: SchedulingDecision,
     request: RequestMetadata | None,
-    fleet: Fleet,
+    fleet: EndpointTable,
     checks: Sequence[Filter[Endpoint]],
 ) -> str | None:
     if request is None:

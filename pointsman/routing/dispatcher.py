@@ -6,7 +6,7 @@
 
 Enters: events, each with the time. Leaves: commands. The one rule: every request that arrives leaves exactly once, with
 an answer or with a refusal that says why. Work is dispatched on events, as much as fits: on arrivals, and whenever an
-instance may have room again. Who is here is kept in a `Register`; instances are found by a `Sender`.
+instance may have room again. Who is here is kept in a `RequestTable`; instances are found by a `Sender`.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from pointsman.routing.audience import Audience
+from pointsman.routing.audience import PluginHooks
 from pointsman.routing.choosing import Chooser
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.endpoints import Extractor, Fleet
+from pointsman.routing.endpoints import EndpointTable, Extractor
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
     Changed,
-    Command,
+    DispatcherCommand,
+    DispatcherEvent,
     Ended,
-    Event,
     Failed,
     FirstToken,
     Joined,
@@ -43,10 +43,10 @@ from pointsman.routing.plugins import Admitter
 from pointsman.routing.pools import Pool, Pools, Sent
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
 from pointsman.routing.records import Record, Records
-from pointsman.routing.register import Register
+from pointsman.routing.register import RequestTable
 from pointsman.routing.routes import BatchPolicy, Route
 from pointsman.routing.sending import Sender
-from pointsman.routing.tally import Tally
+from pointsman.routing.tally import Counters
 from pointsman.types import RequestMetadata
 
 
@@ -74,13 +74,13 @@ class Dispatcher:
         `waits`, what cannot be sent at once is refused, and `shedding` is asked first. `make_eviction`: running work
         of negative priority may be stopped for more important work. `traced`: keep why, for every decision."""
         told = list(plugins)
-        self.fleet = Fleet(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
+        self.fleet = EndpointTable(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
         self._journal = Journal(keep_records, route.name)
         self._pools = Pools(make_queue, make_eviction, self.fleet)
-        self._register = Register(self.fleet, self._pools, self._journal)
+        self._register = RequestTable(self.fleet, self._pools, self._journal)
         self.ledger, self._waiting, self._sent = self._register.ledger, self._register.waiting, self._register.sent
         self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
-        self._audience = Audience(told, shedding, self._journal)
+        self._audience = PluginHooks(told, shedding, self._journal)
         self._sender = Sender(
             self._register, self._chooser, policy, self._audience, gated=saturation_gates, waits=waits
         )
@@ -94,11 +94,11 @@ class Dispatcher:
         """For when the timer is set."""
         self._due: float | None = None
         """When the first of those who wait will have waited too long."""
-        self._unsaid: list[Command] = []
+        self._unsaid: list[DispatcherCommand] = []
         """Made while an event was handled that turned out to be wrong; they are said with the next one."""
         self._open = True
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
         """Take one event in; carry the commands out in their order."""
         commands, self._unsaid = self._unsaid, []
         if self._due is not None and self._due <= now:
@@ -114,7 +114,7 @@ class Dispatcher:
             self._set_timer(commands)
         return commands
 
-    def succeed(self, predecessor: "Dispatcher", now: float) -> list[Command]:
+    def succeed(self, predecessor: "Dispatcher", now: float) -> list[DispatcherCommand]:
         """Take everything over from another dispatcher, which must not be used any more."""
         commands, predecessor._unsaid = predecessor._unsaid, []
         self._register.go_on_from(predecessor._register, now, commands)
@@ -129,7 +129,7 @@ class Dispatcher:
         return self._journal.records
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> Counters:
         """What was counted over all of them."""
         return self._journal.tally
 
@@ -158,7 +158,7 @@ class Dispatcher:
 
     # Requests
 
-    def _arrived(self, event: Arrived, now: float, commands: list[Command]) -> None:
+    def _arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
         if len(requests) == 1 and self._unhindered and self._sender.sent_at_once(requests[0], now, commands):
             return
@@ -179,7 +179,7 @@ class Dispatcher:
         for pool in entered.values():
             self._sender.send_waiting(pool, now, commands)
 
-    def _refuse_double(self, request: RequestMetadata, commands: list[Command]) -> None:
+    def _refuse_double(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
         """Its id is taken, and the record of that name belongs to the first."""
         self.tally.arrived += 1
         why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
@@ -195,7 +195,7 @@ class Dispatcher:
         why = self._audience.denial(self._chooser.cycle(request, now), serving)
         return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
-    def _enter(self, request: RequestMetadata, now: float, commands: list[Command]) -> Pool | None:
+    def _enter(self, request: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> Pool | None:
         """Let it wait; None if it was refused."""
         item = Queued(request)
         pool = self._pools.of(request.model_name)
@@ -217,14 +217,14 @@ class Dispatcher:
         self._waiting[request.request_id] = item
         return pool
 
-    def _first_token(self, event: FirstToken, now: float, commands: list[Command]) -> None:
+    def _first_token(self, event: FirstToken, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._sent.get(event.request_id)
         if sent is not None and not sent.begun:
             sent.begun = True
             self.ledger.first_token(event.request_id)
             self._journal.first_token(event.request_id, now)
 
-    def _ended(self, event: Ended, now: float, commands: list[Command]) -> None:
+    def _ended(self, event: Ended, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._register.released(event.request_id, now)
         if sent is None:
             return
@@ -234,7 +234,7 @@ class Dispatcher:
         if self._pools.busy:
             self._sender.room_on(sent.endpoint, now, commands)
 
-    def _failed(self, event: Failed, now: float, commands: list[Command]) -> None:
+    def _failed(self, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._register.released(event.request_id, now)
         if sent is None:
             return
@@ -245,7 +245,7 @@ class Dispatcher:
             self._try_again(sent, event, now, commands)
         self._sender.room_on(sent.endpoint, now, commands)
 
-    def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[Command]) -> None:
+    def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
         item, culprit = sent.item, event.instance_id or str(sent.endpoint)
         self._journal.failed(item.request, culprit, event.why)
         item.tries += 1
@@ -266,7 +266,7 @@ class Dispatcher:
         why = f'"{culprit}" failed {when}: {event.why}'
         self._register.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
-    def _cancelled(self, event: Cancelled, now: float, commands: list[Command]) -> None:
+    def _cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
         gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
         item = self._waiting.get(event.request_id)
         if item is not None:
@@ -284,17 +284,17 @@ class Dispatcher:
 
     # Instances
 
-    def _joined(self, event: Joined, now: float, commands: list[Command]) -> None:
+    def _joined(self, event: Joined, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self.fleet.add(event.instance)
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
-    def _changed(self, event: Changed, now: float, commands: list[Command]) -> None:
+    def _changed(self, event: Changed, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self.fleet.update(event.instance)
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
-    def _instance_left(self, event: Left, now: float, commands: list[Command]) -> None:
+    def _instance_left(self, event: Left, now: float, commands: list[DispatcherCommand]) -> None:
         gone = self.fleet[event.instance_id]
         interrupted = self.ledger.on(gone)
         self.fleet.remove(event.instance_id)
@@ -304,22 +304,22 @@ class Dispatcher:
             self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
         self.tally.departed(event.instance_id)
 
-    def _measured(self, event: Measured, now: float, commands: list[Command]) -> None:
+    def _measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
         self.fleet.measure(event.instance_id, event.metrics, now)
         self._sender.room_on(self.fleet[event.instance_id], now, commands)
 
-    def _scraped(self, event: Scraped, now: float, commands: list[Command]) -> None:
+    def _scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self.fleet[event.instance_id]
         self._audience.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
         self._sender.room_on(endpoint, now, commands)
 
     # Time
 
-    def _timer_fired(self, event: TimerFired, now: float, commands: list[Command]) -> None:
+    def _timer_fired(self, event: TimerFired, now: float, commands: list[DispatcherCommand]) -> None:
         """What was due has expired before any event is handled."""
         self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing was due yet
 
-    def _expire(self, now: float, commands: list[Command]) -> None:
+    def _expire(self, now: float, commands: list[DispatcherCommand]) -> None:
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._sender.look(item, now)
@@ -333,13 +333,13 @@ class Dispatcher:
             return refusal
         return Refusal(refusal.outcome, f"{refusal.why} ({Unplaced(request, record.failure).why})")
 
-    def _shutting_down(self, event: ShuttingDown, now: float, commands: list[Command]) -> None:
+    def _shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
         self._open = self._unhindered = False
         for pool in self._pools.waiting():
             for item, refusal in pool.queue.drain():
                 self._register.refuse(item.request, refusal, now, commands)
 
-    def _set_timer(self, commands: list[Command]) -> None:
+    def _set_timer(self, commands: list[DispatcherCommand]) -> None:
         due = self._due = self._pools.next_expiry()
         if due is not None and due != self._wake_at:
             commands.append(WakeAt(due))
@@ -347,7 +347,7 @@ class Dispatcher:
 
     # More important work
 
-    def _evict(self, now: float, commands: list[Command]) -> None:
+    def _evict(self, now: float, commands: list[DispatcherCommand]) -> None:
         for pool in self._pools.waiting():
             if pool.eviction is None:
                 continue
@@ -356,7 +356,7 @@ class Dispatcher:
                 commands.append(Revoke(item.request, refusal))
 
 
-_HANDLERS: dict[type[Event], Callable[[Dispatcher, Any, float, list[Command]], None]] = {
+_HANDLERS: dict[type[DispatcherEvent], Callable[[Dispatcher, Any, float, list[DispatcherCommand]], None]] = {
     Arrived: Dispatcher._arrived,
     FirstToken: Dispatcher._first_token,
     Ended: Dispatcher._ended,

@@ -131,7 +131,7 @@ class Endpoint:
     __repr__ = __str__
 
 
-class Fleet:
+class EndpointTable:
     """All endpoints, and one roster of them whose columns follow every change."""
 
     def __init__(self, instances: Sequence[ExecutionInstance] = (), extractors: Sequence[Extractor] = ()) -> None:
@@ -271,7 +271,7 @@ class Fleet:
         """Seconds since the engine was last measured; None: never."""
         return None if endpoint.metrics is None else now - float(self._columns[MEASURED_AT][endpoint.row])
 
-    def go_on_from(self, other: "Fleet") -> None:
+    def go_on_from(self, other: "EndpointTable") -> None:
         """Take over the members of another fleet, with what was observed and learned of them, but no reservations."""
         for before, instance in zip(other.roster, other.instances(), strict=True):
             endpoint = self.add(msgspec.structs.replace(instance, current_load=before.instance.current_load))

@@ -11,23 +11,23 @@ from pointsman.routing.outcomes import Refusal
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 
-class Event(msgspec.Struct, frozen=True):
+class DispatcherEvent(msgspec.Struct, frozen=True):
     """Something that happened."""
 
 
-class Arrived(Event, frozen=True):
+class Arrived(DispatcherEvent, frozen=True):
     """Requests want to be served; several at once are decided together."""
 
     requests: tuple[RequestMetadata, ...]
 
 
-class FirstToken(Event, frozen=True):
+class FirstToken(DispatcherEvent, frozen=True):
     """The answer to a request has begun."""
 
     request_id: str
 
 
-class Ended(Event, frozen=True):
+class Ended(DispatcherEvent, frozen=True):
     """A request was answered."""
 
     request_id: str
@@ -38,7 +38,7 @@ class Ended(Event, frozen=True):
     """Of those, found in its prefix cache."""
 
 
-class Failed(Event, frozen=True):
+class Failed(DispatcherEvent, frozen=True):
     """A request that was sent came to nothing, through no fault of its own."""
 
     request_id: str
@@ -49,50 +49,50 @@ class Failed(Event, frozen=True):
     """Who failed, if not the instance it was sent to."""
 
 
-class Cancelled(Event, frozen=True):
+class Cancelled(DispatcherEvent, frozen=True):
     """The client has gone."""
 
     request_id: str
 
 
-class Joined(Event, frozen=True):
+class Joined(DispatcherEvent, frozen=True):
     """An instance is ready."""
 
     instance: ExecutionInstance
 
 
-class Changed(Event, frozen=True):
+class Changed(DispatcherEvent, frozen=True):
     """The owner of an instance says something new of it: health, limit, speed."""
 
     instance: ExecutionInstance
 
 
-class Left(Event, frozen=True):
+class Left(DispatcherEvent, frozen=True):
     """An instance is gone. What it was doing is sent elsewhere."""
 
     instance_id: str
     why: str = "it left"
 
 
-class Measured(Event, frozen=True):
+class Measured(DispatcherEvent, frozen=True):
     """An engine said how it is doing."""
 
     instance_id: str
     metrics: Metrics
 
 
-class Scraped(Event, frozen=True):
+class Scraped(DispatcherEvent, frozen=True):
     """A data source delivered something about an instance, for the extractors to read."""
 
     instance_id: str
     source: Any
 
 
-class TimerFired(Event, frozen=True):
+class TimerFired(DispatcherEvent, frozen=True):
     """The time of a `WakeAt` has come."""
 
 
-class ShuttingDown(Event, frozen=True):
+class ShuttingDown(DispatcherEvent, frozen=True):
     """Nothing new is taken, and what waits is refused; what runs may end."""
 
 
@@ -134,4 +134,4 @@ class WakeAt(msgspec.Struct, frozen=True):
     at: float
 
 
-Command: TypeAlias = Send | Refuse | Revoke | WakeAt
+DispatcherCommand: TypeAlias = Send | Refuse | Revoke | WakeAt

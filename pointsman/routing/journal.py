@@ -8,7 +8,7 @@ from pointsman.routing.events import Ended
 from pointsman.routing.outcomes import Refusal
 from pointsman.routing.pools import Sent
 from pointsman.routing.records import Record, Records
-from pointsman.routing.tally import Tally
+from pointsman.routing.tally import Counters
 from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
 
@@ -18,7 +18,7 @@ class Journal:
 
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
-        self.tally = Tally()
+        self.tally = Counters()
         self.listener: Callable[[Record], None] | None = None
         """Told of each request that has ended, served or refused, with its whole story."""
         self._strategy = strategy

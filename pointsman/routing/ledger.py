@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
 from pointsman.selection import Column, SchedulingResult
@@ -42,7 +42,7 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
 class Ledger:
     """Reservations by request, visible in the fleet's columns from the moment they are made."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: EndpointTable) -> None:
         self._fleet = fleet
         self._holds: dict[str, Sequence[Hold]] = {}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.outcomes import Refusal
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
 
@@ -32,7 +32,7 @@ class Pool:
 
     __slots__ = ("_fleet", "eviction", "model", "queue", "sent")
 
-    def __init__(self, model: str, queue: FlowControl, eviction: InFlightEviction | None, fleet: Fleet) -> None:
+    def __init__(self, model: str, queue: FlowControl, eviction: InFlightEviction | None, fleet: EndpointTable) -> None:
         self.model = model
         self.queue = queue
         self.eviction = eviction
@@ -66,7 +66,7 @@ class Pools:
         self,
         make_queue: Callable[[], FlowControl],
         make_eviction: Callable[[], InFlightEviction] | None,
-        fleet: Fleet,
+        fleet: EndpointTable,
     ) -> None:
         self._make_queue = make_queue
         self._make_eviction = make_eviction

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pointsman.routing.endpoints import Fleet
-from pointsman.routing.events import Command, Refuse
+from pointsman.routing.endpoints import EndpointTable
+from pointsman.routing.events import DispatcherCommand, Refuse
 from pointsman.routing.journal import Journal
 from pointsman.routing.ledger import Hold, Ledger
 from pointsman.routing.outcomes import Outcome, Refusal
@@ -18,12 +18,12 @@ from pointsman.routing.queue import Queued
 from pointsman.types import RequestMetadata
 
 
-class Register:
+class RequestTable:
     """The requests of one dispatcher, and all that is counted and written down of them."""
 
     __slots__ = ("fleet", "journal", "ledger", "pools", "sent", "waiting")
 
-    def __init__(self, fleet: Fleet, pools: Pools, journal: Journal) -> None:
+    def __init__(self, fleet: EndpointTable, pools: Pools, journal: Journal) -> None:
         self.fleet = fleet
         self.ledger = Ledger(fleet)
         self.pools = pools
@@ -44,7 +44,7 @@ class Register:
             sent.pool.ended(sent.item, now)
         return sent
 
-    def refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[Command]) -> None:
+    def refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[DispatcherCommand]) -> None:
         """It leaves, and is told why."""
         self.left(request, refusal, now)
         commands.append(Refuse(request, refusal))
@@ -54,7 +54,9 @@ class Register:
         self.waiting.pop(request.request_id, None)
         self.journal.refused(request, refusal, now)
 
-    def refuse_unordered(self, request: RequestMetadata, error: Exception, now: float, commands: list[Command]) -> None:
+    def refuse_unordered(
+        self, request: RequestMetadata, error: Exception, now: float, commands: list[DispatcherCommand]
+    ) -> None:
         """An ordering of somebody's own has raised, and nothing was taken in."""
         self.journal.error(error)
         why = f"it cannot be put in order: {type(error).__name__}: {error}"
@@ -62,7 +64,7 @@ class Register:
 
     # Taking over
 
-    def go_on_from(self, other: "Register", now: float, commands: list[Command]) -> None:
+    def go_on_from(self, other: "RequestTable", now: float, commands: list[DispatcherCommand]) -> None:
         """Take everything over from another, which must not be used any more: its instances and what is known of them,
         its records and counts, the requests that run and those that wait."""
         self.journal.go_on_from(other.journal)
@@ -86,7 +88,7 @@ class Register:
         replace, twin_of = msgspec.structs.replace, self.fleet.twin_of
         self.ledger.reserve(request.request_id, [replace(hold, endpoint=twin_of(hold.endpoint)) for hold in holds])
 
-    def _go_on_waiting(self, before: Queued, now: float, commands: list[Command]) -> None:
+    def _go_on_waiting(self, before: Queued, now: float, commands: list[DispatcherCommand]) -> None:
         request = before.request
         pool = self.pools.of(request.model_name)
         assert pool is not None, "its pool was taken over"

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.routing.audience import Audience
-from pointsman.routing.choosing import Chooser, hopeless
+from pointsman.routing.audience import PluginHooks
+from pointsman.routing.choosing import Chooser, pool_wide
 from pointsman.routing.decisions import Choice, Decided, refusal_text
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.events import Command, Send
+from pointsman.routing.events import DispatcherCommand, Send
 from pointsman.routing.ledger import Hold, holds_of
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.pools import Pool, Sent
 from pointsman.routing.queue import Queued
-from pointsman.routing.register import Register
+from pointsman.routing.register import RequestTable
 from pointsman.routing.routes import BatchPolicy
 from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata, SchedulingDecision
@@ -50,10 +50,10 @@ class Sender:
 
     def __init__(
         self,
-        register: Register,
+        register: RequestTable,
         chooser: Chooser,
         policy: BatchPolicy | None,
-        audience: Audience,
+        audience: PluginHooks,
         *,
         gated: bool,
         waits: bool,
@@ -69,7 +69,7 @@ class Sender:
         self._gated = gated
         self._waits = waits
 
-    def sent_at_once(self, given: RequestMetadata, now: float, commands: list[Command]) -> bool:
+    def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
         """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self._sent:
@@ -89,13 +89,13 @@ class Sender:
         self._tell(sent, choice.decided, headers, commands)
         return True
 
-    def room_on(self, endpoint: Endpoint, now: float, commands: list[Command]) -> None:
+    def room_on(self, endpoint: Endpoint, now: float, commands: list[DispatcherCommand]) -> None:
         """It may take somebody now."""
         for pool in self._pools.waiting():
             if endpoint.serves(pool.model):
                 self.send_waiting(pool, now, commands)
 
-    def send_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+    def send_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         """Send all who wait here and fit somewhere."""
         if self._policy is not None and self._send_by(self._policy, pool, now, commands):
             return
@@ -114,7 +114,7 @@ class Sender:
                 pool.queue.drop(item)  # nobody was even asked: waiting will not help
                 refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure))
                 self._register.refuse(item.request, refusal, now, commands)
-            elif failure is not None and (item.excluded or hopeless(failure)):
+            elif failure is not None and (item.excluded or pool_wide(failure)):
                 passed.append(item)
                 if not item.excluded:
                     break
@@ -133,7 +133,7 @@ class Sender:
         return 0.0 if told is None else float(told)
 
     def _send(
-        self, item: Queued, pool: Pool, now: float, commands: list[Command]
+        self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> SchedulingFailure[Endpoint] | None:
         """Send it, or say why nobody can take it now."""
         cycle = self._chooser.cycle(item.request, now)
@@ -167,7 +167,7 @@ class Sender:
         self._ledger.reserve(item.request.request_id, holds_of(cycle, result))
         return sent, self._audience.dispatched(cycle, result)
 
-    def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[Command]) -> bool:
+    def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]) -> bool:
         """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
@@ -189,7 +189,11 @@ class Sender:
         return True
 
     def _tell(
-        self, sent: Sent, made: Decided | SchedulingDecision, headers: Mapping[str, str | None], commands: list[Command]
+        self,
+        sent: Sent,
+        made: Decided | SchedulingDecision,
+        headers: Mapping[str, str | None],
+        commands: list[DispatcherCommand],
     ) -> None:
         """Say that it is to be sent."""
         request = sent.item.request
@@ -223,7 +227,7 @@ class Sender:
             why += f"; {unmeasured} of {len(serving)} instances have never been measured"
         return SchedulingFailure(why, {})
 
-    def _refuse_waiting(self, pool: Pool, now: float, commands: list[Command]) -> None:
+    def _refuse_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         for item in list(pool.queue.waiting()):
             pool.queue.cancel(item.request.request_id)
             record = self._journal.records.get(item.request.request_id)

@@ -67,7 +67,7 @@ class Account:
         return self.met / ended if ended else None
 
 
-class Tally:
+class Counters:
     """Counts since the dispatcher was made; they only grow."""
 
     def __init__(self) -> None:

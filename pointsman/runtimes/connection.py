@@ -20,7 +20,7 @@ READ_AHEAD = 16
 """Requests that may wait behind the one that is being answered."""
 
 
-class Exchange:
+class ServerExchange:
     """One request, and the way its answer takes."""
 
     __slots__ = ("_held", "_keep_alive", "body", "connection", "gone", "headers", "method", "path")
@@ -108,13 +108,13 @@ def _head(status: int, kind: str, keep_alive: bool) -> bytes:
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, handle: Callable[[Exchange], None], open_ones: set["Connection"]) -> None:
+    def __init__(self, handle: Callable[[ServerExchange], None], open_ones: set["Connection"]) -> None:
         self._handle = handle
         self._open_ones = open_ones
         self._parser = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
-        self._behind: deque[Exchange] = deque()
+        self._exchange: ServerExchange | None = None
+        self._behind: deque[ServerExchange] = deque()
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
         parser, path, headers = self._parser, self._url.partition(b"?")[0], self._headers
         body = b"".join(self._body)
         self._url, self._headers, self._body = b"", {}, []
-        exchange = Exchange(self, parser.get_method(), path, headers, body, parser.should_keep_alive())
+        exchange = ServerExchange(self, parser.get_method(), path, headers, body, parser.should_keep_alive())
         if self._exchange is not None:
             self._behind.append(exchange)
             if len(self._behind) >= READ_AHEAD and self.transport is not None:
@@ -215,13 +215,13 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _begin(self, exchange: ServerExchange) -> None:
         self._exchange = exchange
         self._handle(exchange)
 
 
 async def listen(
-    host: str, port: int, handle: Callable[[Exchange], None], open_ones: set[Connection]
+    host: str, port: int, handle: Callable[[ServerExchange], None], open_ones: set[Connection]
 ) -> tuple[asyncio.Server, int]:
     """Take connections: who does, and the port that was taken."""
     # Given a name, the loop would look it up in a thread, and a thread is a megabyte.

@@ -17,7 +17,7 @@ from pointsman.runtimes.wire import CallFailed, CallHead, Form, encode_call, pla
 CALL_PATH = "/pipelines/call"
 
 
-class Answer(Protocol):
+class CallAnswer(Protocol):
     """What came back."""
 
     status: int
@@ -30,11 +30,11 @@ class Answer(Protocol):
 class Transport(Protocol):
     """The way to the gateway."""
 
-    def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
         """POST, and the answer; leaving before its end gives it up. Raises `CallFailed`."""
 
 
-class Link(NamedTuple):
+class HandleLink(NamedTuple):
     """All that handles of one process share."""
 
     transport: Transport
@@ -118,7 +118,7 @@ class Stream:
 class HandleMethod:
     """A method of another node."""
 
-    def __init__(self, link: Link, node: str, method: str) -> None:
+    def __init__(self, link: HandleLink, node: str, method: str) -> None:
         self._link = link
         self._node = node
         self._method = method
@@ -174,7 +174,7 @@ class HandleMethod:
 class Handle(HandleMethod):
     """Another node. Called, it is its `__call__`; its methods are attributes."""
 
-    def __init__(self, link: Link, node: str) -> None:
+    def __init__(self, link: HandleLink, node: str) -> None:
         super().__init__(link, node, CALL)
 
     def __getattr__(self, name: str) -> HandleMethod:

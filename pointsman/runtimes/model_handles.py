@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from pointsman.pipeline.context import current
-from pointsman.runtimes.handles import Link, Response, Stream
+from pointsman.runtimes.handles import HandleLink, Response, Stream
 from pointsman.runtimes.wire import CallFailed
 
 
 class ModelMethod:
     """One kind of request to a model."""
 
-    def __init__(self, link: Link, model: str, path: str, asked: str, text: Callable[[Any], str]) -> None:
+    def __init__(self, link: HandleLink, model: str, path: str, asked: str, text: Callable[[Any], str]) -> None:
         self._link = link
         self._model = model
         self._path = path
@@ -78,7 +78,7 @@ class ModelMethod:
 class ModelHandle:
     """A model that a deployment of the manifest serves."""
 
-    def __init__(self, link: Link, model: str) -> None:
+    def __init__(self, link: HandleLink, model: str) -> None:
         self._link = link
         self.model = model
         self.chat = ModelMethod(link, model, "/pipelines/v1/chat/completions", "messages", _chat_text)

@@ -18,8 +18,8 @@ from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
     Cancelled,
     Changed,
-    Command,
-    Event,
+    DispatcherCommand,
+    DispatcherEvent,
     Joined,
     Left,
     Measured,
@@ -37,7 +37,7 @@ FAILURES_IN_A_ROW = 3
 """So many requests in a row that fail on an instance call for a look at it."""
 
 
-class Absence(msgspec.Struct, frozen=True):
+class Unavailable(msgspec.Struct, frozen=True):
     """Nobody of a deployment takes requests: why, for clients to read, and when somebody may."""
 
     why: str
@@ -80,7 +80,7 @@ class Lane:
         """Told of instances on which requests fail in a row, and why."""
         self.wanted: Callable[[str], None] | None = None
         """Told of its deployment when a request waits and no instance takes any."""
-        self.absence: Callable[[], Absence | None] = lambda: None
+        self.absence: Callable[[], Unavailable | None] = lambda: None
         """Says why no instance takes any, if that is known."""
         self.start_up_s: float | None = None
         """How long an instance takes to start, as far as that is known."""
@@ -92,13 +92,13 @@ class Lane:
         self._failures: dict[str, int] = {}
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: DispatcherEvent) -> None:
         """Tell the dispatcher, and carry out what it says."""
         commands = self.dispatcher.handle(event, time.monotonic())
         if commands:
             self.carry_out(commands)
 
-    def carry_out(self, commands: Iterable[Command]) -> None:
+    def carry_out(self, commands: Iterable[DispatcherCommand]) -> None:
         """Carry out commands of the dispatcher."""
         for command in commands:
             kind = type(command)
@@ -210,7 +210,7 @@ class Traffic:
         """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment) is called when a request waits, and no instance of it takes any."""
-        self.absence: Callable[[str], Absence] | None = None
+        self.absence: Callable[[str], Unavailable] | None = None
         """Says why no instance of a deployment takes requests, if that is known."""
         self.by_model: dict[str, Lane] = {}
         """Names that clients use -> the lane."""

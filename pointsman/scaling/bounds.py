@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.wants import Wants
+from pointsman.scaling.wants import Stabilization
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ def within(replicas: int, limits: ScalingLimits) -> tuple[int, list[str]]:
     return replicas, []
 
 
-def allowed(wanted: int, wants: Wants, limits: ScalingLimits, at: Standing) -> tuple[int, list[str]]:
+def allowed(wanted: int, wants: Stabilization, limits: ScalingLimits, at: Standing) -> tuple[int, list[str]]:
     """The target that may hold now. `wants` has taken in what is wanted now."""
     goal, words = within(wanted, limits)
     if not limits.min_replicas <= at.target <= limits.max_replicas:
@@ -42,7 +42,7 @@ def allowed(wanted: int, wants: Wants, limits: ScalingLimits, at: Standing) -> t
     return _last_one(after, limits, at, words), words
 
 
-def _delayed(goal: int, wants: Wants, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
+def _delayed(goal: int, wants: Stabilization, limits: ScalingLimits, at: Standing, words: list[str]) -> int:
     if goal > at.target:
         least = wants.least(at.now, limits.up_delay_s)
         after = max(at.target, least, 1)  # 1: somebody waits for the first one

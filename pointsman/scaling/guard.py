@@ -13,12 +13,12 @@ from pointsman.scaling.answers import understood
 from pointsman.scaling.bounds import Standing, allowed, within
 from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.news import News
+from pointsman.scaling.news import ReportThrottle
 from pointsman.scaling.notes import plain
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
-from pointsman.scaling.wants import Wants
+from pointsman.scaling.wants import Stabilization
 
 OURSELVES = "pointsman"
 """Who decides where neither a policy nor an order does."""
@@ -54,10 +54,10 @@ class Memory(msgspec.Struct, kw_only=True):
     down_at: float | None = None
     busy_at: float | None = None
     """When there last was a request, or when the guard first looked."""
-    wants: Wants = msgspec.field(default_factory=Wants)
+    wants: Stabilization = msgspec.field(default_factory=Stabilization)
     override: Override | None = None
-    problem: News = msgspec.field(default_factory=News)
-    refused: News = msgspec.field(default_factory=News)
+    problem: ReportThrottle = msgspec.field(default_factory=ReportThrottle)
+    refused: ReportThrottle = msgspec.field(default_factory=ReportThrottle)
     notes: dict[str, Any] = {}
     """The policy's own."""
 

@@ -6,7 +6,7 @@ EVERY_S = 60.0
 """What goes on in other words each time, or comes and goes, is told this often."""
 
 
-class News(msgspec.Struct):
+class ReportThrottle(msgspec.Struct):
     """A state of affairs in words; empty: all is well. News is when it begins, when it has become another, but not
     every second, as words may have numbers in them; and when what was told is over."""
 

@@ -10,7 +10,7 @@ class Note(msgspec.Struct):
     until: float
 
 
-class Wants(msgspec.Struct):
+class Stabilization(msgspec.Struct):
     """A want holds until the next one is said. Before the first one, what was there was wanted.
 
     `falling` answers for the most: whoever is followed by as many or more can never be the most again, and goes.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pointsman.routing.decisions import Choice, Unplaced, decide
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -116,7 +116,7 @@ class Strategy(SchedulingPolicy):
         return sorted(requests, key=self.order)
 
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
-        fleet = Fleet(instances)
+        fleet = EndpointTable(instances)
         now = self.time_of(requests)
         deciding = self.for_batch(requests, fleet.roster)
         placed: dict[str, SchedulingDecision] = {}

@@ -57,12 +57,12 @@ PUBLIC = {
         "windows_of",
     },
     "pointsman.engines": {
-        "Command", "ENGINES", "Engine", "Launch", "LlamaCpp", "OpenAI", "Probe", "Python", "Samples", "Sglang",
+        "Command", "ENGINES", "Engine", "LaunchSpec", "LlamaCpp", "OpenAI", "ProbeRequest", "Python", "Samples", "Sglang",
         "Simulated", "Vllm",
     },
     "pointsman.control": {
-        "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "EngineSpec", "InstanceStatus",
-        "Lifecycle", "Phase", "Step", "What",
+        "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "DesiredEngine", "InstanceStatus",
+        "Lifecycle", "Phase", "ReconcileStep", "What",
     },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
     "pointsman.runtimes.local": {"Change", "Changes", "ManifestText", "Plane", "stored_manifest"},

@@ -5,7 +5,7 @@ import pytest
 from bench.scaling import __main__ as bench
 from bench.scaling import choosing
 from bench.scaling.recordings import ARRIVALS, RATES, VARIABLE, loads_in
-from pointsman.lab.scaling import Outcome
+from pointsman.lab.scaling import ReplayOutcome
 from tests.lab.scaling.made_up import daily
 
 
@@ -47,8 +47,8 @@ def test_what_is_chosen_was_never_chosen_on_what_is_left_out() -> None:
     """On two of three the first choice is the cheapest; the third would have taken another, and has no say."""
     first, second = choosing.CHOICES[:2]
 
-    def costs(ratio: float) -> Outcome:
-        return Outcome(hours=1, ratio=ratio, unserved=0, changes=0, most=1, problems=0, line=[], records=[])
+    def costs(ratio: float) -> ReplayOutcome:
+        return ReplayOutcome(hours=1, ratio=ratio, unserved=0, changes=0, most=1, problems=0, line=[], records=[])
 
     results = {(name, choice): costs(9.0) for name in "abc" for choice in choosing.CHOICES}
     results |= {("a", first): costs(1.0), ("b", first): costs(1.0), ("c", second): costs(-99.0)}

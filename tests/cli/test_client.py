@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.cli.client import Client, NoPlane, Refused, Remote, Silent
+from pointsman.cli.client import Client, NoPlane, PlaneRefused, PlaneSilent, Remote
 from pointsman.cli.main import main
 from pointsman.cli.options import state_folder
 from pointsman.errors import PointsmanError
@@ -82,7 +82,7 @@ def test_the_path_of_the_socket_may_be_long(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() == 0, reason="nothing is forbidden to root")
 def test_somebody_elses_plane_is_not_no_plane(plane: Plane, tmp_path: Path) -> None:
     (tmp_path / "admin.sock").chmod(0)
-    with pytest.raises(Silent, match="Permission denied"):
+    with pytest.raises(PlaneSilent, match="Permission denied"):
         Client(tmp_path).get("status")
 
 
@@ -90,7 +90,7 @@ def test_names_are_quoted_and_what_is_left_out_is_not_asked(plane: Plane, tmp_pa
     client = Client(tmp_path)
     plane.answers["GET", "requests/a%2Fb%20c"] = {"found": "it"}
     assert client.get("requests", "a/b c") == {"found": "it"}
-    with pytest.raises(Refused):
+    with pytest.raises(PlaneRefused):
         client.get("requests", model="a&b", tenant=None)
     assert plane.asked[-1].target == "requests?model=a%26b"
 

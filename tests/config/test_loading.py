@@ -6,7 +6,7 @@ import pytest
 
 from pointsman.config import PickerPlan, PointsmanPlan, build_policy, load, load_deployments, load_picker
 from pointsman.errors import ConfigError
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.plugins import DispatchListener
 from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer
 from pointsman.routing.queue import ConcurrencyDetector, UtilizationDetector
@@ -37,7 +37,7 @@ def filters(profile: Profile[Endpoint]) -> list[str]:
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
 def test_published_documents_load_as_they_are_and_schedule(file: Path) -> None:
     plan = load_picker(file)
-    fleet = Fleet([ExecutionInstance(instance_id=name, labels={"llm-d.ai/role": "both"}) for name in "abc"])
+    fleet = EndpointTable([ExecutionInstance(instance_id=name, labels={"llm-d.ai/role": "both"}) for name in "abc"])
     result = plan.scheduler.run(Cycle(RequestMetadata("r", prompt="hello")), fleet.roster)
     assert isinstance(result, SchedulingResult)
     assert str(result.target) in "abc"

@@ -8,12 +8,12 @@ import pytest
 
 from pointsman.config import DeploymentPlan, PointsmanPlan, endpoint_engine, load, load_endpoints, load_manifest
 from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
-from pointsman.control.desired import Desired, DesiredEndpoint, EngineSpec, Lifecycle
+from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, Ended, Joined, Measured, Refuse, Send
-from pointsman.routing.events import Command as Told
+from pointsman.routing.events import DispatcherCommand as Told
 from pointsman.routing.outcomes import Outcome
 from pointsman.types import ExecutionInstance, RequestMetadata
 
@@ -226,7 +226,7 @@ def test_an_engine_of_ones_own() -> None:
     plan = deployment("  engine: {type: 'my_engines:Mine', parameters: {speed: 3}}\n")
     assert plan.engine is not None
     assert plan.engine.launch("m", "h", 80).argv == ("serve", "80", "3")
-    assert plan.desired.engine == EngineSpec("my_engines:Mine", {"speed": 3, "loud": False})
+    assert plan.desired.engine == DesiredEngine("my_engines:Mine", {"speed": 3, "loud": False})
     assert plan.desired.engine_slots is None
 
 

@@ -11,9 +11,9 @@ from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, Me
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
-    Command,
+    DispatcherCommand,
+    DispatcherEvent,
     Ended,
-    Event,
     Failed,
     FirstToken,
     Joined,
@@ -50,11 +50,11 @@ class Desk:
         for one in instances:
             self.tell(Joined(instance(one) if isinstance(one, str) else one))
 
-    def tell(self, event: Event, now: float | None = None) -> list[Command]:
+    def tell(self, event: DispatcherEvent, now: float | None = None) -> list[DispatcherCommand]:
         self.now = self.now if now is None else now
         return self.dispatcher.handle(event, self.now)
 
-    def arrive(self, *names: str, **facts: Any) -> list[Command]:
+    def arrive(self, *names: str, **facts: Any) -> list[DispatcherCommand]:
         return self.tell(Arrived(tuple(request(name, **facts) for name in names)))
 
     def waiting(self) -> list[str]:
@@ -70,15 +70,15 @@ def request(name: str, **facts: Any) -> RequestMetadata:
     return RequestMetadata(**told)
 
 
-def sent(commands: list[Command]) -> dict[str, str]:
+def sent(commands: list[DispatcherCommand]) -> dict[str, str]:
     return {c.request.request_id: c.decision.target_instance_id for c in commands if isinstance(c, Send)}
 
 
-def refused(commands: list[Command]) -> dict[str, tuple[Outcome, int]]:
+def refused(commands: list[DispatcherCommand]) -> dict[str, tuple[Outcome, int]]:
     return {c.request.request_id: (c.refusal.outcome, c.refusal.status) for c in commands if isinstance(c, Refuse)}
 
 
-def revoked(commands: list[Command]) -> list[str]:
+def revoked(commands: list[DispatcherCommand]) -> list[str]:
     return [c.request.request_id for c in commands if isinstance(c, Revoke)]
 
 
@@ -382,7 +382,7 @@ def test_a_timer_that_fires_a_little_early_is_set_again() -> None:
         (Joined(instance("i")), ConfigError),
     ],
 )
-def test_an_event_that_is_wrong_loses_nobodys_refusal(event: Event, error: type[Exception]) -> None:
+def test_an_event_that_is_wrong_loses_nobodys_refusal(event: DispatcherEvent, error: type[Exception]) -> None:
     desk = Desk(GATE + ONE_EACH + "flowControl: {defaultRequestTTL: 10s}", "i")
     desk.arrive("a", "b")
     with pytest.raises(error):

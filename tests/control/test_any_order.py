@@ -13,16 +13,16 @@ from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.control.events import (
     Answered,
     Applied,
-    Command,
+    ControllerCommand,
+    ControllerEvent,
+    ControllerTimer,
     DrainAsked,
     Drained,
-    Event,
     Exited,
     LaunchFailed,
+    PlaneStopping,
     RequestsFail,
-    ShuttingDown,
     Silent,
-    TimerFired,
 )
 from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.control.reconcile import What, reconcile
@@ -68,7 +68,7 @@ class Fire(RuleBasedStateMachine):
         self.twin = Controller()
         self.shut = False
 
-    def tell(self, event: Event) -> list[Command]:
+    def tell(self, event: ControllerEvent) -> list[ControllerCommand]:
         before = {one.id: one for one in self.world.controller.instances()}
         commands = self.world.tell(event)
         assert self.twin.handle(event, self.world.now) == commands, "the same events, other commands"
@@ -159,13 +159,13 @@ class Fire(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, 0.5, 2.0, 10.0, 60.0, 120.0]))
     def wait(self, seconds: float) -> None:
         self.world.now += seconds
-        self.tell(TimerFired())
+        self.tell(ControllerTimer())
 
     @rule(sure=st.integers(0, 20))
     def shut_down(self, sure: int) -> None:
         if sure == 20:
             self.shut = True
-            self.tell(ShuttingDown())
+            self.tell(PlaneStopping())
 
     # What always holds
 
@@ -211,7 +211,7 @@ class Fire(RuleBasedStateMachine):
             self.world.tell(Applied(desired, retry=frozenset(desired.deployments)))  # rollouts that were stopped go on
             self.world.settle()
             self.what_is_wanted_is_there(desired)
-        self.world.tell(ShuttingDown())
+        self.world.tell(PlaneStopping())
         self.world.settle()
         assert not len(self.world.controller)
         assert not self.world.processes

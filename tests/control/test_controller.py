@@ -7,27 +7,27 @@ from pointsman.control.events import (
     Admit,
     Answered,
     Applied,
+    ControllerEvent,
+    ControllerTimer,
     DrainAsked,
     Drained,
-    Event,
     Exited,
     LaunchFailed,
     PlaceNeeded,
+    PlaneStopping,
     Probe,
     RequestsFail,
-    ShuttingDown,
     Silent,
-    TimerFired,
-    WakeAt,
+    WakeController,
 )
 from pointsman.control.instances import Phase
 from pointsman.types import ExecutionInstance
 from tests.control.worlds import HOST, PORT, World, adopted, deployment, launched, said, wish, with_lifecycle
 
-Story = list[tuple[float, Event, list[str]]]
+Story = list[tuple[float, ControllerEvent, list[str]]]
 
 ONE = deployment()
-TICK = TimerFired()
+TICK = ControllerTimer()
 ANSWERS, WORKS = Answered("m-1", readiness=False), Answered("m-1", readiness=True)
 REFUSED = Silent("m-1", "connection refused")
 CRASH = Exited("m-1", "exit code 1")
@@ -210,13 +210,13 @@ STORIES: dict[str, Story] = {
     ],
     "shutting down drains and ends everything, and nothing is started": [
         *READY,
-        (2, ShuttingDown(), ["Update m-1, closed", "AwaitDrained m-1"]),
+        (2, PlaneStopping(), ["Update m-1, closed", "AwaitDrained m-1"]),
         (3, Drained("m-1"), ["Withdraw m-1", "Terminate m-1"]),
         (4, Applied(wish(deployment(replicas=5))), []),
         (5, CRASH, []),
         (6, Applied(wish(deployment(replicas=6))), []),
     ],
-    "shutting down does not wait for restarts": [*READY, (5, CRASH, ["Withdraw m-1"]), (5, ShuttingDown(), [])],
+    "shutting down does not wait for restarts": [*READY, (5, CRASH, ["Withdraw m-1"]), (5, PlaneStopping(), [])],
     "what an earlier plane left is asked, not started, if it is wanted": [
         (0, adopted("m-1", ONE), []),
         (1, Applied(wish(ONE)), ["Probe m-1, readiness"]),
@@ -240,7 +240,7 @@ STORIES: dict[str, Story] = {
     ],
     "what an earlier plane left is ended when there was never a wish": [
         (0, adopted("m-1", ONE), []),
-        (1, ShuttingDown(), ["Terminate m-1"]),
+        (1, PlaneStopping(), ["Terminate m-1"]),
     ],
     "what is adopted late is taken in if there is room for it": [
         (0, Applied(wish(ONE)), ["Launch m-1"]),
@@ -315,7 +315,7 @@ def test_the_story(story: Story) -> None:
         ([*DOUBTED, (3, REFUSED, [])], "requests fail on it: status 500; and a probe failed: connection refused"),
         (DRAINING, 'deployment "m" is not wanted any more'),
         ([*READY, (2, DrainAsked("m-1"), [])], "to be replaced: an operator asked for it to be drained"),
-        ([*READY, (2, ShuttingDown(), [])], "everything is shut down"),
+        ([*READY, (2, PlaneStopping(), [])], "everything is shut down"),
     ],
 )
 def test_the_reason_is_kept_in_words(story: Story, reason: str) -> None:
@@ -432,8 +432,8 @@ def test_the_limit_of_the_deployment_comes_before_that_of_the_engine() -> None:
 def test_one_timer_for_the_next_thing_that_is_due() -> None:
     controller = Controller()
 
-    def timers(event: Event, now: float) -> list[float]:
-        return [c.at for c in controller.handle(event, now) if isinstance(c, WakeAt)]
+    def timers(event: ControllerEvent, now: float) -> list[float]:
+        return [c.at for c in controller.handle(event, now) if isinstance(c, WakeController)]
 
     assert timers(Applied(wish(ONE)), 0.0) == [100.0]
     assert timers(launched("m-1"), 1.0) == []
@@ -506,8 +506,8 @@ def test_who_is_not_trusted_or_of_another_version_does_not_come_back() -> None:
     assert "Launch m-4" in world.apply(deployment(replicas=2, version=1)), "m-3 is of another version"
 
 
-@pytest.mark.parametrize("hurry", [ShuttingDown(), PlaceNeeded("m-2", "somebody needs it")])
-def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurry: Event) -> None:
+@pytest.mark.parametrize("hurry", [PlaneStopping(), PlaceNeeded("m-2", "somebody needs it")])
+def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurry: ControllerEvent) -> None:
     world = World()
     world.apply(deployment(replicas=2))
     world.behave()

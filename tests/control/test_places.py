@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pointsman.control.controller import Controller
-from pointsman.control.desired import Desired, DesiredDeployment, EngineSpec
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEngine
 from pointsman.control.events import (
     Answered,
     Applied,
-    Command,
+    ControllerCommand,
+    ControllerTimer,
     Drained,
     Exited,
     Launch,
     PlaceNeeded,
     RequestsFail,
-    TimerFired,
     WorkerLost,
     WorkerSeen,
 )
@@ -40,7 +40,7 @@ def worker(name: str = "w1", *gpus: int, memory: int = 64) -> Worker:
 def deployment(size: int, replicas: int = 1, name: str = "m") -> DesiredDeployment:
     """Instances that need so much of one GPU each."""
     ask = Ask(instance_id="", deployment=name, need=Need.fixed(size * GIB), engine=EngineAbility())
-    return DesiredDeployment(name=name, model=name, replicas=replicas, engine=EngineSpec("any"), ask=ask)
+    return DesiredDeployment(name=name, model=name, replicas=replicas, engine=DesiredEngine("any"), ask=ask)
 
 
 def with_ask(spec: DesiredDeployment, **facts: Any) -> DesiredDeployment:
@@ -52,7 +52,7 @@ def wish(*deployments: DesiredDeployment) -> Applied:
     return Applied(Desired({one.name: one for one in deployments}))
 
 
-def launches(commands: list[Command]) -> dict[str, Place | None]:
+def launches(commands: list[ControllerCommand]) -> dict[str, Place | None]:
     return {command.instance_id: command.place for command in commands if isinstance(command, Launch)}
 
 
@@ -85,7 +85,7 @@ def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
     assert waits.reason == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
     assert waits.restarts == 0
     controller.handle(launched("m-1"), 1.0)
-    controller.handle(TimerFired(), 1.5)
+    controller.handle(ControllerTimer(), 1.5)
     assert controller.instances()[1].since == 0.0, "however often it was tried"
     assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 2.0))) == ["m-2"]
     controller.handle(launched("m-2"), 3.0)
@@ -99,7 +99,7 @@ def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_th
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(wish(deployment(16)), 0.0)
     controller.handle(Exited("m-1", "exit code 7"), 1.0)
-    controller.handle(TimerFired(), 60.0)
+    controller.handle(ControllerTimer(), 60.0)
     [again] = controller.instances()
     assert (again.phase, again.reason) == (Phase.STARTING, "exit code 7")
 
@@ -109,7 +109,7 @@ def test_it_is_tried_again_now_and_then() -> None:
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     controller.handle(wish(deployment(16)), 0.0)
     for now in (1.0, 3.0, 10.0):
-        assert launches(controller.handle(TimerFired(), now)) == {}
+        assert launches(controller.handle(ControllerTimer(), now)) == {}
     [status] = controller.instances()
     assert (status.phase, status.restarts) == (Phase.BACKING_OFF, 0)
 
@@ -132,7 +132,7 @@ def test_a_crash_frees_the_place_and_the_restart_takes_one_again() -> None:
     controller.handle(launched("m-1"), 0.0)
     controller.handle(Exited("m-1", "exit code 1"), 1.0)
     assert dict(controller.places.fleet.instances()) == {}
-    assert list(launches(controller.handle(TimerFired(), 10.0))) == ["m-1"]
+    assert list(launches(controller.handle(ControllerTimer(), 10.0))) == ["m-1"]
     assert list(controller.places.fleet.instances()) == ["m-1"]
 
 
@@ -145,10 +145,10 @@ def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None
     controller.handle(launched("m-1"), 0.0)
     controller.handle(Answered("m-1", readiness=True), 0.0)
     said = controller.handle(WorkerLost(first.workers[0], "no heartbeat"), 1.0)
-    assert [type(command).__name__ for command in said if type(command).__name__ != "WakeAt"] == ["Withdraw"]
+    assert [type(command).__name__ for command in said if type(command).__name__ != "WakeController"] == ["Withdraw"]
     [status] = controller.instances()
     assert status.reason == f'worker "{first.workers[0]}" is lost: no heartbeat'
-    again = launches(controller.handle(TimerFired(), 10.0))["m-1"]
+    again = launches(controller.handle(ControllerTimer(), 10.0))["m-1"]
     assert again is not None
     assert again.workers != first.workers
 
@@ -179,12 +179,12 @@ def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() ->
     controller.handle(wish(batch, timid), 1.0)
     assert phases(controller) == {"batch-1": Phase.READY, "chat-1": Phase.BACKING_OFF}
     controller.handle(wish(batch, bold), 2.0)
-    controller.handle(TimerFired(), 10.0)
+    controller.handle(ControllerTimer(), 10.0)
     assert phases(controller)["batch-1"] is Phase.DRAINING, "what it is doing may end"
-    controller.handle(TimerFired(), 11.0)
+    controller.handle(ControllerTimer(), 11.0)
     controller.handle(Drained("batch-1"), 12.0)
     assert list(launches(controller.handle(Exited("batch-1", "exit code 0"), 13.0))) == ["chat-1"]
-    controller.handle(TimerFired(), 30.0)
+    controller.handle(ControllerTimer(), 30.0)
     [waits, _] = controller.instances()
     assert (waits.id, waits.homeless) == ("batch-1", True), "it comes back when there is room"
 
@@ -215,7 +215,7 @@ def test_who_waits_longest_comes_first_although_everybody_tries_now_and_then() -
     controller.handle(wish(early), 0.0)
     controller.handle(wish(early, late), 5.0)
     for now in (6.0, 8.0, 12.0, 20.0):
-        controller.handle(TimerFired(), now)
+        controller.handle(ControllerTimer(), now)
     assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 21.0))) == ["z-early-1"]
 
 
@@ -232,7 +232,7 @@ def test_somebody_else_needs_the_place_of_an_instance() -> None:
     assert controller.handle(PlaceNeeded("busy-1", "again"), 3.5) == []
     controller.handle(Drained("busy-1"), 4.0)
     assert list(launches(controller.handle(Exited("busy-1", "exit code 0"), 5.0))) == ["other-1"]
-    controller.handle(TimerFired(), 30.0)
+    controller.handle(ControllerTimer(), 30.0)
     assert {one.id: one.homeless for one in controller.instances()} == {"busy-1": True, "other-1": False}
     controller.handle(wish(busy), 31.0)
     assert list(launches(controller.handle(Exited("other-1", "exit code 0"), 32.0))) == ["busy-1"], "it comes back"
@@ -251,7 +251,7 @@ def test_how_long_a_start_took_is_known_of_those_that_we_launched() -> None:
     controller.handle(Answered("m-2", readiness=True), 11.0)
     assert controller.instances()[1].start_up_s == 4.0, "it was doubted, and not started again"
     controller.handle(Exited("m-2", "exit code 1"), 12.0)
-    controller.handle(TimerFired(), 20.0)
+    controller.handle(ControllerTimer(), 20.0)
     controller.handle(launched("m-2"), 20.0)
     controller.handle(Answered("m-2", readiness=True), 27.0)
     assert controller.instances()[1].start_up_s == 7.0
@@ -404,7 +404,7 @@ class Claims(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         self.now += 30.0
-        self.tell(TimerFired())
+        self.tell(ControllerTimer())
 
     @invariant()
     def places_are_held_by_processes(self) -> None:

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, EngineSpec
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, DesiredEngine
 from pointsman.control.differences import between_recipes
-from pointsman.control.events import DrainAsked, Exited, ShuttingDown
+from pointsman.control.events import DrainAsked, Exited, PlaneStopping
 from pointsman.control.instances import Instance, Phase
 from pointsman.control.reconcile import reconcile
 from pointsman.types import ExecutionInstance
@@ -169,11 +169,11 @@ def test_a_preview_of_what_is_started_anew() -> None:
 
 def test_when_shutting_down_nothing_would_be_done() -> None:
     world = running(V0)
-    world.tell(ShuttingDown())
+    world.tell(PlaneStopping())
     assert preview(world, deployment(replicas=4)) == []
 
 
-def recipe(model: str = "llama", engine: EngineSpec | None = None) -> str:
+def recipe(model: str = "llama", engine: DesiredEngine | None = None) -> str:
     return DesiredDeployment(name="m", model=model, engine=engine).recipe
 
 
@@ -181,10 +181,10 @@ def recipe(model: str = "llama", engine: EngineSpec | None = None) -> str:
     ("before", "after", "words"),
     [
         (recipe("a"), recipe("b"), "model a -> b"),
-        (recipe(engine=EngineSpec("vllm")), recipe(engine=EngineSpec("sglang")), "engine vllm -> sglang"),
+        (recipe(engine=DesiredEngine("vllm")), recipe(engine=DesiredEngine("sglang")), "engine vllm -> sglang"),
         (
-            recipe(engine=EngineSpec("vllm", {"args": ["-x"], "gpus": 1})),
-            recipe(engine=EngineSpec("vllm", {"args": ["-y"], "gpus": 1})),
+            recipe(engine=DesiredEngine("vllm", {"args": ["-x"], "gpus": 1})),
+            recipe(engine=DesiredEngine("vllm", {"args": ["-y"], "gpus": 1})),
             'engine.args ["-x"] -> ["-y"]',
         ),
         ("not a recipe", recipe(), "it was started from another recipe"),

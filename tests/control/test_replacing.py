@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from pointsman.control.desired import DesiredDeployment
-from pointsman.control.events import Answered, Applied, DrainAsked, Event, Exited, Launch, RequestsFail, TimerFired
+from pointsman.control.events import (
+    Answered,
+    Applied,
+    ControllerEvent,
+    ControllerTimer,
+    DrainAsked,
+    Exited,
+    Launch,
+    RequestsFail,
+)
 from tests.control.worlds import World, deployment, launched, said, wish
 
 
@@ -105,7 +114,7 @@ def test_a_new_recipe_that_does_not_work_costs_nobody() -> None:
     world.apply(deployment(replicas=2, version=1))
     for _ in range(2):
         world.tell(Exited("m-3", "exit code 1: no such model"))
-        world.tell(TimerFired(), (world.status("m-3").until or 0.0) + 0.001)
+        world.tell(ControllerTimer(), (world.status("m-3").until or 0.0) + 0.001)
     assert world.ready() == ["m-1", "m-2"]
     assert world.status("m-1").reason == "to be replaced: engine.version 0 -> 1"
     assert world.status("m-3").restarts == 2
@@ -128,7 +137,7 @@ def test_what_does_not_serve_is_started_anew_in_its_place() -> None:
     world.tell(Exited("m-1", "exit code 1"))
     world.tell(Exited("m-2", "exit code 1"))
     world.tell(Exited("m-3", "exit code 1"))
-    world.tell(TimerFired(), world.now + 1.5)
+    world.tell(ControllerTimer(), world.now + 1.5)
     assert world.phases() == {"m-1": "backing off", "m-2": "backing off", "m-3": "starting"}
     assert world.apply(deployment(replicas=3, version=1)) == ["Terminate m-3", "Launch m-1", "Launch m-2"]
     assert said(world.tell(Exited("m-3", "ended"))) == ["Launch m-3"], "at once, whatever the backoff was"
@@ -189,7 +198,7 @@ def test_a_deployment_that_is_removed_is_drained_and_the_others_are_left_alone()
 
 
 @pytest.mark.parametrize("trouble", [RequestsFail("m-2", "status 500"), DrainAsked("m-2")])
-def test_those_go_first_that_are_of_least_use(trouble: Event) -> None:
+def test_those_go_first_that_are_of_least_use(trouble: ControllerEvent) -> None:
     world = running(deployment(replicas=3))
     world.apply(deployment(replicas=3, version=1))
     world.tell(trouble)

@@ -6,25 +6,25 @@ from pointsman.control.events import (
     Admit,
     Answered,
     Applied,
+    ControllerEvent,
+    ControllerTimer,
     DrainAsked,
     Drained,
-    Event,
     Exited,
     LaunchFailed,
+    PlaneStopping,
     Probe,
     RequestsFail,
-    ShuttingDown,
     Silent,
-    TimerFired,
 )
 from pointsman.types import ExecutionInstance
 from tests.control.worlds import World, adopted, deployment, launched, said, server, servers, wish
 
-Story = list[tuple[float, Event, list[str]]]
+Story = list[tuple[float, ControllerEvent, list[str]]]
 
 LISTED = Applied(wish(servers(server())))
 NOT_LISTED = Applied(wish(servers()))
-TICK = TimerFired()
+TICK = ControllerTimer()
 ANSWERS, WORKS = Answered("gpu", readiness=False), Answered("gpu", readiness=True)
 REFUSED = Silent("gpu", "connection refused")
 
@@ -115,7 +115,7 @@ STORIES: dict[str, Story] = {
     ],
     "shutting down drains it and leaves it running": [
         *READY,
-        (2, ShuttingDown(), ["Update gpu, closed", "AwaitDrained gpu"]),
+        (2, PlaneStopping(), ["Update gpu, closed", "AwaitDrained gpu"]),
         (3, Drained("gpu"), ["Withdraw gpu"]),
     ],
     "it has no process, whatever is said of one": [

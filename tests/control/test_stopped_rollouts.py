@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from pointsman.control.events import Applied, Exited, Launch, LaunchFailed, TimerFired
+from pointsman.control.events import Applied, ControllerTimer, Exited, Launch, LaunchFailed
 from pointsman.control.reconcile import What
 from tests.control.worlds import QUICK, World, deployment, launched, said, wish
 
@@ -28,7 +28,7 @@ def fail(world: World, instance: str, times: int = 3) -> None:
         until = world.status(instance).until
         if attempt < times - 1:
             assert until is not None
-            world.tell(TimerFired(), until)
+            world.tell(ControllerTimer(), until)
 
 
 def stopped(replicas: int = 2) -> World:
@@ -53,7 +53,7 @@ def test_processes_that_cannot_even_be_launched_count() -> None:
     world.apply(deployment(replicas=2, version=1))
     for _ in range(3):
         world.tell(LaunchFailed("m-3", "no such file"))
-        world.tell(TimerFired(), world.status("m-3").until or world.now)
+        world.tell(ControllerTimer(), world.status("m-3").until or world.now)
     assert world.status("m-3").halted
 
 
@@ -62,9 +62,9 @@ def test_one_that_is_not_ready_in_time_counts() -> None:
     world.apply(deployment(replicas=2, version=1))
     for _ in range(3):
         world.tell(launched("m-3"))
-        world.tell(TimerFired(), world.now + QUICK.start_timeout_s + 1)
+        world.tell(ControllerTimer(), world.now + QUICK.start_timeout_s + 1)
         world.tell(Exited("m-3", "killed by SIGKILL"))
-        world.tell(TimerFired(), world.status("m-3").until or world.now)
+        world.tell(ControllerTimer(), world.status("m-3").until or world.now)
     assert world.status("m-3").halted
     assert "not ready 100 s after its launch" in world.status("m-3").reason
 
@@ -89,7 +89,7 @@ def test_one_that_was_ready_in_between_starts_counting_anew() -> None:
     world = running(1)
     world.apply(deployment(replicas=2, version=1))
     fail(world, "m-2", times=2)
-    world.tell(TimerFired(), world.status("m-2").until or 0.0)
+    world.tell(ControllerTimer(), world.status("m-2").until or 0.0)
     world.behave(0.5)
     assert "m-2" in world.ready()
 
@@ -147,7 +147,7 @@ def test_who_crashes_while_a_rollout_is_stopped_comes_back_as_it_was() -> None:
     world = stopped(1)
     world.tell(Exited("m-1", "killed by SIGKILL"))
     assert world.status("m-2").halted, "the one before will be back"
-    commands = world.tell(TimerFired(), world.status("m-1").until or 0.0)
+    commands = world.tell(ControllerTimer(), world.status("m-1").until or 0.0)
     [launch] = [one for one in commands if isinstance(one, Launch)]
     assert (launch.instance_id, launch.recipe) == ("m-1", deployment(replicas=1).recipe)
     world.tell(launched("m-1"))
@@ -158,7 +158,7 @@ def test_who_crashes_while_a_rollout_is_stopped_comes_back_as_it_was() -> None:
 def test_if_the_earlier_version_does_not_start_any_more_the_new_one_is_tried_again() -> None:
     world = stopped(1)
     world.tell(Exited("m-1", "killed by SIGKILL"))
-    world.tell(TimerFired(), world.status("m-1").until or 0.0)
+    world.tell(ControllerTimer(), world.status("m-1").until or 0.0)
     fail(world, "m-1")
     [left] = world.controller.instances()
     assert (left.halted, left.recipe) == (False, deployment(replicas=1, version=1).recipe)

@@ -7,16 +7,17 @@ from typing import Any
 import msgspec
 
 from pointsman.control.controller import Controller
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, EngineSpec, Lifecycle
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.control.events import (
     Admit,
     Adopted,
     Answered,
     Applied,
     AwaitDrained,
-    Command,
+    ControllerCommand,
+    ControllerEvent,
+    ControllerTimer,
     Drained,
-    Event,
     Exited,
     Kill,
     Launch,
@@ -25,9 +26,8 @@ from pointsman.control.events import (
     Probe,
     Silent,
     Terminate,
-    TimerFired,
     Update,
-    WakeAt,
+    WakeController,
     Withdraw,
 )
 from pointsman.control.instances import InstanceStatus, Phase
@@ -49,7 +49,7 @@ QUICK = Lifecycle(
 
 def deployment(name: str = "m", replicas: int = 1, version: int = 0, **facts: Any) -> DesiredDeployment:
     """Another `version` is another recipe."""
-    usual: dict[str, Any] = {"model": "llama", "engine": EngineSpec("simulated", {"version": version})}
+    usual: dict[str, Any] = {"model": "llama", "engine": DesiredEngine("simulated", {"version": version})}
     return DesiredDeployment(name=name, replicas=replicas, **(usual | {"lifecycle": QUICK} | facts))
 
 
@@ -74,19 +74,19 @@ def adopted(instance_id: str, of: DesiredDeployment) -> Adopted:
     return Adopted(instance_id, of.name, of.recipe, HOST, PORT, PID)
 
 
-def about(command: Command) -> str:
+def about(command: ControllerCommand) -> str:
     """Which instance a command is about."""
-    if isinstance(command, WakeAt):
+    if isinstance(command, WakeController):
         return ""
     return command.instance.instance_id if isinstance(command, Admit | Update) else command.instance_id
 
 
-def said(commands: Iterable[Command]) -> list[str]:
+def said(commands: Iterable[ControllerCommand]) -> list[str]:
     """Commands in short, without the timer."""
-    return [_said(command) for command in commands if not isinstance(command, WakeAt)]
+    return [_said(command) for command in commands if not isinstance(command, WakeController)]
 
 
-def _said(command: Command) -> str:
+def _said(command: ControllerCommand) -> str:
     words = f"{type(command).__name__} {about(command)}"
     if isinstance(command, Probe):
         return f"{words}, {'readiness' if command.readiness else 'health'}"
@@ -109,12 +109,12 @@ class World:
         """Under way."""
         self.of_others: set[str] = set()
         """Instances that somebody else started."""
-        self.told: list[Event] = []
-        self.pending: deque[Event] = deque()
+        self.told: list[ControllerEvent] = []
+        self.pending: deque[ControllerEvent] = deque()
         """What a runtime that behaves would say next."""
         self.wake_at: float | None = None
 
-    def tell(self, event: Event, at: float | None = None) -> list[Command]:
+    def tell(self, event: ControllerEvent, at: float | None = None) -> list[ControllerCommand]:
         """Let something be so, and watch what the controller makes of it."""
         self.now = self.now if at is None else at
         self.told.append(event)
@@ -150,7 +150,7 @@ class World:
                 self.now = end
                 return
             self.now, self.wake_at = max(self.now, self.wake_at), None
-            self.tell(TimerFired())
+            self.tell(ControllerTimer())
         raise AssertionError("it does not come to rest")
 
     def settle(self) -> None:
@@ -165,7 +165,7 @@ class World:
                 self.pending.append(Exited(status.id, "ended"))
         self.behave(130.0)
 
-    def _still_makes_sense(self, event: Event) -> bool:
+    def _still_makes_sense(self, event: ControllerEvent) -> bool:
         if isinstance(event, Launched):
             return event.instance_id in self.processes and event.instance_id not in self.running
         if isinstance(event, Exited):
@@ -174,7 +174,7 @@ class World:
             return event.instance_id in self.probes and self.probes[event.instance_id].readiness is event.readiness
         return True
 
-    def _let_it_be(self, event: Event) -> None:
+    def _let_it_be(self, event: ControllerEvent) -> None:
         if isinstance(event, Adopted) and event.instance_id not in self.processes:
             self.processes[event.instance_id] = event.deployment
             self.running.add(event.instance_id)
@@ -190,8 +190,8 @@ class World:
         elif isinstance(event, Silent) or (isinstance(event, Answered) and self._still_makes_sense(event)):
             self.probes.pop(event.instance_id, None)
 
-    def _carry_out(self, command: Command, event: Event) -> None:
-        if isinstance(command, WakeAt):
+    def _carry_out(self, command: ControllerCommand, event: ControllerEvent) -> None:
+        if isinstance(command, WakeController):
             self.wake_at = command.at
         elif isinstance(command, Admit):
             name = command.instance.instance_id

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.gateway.headers import Headers
+from pointsman.gateway.headers import ClientHeaders
 from pointsman.gateway.sse import MAX_HELD_BYTES, EventStream, ends_with_done
 from pointsman.gateway.usage import usage_of, usage_of_stream
 
@@ -130,7 +130,7 @@ def test_tokens_in_a_stream(pieces: list[bytes], found: bool) -> None:
 
 
 def test_headers_are_text_by_lower_cased_name() -> None:
-    headers = Headers({b"x-a": b"1", b"x-b": b"caf\xe9"})
+    headers = ClientHeaders({b"x-a": b"1", b"x-b": b"caf\xe9"})
     assert (headers["x-a"], headers.get("x-b"), headers.get("x-c"), headers.get("x-c", "d")) == ("1", "café", None, "d")
     assert headers.get("日本") is None
     assert dict(headers) == {"x-a": "1", "x-b": "café"}

@@ -13,7 +13,7 @@ import pytest
 
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
-from pointsman.cli.client import Refused
+from pointsman.cli.client import PlaneRefused
 from tests.live.manifests import manifest, simulated
 
 OWN_POLICY = '''
@@ -208,7 +208,7 @@ def test_mistakes_and_repetitions_change_nothing(plane: LivePlane) -> None:
             assert f"wrong.yaml:{line_of(wrong, 'simulatd')}:" in said.stderr
             assert 'did you mean "simulated"?' in said.stderr
             assert "2 problems; nothing of it was applied" in said.stderr
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PlaneRefused) as refused:
             plane.admin.post("apply", body={"text": wrong, "folder": str(plane.folder), "file": "wrong.yaml"})
         assert refused.value.status == 422
         assert [one["line"] for one in refused.value.problems] == [

@@ -6,7 +6,7 @@ from typing import Any
 from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.filters import AskCycle, Hosts
-from pointsman.placement.fit import FIT, Fit, FitFilter
+from pointsman.placement.fit import FIT, FitFilter, TierFit
 from pointsman.placement.fleet import Fleet, Host
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
@@ -96,7 +96,7 @@ def roster(where: Fleet, among: Sequence[str] | None = None) -> Hosts:
     return where.workers.without([host.row for host in where.workers if str(host) not in among])
 
 
-def fit_of(tier: type[FitFilter], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> Fit:
+def fit_of(tier: type[FitFilter], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> TierFit:
     """What a tier finds."""
     cycle: AskCycle = Cycle(asked)
     devices = Devices(where)

@@ -11,7 +11,7 @@ from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Fleet
 from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
 from pointsman.placement.holes import PARTS, hole_values
 from pointsman.placement.needs import Need
-from pointsman.placement.workload import MOST_KINDS, Kind, Make, Workload
+from pointsman.placement.workload import MOST_KINDS, AskKind, Make, Workload
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30
@@ -109,12 +109,12 @@ def test_memory_alone_makes_shares_too() -> None:
     ],
 )
 def test_what_a_kind_of_ask_takes_of_a_make_of_gpu(wanted: Ask, taken: tuple[int, float] | None) -> None:
-    assert Kind.of(wanted).on(Make("a", "nvidia", 80.0 * GIB)) == taken
+    assert AskKind.of(wanted).on(Make("a", "nvidia", 80.0 * GIB)) == taken
 
 
 def test_a_model_that_can_be_divided_takes_as_few_gpus_as_hold_it() -> None:
     need = Need(layer_bytes=(60 * GIB, 60 * GIB), tensor_parallel_sizes=(1, 2, 4))
-    kind = Kind.of(Ask(instance_id="x", need=need))
+    kind = AskKind.of(Ask(instance_id="x", need=need))
     assert kind.on(Make("a", "nvidia", 80.0 * GIB)) == (2, 0.75)
     assert kind.on(Make("a", "nvidia", 40.0 * GIB)) == (4, 0.75)
 

@@ -13,7 +13,7 @@ from pointsman.drawing import colour
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.picture import fleet_svg, fleet_text
-from pointsman.placement.picture.parts import Kind, Part, View
+from pointsman.placement.picture.parts import BarPart, FleetView, PartKind
 from pointsman.placement.picture.text import shared_out
 from pointsman.types import Gpu, Worker, WorkerStatus
 
@@ -183,19 +183,19 @@ def test_more_deployments_than_letters() -> None:
     assert len({colour(number) for number in range(60)}) == 60
 
 
-KINDS = st.sampled_from(list(Kind))
+KINDS = st.sampled_from(list(PartKind))
 
 
 @given(
-    st.lists(st.tuples(KINDS, st.integers(1, 10**12)), max_size=12).map(lambda made: [Part(*one) for one in made]),
+    st.lists(st.tuples(KINDS, st.integers(1, 10**12)), max_size=12).map(lambda made: [BarPart(*one) for one in made]),
     st.integers(1, 60),
 )
-def test_cells_are_shared_out_without_a_rest(parts: list[Part], cells: int) -> None:
+def test_cells_are_shared_out_without_a_rest(parts: list[BarPart], cells: int) -> None:
     shares = shared_out(parts, cells)
     assert sum(shares) == (cells if parts else 0)
     assert min(shares, default=0) >= 0
     if len(parts) <= cells // 2:
-        assert all(share for part, share in zip(parts, shares, strict=True) if part.kind is Kind.CLAIMED)
+        assert all(share for part, share in zip(parts, shares, strict=True) if part.kind is PartKind.CLAIMED)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90), st.booleans()), max_size=8), st.booleans())
@@ -203,7 +203,7 @@ def test_every_byte_of_a_bar_is_somebodys(claims: list[tuple[int, int, bool]], h
     fleet = Fleet([worker(gpus=4, used=5)])
     for number, (gpu, gib, exclusive) in enumerate(claims):
         fleet.claim(f"i{number}", place(("w", gpu), gib=gib, exclusive=exclusive), f"d{number % 2}")
-    view = View(fleet, place(("w", 0), gib=3) if highlighted else None)
+    view = FleetView(fleet, place(("w", 0), gib=3) if highlighted else None)
     for bar in (*view.gpus(fleet["w"]), view.memory(fleet["w"])):
         assert sum(part.size_bytes for part in bar.parts) == bar.total_bytes - min(bar.free_bytes, 0)
 

@@ -5,7 +5,7 @@ import pytest
 from pointsman.placement.asks import Arrangement, Ask
 from pointsman.placement.fit import FitFilter, FitsOnCpu, FitsOnOneGpu, FitsOnSeveralGpus, FitsPartly
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.scorers import Apart, FilesAreThere, Fullest, LeastLoaded, NearTo, TierQuality, TightFit
+from pointsman.placement.scorers import Apart, FilesAreThere, Fullest, LeastClaimed, NearTo, TierQuality, TightFit
 from tests.placement.fleets import LLAMA, ask, fleet, gpu, need, place, scores, worker
 
 SPREAD = Arrangement.SPREAD
@@ -46,14 +46,14 @@ def test_least_loaded_has_the_most_room_and_memory() -> None:
         c=("w2", None, 50),
     )
     spread = ask(20, arrangement=SPREAD)
-    assert scores(LeastLoaded(), spread, where, FitsOnOneGpu) == [0.6, 1, 0.9]
-    assert scores(LeastLoaded(), spread, where, FitsOnOneGpu, ["w0", "w2"]) == [0.6, 0.9]
-    assert scores(LeastLoaded(), spread, fleet(worker("w0", 80, memory=0)), FitsOnOneGpu) == [0.8]
+    assert scores(LeastClaimed(), spread, where, FitsOnOneGpu) == [0.6, 1, 0.9]
+    assert scores(LeastClaimed(), spread, where, FitsOnOneGpu, ["w0", "w2"]) == [0.6, 0.9]
+    assert scores(LeastClaimed(), spread, fleet(worker("w0", 80, memory=0)), FitsOnOneGpu) == [0.8]
 
 
 def test_least_loaded_looks_at_all_gpus_that_it_would_take() -> None:
     where = fleet(worker("w0", 99, 50), worker("w1", 80, 80))
-    first, second = scores(LeastLoaded(), ask(100, arrangement=SPREAD), where, FitsOnSeveralGpus)
+    first, second = scores(LeastClaimed(), ask(100, arrangement=SPREAD), where, FitsOnSeveralGpus)
     assert first < second
 
 

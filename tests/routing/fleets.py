@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.signals import (
     LATENCY_PREDICTIONS,
@@ -72,10 +72,10 @@ def prediction(ttft: float, tpot: float, dispatched: int = 1) -> LatencyPredicti
     )
 
 
-def fleet_of(candidates: Sequence[Candidate], *, long: bool = False) -> Fleet:
+def fleet_of(candidates: Sequence[Candidate], *, long: bool = False) -> EndpointTable:
     """Endpoints called 0, 1, 2... in the order of the rows, with others behind them if it is to be long."""
     rows = [*candidates, *[Candidate()] * (ARRAYS_FROM if long else 0)]
-    fleet = Fleet(
+    fleet = EndpointTable(
         [
             ExecutionInstance(
                 instance_id=str(place),
@@ -105,7 +105,7 @@ def scene(
     headers: Mapping[str, str] | None = None,
     now: float = 0.0,
     seed: int = 0,
-    fleet: Fleet | None = None,
+    fleet: EndpointTable | None = None,
     trace: Trace | None = None,
 ) -> tuple[RequestCycle, Endpoints]:
     """What a plugin is handed when these rows are the candidates."""

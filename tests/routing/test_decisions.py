@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pointsman.routing.decisions import Unplaced, decide, refusal_text, vet
-from pointsman.routing.endpoints import IN_FLIGHT_TOKENS, LOAD, Endpoint, Fleet
+from pointsman.routing.endpoints import IN_FLIGHT_TOKENS, LOAD, Endpoint, EndpointTable
 from pointsman.routing.filters.demands import Demands
 from pointsman.selection import (
     Cycle,
@@ -65,13 +65,13 @@ def test_each_promise(made: SchedulingDecision, broken: str | None) -> None:
         request("poor", cost_budget=0.5),
         request("rich", cost_budget=5.0),
     ]
-    good, bad = vet([made], waiting, Fleet(FLEET))
+    good, bad = vet([made], waiting, EndpointTable(FLEET))
     assert good == ([made] if broken is None else [])
     assert bad == ([] if broken is None else [(made, broken)])
 
 
 def test_load_adds_up_and_the_fleet_counts_what_was_good() -> None:
-    fleet = Fleet([instance("i", limit=2), instance("j", limit=1)])
+    fleet = EndpointTable([instance("i", limit=2), instance("j", limit=1)])
     asked = [goes("a", "i"), goes("b", "i"), goes("c", "i"), goes("d", "j")]
     good, bad = vet(asked, [request(name) for name in "abcd"], fleet)
     assert good == [asked[0], asked[1], asked[3]]
@@ -81,19 +81,19 @@ def test_load_adds_up_and_the_fleet_counts_what_was_good() -> None:
 
 
 def test_a_request_is_decided_once() -> None:
-    good, bad = vet([goes("a", "i"), goes("a", "j")], [request("a")], Fleet([instance("i"), instance("j")]))
+    good, bad = vet([goes("a", "i"), goes("a", "j")], [request("a")], EndpointTable([instance("i"), instance("j")]))
     assert [made.target_instance_id for made in good] == ["i"]
     assert [made.target_instance_id for made, _ in bad] == ["j"]
 
 
 def test_nothing_decided_about_nothing() -> None:
-    assert vet([], [], Fleet()) == ([], [])
-    good, bad = vet([goes("a", "i")], [request("a")], Fleet())
+    assert vet([], [], EndpointTable()) == ([], [])
+    good, bad = vet([goes("a", "i")], [request("a")], EndpointTable())
     assert (good, bad) == ([], [(goes("a", "i"), 'there is no instance "i"')])
 
 
 def test_an_instance_of_a_large_fleet_is_checked_by_itself() -> None:
-    fleet = Fleet([instance(f"i{n}", limit=1, current_load=n % 2) for n in range(100)])
+    fleet = EndpointTable([instance(f"i{n}", limit=1, current_load=n % 2) for n in range(100)])
     good, bad = vet([goes("a", "i98"), goes("b", "i99")], [request("a"), request("b")], fleet)
     assert [made.request_id for made in good] == ["a"]
     assert bad[0][1] == 'instance "i99" may not be chosen: full: 1 of 1 requests'
@@ -105,7 +105,7 @@ def test_an_instance_of_a_large_fleet_is_checked_by_itself() -> None:
 def failure(*instances: ExecutionInstance, **facts: Any) -> tuple[RequestMetadata, SchedulingFailure[Endpoint]]:
     asked = request("a", **facts)
     scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", Demands(), MaxScorePicker())])
-    result = scheduler.run(Cycle(asked), Fleet(instances).roster)
+    result = scheduler.run(Cycle(asked), EndpointTable(instances).roster)
     assert isinstance(result, SchedulingFailure)
     return asked, result
 
@@ -158,7 +158,7 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
     )
-    fleet = Fleet([instance("j"), busy])
+    fleet = EndpointTable([instance("j"), busy])
     made = decide(
         request("a"), fleet["i"], fleet.roster.without([0]), 3.0, ("{}: least loaded of {}", "fifo", 1)
     ).decision
@@ -171,7 +171,7 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
 
 
 def test_a_decision_about_an_instance_of_which_nothing_is_known() -> None:
-    fleet = Fleet([instance("i", limit=None)])
+    fleet = EndpointTable([instance("i", limit=None)])
     made = decide(request("a"), fleet["i"], fleet.roster, 3.0, ("why not",)).decision
     assert (made.estimated_latency_ms, made.estimated_cost, made.reason) == (None, None, "why not (0 running)")
     assert made.parallelism_strategy is ParallelismType.NONE

@@ -16,9 +16,9 @@ from pointsman.routing.events import (
     Arrived,
     Cancelled,
     Changed,
-    Command,
+    DispatcherCommand,
+    DispatcherEvent,
     Ended,
-    Event,
     Failed,
     FirstToken,
     Joined,
@@ -55,15 +55,15 @@ def fifo(*instances: ExecutionInstance, **settings: Any) -> Dispatcher:
     return dispatcher
 
 
-def sent(commands: list[Command]) -> list[tuple[str, str]]:
+def sent(commands: list[DispatcherCommand]) -> list[tuple[str, str]]:
     return [(c.request.request_id, c.decision.target_instance_id) for c in commands if isinstance(c, Send)]
 
 
-def refused(commands: list[Command]) -> list[tuple[str, Outcome]]:
+def refused(commands: list[DispatcherCommand]) -> list[tuple[str, Outcome]]:
     return [(c.request.request_id, c.refusal.outcome) for c in commands if isinstance(c, Refuse)]
 
 
-def arrive(dispatcher: Dispatcher, *names: str, now: float = 0.0, **facts: Any) -> list[Command]:
+def arrive(dispatcher: Dispatcher, *names: str, now: float = 0.0, **facts: Any) -> list[DispatcherCommand]:
     return dispatcher.handle(Arrived(tuple(request(name, **facts) for name in names)), now)
 
 
@@ -286,14 +286,14 @@ def test_fifo_stands_in_for_a_policy_that_raises() -> None:
 
 
 def test_the_same_seed_gives_the_same_log() -> None:
-    def log(seed: int) -> list[Command]:
+    def log(seed: int) -> list[DispatcherCommand]:
         dispatcher = fifo(*(instance(f"i{n}", limit=4) for n in range(5)), seed=seed)
         commands = arrive(dispatcher, *(f"r{n}" for n in range(30)))
         for n in range(20):
             commands += dispatcher.handle(Ended(f"r{n}"), n + 1.0)
         return [command for command in commands if not isinstance(command, WakeAt)]
 
-    def choices(commands: list[Command]) -> list[tuple[str, str]]:
+    def choices(commands: list[DispatcherCommand]) -> list[tuple[str, str]]:
         return sent(commands)
 
     assert choices(log(1)) == choices(log(1))
@@ -316,7 +316,7 @@ class Fire(RuleBasedStateMachine):
         chosen = FifoStrategy() if policy == "fifo" else Wild()
         self.dispatcher = dispatcher_for(chosen, max_waiting=waiting, ttl_s=20, max_tries=2)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: DispatcherEvent) -> None:
         for command in self.dispatcher.handle(event, self.now):
             if isinstance(command, Send):
                 name = command.request.request_id
@@ -376,7 +376,7 @@ class Fire(RuleBasedStateMachine):
         del self.running[name]
         if how in ("end", "cancel"):
             self.outcomes[name] += 1
-        events: dict[str, Event] = {
+        events: dict[str, DispatcherEvent] = {
             "end": Ended(name, 5),
             "cancel": Cancelled(name),
             "fail": Failed(name, "reset"),

@@ -30,7 +30,7 @@ from pointsman.routing.endpoints import (
     WAITING,
     Attribute,
     Endpoint,
-    Fleet,
+    EndpointTable,
     Metrics,
 )
 from pointsman.selection.columns import ARRAYS_FROM
@@ -46,15 +46,15 @@ def instance(name: str, limit: int | None = 4, **facts: Any) -> ExecutionInstanc
     return ExecutionInstance(instance_id=name, max_concurrency=limit, **facts)
 
 
-def fleet_of(number: int, **facts: Any) -> Fleet:
-    return Fleet([instance(f"i{n}", **facts) for n in range(number)])
+def fleet_of(number: int, **facts: Any) -> EndpointTable:
+    return EndpointTable([instance(f"i{n}", **facts) for n in range(number)])
 
 
-def value(fleet: Fleet, name: str, column: str) -> float:
+def value(fleet: EndpointTable, name: str, column: str) -> float:
     return float(fleet.roster.column(column)[fleet[name].row])
 
 
-def row_of(fleet: Fleet, name: str) -> dict[str, float]:
+def row_of(fleet: EndpointTable, name: str) -> dict[str, float]:
     return {column: value(fleet, name, column) for column in EVERY}
 
 
@@ -66,7 +66,7 @@ sizes = pytest.mark.parametrize("others", [0, ARRAYS_FROM], ids=["lists", "array
 
 
 def test_a_fleet_without_members_has_empty_columns() -> None:
-    fleet = Fleet()
+    fleet = EndpointTable()
     assert (len(fleet), len(fleet.roster), fleet.instances()) == (0, 0, [])
     assert "i0" not in fleet
     assert len(fleet.serving("m")) == len(fleet.serving("")) == 0
@@ -103,7 +103,7 @@ def test_what_was_told_and_what_is_not_known(others: int) -> None:
 
 @pytest.mark.parametrize("nothing", [None, 0, 0.0, -5.0, nan])
 def test_a_speed_of_zero_means_that_nobody_has_measured(nothing: float | None) -> None:
-    fleet = Fleet([instance("i", avg_latency_ms=nothing, throughput_tokens_per_sec=nothing)])
+    fleet = EndpointTable([instance("i", avg_latency_ms=nothing, throughput_tokens_per_sec=nothing)])
     assert isnan(value(fleet, "i", LATENCY_MS))
     assert isnan(value(fleet, "i", THROUGHPUT))
     assert isnan(value(fleet, "i", GPU_SECONDS_PER_TOKEN))
@@ -111,7 +111,7 @@ def test_a_speed_of_zero_means_that_nobody_has_measured(nothing: float | None) -
 
 
 def test_a_limit_of_zero_has_no_room() -> None:
-    fleet = Fleet([instance("i", limit=0)])
+    fleet = EndpointTable([instance("i", limit=0)])
     assert (value(fleet, "i", IS_FULL), value(fleet, "i", LIGHTNESS)) == (1, 1)
 
 
@@ -129,7 +129,7 @@ def test_ids_are_unique_and_a_bad_list_changes_nothing() -> None:
 
 
 def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
-    fleet = Fleet([instance("llama-0")])
+    fleet = EndpointTable([instance("llama-0")])
     attempts: list[Any] = [
         lambda: fleet["lama-0"],
         lambda: fleet.remove("lama-0"),
@@ -253,7 +253,9 @@ def test_a_roster_taken_before_a_measurement_has_live_columns() -> None:
 
 
 def test_serving_by_name_by_adapter_and_any() -> None:
-    fleet = Fleet([instance("i0", model_name="base", adapters=frozenset({"tuned"})), instance("i1", model_name="x")])
+    fleet = EndpointTable(
+        [instance("i0", model_name="base", adapters=frozenset({"tuned"})), instance("i1", model_name="x")]
+    )
 
     def names(model: str) -> list[str]:
         return [str(endpoint) for endpoint in fleet.serving(model)]
@@ -349,7 +351,7 @@ class Queue:
 
 
 def test_extractors_read_what_a_source_delivers() -> None:
-    fleet = Fleet([instance("i0"), instance("i1")], [Thermometer(), Queue()])
+    fleet = EndpointTable([instance("i0"), instance("i1")], [Thermometer(), Queue()])
     fleet.ingest("i1", {"temperature": 60, "queue": 4}, 3.0)
     assert fleet["i1"].observed(TEMPERATURE).value == 61  # type: ignore[union-attr]
     assert row_of(fleet, "i1")[WAITING] == 4
@@ -392,7 +394,7 @@ def test_an_owner_who_has_not_measured_does_not_erase_what_was_learned(nothing: 
 
 def test_copies_of_the_instances_have_load_and_speed_as_they_stand() -> None:
     given = instance("i0", current_load=1)
-    fleet = Fleet([given])
+    fleet = EndpointTable([given])
     fleet.reserve(fleet["i0"], 1.0)
     fleet.learn_latency(fleet["i0"], 50.0, 1.0)
     [copy] = fleet.instances()

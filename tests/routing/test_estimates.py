@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.endpoints import Fleet
+from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.estimates import (
     DEFAULT_OUTPUT_TOKENS,
     CostRates,
@@ -25,9 +25,9 @@ from tests.routing.fleets import both_lengths
 Facts = dict[str, Any]
 
 
-def fleet_of(rows: list[Facts], long: bool) -> Fleet:
+def fleet_of(rows: list[Facts], long: bool) -> EndpointTable:
     others = [ExecutionInstance(instance_id=f"other {n}") for n in range(ARRAYS_FROM if long else 0)]
-    return Fleet([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
+    return EndpointTable([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
 
 
 def cost(request: RequestMetadata, candidates: Endpoints, price: float) -> Column:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD, Endpoint, Fleet
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD, Endpoint, EndpointTable
 from pointsman.routing.ledger import Hold, Ledger, holds_of
 from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
 from pointsman.selection import Cycle, SchedulingResult
@@ -17,11 +17,11 @@ from pointsman.types import ExecutionInstance, RequestMetadata
 from tests.routing.fleets import result_of
 
 
-def fleet_of(number: int = 3) -> Fleet:
-    return Fleet([ExecutionInstance(instance_id=f"i{n}", max_concurrency=4) for n in range(number)])
+def fleet_of(number: int = 3) -> EndpointTable:
+    return EndpointTable([ExecutionInstance(instance_id=f"i{n}", max_concurrency=4) for n in range(number)])
 
 
-def counts(fleet: Fleet) -> list[tuple[float, float, float]]:
+def counts(fleet: EndpointTable) -> list[tuple[float, float, float]]:
     """(requests, tokens, load) of each."""
     columns = (fleet.roster.column(name) for name in (IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD))
     return [(float(a), float(b), float(c)) for a, b, c in zip(*columns, strict=True)]
@@ -97,7 +97,7 @@ def test_the_holds_of_one_who_left_do_not_count_on_its_namesake() -> None:
 # What a result takes up
 
 
-def result(fleet: Fleet, primary: str, **targets: Sequence[int]) -> SchedulingResult[Endpoint]:
+def result(fleet: EndpointTable, primary: str, **targets: Sequence[int]) -> SchedulingResult[Endpoint]:
     runs = {name: result_of(name, fleet.roster, *places) for name, places in targets.items()}
     return SchedulingResult(runs, primary)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.endpoints import Endpoint, Fleet
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.records import Record, Records
-from pointsman.routing.tally import WAITING_BOUNDS_S, Histogram, Tally
+from pointsman.routing.tally import WAITING_BOUNDS_S, Counters, Histogram
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingFailure, Trace
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
@@ -113,7 +113,7 @@ def test_as_plain_data() -> None:
 
 
 def test_a_refused_request_names_everybody_and_why() -> None:
-    fleet = Fleet(
+    fleet = EndpointTable(
         [
             ExecutionInstance(instance_id="full", model_name="m", max_concurrency=1, current_load=1),
             ExecutionInstance(instance_id="other", model_name="x"),
@@ -210,7 +210,7 @@ def test_prompts_are_not_kept() -> None:
 
 
 def test_a_tally_of_nothing() -> None:
-    assert Tally().as_dict() == {
+    assert Counters().as_dict() == {
         "requests_arrived": 0,
         "decisions": 0,
         "decisions_by_strategy": {},
@@ -228,7 +228,7 @@ def test_a_tally_of_nothing() -> None:
 
 
 def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
-    tally = Tally()
+    tally = Counters()
     for strategy, instance, waited in (("fifo", "i", 0.0), ("fifo", "j", 2.0), ("cost", "i", 0.5)):
         tally.dispatched(strategy, instance, waited)
     tally.ended("fifo", "i", "served", True)
@@ -249,7 +249,7 @@ def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
 
 
 def test_instances_that_have_left_are_counted_together() -> None:
-    tally = Tally()
+    tally = Counters()
     for number in range(500):
         tally.dispatched("fifo", f"i{number}", 1.0)
         tally.ended("fifo", f"i{number}", "served", True)
@@ -263,7 +263,7 @@ def test_instances_that_have_left_are_counted_together() -> None:
 
 
 def test_messages_without_end_are_counted_together_from_some_number_on() -> None:
-    tally = Tally()
+    tally = Counters()
     for number in range(500):
         tally.broken_promise(f'request "r{number}" was not waiting')
         tally.policy_error(f"KeyError: r{number}")

@@ -15,7 +15,7 @@ from pointsman.routing.events import (
     Arrived,
     Cancelled,
     Changed,
-    Command,
+    DispatcherCommand,
     Ended,
     Failed,
     FirstToken,
@@ -98,7 +98,7 @@ def request(name: str, **facts: Any) -> RequestMetadata:
     return RequestMetadata(name, "hello " * 10, model_name="m", **facts)
 
 
-def sent(commands: list[Command]) -> list[str]:
+def sent(commands: list[DispatcherCommand]) -> list[str]:
     return [command.request.request_id for command in commands if isinstance(command, Send)]
 
 
@@ -297,7 +297,7 @@ class Successions(RuleBasedStateMachine):
         self.left: Counter[str] = Counter()
         self.names = 0
 
-    def carry_out(self, commands: list[Command]) -> None:
+    def carry_out(self, commands: list[DispatcherCommand]) -> None:
         for command in commands:
             if isinstance(command, Send):
                 self.running.add(command.request.request_id)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pointsman.runtimes.connection import READ_AHEAD, Connection, Exchange, listen
+from pointsman.runtimes.connection import READ_AHEAD, Connection, ServerExchange, listen
 
 PATIENCE_S = 10.0
 GET = b"GET /it?never=read HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -17,7 +17,7 @@ class Client:
     """One connection to a server whose requests nobody answers but the test."""
 
     def __init__(self) -> None:
-        self.asked: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.asked: asyncio.Queue[ServerExchange] = asyncio.Queue()
         self.open_ones: set[Connection] = set()
         """On the server's side."""
         self._reader: asyncio.StreamReader
@@ -26,7 +26,7 @@ class Client:
     async def connect(self, port: int) -> None:
         self._reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
 
-    async def request(self) -> Exchange:
+    async def request(self) -> ServerExchange:
         return await asyncio.wait_for(self.asked.get(), PATIENCE_S)
 
     async def read(self, size: int) -> bytes:

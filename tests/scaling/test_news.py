@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from pointsman.scaling.news import EVERY_S, News
+from pointsman.scaling.news import EVERY_S, ReportThrottle
 
 
 def told(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
     """Of states one after the other, those that were told, by number."""
-    news = News()
+    news = ReportThrottle()
     return [(number, words) for number, words in enumerate(states) if news.is_news(words, number * apart_s)]
 
 

@@ -5,14 +5,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.wants import Wants
+from pointsman.scaling.wants import Stabilization
 
 SAID = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 10.0, 60.0]), st.integers(0, 6)), min_size=1, max_size=60)
 
 
 @given(SAID, st.sampled_from([0.0, 5.0, 30.0, 300.0]), st.sampled_from([0.0, 5.0, 30.0, 300.0]))
 def test_the_least_and_the_most_of_the_delay(said: list[tuple[float, int]], up_s: float, down_s: float) -> None:
-    wants, now, before = Wants(), 1000.0, 3
+    wants, now, before = Stabilization(), 1000.0, 3
     told = [(-1e9, before)]
     for step, wanted in said:
         now += step
@@ -32,7 +32,7 @@ def held(told: list[tuple[float, int]], now: float, delay_s: float) -> list[int]
 
 
 def test_a_clock_that_was_put_back_does_not_stop_it() -> None:
-    wants = Wants()
+    wants = Stabilization()
     for now, wanted in ((1_000_000.0, 9), (1_000_010.0, 4), (1_000_020.0, 5), (50.0, 5), (120.0, 5)):
         wants.note(now, wanted, 1)
     assert wants.most(120.0, 60.0) == 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pointsman.lab.check.situations import Situation, crowd, situations
 from pointsman.routing.decisions import vet
-from pointsman.routing.endpoints import Fleet
+from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import Cycle
@@ -229,7 +229,7 @@ def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], situ
     decisions = policy.schedule(requests, instances)
     assert (requests, instances) == (situation.requests, situation.instances), "inputs are modified"
     assert decisions == again.schedule(requests, instances), "same seed, other decisions"
-    assert vet(decisions, requests, fleet := Fleet(instances)).bad == [], "a promise is broken"
+    assert vet(decisions, requests, fleet := EndpointTable(instances)).bad == [], "a promise is broken"
     decided = {decision.request_id for decision in decisions}
     assert len(decided) == len(decisions), "decided twice"
     left = {unplaced.request.request_id for unplaced in policy.unplaced}
@@ -239,7 +239,7 @@ def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], situ
             assert not takers(unplaced.request, fleet), "left waiting although somebody has room"
 
 
-def takers(request: RequestMetadata, fleet: Fleet) -> list[str]:
+def takers(request: RequestMetadata, fleet: EndpointTable) -> list[str]:
     """Who could take it, after everything that was decided."""
     cycle: RequestCycle = Cycle(request)
     rejected = {endpoint.row for demand in Demands().filters for endpoint, _ in demand.rejections(cycle, fleet.roster)}

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.answers import AnswerHead
 from pointsman.gateway.client import Service
-from pointsman.gateway.grpc.pieces import Pieces
+from pointsman.gateway.grpc.pieces import JsonPieces
 from pointsman.gateway.pipelines.step_call import StepFailure
 from pointsman.runtimes.wire import Form
 
@@ -29,14 +29,14 @@ class NotAnswered(PointsmanError):
         super().__init__(why)
 
 
-class GrpcAudience:
+class GrpcSink:
     """Pieces wait here until the client has taken those before them."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self.came_in_pieces = False
         self._travelling: Service | None = None
-        self._reading: Pieces | None = None
+        self._reading: JsonPieces | None = None
         self._waiting: deque[str] = deque()
         self._paused = False
         self._over = False
@@ -71,7 +71,7 @@ class GrpcAudience:
         self._end()
 
     def _begin(self, content_type: bytes) -> None:
-        self._reading = Pieces(content_type)
+        self._reading = JsonPieces(content_type)
         self.came_in_pieces = self._reading.are_several
 
     def _add(self, pieces: list[str]) -> None:

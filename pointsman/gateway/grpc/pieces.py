@@ -12,7 +12,7 @@ LINES, TEXT, EVENTS = b"application/x-ndjson", b"text/plain", b"text/event-strea
 BYTES = b"application/octet-stream"
 
 
-class Pieces:
+class JsonPieces:
     """Takes the pieces out of an answer as it comes: lines of JSON, text, events (of a model), or one value."""
 
     def __init__(self, content_type: bytes) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.errors import did_you_mean
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.grpc.audience import GrpcAudience, NotAnswered
+from pointsman.gateway.grpc.audience import GrpcSink, NotAnswered
 from pointsman.gateway.grpc.messages import SERVICE, PredictRequest, PredictResponse, plain
 from pointsman.gateway.grpc.statuses import Context, refuse
 from pointsman.gateway.openai import BadRequest
@@ -25,11 +25,11 @@ from pointsman.pipeline.inputs import BadInput
 from pointsman.runtimes.wire import Form
 
 
-class Call:
+class GrpcCall:
     """One call: what it asks for, and who waits for it."""
 
     def __init__(self, form: Form) -> None:
-        self.audience = GrpcAudience(form)
+        self.audience = GrpcSink(form)
         self.request_id = ""
         """Empty: it has not come in."""
 
@@ -57,7 +57,7 @@ class PredictService:
 
     async def predict(self, message: Any, context: Context) -> Any:
         """The whole answer."""
-        call = Call(WHOLE)
+        call = GrpcCall(WHOLE)
         try:
             self._begin(call, message, context)
             pieces = [piece async for piece in call.audience]
@@ -69,7 +69,7 @@ class PredictService:
 
     async def predict_stream(self, message: Any, context: Context) -> None:
         """A message for each piece."""
-        call = Call(JSON)
+        call = GrpcCall(JSON)
         try:
             self._begin(call, message, context)
             async for piece in call.audience:
@@ -83,7 +83,7 @@ class PredictService:
 
     # The way in
 
-    def _begin(self, call: Call, message: Any, context: Context) -> None:
+    def _begin(self, call: GrpcCall, message: Any, context: Context) -> None:
         """Let the request go its way. Raises `NotAnswered`."""
         applications = self._applications
         http = _as_http(message, context)

@@ -13,12 +13,12 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.openai import BadRequest, Extension, asked_in_headers
 from pointsman.gateway.pages import only_read
-from pointsman.gateway.pipelines.audience import Audience, HttpAudience
+from pointsman.gateway.pipelines.audience import HttpSink, ResponseSink
 from pointsman.gateway.pipelines.inputs import ARGUMENTS, inputs_of
 from pointsman.gateway.pipelines.openapi import SchemaQuestion, openapi
-from pointsman.gateway.pipelines.passage import Asked, Passage
+from pointsman.gateway.pipelines.passage import Asked, PipelineRequest
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
-from pointsman.gateway.pipelines.records import PassageRecord, PassageRecords
+from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords
 from pointsman.gateway.pipelines.sharing import SharedFiles
 from pointsman.gateway.pipelines.tracing import exporting
 from pointsman.gateway.requests import HttpRequest
@@ -51,14 +51,14 @@ class Applications:
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._prepared: dict[str, PreparedApplication] = {}
-        self._under_way: dict[str, Passage] = {}
+        self._under_way: dict[str, PipelineRequest] = {}
         """By request id."""
         gateway.names_under_way = self._under_way
         self._secret = b""
         self._files = SharedFiles(gateway.loop)
         self._export = exporting()
-        self.records = PassageRecords(gateway.settings.keep_records)
-        self.by_step: dict[str, Passage] = {}
+        self.records = PipelineRecords(gateway.settings.keep_records)
+        self.by_step: dict[str, PipelineRequest] = {}
         """By the request id of a step that is under way: what it belongs to."""
         gateway.pages[CALLS] = self._call
         gateway.page_trees[MODELS] = self._call_model
@@ -105,7 +105,7 @@ class Applications:
     def _serve(self, application: PreparedApplication, client: ClientConnection, http: HttpRequest) -> None:
         try:
             asked = self.admitted(application.name, http, client)
-            self.begin(application, asked, HttpAudience(self._gateway, client, http, asked.request_id), http)
+            self.begin(application, asked, HttpSink(self._gateway, client, http, asked.request_id), http)
         except NotAdmitted as error:
             retry = b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % error.retry_after_s
             client.error(error.status, str(error), error.code, retry)
@@ -114,7 +114,7 @@ class Applications:
         except BadInput as error:
             client.answer(422, _field_error(error))
 
-    def begin(self, application: PreparedApplication, asked: Asked, audience: Audience, http: HttpRequest) -> None:
+    def begin(self, application: PreparedApplication, asked: Asked, audience: ResponseSink, http: HttpRequest) -> None:
         """Let a request go its way. Raises `BadRequest` or `BadInput` if it cannot even begin."""
         if http.headers.get(b"content-type") == ARGUMENTS or not application.ingress:
             inputs = inputs_of(application, http)
@@ -123,10 +123,14 @@ class Applications:
             self.enter(application, asked, audience).begin_from_http(http)
 
     def enter(
-        self, application: PreparedApplication, asked: Asked, audience: Audience, caller: Passage | None = None
-    ) -> Passage:
+        self,
+        application: PreparedApplication,
+        asked: Asked,
+        audience: ResponseSink,
+        caller: PipelineRequest | None = None,
+    ) -> PipelineRequest:
         """A request is on its way; whoever has made it begins it."""
-        passage = Passage(self._gateway, self, application, asked, audience, caller)
+        passage = PipelineRequest(self._gateway, self, application, asked, audience, caller)
         audience.wait_for(passage)
         self._under_way[asked.request_id] = passage
         if caller is None:
@@ -192,7 +196,7 @@ class Applications:
             head.tenant,
             None if head.deadline_s is None else now + head.deadline_s,
         )
-        audience = HttpAudience(self._gateway, client, http, asked.request_id)
+        audience = HttpSink(self._gateway, client, http, asked.request_id)
         audience.form = head.form
         call = PreparedCall(application, head, len(blobs))
         self.enter(call, asked, audience, caller).begin(list(map(bytes, blobs)))
@@ -222,7 +226,7 @@ class Applications:
 
     # What became of requests
 
-    def told(self, request_id: str) -> PassageRecord | None:
+    def told(self, request_id: str) -> PipelineRecord | None:
         """The record of a request, with what is known of models that its steps have called."""
         record = self.records.get(request_id)
         for step in () if record is None else record.steps:
@@ -235,7 +239,7 @@ class Applications:
                     step.instance, step.ended_at = known.instance, known.ended_at
         return record
 
-    def ended(self, passage: Passage, status: int | None, seconds: float) -> None:
+    def ended(self, passage: PipelineRequest, status: int | None, seconds: float) -> None:
         """A request has ended: its shared memory is given back, and it is counted."""
         self._under_way.pop(passage.asked.request_id, None)
         self._files.ended(passage)

@@ -26,7 +26,7 @@ IN_PIECES = frozenset({JSON, EVENTS, PIECES})
 BLOB_TYPE = b"application/x-pointsman-blob"
 
 
-class Audience(Protocol):
+class ResponseSink(Protocol):
     """Gets exactly one of: an answer; a beginning, pieces and an end; a failure, before or after a beginning."""
 
     form: Form
@@ -45,7 +45,7 @@ class Audience(Protocol):
     def failed(self, failure: StepFailure, step: str, node: str) -> None: ...
 
 
-class HttpAudience:
+class HttpSink:
     """A client over HTTP."""
 
     def __init__(self, gateway: "Gateway", client: ClientConnection, http: HttpRequest, request_id: str) -> None:

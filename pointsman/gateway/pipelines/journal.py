@@ -2,13 +2,13 @@
 
 import time
 
-from pointsman.gateway.pipelines.records import PassageRecord, StepRecord
+from pointsman.gateway.pipelines.records import PipelineRecord, StepRecord
 
 
-class Journal:
+class StepJournal:
     """Of one request, or of a call through a handle that is part of one: then its steps are told with the caller's."""
 
-    def __init__(self, record: PassageRecord, caller: "Journal | None" = None) -> None:
+    def __init__(self, record: PipelineRecord, caller: "StepJournal | None" = None) -> None:
         self.record = record
         self.caller = caller
         self._depth: int = 0 if caller is None else caller._depth + 1

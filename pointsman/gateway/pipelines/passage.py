@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.pipelines.audience import BLOB, IN_PIECES, PIECES, Audience
-from pointsman.gateway.pipelines.journal import Journal
+from pointsman.gateway.pipelines.audience import BLOB, IN_PIECES, PIECES, ResponseSink
+from pointsman.gateway.pipelines.journal import StepJournal
 from pointsman.gateway.pipelines.model_calls import ModelCall, NotPlain
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
-from pointsman.gateway.pipelines.records import PassageRecord
+from pointsman.gateway.pipelines.records import PipelineRecord
 from pointsman.gateway.pipelines.results import Results
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
 from pointsman.pipeline import Run
@@ -57,7 +57,7 @@ class Asked(msgspec.Struct, frozen=True):
     """The trace that the client's request is part of, as W3C writes it."""
 
 
-class Passage:
+class PipelineRequest:
     """A request of an application."""
 
     def __init__(
@@ -66,8 +66,8 @@ class Passage:
         home: "Applications",
         application: PreparedApplication,
         asked: Asked,
-        audience: Audience,
-        caller: "Passage | None" = None,
+        audience: ResponseSink,
+        caller: "PipelineRequest | None" = None,
     ) -> None:
         """`caller`: the request whose step makes this call through a handle."""
         now = time.monotonic()
@@ -89,8 +89,8 @@ class Passage:
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
         deadline_ms = None if asked.deadline is None else float(round((asked.deadline - now) * 1000))
-        record = PassageRecord(asked.request_id, application.name, asked.tenant, asked.priority, deadline_ms, now, [])
-        self.journal: Journal = Journal(record, None if caller is None else caller.journal)
+        record = PipelineRecord(asked.request_id, application.name, asked.tenant, asked.priority, deadline_ms, now, [])
+        self.journal: StepJournal = StepJournal(record, None if caller is None else caller.journal)
         if asked.deadline is not None:
             self._timers.append(gateway.loop.call_later(max(asked.deadline - now, 0.0), self._late, None))
 

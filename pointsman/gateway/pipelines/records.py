@@ -40,7 +40,7 @@ class StepRecord(msgspec.Struct, eq=False):
         }
 
 
-class PassageRecord(msgspec.Struct, eq=False):
+class PipelineRecord(msgspec.Struct, eq=False):
     """One request."""
 
     request_id: str
@@ -111,21 +111,21 @@ class PassageRecord(msgspec.Struct, eq=False):
         return text_table(["step", "where", "when", "took"], rows)
 
 
-class PassageRecords:
+class PipelineRecords:
     """The newest, by request id."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._by_id: OrderedDict[str, PassageRecord] = OrderedDict()
+        self._by_id: OrderedDict[str, PipelineRecord] = OrderedDict()
 
-    def add(self, record: PassageRecord) -> None:
+    def add(self, record: PipelineRecord) -> None:
         self._by_id[record.request_id] = record
         self._by_id.move_to_end(record.request_id)
         while len(self._by_id) > self.most:
             self._by_id.popitem(last=False)
 
-    def get(self, request_id: str) -> PassageRecord | None:
+    def get(self, request_id: str) -> PipelineRecord | None:
         return self._by_id.get(request_id)
 
-    def newest(self) -> list[PassageRecord]:
+    def newest(self) -> list[PipelineRecord]:
         return list(reversed(self._by_id.values()))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from pointsman.gateway.pipelines.passage import Passage
+from pointsman.gateway.pipelines.passage import PipelineRequest
 
 LEFT_S = 900.0
 """What is older is nobody's: its request has ended without our hearing of the file."""
@@ -21,7 +21,7 @@ class SharedFiles:
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self._folder: Path | None = None
-        self._borrowed: dict[Passage, list[str]] = {}
+        self._borrowed: dict[PipelineRequest, list[str]] = {}
         """Of calls through handles that have ended: what they answered, until the request that called them ends."""
 
     def use(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class SharedFiles:
             self._loop.call_later(SWEEP_S, self._sweep)
         self._folder = folder
 
-    def ended(self, passage: Passage) -> None:
+    def ended(self, passage: PipelineRequest) -> None:
         """A request needs nothing any more, but that whoever called it still has to read its answer."""
         self._remove(passage.results.files())
         self._remove(self._borrowed.pop(passage, ()))

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.under_way import UnderWay
+from pointsman.gateway.under_way import InFlight
 from pointsman.gateway.upstream import UpstreamConnection
 from pointsman.routing.events import Arrived, Ended, FirstToken, Send
 from pointsman.routing.outcomes import Refusal
@@ -31,7 +31,7 @@ class StepFailure(msgspec.Struct, frozen=True):
     """None: trying again is of no use."""
 
 
-class Conductor(Protocol):
+class StepListener(Protocol):
     """Whoever wants the result of steps."""
 
     def step_sent(self, place: int, instance_id: str) -> None: ...
@@ -49,10 +49,10 @@ class Conductor(Protocol):
     def step_failed(self, place: int, failure: StepFailure) -> None: ...
 
 
-class StepCall(UnderWay, eq=False):
+class StepCall(InFlight, eq=False):
     """One request of ours to a replica."""
 
-    _conductor: Conductor
+    _conductor: StepListener
     _place: int
     _target: bytes
     _lines: bytes

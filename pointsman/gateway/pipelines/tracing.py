@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pointsman.gateway.pipelines.records import PassageRecord
+from pointsman.gateway.pipelines.records import PipelineRecord
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-Export = Callable[[PassageRecord, str], None]
+Export = Callable[[PipelineRecord, str], None]
 """(record, traceparent) of a request that has ended."""
 
 
@@ -40,7 +40,7 @@ def exporter_to(provider: Any) -> Export:
 
     tracer, propagator = provider.get_tracer("pointsman"), TraceContextTextMapPropagator()
 
-    def export(record: PassageRecord, traceparent: str) -> None:
+    def export(record: PipelineRecord, traceparent: str) -> None:
         to_epoch = time.time_ns() - time.monotonic_ns()
 
         def at(moment: float | None) -> int:

@@ -14,7 +14,7 @@ import msgspec
 import pointsman
 from pointsman.errors import ConfigError, PluginError, PointsmanError
 from pointsman.lab.check.checking import STOPS
-from pointsman.lab.check.lines import MADE_WITHIN_S, Ended, Last, Line, Order, Raised, Refused
+from pointsman.lab.check.lines import MADE_WITHIN_S, CheckEnded, CheckRefused, Last, Line, Order, Raised
 from pointsman.lab.check.report import Broken, Found, Gathered, Report
 
 ANSWER_S = 5.0
@@ -38,9 +38,9 @@ def check_apart(name: str, parameters: Mapping[str, Any], examples: int = 200, *
             status = child.wait() if last == "" else 0
         finally:
             child.kill()
-    if isinstance(last, Refused):
+    if isinstance(last, CheckRefused):
         raise ConfigError(last.problems) if last.problems else PointsmanError(last.message)
-    if not isinstance(last, Ended):
+    if not isinstance(last, CheckEnded):
         _lay_to_it(gathered, order, last, status)
     return gathered.report()
 
@@ -52,7 +52,7 @@ def _heard(lines: IO[bytes], gathered: Gathered) -> Last | str:
         if not line.startswith(b"{"):
             return (line + lines.read()).decode(errors="replace")
         told = decoder.decode(line)
-        if isinstance(told, Refused | Raised | Ended):
+        if isinstance(told, CheckRefused | Raised | CheckEnded):
             return told
         gathered.tell(told)
     return ""

@@ -19,10 +19,10 @@ from pointsman.config import build_named
 from pointsman.config.problems import Problem
 from pointsman.errors import PointsmanError
 from pointsman.lab.check.checking import check_watched
-from pointsman.lab.check.lines import MADE_WITHIN_S, Ended, Last, Line, Order, Raised, Refused
+from pointsman.lab.check.lines import MADE_WITHIN_S, CheckEnded, CheckRefused, Last, Line, Order, Raised
 
 
-class Told:
+class CheckProgress:
     """Tells all to the other process."""
 
     def __init__(self, output: int, answer_s: float) -> None:
@@ -49,7 +49,7 @@ class Told:
 def main() -> None:
     """Carry out one order."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    told = Told(os.dup(1), order.answer_s)
+    told = CheckProgress(os.dup(1), order.answer_s)
     os.dup2(2, 1)  # what the policy prints must not get among the lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this hears Ctrl-C too, and ends it
     sys.path[:] = order.path
@@ -65,7 +65,7 @@ def main() -> None:
         os._exit(0)  # threads that the policy began are not waited for
 
 
-def _carried_out(order: Order, told: Told) -> Last:
+def _carried_out(order: Order, told: CheckProgress) -> Last:
     def build() -> Any:
         return build_named(order.name, order.parameters)
 
@@ -73,9 +73,9 @@ def _carried_out(order: Order, told: Told) -> Last:
         with told.within(MADE_WITHIN_S):
             first = build()
     except PointsmanError as error:
-        return Refused(str(error), [one for one in getattr(error, "problems", ()) if isinstance(one, Problem)])
+        return CheckRefused(str(error), [one for one in getattr(error, "problems", ()) if isinstance(one, Problem)])
     check_watched(first, build, order.examples, told)
-    return Ended()
+    return CheckEnded()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Order(msgspec.Struct, frozen=True):
     """Where to import from."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class CheckRefused(msgspec.Struct, frozen=True, tag=True):
     """It cannot be built."""
 
     message: str
@@ -36,9 +36,9 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class CheckEnded(msgspec.Struct, frozen=True, tag=True):
     """All has been told."""
 
 
-Last: TypeAlias = Refused | Raised | Ended
+Last: TypeAlias = CheckRefused | Raised | CheckEnded
 Line: TypeAlias = Event | Last

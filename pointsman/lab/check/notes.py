@@ -5,7 +5,7 @@ from typing import Any
 
 from pointsman.lab.check.sights import NOW
 from pointsman.lab.check.steady import view_of
-from pointsman.lab.check.tried import Build, Tried
+from pointsman.lab.check.tried import Build, PolicyUnderTest
 from pointsman.scaling import ScalingLimits
 from pointsman.scaling.notes import MOST_BYTES, size_of
 
@@ -39,7 +39,7 @@ def keeps_small_notes(build: Build) -> str | None:
     )
 
 
-def _sizes(policy: Tried, step_s: float, most: int) -> list[int]:
+def _sizes(policy: PolicyUnderTest, step_s: float, most: int) -> list[int]:
     """Bytes of its notes after every question."""
     state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + ENOUGH_S
     for number in range(most):

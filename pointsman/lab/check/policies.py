@@ -10,7 +10,7 @@ import msgspec
 from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.situations import Situation
 from pointsman.routing.decisions import vet
-from pointsman.routing.endpoints import Fleet
+from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.demands import Demands
 from pointsman.selection import Cycle
 from pointsman.strategies import SchedulingPolicy
@@ -86,7 +86,7 @@ def orders_all(build: Build, situation: Situation) -> str | None:
 def decides_validly(build: Build, situation: Situation) -> str | None:
     """Known requests and instances, each request once, the right model, healthy, with room, within budget."""
     price = build().price_per_gpu_hour
-    vetted = vet(decided(build, situation), situation.requests, Fleet(situation.instances), price)
+    vetted = vet(decided(build, situation), situation.requests, EndpointTable(situation.instances), price)
     if not vetted.bad:
         return None
     made, why = vetted.bad[0]
@@ -124,7 +124,7 @@ def starves_nobody(build: Build, situation: Situation) -> str | None:
 
 
 def _takers(request: RequestMetadata, idle: Iterable[ExecutionInstance], policy: SchedulingPolicy) -> bool:
-    fleet = Fleet(list(idle))
+    fleet = EndpointTable(list(idle))
     candidates = fleet.roster
     for demand in Demands(policy.price_per_gpu_hour).filters:
         gone = {endpoint.row for endpoint, _ in demand.rejections(Cycle(request), candidates)}

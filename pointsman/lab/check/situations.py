@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from pointsman.routing.endpoints import Fleet, Metrics
+from pointsman.routing.endpoints import EndpointTable, Metrics
 from pointsman.selection.text import one_line, text_table
 from pointsman.types import ExecutionInstance, Priority, RequestMetadata
 
@@ -59,9 +59,9 @@ class Situation(msgspec.Struct):
     """Of each instance; None: never measured."""
     seed: int = 0
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> EndpointTable:
         """The instances as endpoints, with their metrics."""
-        fleet = Fleet(self.instances)
+        fleet = EndpointTable(self.instances)
         for instance, metrics in zip(self.instances, self.metrics, strict=True):
             if metrics is not None:
                 fleet.measure(instance.instance_id, metrics, 100.0)

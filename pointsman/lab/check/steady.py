@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pointsman.lab.check.sights import NOW, flat
-from pointsman.lab.check.tried import Build, Tried
+from pointsman.lab.check.tried import Build, PolicyUnderTest
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
 from pointsman.scaling.answers import understood
 
@@ -26,7 +26,7 @@ ENOUGH_S = 10.0
 LENGTHS_S = (30.0, 300.0, 3600.0)
 
 
-class Run(msgspec.Struct, frozen=True):
+class PolicyRun(msgspec.Struct, frozen=True):
     """What became of one load that stayed the same."""
 
     load: float
@@ -69,16 +69,16 @@ def stays_within_bounds(build: Build) -> str | None:
     return None
 
 
-def _runs(build: Build) -> Iterator[Run]:
+def _runs(build: Build) -> Iterator[PolicyRun]:
     until = time.perf_counter() + ENOUGH_S
     for step_s in STEPS_S:
         for load in LOADS:
             yield _run(build(), load, step_s, until)
 
 
-def _run(policy: Tried, load: float, step_s: float, until: float) -> Run:
+def _run(policy: PolicyUnderTest, load: float, step_s: float, until: float) -> PolicyRun:
     """What becomes the target where nothing but bounds is in the way."""
-    target, state, run = 1, dict[str, Any](), Run(load, step_s, [], [])
+    target, state, run = 1, dict[str, Any](), PolicyRun(load, step_s, [], [])
     changed: dict[bool, float] = {}
     for number in range(ROUNDS):
         if time.perf_counter() > until:

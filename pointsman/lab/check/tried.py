@@ -14,7 +14,7 @@ NODES = ("first", "second")
 """Of an application: the same view twice."""
 
 
-class Tried:
+class PolicyUnderTest:
     """One fresh policy. Whatever it does, an answer comes back, or nothing ever does and the watch sees it."""
 
     def __init__(self, policy: object, for_application: bool, watch: Watch) -> None:
@@ -36,8 +36,8 @@ class Fresh:
         self._build, self._watch = build, watch
         self.for_application = False
 
-    def __call__(self) -> Tried:
-        return Tried(self._made(), self.for_application, self._watch)
+    def __call__(self) -> PolicyUnderTest:
+        return PolicyUnderTest(self._made(), self.for_application, self._watch)
 
     def recognise(self) -> None:
         """It is for a whole application if its annotations say so; without any it is asked for one deployment, and then
@@ -55,7 +55,7 @@ class Fresh:
             return self._build()
 
 
-Build: TypeAlias = Callable[[], Tried]
+Build: TypeAlias = Callable[[], PolicyUnderTest]
 
 
 def is_scaling_policy(subject: object) -> bool:

@@ -10,12 +10,12 @@ from pointsman.lab.scaling.comparison import Comparison, compare
 from pointsman.lab.scaling.plot import plot, plots
 from pointsman.lab.scaling.reading import UnreadableLoad, arrivals_of, chosen, rates_of
 from pointsman.lab.scaling.references import Reactive
-from pointsman.lab.scaling.replay import Outcome, Replay, Setting
+from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
 from pointsman.lab.scaling.series import Series
 
 __all__ = [
     "Series", "rates_of", "arrivals_of", "chosen", "UnreadableLoad",
-    "Setting", "Replay", "Outcome",
+    "Setting", "Replay", "ReplayOutcome",
     "least_hours", "static_peak", "clairvoyant", "Reactive",
     "compare", "Comparison",
     "plot", "plots",

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from pointsman.lab.scaling.replay import Outcome, Setting
+from pointsman.lab.scaling.replay import ReplayOutcome, Setting
 from pointsman.lab.scaling.series import Series
 
 
@@ -11,13 +11,13 @@ def least_hours(series: Series, capacity: float) -> float:
     return sum(series.needed(capacity)) * series.bin_s / 3600
 
 
-def static_peak(series: Series, setting: Setting) -> Outcome:
+def static_peak(series: Series, setting: Setting) -> ReplayOutcome:
     """As many as the peak needs, all the time."""
     need = series.needed(setting.capacity)
     return _served(series, setting, [max(need)] * len(need), max(need) * series.seconds / 3600)
 
 
-def clairvoyant(series: Series, setting: Setting) -> Outcome:
+def clairvoyant(series: Series, setting: Setting) -> ReplayOutcome:
     """Knows the future, and must start replicas early: every start costs from when it is ordered."""
     need = series.needed(setting.capacity)
     whole, part = divmod(setting.start_up_s, series.bin_s)
@@ -28,11 +28,11 @@ def clairvoyant(series: Series, setting: Setting) -> Outcome:
     return _served(series, setting, late if part else early, seconds / 3600)
 
 
-def _served(series: Series, setting: Setting, replicas: list[int], hours: float) -> Outcome:
+def _served(series: Series, setting: Setting, replicas: list[int], hours: float) -> ReplayOutcome:
     changes = sum(before != after for before, after in pairwise(replicas))
     line = [(place * series.bin_s, count, count) for place, count in enumerate(replicas)]
     least = least_hours(series, setting.capacity)
     ratio = hours / least if least else 1.0
-    return Outcome(
+    return ReplayOutcome(
         hours=hours, ratio=ratio, unserved=0.0, changes=changes, most=max(replicas), problems=0, line=line, records=[]
     )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
-from pointsman.lab.scaling.replay import Outcome, Replay, Setting
+from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
 from pointsman.lab.scaling.series import Series
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.selection.text import text_table
@@ -38,7 +38,7 @@ def compare(
 class Comparison:
     """What came of it."""
 
-    def __init__(self, replay: Replay, policies: Mapping[str, Outcome]) -> None:
+    def __init__(self, replay: Replay, policies: Mapping[str, ReplayOutcome]) -> None:
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
         self.policies = dict(policies)
         self.references = {
@@ -87,7 +87,7 @@ class Comparison:
             "references": [self._told(name, one) for name, one in self.references.items()],
         }
 
-    def _told(self, name: str, one: Outcome) -> dict[str, Any]:
+    def _told(self, name: str, one: ReplayOutcome) -> dict[str, Any]:
         cost = self.setting.cost_per_replica_hour
         return {
             "policy": name,
@@ -143,7 +143,7 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}"
 
 
-def _first_problem(one: Outcome) -> str:
+def _first_problem(one: ReplayOutcome) -> str:
     return next((record.problem for record in one.records if record.problem), "")
 
 

@@ -12,7 +12,7 @@ from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Gauge, WhenAsked
 
 if TYPE_CHECKING:
-    from pointsman.lab.scaling.replay import Pool, Setting
+    from pointsman.lab.scaling.replay import ReplicaPool, Setting
 
 SHORT_S = 30.0
 """A look this short, or shorter, tells the rate of now."""
@@ -29,7 +29,7 @@ class Moment(msgspec.Struct, frozen=True):
     queued: float
 
 
-class Measured:
+class MeasuredLoad:
     """Makes views, one after the other."""
 
     def __init__(self, series: Series, setting: "Setting", windows: Sequence[float] = WINDOWS) -> None:
@@ -40,7 +40,7 @@ class Measured:
         self._metrics = {name: Gauge() for name in setting.metrics}
         self._busy_at: float | None = None
 
-    def view(self, at: float, pool: "Pool", guard: Guard) -> DeploymentView:
+    def view(self, at: float, pool: "ReplicaPool", guard: Guard) -> DeploymentView:
         """What is known so long after the beginning."""
         series, setting = self._series, self._setting
         now = setting.began + at

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from pointsman.drawing import Canvas, number
 from pointsman.lab.scaling.bounds import clairvoyant
-from pointsman.lab.scaling.replay import Outcome, Setting
+from pointsman.lab.scaling.replay import ReplayOutcome, Setting
 from pointsman.lab.scaling.series import Series
 
 WIDTH, HEIGHT = 960.0, 260.0
@@ -21,12 +21,12 @@ text { font: 11px ui-sans-serif, system-ui, sans-serif; fill: #57606a; }
 NEED, BOUND, POLICY, SHORT = "#c9d7e8", "#54a24b", "#f58518", "#d62728"
 
 
-def plot(series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
+def plot(series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
     """Needed replicas as an area, the clairvoyant with start-up and the policy as lines, shortages as ticks: an SVG."""
     return plots(series, setting, {name: outcome})
 
 
-def plots(series: Series, setting: Setting, outcomes: Mapping[str, Outcome]) -> str:
+def plots(series: Series, setting: Setting, outcomes: Mapping[str, ReplayOutcome]) -> str:
     """The same for several policies, by their names, one below the other."""
     canvas, titles = Canvas(), []
     for place, (name, outcome) in enumerate(outcomes.items()):
@@ -38,7 +38,7 @@ def plots(series: Series, setting: Setting, outcomes: Mapping[str, Outcome]) -> 
     return canvas.document(WIDTH, HEIGHT * len(outcomes), "; ".join(titles), STYLE)
 
 
-def _draw(canvas: Canvas, series: Series, setting: Setting, name: str, outcome: Outcome) -> str:
+def _draw(canvas: Canvas, series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
     """One of them; what it says above itself."""
     need = series.needed(setting.capacity)
     bound = clairvoyant(series, setting)
@@ -88,7 +88,7 @@ def _axes(canvas: Canvas, series: Series, top: int) -> None:
         canvas.text(x, HEIGHT - BOTTOM + 15, f"{word} {count}" if count == 0 else str(count), "x")
 
 
-def _short(series: Series, need: Sequence[int], outcome: Outcome) -> list[float]:
+def _short(series: Series, need: Sequence[int], outcome: ReplayOutcome) -> list[float]:
     """Bins in which fewer were ready than needed when the policy was asked."""
     ends = [*(start for start, _, _ in outcome.line[1:]), series.seconds]
     found = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from pointsman.lab.scaling.measuring import Measured, Moment
+from pointsman.lab.scaling.measuring import MeasuredLoad, Moment
 from pointsman.lab.scaling.series import Series
 from pointsman.scaling.asking import ask, policy_name
 from pointsman.scaling.guard import Guard
@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Custom ones, and what they would have been at a moment."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it."""
 
     hours: float
@@ -80,13 +80,13 @@ class Replay:
         """How often a policy is asked."""
         return int(self.series.seconds / self.setting.interval_s + 1e-9)
 
-    def run(self, policy: object, name: str = "", tell: Callable[[float], None] | None = None) -> Outcome:
+    def run(self, policy: object, name: str = "", tell: Callable[[float], None] | None = None) -> ReplayOutcome:
         """Ask it all the way through. `name`: what it is called in records; `tell`: is told now and then how much of it
         is done."""
         series, setting = self.series, self.setting
         guard = Guard(series.name, self.limits, name or policy_name(policy))
-        pool = Pool(guard.target, setting, series)
-        measured = Measured(series, setting, windows_of([policy]))
+        pool = ReplicaPool(guard.target, setting, series)
+        measured = MeasuredLoad(series, setting, windows_of([policy]))
         line, records = [(0.0, guard.target, guard.target)], []
         problems, most = 0, guard.target
         for step in range(self.times):
@@ -105,7 +105,7 @@ class Replay:
             most = max(most, guard.target)
         pool.advance(series.seconds)
         least = sum(series.needed(setting.capacity)) * series.bin_s
-        return Outcome(
+        return ReplayOutcome(
             hours=pool.replica_seconds / 3600,
             ratio=pool.replica_seconds / least if least else 1.0,
             unserved=pool.lost / series.requests if series.requests else 0.0,
@@ -117,7 +117,7 @@ class Replay:
         )
 
 
-class Pool:
+class ReplicaPool:
     """Replicas on virtual time: those that serve, and those that will."""
 
     def __init__(self, ready: int, setting: Setting, series: Series) -> None:

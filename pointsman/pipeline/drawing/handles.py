@@ -3,7 +3,7 @@
 from pointsman.pipeline.graph import Graph, HandleTo, references
 
 
-class Handles:
+class HandleEdges:
     """A line goes to a node that only holders call. A handle to a node that steps call as well, or back to a holder, is
     only noted: the box of a call is not what the handle calls, and lines go one way."""
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 import msgspec
 
-from pointsman.pipeline.drawing.handles import Handles
+from pointsman.pipeline.drawing.handles import HandleEdges
 from pointsman.pipeline.drawing.tips import call_tip, input_tip, node_tip, part_of_input
 from pointsman.pipeline.graph import (
     CALL,
@@ -96,7 +96,7 @@ class _Collecting:
         """The box of a call."""
         self._nodes: dict[str, int] = {}
         """The first box of a node."""
-        self._handles = Handles(graph)
+        self._handles = HandleEdges(graph)
         templates = [graph.output, *(template for call in graph.calls for template in (call.args, call.kwargs))]
         self._inputs = {one for one in references(templates) if isinstance(one, FromInput)}
 

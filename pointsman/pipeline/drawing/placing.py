@@ -8,7 +8,7 @@ import msgspec
 from pointsman.drawing import cells
 from pointsman.pipeline.drawing.layers import layers_of
 from pointsman.pipeline.drawing.parts import Box, Edge, Parts, Role
-from pointsman.pipeline.drawing.positions import Extent, Link, positions
+from pointsman.pipeline.drawing.positions import Extent, PositionLink, positions
 
 LETTER = 0.6
 """The width of a letter of a fixed width, for a font size of 1."""
@@ -40,7 +40,7 @@ ROUNDS = 3
 """Where lines leave and arrive depends on where boxes are, and the other way round."""
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedBox(msgspec.Struct, frozen=True):
     """A box and its place."""
 
     box: Box
@@ -52,7 +52,7 @@ class Placed(msgspec.Struct, frozen=True):
     """How far down its parts are, and what they are called."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class EdgeLine(msgspec.Struct, frozen=True):
     """An edge and its way: curves from each odd point to the next, straight from each even one."""
 
     edge: Edge
@@ -125,9 +125,9 @@ class Placing:
 
     # Where lines leave and arrive
 
-    def _links(self) -> dict[tuple[int, int], Link]:
+    def _links(self) -> dict[tuple[int, int], PositionLink]:
         """With what is known by now of where they leave and arrive."""
-        found: dict[tuple[int, int], Link] = {}
+        found: dict[tuple[int, int], PositionLink] = {}
         for place, (edge, way) in enumerate(zip(self._parts.edges, self._layers.ways, strict=True)):
             for source, target in pairwise(way):
                 bends = (source != edge.source) + (target != edge.target)
@@ -137,7 +137,7 @@ class Placing:
                     known = self._exits[edge.source, edge.part, edge.held], self._entries[place]
                     leaves = known[0] - self._lines[source] if source == edge.source else 0.0
                     arrives = known[1] - self._lines[target] if target == edge.target else 0.0
-                found[source, target] = Link(weight, leaves, arrives)
+                found[source, target] = PositionLink(weight, leaves, arrives)
         return found
 
     def _all_exits(self) -> dict[tuple[int, str, bool], float]:
@@ -192,7 +192,7 @@ class Placing:
 
     # Results
 
-    def _placed(self) -> Iterable[Placed]:
+    def _placed(self) -> Iterable[PlacedBox]:
         for depth, row in enumerate(self._layers.layers):
             for one in row:
                 if one < len(self._parts.boxes):
@@ -201,14 +201,14 @@ class Placing:
                     box = self._parts.boxes[one]
                     rows = tuple(self._named_rows(one)) if self._rows(one) else ()
                     height = extent.above + extent.below - 2 * AROUND
-                    yield Placed(box, x, line - extent.above + AROUND, width, height, rows)
+                    yield PlacedBox(box, x, line - extent.above + AROUND, width, height, rows)
 
     def _named_rows(self, one: int) -> Iterable[tuple[float, str]]:
         if self._parts.boxes[one].role is Role.INPUT:
             return [(y, part) for (source, part, _), y in self._exits.items() if source == one]
         return [(self._entries[place], self._parts.edges[place].into) for place in self._arriving[one]]
 
-    def _line(self, place: int) -> Line:
+    def _line(self, place: int) -> EdgeLine:
         edge, way = self._parts.edges[place], self._layers.ways[place]
         first = self._depths[edge.source]
         x, width = self._columns[first]
@@ -220,7 +220,7 @@ class Placing:
         last = first + len(way) - 1
         left, y = self._columns[last][0], self._entries[place]
         points += [(left - self._straight[last], y), (left, y)]
-        return Line(edge, tuple(points), self._label(place), self._straight[last] - ARROW)
+        return EdgeLine(edge, tuple(points), self._label(place), self._straight[last] - ARROW)
 
 
 def _height(box: Box) -> float:

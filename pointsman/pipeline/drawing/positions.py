@@ -15,7 +15,7 @@ class Extent(msgspec.Struct, frozen=True):
     below: float
 
 
-class Link(msgspec.Struct, frozen=True):
+class PositionLink(msgspec.Struct, frozen=True):
     """A part of a way from one layer to the next."""
 
     weight: float = 1.0
@@ -27,7 +27,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def positions(
-    layers: Sequence[Sequence[int]], extents: Mapping[int, Extent], links: Mapping[tuple[int, int], Link], gap: float
+    layers: Sequence[Sequence[int]],
+    extents: Mapping[int, Extent],
+    links: Mapping[tuple[int, int], PositionLink],
+    gap: float,
 ) -> dict[int, float]:
     """The line on which each stands; the uppermost begins at 0."""
     beside: dict[int, list[tuple[int, float, float]]] = {one: [] for row in layers for one in row}

@@ -13,8 +13,8 @@ from pointsman.pipeline.drawing.placing import (
     SIDE,
     SMALL,
     TOP,
-    Line,
-    Placed,
+    EdgeLine,
+    PlacedBox,
     Placing,
     mark_width,
 )
@@ -60,10 +60,10 @@ orient="auto"><path d="M0 0.5L8 4L0 7.5L1.6 4Z" fill="{HANDLE}"/></marker>
 
 def graph_svg(name: str, graph: Graph) -> str:
     """The graph, drawn."""
-    return _Drawing(parts_of(graph)).document(name, headline(graph))
+    return _GraphSvg(parts_of(graph)).document(name, headline(graph))
 
 
-class _Drawing:
+class _GraphSvg:
     """Lines first, so that boxes are before them."""
 
     def __init__(self, parts: Parts) -> None:
@@ -111,7 +111,7 @@ class _Drawing:
 
     # Lines
 
-    def _line(self, line: Line) -> None:
+    def _line(self, line: EdgeLine) -> None:
         edge, boxes = line.edge, self._parts.boxes
         source, target = boxes[edge.source].name, boxes[edge.target].name
         words = f"{source}{edge.part} → {target}" + (f", as {edge.into}" if edge.into else "")
@@ -127,7 +127,7 @@ class _Drawing:
 
     # Boxes
 
-    def _box(self, placed: Placed) -> None:
+    def _box(self, placed: PlacedBox) -> None:
         box = placed.box
         self._canvas.open(box.tip, **{"class": f"box {box.role.value}"})
         if box.kind is None:
@@ -136,7 +136,7 @@ class _Drawing:
             self._node(placed, KINDS[box.kind])
         self._canvas.close()
 
-    def _node(self, placed: Placed, tone: str) -> None:
+    def _node(self, placed: PlacedBox, tone: str) -> None:
         box, x = placed.box, placed.x
         look = {"stroke": HANDLE, **DASHED} if box.role is Role.HELD else {"stroke": EDGE}
         self._canvas.rect(x, placed.y, placed.width, placed.height, "#ffffff", radius=ROUND, **look)
@@ -165,7 +165,7 @@ class _Drawing:
         self._canvas.rect(x, y, 8, 8, self._dots[box.node], radius=4)
         return 13
 
-    def _end(self, placed: Placed) -> None:
+    def _end(self, placed: PlacedBox) -> None:
         """The input or the output."""
         box, x = placed.box, placed.x
         self._canvas.rect(x, placed.y, placed.width, placed.height, ENDS, radius=ROUND)
@@ -200,7 +200,7 @@ class _Drawing:
         return right - x
 
 
-def _way(line: Line) -> str:
+def _way(line: EdgeLine) -> str:
     """Curves between columns, straight through them."""
     x, y = line.points[0]
     way = f"M{number(x)} {number(y)}"
@@ -214,7 +214,7 @@ def _way(line: Line) -> str:
     return way
 
 
-def _stripe(placed: Placed) -> str:
+def _stripe(placed: PlacedBox) -> str:
     """The left edge of a box, round like it."""
     left, right, top = placed.x - 0.75, placed.x + STRIPE, placed.y
     turn, straight = f"a{ROUND:g} {ROUND:g} 0 0 0", number(placed.height - 2 * ROUND)

@@ -18,12 +18,12 @@ SOLID, DASHED = ("─", "│"), ("╌", "╎")
 
 def graph_text(name: str, graph: Graph, width: int = 100) -> str:
     """The graph, drawn. A stage that is wider than `width` goes on in the next line."""
-    drawing = _Drawing(parts_of(graph), max(width, LEAST_WIDTH))
+    drawing = _GraphText(parts_of(graph), max(width, LEAST_WIDTH))
     title = _wrapped([f"{name}:", *headline(graph).split()], max(width, LEAST_WIDTH), " ")
     return "\n".join([*title, "", *drawing.flow(), *drawing.held()])
 
 
-class _Drawing:
+class _GraphText:
     """Lines of one picture."""
 
     def __init__(self, parts: Parts, width: int) -> None:

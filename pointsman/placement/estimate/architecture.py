@@ -84,7 +84,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
 _OUTPUT = re.compile(r"(^|\.)(lm_head|embed_out|output|output_norm|ln_f|final_layernorm|norm_f|norm)\.[a-z_]+$")
 
 
-class Weights:
+class ModelWeights:
     """Sums of tensors by where they stand. Those of layers that the model does not use are left out, and counted."""
 
     def __init__(self, layers: int) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, Weights
+from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, ModelWeights
 from pointsman.placement.estimate.gguf import GgufFile, Skipped, read_gguf
 from pointsman.placement.estimate.reading import Fields, UnreadableModel
 
@@ -29,7 +29,7 @@ def gguf_model(path: Path) -> Model:
     fields = Fields(path, file.metadata, f"{name}.")
     notes: list[str] = []
     architecture = _architecture(file, name, fields, notes)
-    weights = Weights(architecture.layers)
+    weights = ModelWeights(architecture.layers)
     bytes_by_type: Counter[str] = Counter()
     for tensor in file.tensors:
         weights.add(tensor.counted)

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, Tensor, Weights
+from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, ModelWeights, Tensor
 from pointsman.placement.estimate.config_shapes import computed_tensors, feed_forward
 from pointsman.placement.estimate.quantisation import DTYPES, parameters_of, quantisation_of
 from pointsman.placement.estimate.reading import Fields, UnreadableModel, json_object
@@ -27,7 +27,7 @@ def hugging_face_model(folder: Path) -> Model:
     quantisation = quantisation_of(config if "quantization_config" in config else text.values, DTYPES.get(dtype, 16))
     notes: list[str] = []
     architecture = _architecture(folder, config, text, quantisation.kv_bits, notes)
-    weights = Weights(architecture.layers)
+    weights = ModelWeights(architecture.layers)
     bytes_by_type: Counter[str] = Counter()
     stored = read_weights(folder)
     if stored:

@@ -31,7 +31,7 @@ CPU_SLACK = 1e-9
 """CPUs are fractions that were added and taken away."""
 
 
-class Fit(msgspec.Struct, eq=False):
+class TierFit(msgspec.Struct, eq=False):
     """Who fits in one tier, by row of the worker, and how tightly."""
 
     fits: Mask
@@ -49,16 +49,16 @@ class Fit(msgspec.Struct, eq=False):
     """How many of one worker it takes; None: on several workers, or partly on the CPU."""
 
 
-FIT: Key[Fit] = Key("fit")
+FIT: Key[TierFit] = Key("fit")
 
 
-def nowhere(workers: int, why: Callable[[Host], str]) -> Fit:
+def nowhere(workers: int, why: Callable[[Host], str]) -> TierFit:
     """Nobody fits."""
 
     def place(host: Host) -> Place:
         raise AssertionError(f"{host} does not fit")
 
-    return Fit(np.zeros(workers, dtype=bool), np.zeros(workers), 0.0, place, why)
+    return TierFit(np.zeros(workers, dtype=bool), np.zeros(workers), 0.0, place, why)
 
 
 class HostRoom:
@@ -112,7 +112,7 @@ class FitFilter(ABC):
         """Why this tier is not for this ask; None: it is."""
 
     @abstractmethod
-    def fit(self, ask: Ask, among: Mask) -> Fit:
+    def fit(self, ask: Ask, among: Mask) -> TierFit:
         """Who of these workers fits, as things stand."""
 
     def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:

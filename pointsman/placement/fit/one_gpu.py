@@ -2,7 +2,7 @@
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
 from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import Fit, FitFilter, HostRoom, Mask, claims_of, lacks_gpus
+from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
@@ -19,7 +19,7 @@ class FitsOnOneGpu(FitFilter):
             return None
         return "it must be divided among several GPUs" if max(sizes, default=0) > 1 else "it has no use for a GPU"
 
-    def fit(self, ask: Ask, among: Mask) -> Fit:
+    def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices, needed = self.devices(), ask.need.gpu_bytes(1)
         obstacles, free = devices.obstacles(ask), devices.free(ask)
         able = obstacles == ABLE
@@ -44,4 +44,4 @@ class FitsOnOneGpu(FitFilter):
                 lacking = f"no room on one GPU: needs {gib(needed)}, the largest free is {gib(largest[host.row])}"
             return lacking or hosts.lacking(host) or "no room"
 
-        return Fit(np.isfinite(best) & hosts.enough & among, best, needed, place, why, gpus=1)
+        return TierFit(np.isfinite(best) & hosts.enough & among, best, needed, place, why, gpus=1)

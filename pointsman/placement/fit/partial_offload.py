@@ -4,7 +4,7 @@ import msgspec
 
 from pointsman.placement.asks import Ask, Place, Tier
 from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import Fit, FitFilter, HostRoom, Mask, claims_of, lacks_gpus
+from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
@@ -22,7 +22,7 @@ class FitsPartly(FitFilter):
             return f"the engine {ask.engine.name} cannot offload a part".replace("  ", " ")
         return None if ask.need.layers > 1 else "it cannot be divided by layers"
 
-    def fit(self, ask: Ask, among: Mask) -> Fit:
+    def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices, need = self.devices(), ask.need
         obstacles, free = devices.obstacles(ask), devices.free(ask)
         largest = devices.largest(np.where(obstacles == ABLE, free, -np.inf))
@@ -54,4 +54,4 @@ class FitsPartly(FitFilter):
             return f"too little memory for the rest: with {layers} layers on a GPU needs {needed}, {has} free"
 
         fewer = most[fits].max(initial=0) - most
-        return Fit(fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))
+        return TierFit(fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))

@@ -5,7 +5,17 @@ from functools import reduce
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
 from pointsman.placement.devices import ABLE, Devices
-from pointsman.placement.fit.base import Codes, Fit, FitFilter, Floats, HostRoom, Mask, claims_of, lacks_gpus, nowhere
+from pointsman.placement.fit.base import (
+    Codes,
+    FitFilter,
+    Floats,
+    HostRoom,
+    Mask,
+    TierFit,
+    claims_of,
+    lacks_gpus,
+    nowhere,
+)
 from pointsman.placement.fleet import Device, Host
 from pointsman.placement.words import gib
 from pointsman.selection.arrays import np
@@ -30,7 +40,7 @@ class FitsOnSeveralGpus(FitFilter):
             return "it may have one GPU only (several GPUs are off)"
         return None if ask.engine.tensor_parallel else "its engine cannot divide a model among GPUs"
 
-    def fit(self, ask: Ask, among: Mask) -> Fit:
+    def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices = self.devices()
         obstacles, free, machine = devices.obstacles(ask), devices.free(ask), devices.machine_free(ask)
         hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
@@ -55,7 +65,7 @@ class FitsOnSeveralGpus(FitFilter):
         fits: Mask,
         free: Floats,
         hosts: HostRoom,
-    ) -> Fit:
+    ) -> TierFit:
         needed = ask.need.gpu_bytes(size)
         sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
         taken = [devices.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
@@ -72,9 +82,9 @@ class FitsOnSeveralGpus(FitFilter):
             alike = " of one model" if fitting >= size else ""
             return lacking or f"too few GPUs with room: {each}{alike} are needed, {fitting} have it"
 
-        return Fit(fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
+        return TierFit(fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
 
-    def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> Fit:
+    def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> TierFit:
         largest = self.devices().largest(np.where(obstacles == ABLE, free, -np.inf))
         each = {size: ask.need.gpu_bytes(size) for size in sizes}
         alike = "" if ask.mixed_gpus else " of one model"

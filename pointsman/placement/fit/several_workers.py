@@ -14,7 +14,17 @@ import msgspec
 
 from pointsman.placement.asks import Ask, Claim, Place, Tier
 from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import Codes, Fit, FitFilter, Floats, HostRoom, Mask, claims_of, lacks_gpus, nowhere
+from pointsman.placement.fit.base import (
+    Codes,
+    FitFilter,
+    Floats,
+    HostRoom,
+    Mask,
+    TierFit,
+    claims_of,
+    lacks_gpus,
+    nowhere,
+)
 from pointsman.placement.fit.pipeline import in_any_order, largest_first
 from pointsman.placement.fleet import Device, Host
 from pointsman.placement.needs import Cuts
@@ -69,7 +79,7 @@ class FitsOnSeveralWorkers(FitFilter):
             return "it must be divided among several GPUs, which is off"
         return None if ask.need.layers > 1 else "it cannot be divided by layers"
 
-    def fit(self, ask: Ask, among: Mask) -> Fit:
+    def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices = self.devices()
         obstacles, free, machine = devices.obstacles(ask), devices.free(ask), devices.machine_free(ask)
         hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
@@ -114,7 +124,7 @@ class FitsOnSeveralWorkers(FitFilter):
             found = fewer or found
         return found
 
-    def _found(self, ask: Ask, split: Split, hosts: HostRoom) -> Fit:
+    def _found(self, ask: Ask, split: Split, hosts: HostRoom) -> TierFit:
         fits = np.zeros(len(self.fleet), dtype=bool)
         fits[split.stages[0].host.row] = True
         tightest = min(stage.free_bytes for stage in split.stages)
@@ -125,7 +135,7 @@ class FitsOnSeveralWorkers(FitFilter):
                 return "has a stage, but not the first"
             return hosts.lacking(host) or "not needed: the stages are elsewhere"
 
-        return Fit(fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
+        return TierFit(fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
 
     def _place(self, ask: Ask, split: Split) -> Place:
         size, claims, start = split.tensor_parallel_size, list[Claim](), 0
@@ -146,7 +156,7 @@ class FitsOnSeveralWorkers(FitFilter):
             stage_layers=split.layers,
         )
 
-    def _nobody(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> Fit:
+    def _nobody(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> TierFit:
         needed = gib(ask.need.weight_bytes + ask.need.kv_bytes)
         alike = "" if ask.mixed_gpus else " on GPUs of one model"
         free = f"at most {gib(most)} are free{alike}"

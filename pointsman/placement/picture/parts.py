@@ -13,7 +13,7 @@ CHOSEN = "chosen"
 """Whose a place is that nobody has yet."""
 
 
-class Kind(Enum):
+class PartKind(Enum):
     """What a part of a bar is."""
 
     RESERVED = "reserved for the system"
@@ -23,10 +23,10 @@ class Kind(Enum):
     FREE = "free"
 
 
-class Part(msgspec.Struct, frozen=True):
+class BarPart(msgspec.Struct, frozen=True):
     """A piece of a bar."""
 
-    kind: Kind
+    kind: PartKind
     size_bytes: int
     owner: str = ""
     """Of a claim: the deployment, or the instance if it stands alone."""
@@ -39,7 +39,7 @@ class Bar(msgspec.Struct, frozen=True):
 
     name: str
     total_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     free_bytes: int
     """Below 0: more is claimed or used than there is."""
     held: bool = False
@@ -56,7 +56,7 @@ class Owner(msgspec.Struct):
     memory_bytes: int = 0
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class BarClaim(msgspec.Struct, frozen=True):
     """Somebody's claim, on its bar."""
 
     instance: str
@@ -65,12 +65,12 @@ class Tenant(msgspec.Struct, frozen=True):
     claim: Claim
 
 
-class View:
+class FleetView:
     """A fleet to be drawn, and the place to point out: marked if an instance has it, else drawn as if one had."""
 
     def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
         self._fleet = fleet
-        self._tenants: dict[str, list[Tenant]] = {}
+        self._tenants: dict[str, list[BarClaim]] = {}
         self._expected = highlight
         """The place to point out, as long as nobody has been found who has it."""
         self.owners: dict[str, Owner] = {}
@@ -89,7 +89,7 @@ class View:
         for claim in place.claims:
             known.gpu_bytes += claim.gpu_bytes
             known.memory_bytes += claim.memory_bytes
-            self._tenants.setdefault(claim.worker, []).append(Tenant(instance, owner, chosen, claim))
+            self._tenants.setdefault(claim.worker, []).append(BarClaim(instance, owner, chosen, claim))
 
     def first(self, most: int) -> list[Host]:
         """The workers to draw: those that have the chosen place, then as many as fit, in the order of the fleet."""
@@ -104,12 +104,12 @@ class View:
         """A bar for each GPU that has memory of its own."""
         if host.worker.unified_memory:
             return []
-        tenants: dict[int | None, list[Tenant]] = {}
+        tenants: dict[int | None, list[BarClaim]] = {}
         for one in self._tenants.get(host.worker.name, ()):
             tenants.setdefault(one.claim.gpu, []).append(one)
         return [self._gpu(device, tenants.get(device.gpu.index, ())) for device in host.devices]
 
-    def _gpu(self, device: Device, tenants: Sequence[Tenant]) -> Bar:
+    def _gpu(self, device: Device, tenants: Sequence[BarClaim]) -> Bar:
         columns, gpu = self._fleet.gpus.columns, device.gpu
         expected = [one.claim for one in tenants if self._expected is not None and one.chosen]
         free = int(columns[FREE_BYTES][device.row]) - sum(claim.gpu_bytes for claim in expected)
@@ -141,18 +141,18 @@ class View:
 
 
 def _parts(
-    reserved: int, others: int, tenants: Sequence[Tenant], taken: Callable[[Claim], int], free: int, held: bool
-) -> tuple[Part, ...]:
-    claims: dict[str, Part] = {}
+    reserved: int, others: int, tenants: Sequence[BarClaim], taken: Callable[[Claim], int], free: int, held: bool
+) -> tuple[BarPart, ...]:
+    claims: dict[str, BarPart] = {}
     for one in tenants:  # an instance may have several claims on the memory of one worker
         before = claims[one.instance].size_bytes if one.instance in claims else 0
         size = before + taken(one.claim)
-        claims[one.instance] = Part(Kind.CLAIMED, size, one.owner, one.instance, one.chosen)
+        claims[one.instance] = BarPart(PartKind.CLAIMED, size, one.owner, one.instance, one.chosen)
     parts = [
-        Part(Kind.RESERVED, reserved),
-        Part(Kind.OTHERS, others),
+        BarPart(PartKind.RESERVED, reserved),
+        BarPart(PartKind.OTHERS, others),
         *claims.values(),
-        Part(Kind.HELD if held else Kind.FREE, max(free, 0)),
+        BarPart(PartKind.HELD if held else PartKind.FREE, max(free, 0)),
     ]
     return tuple(part for part in parts if part.size_bytes > 0)
 

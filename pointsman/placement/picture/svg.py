@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pointsman.drawing import Canvas, colour, fitted, ink
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.picture.parts import CHOSEN, Bar, Kind, Part, View, counted, gib, gpus_in_words
+from pointsman.placement.picture.parts import CHOSEN, Bar, BarPart, FleetView, PartKind, counted, gib, gpus_in_words
 from pointsman.placement.picture.totals import SUMMARY_HEADS, headline, summary_rows
 from pointsman.types import WorkerStatus
 
@@ -26,7 +26,7 @@ CARD_GAP = 10.0
 
 ACCENT = "#d6006c"
 FREE, EMPTY_EDGE, HATCH, RESERVED = "#edf1f5", "#d3dae3", "url(#used-by-others)", "#b9c2cf"
-FILLS = {Kind.FREE: FREE, Kind.OTHERS: HATCH, Kind.RESERVED: RESERVED, Kind.HELD: "url(#held)"}
+FILLS = {PartKind.FREE: FREE, PartKind.OTHERS: HATCH, PartKind.RESERVED: RESERVED, PartKind.HELD: "url(#held)"}
 BADGES = {WorkerStatus.DRAINING: "#b7791f", WorkerStatus.LOST: "#c53030"}
 
 HEAD = """\
@@ -56,15 +56,15 @@ text { font-family: Inter, "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", s
 def fleet_svg(fleet: Fleet, *, highlight: Place | None = None, rows: int = 60) -> str:
     """The fleet, drawn. Of more than `rows` workers the first are drawn, those of the highlighted place before them,
     and a table by GPU model sums all of them up."""
-    view = View(fleet, highlight)
-    drawing = _Drawing(view, view.first(rows))
+    view = FleetView(fleet, highlight)
+    drawing = _FleetSvg(view, view.first(rows))
     return drawing.document(fleet)
 
 
-class _Drawing:
+class _FleetSvg:
     """Cards below each other; `y` is where the next thing goes."""
 
-    def __init__(self, view: View, hosts: Sequence[Host]) -> None:
+    def __init__(self, view: FleetView, hosts: Sequence[Host]) -> None:
         self._view = view
         self._hosts = hosts
         self._canvas = Canvas()
@@ -103,7 +103,9 @@ class _Drawing:
             if name in seen
         ]
         chips += [
-            (FILLS[kind], kind.value) for kind in (Kind.OTHERS, Kind.RESERVED, Kind.HELD, Kind.FREE) if kind in seen
+            (FILLS[kind], kind.value)
+            for kind in (PartKind.OTHERS, PartKind.RESERVED, PartKind.HELD, PartKind.FREE)
+            if kind in seen
         ]
         x = MARGIN
         for fill, words in chips:
@@ -198,7 +200,7 @@ class _Drawing:
         outlines: list[tuple[float, float]] = []
         for part in bar.parts:
             length = part.size_bytes / whole * width
-            if part.kind is not Kind.FREE:
+            if part.kind is not PartKind.FREE:
                 self._part(part, x, y, length, height, named=not small)
             if part.chosen:
                 outlines.append((x, length))
@@ -206,11 +208,11 @@ class _Drawing:
         for left, length in outlines:  # last, so that neighbours do not cover them
             self._canvas.rect(left, y, length, height, "none", radius=2, stroke=ACCENT, stroke_width="2.5")
 
-    def _part(self, part: Part, x: float, y: float, length: float, height: float, *, named: bool) -> None:
+    def _part(self, part: BarPart, x: float, y: float, length: float, height: float, *, named: bool) -> None:
         whose = f"{part.instance} ({part.owner})" if part.instance and part.instance != part.owner else part.owner
         self._canvas.open(f"{whose or part.kind.value}: {gib(part.size_bytes)} GiB")
-        fill = self._colours[part.owner] if part.kind is Kind.CLAIMED else FILLS[part.kind]
-        gap = 1 if part.kind is Kind.CLAIMED and length > 4 else 0
+        fill = self._colours[part.owner] if part.kind is PartKind.CLAIMED else FILLS[part.kind]
+        gap = 1 if part.kind is PartKind.CLAIMED and length > 4 else 0
         self._canvas.rect(x, y, max(length - gap, 0.5), height, fill, radius=2)
         words = fitted(part.instance or part.owner, length - 11, 11) if named and part.owner else ""
         if words:

@@ -5,7 +5,17 @@ from collections.abc import Iterable, Sequence
 
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.picture.parts import CHOSEN, Bar, Kind, Owner, Part, View, counted, gib, gpus_in_words
+from pointsman.placement.picture.parts import (
+    CHOSEN,
+    Bar,
+    BarPart,
+    FleetView,
+    Owner,
+    PartKind,
+    counted,
+    gib,
+    gpus_in_words,
+)
 from pointsman.placement.picture.totals import SUMMARY_HEADS, headline, summary_rows
 from pointsman.selection.text import text_table
 from pointsman.types import WorkerStatus
@@ -13,7 +23,7 @@ from pointsman.types import WorkerStatus
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
 MANY = "+"
 """Those for whom there is no letter left."""
-MARKS = {Kind.RESERVED: "-", Kind.OTHERS: "x", Kind.HELD: "~", Kind.FREE: " "}
+MARKS = {PartKind.RESERVED: "-", PartKind.OTHERS: "x", PartKind.HELD: "~", PartKind.FREE: " "}
 CHOSEN_MARK = "#"
 TOO_MUCH = "!"
 
@@ -28,9 +38,9 @@ def fleet_text(
 ) -> str:
     """The fleet, drawn. Of more than `rows` workers the first are drawn, those of the highlighted place before them,
     and a table by GPU model sums all of them up."""
-    view = View(fleet, highlight)
+    view = FleetView(fleet, highlight)
     hosts = view.first(rows)
-    drawing = _Drawing(view, width, color)
+    drawing = _FleetText(view, width, color)
     lines = [headline(fleet), "", *drawing.table(hosts)]
     if len(hosts) < len(fleet):
         lines += [f"... and {counted(len(fleet) - len(hosts), 'worker')} more", ""]
@@ -38,10 +48,10 @@ def fleet_text(
     return "\n".join([*lines, "", *drawing.legend()])
 
 
-class _Drawing:
+class _FleetText:
     """Lines of one picture; remembers which marks it has used."""
 
-    def __init__(self, view: View, width: int, color: bool) -> None:
+    def __init__(self, view: FleetView, width: int, color: bool) -> None:
         self._view = view
         self._width = width
         self._color = color
@@ -86,50 +96,50 @@ class _Drawing:
             mark = self._mark(part)
             self._used.update(mark * length)
             text = mark * length
-            if part.kind in (Kind.FREE, Kind.HELD):
+            if part.kind in (PartKind.FREE, PartKind.HELD):
                 number = _short(bar.free_bytes)
                 text = text[len(number) :] + number if len(number) <= length else text
             drawn += self._painted(text, part)
         return drawn + (TOO_MUCH if too_much else "")
 
-    def _mark(self, part: Part) -> str:
-        if part.kind is not Kind.CLAIMED:
+    def _mark(self, part: BarPart) -> str:
+        if part.kind is not PartKind.CLAIMED:
             return MARKS[part.kind]
         return CHOSEN_MARK if part.chosen else self._letters[part.owner]
 
-    def _painted(self, text: str, part: Part) -> str:
-        if not self._color or not text or part.kind is Kind.FREE:
+    def _painted(self, text: str, part: BarPart) -> str:
+        if not self._color or not text or part.kind is PartKind.FREE:
             return text
         if part.chosen:
             return f"\x1b[1;30;48;5;226m{text}\x1b[0m"
-        if part.kind is Kind.CLAIMED:
+        if part.kind is PartKind.CLAIMED:
             return f"\x1b[30;48;5;{self._paper[part.owner]}m{text}\x1b[0m"
         return f"\x1b[90m{text}\x1b[0m"
 
     def legend(self) -> list[str]:
         """Who the letters are, then what the other marks mean; only those that are in the picture."""
         owners = [
-            f"{self._painted(letter, Part(Kind.CLAIMED, 1, name))} {name} ({_taken(self._view.owners[name])})"
+            f"{self._painted(letter, BarPart(PartKind.CLAIMED, 1, name))} {name} ({_taken(self._view.owners[name])})"
             for name, letter in self._letters.items()
             if letter in self._used and letter != MANY
         ]
         marks = {
             CHOSEN_MARK: CHOSEN,
             MANY: "further deployments",
-            **{mark: kind.value for kind, mark in MARKS.items() if kind is not Kind.FREE},
+            **{mark: kind.value for kind, mark in MARKS.items() if kind is not PartKind.FREE},
             TOO_MUCH: "more is claimed than there is",
         }
         meanings = [f"{mark} {words}" for mark, words in marks.items() if mark in self._used]
         return [*_wrapped(owners, self._width), *_wrapped([*meanings, "numbers: GiB free"], self._width)]
 
 
-def shared_out(parts: Sequence[Part], cells: int) -> list[int]:
+def shared_out(parts: Sequence[BarPart], cells: int) -> list[int]:
     """How many of the cells each part gets: its share; what somebody has gets at least one, if there are enough."""
     total = sum(part.size_bytes for part in parts)
     if not total:
         return [0] * len(parts)
     exact = [part.size_bytes * cells / total for part in parts]
-    least = [int(part.kind in (Kind.CLAIMED, Kind.OTHERS)) for part in parts]
+    least = [int(part.kind in (PartKind.CLAIMED, PartKind.OTHERS)) for part in parts]
     shares = [max(int(share), one) for share, one in zip(exact, least, strict=True)]
     places = range(len(parts))
     while sum(shares) > cells:

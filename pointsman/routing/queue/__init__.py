@@ -14,7 +14,7 @@ from pointsman.routing.queue.fairness import (
     Turns,
 )
 from pointsman.routing.queue.flow_control import FlowControl
-from pointsman.routing.queue.items import Queued, Stage
+from pointsman.routing.queue.items import Queued, QueueStage
 from pointsman.routing.queue.limits import (
     PriorityHoldbackPolicy,
     SoftReflectiveCeilingPolicy,
@@ -32,7 +32,7 @@ from pointsman.routing.queue.saturation import ConcurrencyDetector, SaturationDe
 from pointsman.routing.queue.token_fairness import VirtualTokenCounterFairnessPolicy
 
 __all__ = [
-    "FlowControl", "Queued", "Stage", "Offered", "Blocked", "BandSettings", "BandDepth",
+    "FlowControl", "Queued", "QueueStage", "Offered", "Blocked", "BandSettings", "BandDepth",
     "OrderingPolicy", "FcfsOrderingPolicy", "EdfOrderingPolicy", "SloDeadlineOrderingPolicy",
     "FairnessPolicy", "Turns",
     "GlobalStrictFairnessPolicy", "RoundRobinFairnessPolicy", "VirtualTokenCounterFairnessPolicy",

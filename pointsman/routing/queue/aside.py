@@ -7,7 +7,7 @@ from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
-class Aside:
+class Parked:
     """Looked at again a few at a time: who stands first in the order each time, and the others by turns.
 
     So whoever waits for room that is scarce gets it in order, and none of many is looked at never again.

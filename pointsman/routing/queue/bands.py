@@ -7,12 +7,12 @@ from copy import deepcopy
 import msgspec
 
 from pointsman.errors import ConfigError
-from pointsman.routing.queue.aside import Aside
+from pointsman.routing.queue.aside import Parked
 from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnessPolicy
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 from pointsman.routing.queue.ordering import FcfsOrderingPolicy, OrderingPolicy
-from pointsman.routing.queue.room import Room, check_bounds
+from pointsman.routing.queue.room import Occupancy, check_bounds
 
 MOST_DYNAMIC_BANDS = 64
 """Priorities come from clients. Beyond this many bands made on demand, empty ones go and then band 0 takes the rest."""
@@ -44,11 +44,11 @@ class Band:
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
         """Only those with waiting work."""
-        self.aside = Aside()
+        self.aside = Parked()
         self.in_flight = 0
         """Requests served and not ended; turns may want to hear of their end."""
         place = place or f"at priority {priority}"
-        self.room = Room(settings.max_requests, settings.max_bytes, place, f"flowControl.{setting}")
+        self.room = Occupancy(settings.max_requests, settings.max_bytes, place, f"flowControl.{setting}")
 
     def put(self, item: Queued) -> None:
         """It waits now, or again."""

@@ -23,10 +23,10 @@ from pointsman.routing.queue import refusals
 from pointsman.routing.queue.answers import BandDepth, Blocked, Offered
 from pointsman.routing.queue.bands import Band, Bands, BandSettings
 from pointsman.routing.queue.deadlines import Deadlines, shorter_ttl
-from pointsman.routing.queue.items import Queued, Stage
+from pointsman.routing.queue.items import Queued, QueueStage
 from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
 from pointsman.routing.queue.pool import PoolSaturation
-from pointsman.routing.queue.room import Room, check_bounds
+from pointsman.routing.queue.room import Occupancy, check_bounds
 from pointsman.routing.queue.saturation import SaturationDetector, UtilizationDetector
 from pointsman.routing.queue.shedding import Sheddable
 
@@ -56,7 +56,7 @@ class FlowControl:
         and before it, as the scaling of a deployment says it."""
         self._bands = Bands(bands, default_band, default_negative_band, single=single_band)
         check_bounds(max_requests, max_bytes)
-        self._total = Room(max_requests, max_bytes, "in all", "flowControl")
+        self._total = Occupancy(max_requests, max_bytes, "in all", "flowControl")
         self._limits = StaticUsageLimitPolicy() if limits is None else limits
         self._pool = PoolSaturation(UtilizationDetector() if detector is None else detector)
         self._ttl_s = default_request_ttl_s
@@ -75,10 +75,10 @@ class FlowControl:
 
     def offer(self, item: Queued, now: float, pool_is_empty: bool) -> Offered:
         """A request wants to wait. Sheddable work of lower priority makes room for it where the whole queue is full."""
-        self._expect(item, Stage.NEW)
+        self._expect(item, QueueStage.NEW)
         self.pool_changed(pool_is_empty, now)
         if item.request.request_id in self._by_id:
-            item.stage = Stage.LEFT
+            item.stage = QueueStage.LEFT
             return Offered(refusals.id_is_taken(item))
         band = item.band = self._bands.of(item.priority)
         item.enqueued_at = now
@@ -89,7 +89,7 @@ class FlowControl:
         if not fits:
             full = self._cannot_make_room(item, band)
             if full is not None:
-                item.stage = Stage.LEFT
+                item.stage = QueueStage.LEFT
                 return Offered(refusals.queue_is_full(item, full, pool_is_empty))
         band.put(item)  # raises if its key cannot be compared with the others', and then nothing has changed
         displaced = [] if fits else self._displaced(item, band)
@@ -138,7 +138,7 @@ class FlowControl:
         item.ttl_s = shorter_ttl(self._ttl_s, own_s) if own_s is not None or self._ttl_s <= 0 else self._ttl_s
         item.order_key = band.ordering.key(item)
         item.seq = self._arrivals = self._arrivals + 1
-        item.stage = Stage.SERVED
+        item.stage = QueueStage.SERVED
         band.in_flight += 1
 
     def put_back(self, item: Queued) -> None:
@@ -146,18 +146,18 @@ class FlowControl:
 
         There is always room for it, as it was let in before.
         """
-        if item.stage is Stage.SERVED:
+        if item.stage is QueueStage.SERVED:
             item.band.in_flight -= 1
             self._enter(item)
         else:
-            self._expect(item, Stage.HELD)
+            self._expect(item, QueueStage.HELD)
         item.band.put(item)
         self._waits(item)
         item.band.turns.returned(item)
 
     def set_aside(self, item: Queued) -> None:
         """Nobody can take it now, for reasons of its own: it waits beside the order, and its flow is not charged."""
-        self._expect(item, Stage.HELD)
+        self._expect(item, QueueStage.HELD)
         item.band.aside.add(item)
         self._waits(item)
         item.band.turns.returned(item)
@@ -198,32 +198,32 @@ class FlowControl:
 
     def take(self, item: Queued, now: float) -> None:
         """This one goes, whoever's turn it is: somebody who sees all that waits has chosen it. Follow it as `pop`."""
-        self._expect(item, Stage.WAITING)
+        self._expect(item, QueueStage.WAITING)
         self._hold(item, now)
 
     def served(self, item: Queued) -> None:
         """It was dispatched: its room is free again."""
-        self._expect(item, Stage.HELD)
-        self._leave(item, Stage.SERVED)
+        self._expect(item, QueueStage.HELD)
+        self._leave(item, QueueStage.SERVED)
         item.band.in_flight += 1
 
     def drop(self, item: Queued) -> None:
         """It was popped and will not be served: its room is free again, and its flow is not charged."""
-        self._expect(item, Stage.HELD)
-        self._leave(item, Stage.LEFT)
+        self._expect(item, QueueStage.HELD)
+        self._leave(item, QueueStage.LEFT)
         item.band.turns.returned(item)
 
     def ended(self, item: Queued, output_tokens: int) -> None:
         """It was served, with this much output."""
-        self._expect(item, Stage.SERVED)
-        item.stage = Stage.LEFT
+        self._expect(item, QueueStage.SERVED)
+        item.stage = QueueStage.LEFT
         item.band.in_flight -= 1
         item.band.turns.ended(item, output_tokens)
 
     def cancel(self, request_id: str) -> Queued | None:
         """Its client has gone. None: nobody with that id waits here."""
         item = self._by_id.get(request_id)
-        if item is None or item.stage is not Stage.WAITING:
+        if item is None or item.stage is not QueueStage.WAITING:
             return None
         self._remove(item)
         return item
@@ -293,7 +293,7 @@ class FlowControl:
 
     # Room
 
-    def _cannot_make_room(self, item: Queued, band: Band) -> Room | None:
+    def _cannot_make_room(self, item: Queued, band: Band) -> Occupancy | None:
         """The bound that stops it even if all that it may displace were gone; None if there would be room."""
         requests, size_bytes = self._sheddable.below(item.priority)
         in_band = (requests, size_bytes) if self._bands.single else (0, 0)
@@ -318,7 +318,7 @@ class FlowControl:
         item.band.room.enter(item.size_bytes)
         self._total.enter(item.size_bytes)
 
-    def _leave(self, item: Queued, stage: Stage) -> None:
+    def _leave(self, item: Queued, stage: QueueStage) -> None:
         item.stage = stage
         del self._by_id[item.request.request_id]
         item.band.room.leave(item.size_bytes)
@@ -326,7 +326,7 @@ class FlowControl:
 
     def _waits(self, item: Queued) -> None:
         """It is in the order now."""
-        item.stage = Stage.WAITING
+        item.stage = QueueStage.WAITING
         self._deadlines.add(item)
         self._sheddable.add(item)
 
@@ -335,7 +335,7 @@ class FlowControl:
         item.band.take(item)
         self._deadlines.discard(item)
         self._sheddable.discard(item)
-        item.stage, item.taken_at = Stage.HELD, now
+        item.stage, item.taken_at = QueueStage.HELD, now
         return item
 
     def _remove(self, item: Queued) -> None:
@@ -343,9 +343,9 @@ class FlowControl:
         item.band.discard(item)
         self._deadlines.discard(item)
         self._sheddable.discard(item)
-        self._leave(item, Stage.LEFT)
+        self._leave(item, QueueStage.LEFT)
 
-    def _expect(self, item: Queued, stage: Stage) -> None:
+    def _expect(self, item: Queued, stage: QueueStage) -> None:
         if item.stage is not stage:
             raise PointsmanError(
                 f'request "{item.request.request_id}" should be {stage.value}, but is {item.stage.value}'

@@ -15,7 +15,7 @@ FAIRNESS_ALIAS = "x-gateway-inference-fairness-id"
 DEFAULT_FLOW = "default-flow"
 
 
-class Stage(Enum):
+class QueueStage(Enum):
     """Where a request is between its offer and its end."""
 
     NEW = "not offered yet"
@@ -38,7 +38,7 @@ class Queued(msgspec.Struct, eq=False):
     order_key: Any = None
     """Its place under the ordering of its band, smaller first; equals go by `seq`."""
     seq: int = 0
-    stage: Stage = Stage.NEW
+    stage: QueueStage = QueueStage.NEW
     tries: int = 0
     """How often it was sent and failed; the dispatcher's."""
     excluded: frozenset[str] = frozenset()

@@ -2,13 +2,13 @@
 
 from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.queue.items import Queued
-from pointsman.routing.queue.room import Room
+from pointsman.routing.queue.room import Occupancy
 
 START_ONE = "start an instance"
 """What to do, said by who does not know whether somebody does that already."""
 
 
-def queue_is_full(item: Queued, room: Room, pool_is_empty: bool) -> Refusal:
+def queue_is_full(item: Queued, room: Occupancy, pool_is_empty: bool) -> Refusal:
     """It found no room on arrival."""
     full = f"the queue is full: {room.shortage(item.size_bytes)}"
     if pool_is_empty:

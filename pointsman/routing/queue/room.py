@@ -14,7 +14,7 @@ def check_bounds(max_requests: int | None, max_bytes: int | None) -> None:
         raise ConfigError(problems)
 
 
-class Room:
+class Occupancy:
     """Bounds in requests and in bytes, with what fills them. None: unlimited."""
 
     __slots__ = ("_place", "_setting", "max_bytes", "max_requests", "requests", "size_bytes")

@@ -10,7 +10,7 @@ from pointsman.pipeline import Node
 from pointsman.pipeline.graph import CALL
 
 
-class Methods(Protocol):
+class InProcessMethods(Protocol):
     """Whoever knows the methods of nodes."""
 
     def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]: ...
@@ -19,7 +19,7 @@ class Methods(Protocol):
 class InProcessHandle:
     """A node, for code that calls it: `await handle.method(x)`, or `handle.method.remote(x).result()`."""
 
-    def __init__(self, methods: Methods, node: Node) -> None:
+    def __init__(self, methods: InProcessMethods, node: Node) -> None:
         self._methods = methods
         self._node = node
 
@@ -38,7 +38,7 @@ class InProcessHandle:
 class InProcessMethod:
     """A method of a node."""
 
-    def __init__(self, methods: Methods, node: Node, name: str) -> None:
+    def __init__(self, methods: InProcessMethods, node: Node, name: str) -> None:
         self._methods = methods
         self._node = node
         self._name = name

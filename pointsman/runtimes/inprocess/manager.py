@@ -13,9 +13,9 @@ from pointsman.routing.events import (
     Arrived,
     Cancelled,
     Changed,
-    Command,
+    DispatcherCommand,
+    DispatcherEvent,
     Ended,
-    Event,
     Failed,
     FirstToken,
     Joined,
@@ -71,7 +71,7 @@ class ControlPlaneManager:
         self._clock = clock
         self._on_decision = on_decision
         self._on_refusal = on_refusal
-        self._untold: deque[Command] = deque()
+        self._untold: deque[DispatcherCommand] = deque()
         self._telling = False
         self._decisions: dict[str, SchedulingDecision] = {}
         """Not handed over yet, of requests that are still where they say."""
@@ -200,7 +200,7 @@ class ControlPlaneManager:
     def _expect(self, instance_id: str) -> None:
         self._dispatcher.fleet[instance_id]  # raises, naming the nearest, if there is none
 
-    def _handle(self, event: Event) -> list[SchedulingDecision]:
+    def _handle(self, event: DispatcherEvent) -> list[SchedulingDecision]:
         commands = self._dispatcher.handle(event, self._clock())
         self._untold += commands
         if not self._telling:  # else a callback called: whoever told it goes on with what this made possible
@@ -216,7 +216,7 @@ class ControlPlaneManager:
         finally:
             self._telling = False
 
-    def _tell(self, command: Command) -> None:
+    def _tell(self, command: DispatcherCommand) -> None:
         if isinstance(command, Send):
             if self._on_decision is not None:
                 self._on_decision(command.decision)

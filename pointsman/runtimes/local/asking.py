@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Line(asyncio.Protocol):
+class ProbeConnection(asyncio.Protocol):
     """A connection to one server, made when needed and kept as long as the server wants. One question at a time."""
 
     def __init__(self, address: Address) -> None:
@@ -143,7 +143,7 @@ async def ask(
     address: Address, method: str, path: str, body: bytes = b"", *, timeout_s: float, headers: str = ""
 ) -> Answer:
     """Ask on a connection of its own; raises `Unanswered`."""
-    line = Line(address)
+    line = ProbeConnection(address)
     try:
         return await line.ask(method, path, body, timeout_s=timeout_s, headers=headers)
     finally:

@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.config.manifest import GatewaySpec
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
-from pointsman.control import Step
+from pointsman.control import ReconcileStep
 from pointsman.parameters import camel_case, duration_text
 from pointsman.selection.text import text_table
 
@@ -58,7 +58,7 @@ class Changes(msgspec.Struct, frozen=True):
         return text_table(heads, rows)
 
 
-def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[Step]) -> Changes:
+def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[ReconcileStep]) -> Changes:
     """What differs between two plans, and the steps that follow from it for instances."""
     old = PointsmanPlan() if before is None else before
     found = [*_of_applications(old, after), *_of_deployments(old, after)]

@@ -14,7 +14,7 @@ TIMEOUT_S = 30.0
 PATH = "/configure"
 
 
-class Known(msgspec.Struct):
+class KnownConfig(msgspec.Struct):
     """A replica, and what it was last told."""
 
     deployment: str
@@ -32,7 +32,7 @@ class Configuring:
         self._secret = secret
         self._configs: dict[str, bytes] = {}
         """By deployment, as JSON; none: None."""
-        self._replicas: dict[str, Known] = {}
+        self._replicas: dict[str, KnownConfig] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
 
     def configure(self, configs: Mapping[str, Any]) -> None:
@@ -43,12 +43,12 @@ class Configuring:
     def launched(self, instance_id: str, deployment: str) -> bytes:
         """It is started with what holds now: this, as JSON."""
         told = self._wanted(deployment)
-        self._replicas[instance_id] = Known(deployment, told)
+        self._replicas[instance_id] = KnownConfig(deployment, told)
         return told
 
     def admitted(self, instance_id: str, deployment: str, address: Address) -> None:
         """It is in service: from now on it is told what changes."""
-        known = self._replicas.setdefault(instance_id, Known(deployment, None))
+        known = self._replicas.setdefault(instance_id, KnownConfig(deployment, None))
         known.address = address
         self._tell(instance_id, known)
 
@@ -77,7 +77,7 @@ class Configuring:
     def _wanted(self, deployment: str) -> bytes:
         return self._configs.get(deployment, b"null")
 
-    def _tell(self, instance_id: str, known: Known) -> None:
+    def _tell(self, instance_id: str, known: KnownConfig) -> None:
         wanted = self._wanted(known.deployment)
         nothing_to_say = wanted == known.told or (known.told is None and wanted == b"null")
         if known.address is None or nothing_to_say or instance_id in self._telling:
@@ -85,7 +85,7 @@ class Configuring:
         work = self._ask(instance_id, known, known.address, wanted)
         self._telling[instance_id] = asyncio.get_running_loop().create_task(work)
 
-    async def _ask(self, instance_id: str, known: Known, address: Address, config: bytes) -> None:
+    async def _ask(self, instance_id: str, known: KnownConfig, address: Address, config: bytes) -> None:
         headers = f"{HEADER}: {self._secret()}\r\n"
         try:
             answer = await ask(address, "POST", PATH, config, timeout_s=TIMEOUT_S, headers=headers)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import events as control
-from pointsman.engines import Launch
+from pointsman.engines import LaunchSpec
 from pointsman.runtimes.local.configuring import Configuring
 from pointsman.runtimes.local.directory import Directory
 from pointsman.runtimes.local.lock import Lock
@@ -20,7 +20,7 @@ from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.traffic import Traffic
 
 
-class Running(NamedTuple):
+class PlaneParts(NamedTuple):
     """What there is between start and stop."""
 
     loop: asyncio.AbstractEventLoop
@@ -30,14 +30,14 @@ class Running(NamedTuple):
     shared: Shared
 
 
-class Hands:
+class CommandExecutor:
     """Does what it is told, and tells what became of it. `at_work` says what it has to work with."""
 
     def __init__(
         self,
         traffic: Traffic,
-        tell: Callable[[control.Event], None],
-        at_work: Callable[[], Running],
+        tell: Callable[[control.ControllerEvent], None],
+        at_work: Callable[[], PlaneParts],
         deployment_of: Callable[[str], str],
         scrape_interval_s: float,
     ) -> None:
@@ -65,10 +65,10 @@ class Hands:
             control.AwaitDrained: self._await_drained,
             control.Terminate: lambda command: at_work().processes.signal(command.instance_id, signal.SIGTERM),
             control.Kill: lambda command: at_work().processes.signal(command.instance_id, signal.SIGKILL),
-            control.WakeAt: self._wake_at,
+            control.WakeController: self._wake_at,
         }
 
-    def carry_out(self, command: control.Command) -> None:
+    def carry_out(self, command: control.ControllerCommand) -> None:
         """Now."""
         try:
             self._do[type(command)](command)
@@ -115,7 +115,7 @@ class Hands:
         engine = self.directory.enter(command.instance_id, plan)
         config = self.configuring.launched(command.instance_id, plan.name) if plan.is_replica else b""
 
-        def how(host: str, port: int) -> Launch:
+        def how(host: str, port: int) -> LaunchSpec:
             launch = engine.launch(plan.model, host, port)
             launch = shared.introduced(launch, config) if plan.is_replica else launch
             return launch if command.place is None else engine.placed(launch, command.place)
@@ -155,7 +155,7 @@ class Hands:
         drained = control.Drained(command.instance_id)
         self._traffic.when_idle(command.deployment, command.instance_id, lambda: self._tell(drained))
 
-    def _wake_at(self, command: control.WakeAt) -> None:
+    def _wake_at(self, command: control.WakeController) -> None:
         self.stop_timer()
         delay_s = max(command.at - time.monotonic(), 0.0)
-        self._timer = self._at_work().loop.call_later(delay_s, self._tell, control.TimerFired())
+        self._timer = self._at_work().loop.call_later(delay_s, self._tell, control.ControllerTimer())

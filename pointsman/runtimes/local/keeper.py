@@ -94,7 +94,7 @@ class Child:
         """The rest of its group is not waited for beyond this."""
 
 
-class Keeper:
+class Supervisor:
     """Accepts a plane, starts and signals what it asks for, and reports what became of it."""
 
     def __init__(self, listener: socket.socket, path: str) -> None:
@@ -462,7 +462,7 @@ def main(listener: str, path: str) -> None:
     """Keep until the end. Signals are only noted: handlers, unlike SIG_IGN, are not passed on to engines."""
     os.umask(0o077)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(socket.socket(fileno=int(listener)), path)
+    keeper = Supervisor(socket.socket(fileno=int(listener)), path)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: keeper.end_soon())

@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 """A keeper that does not answer within this is not used."""
 
 
-class Process(msgspec.Struct, frozen=True):
+class EngineProcess(msgspec.Struct, frozen=True):
     """An engine process, and when its kernel started it."""
 
     id: str
@@ -39,13 +39,13 @@ class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="keeper"):
     busy: bool
 
 
-class Running(msgspec.Struct, frozen=True, tag_field="say", tag="running"):
+class ProcessesRunning(msgspec.Struct, frozen=True, tag_field="say", tag="running"):
     """Everything that runs."""
 
-    instances: tuple[Process, ...]
+    instances: tuple[EngineProcess, ...]
 
 
-class Started(msgspec.Struct, frozen=True, tag_field="say", tag="started"):
+class ProcessStarted(msgspec.Struct, frozen=True, tag_field="say", tag="started"):
     """A process was started."""
 
     id: str
@@ -53,14 +53,14 @@ class Started(msgspec.Struct, frozen=True, tag_field="say", tag="started"):
     born: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
+class ProcessFailed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
     """A process could not be started."""
 
     id: str
     why: str
 
 
-class Exited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
+class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
     """A process has ended, and so has its group."""
 
     id: str
@@ -75,11 +75,13 @@ class Confused(msgspec.Struct, frozen=True, tag_field="say", tag="confused"):
     why: str
 
 
-Report: TypeAlias = Started | Failed | Exited | Confused
-_SAID: msgspec.json.Decoder[Greeting | Running | Report] = msgspec.json.Decoder(Greeting | Running | Report)
+Report: TypeAlias = ProcessStarted | ProcessFailed | ProcessExited | Confused
+_SAID: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.json.Decoder(
+    Greeting | ProcessesRunning | Report
+)
 
 
-class KeeperLink(asyncio.Protocol):
+class SupervisorLink(asyncio.Protocol):
     """A conversation with a keeper."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
@@ -91,26 +93,28 @@ class KeeperLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._heard = b""
-        self._answers: asyncio.Queue[Greeting | Running | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Greeting | ProcessesRunning | None] = asyncio.Queue()
         self._unheard: list[Report] = []
         self._on_report: Callable[[Report], None] = self._unheard.append
         self._on_lost: Callable[[], None] | None = None
 
     @classmethod
-    async def open(cls, state: Path, *, grace_s: float, stop_grace_s: float) -> tuple["KeeperLink", list[Process]]:
+    async def open(
+        cls, state: Path, *, grace_s: float, stop_grace_s: float
+    ) -> tuple["SupervisorLink", list[EngineProcess]]:
         """Talk to the keeper of a state directory, which is started if there is none. Also: what it runs already."""
         link = await cls._existing(state) or await cls._started(state)
         link.born = keeper.born(link.pid)
         link._ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
         link._ask(ask="list")
         running = await link._answer()
-        if not isinstance(running, Running):
+        if not isinstance(running, ProcessesRunning):
             link.close()
             raise PointsmanError(f"the keeper (pid {link.pid}) does not say what it runs; end it and try again")
         return link, list(running.instances)
 
     @classmethod
-    async def _existing(cls, state: Path) -> "KeeperLink | None":
+    async def _existing(cls, state: Path) -> "SupervisorLink | None":
         for _ in range(50):  # it may take a moment to notice that the plane before us is gone
             try:
                 link = await cls._connected(state / SOCKET, None)
@@ -127,7 +131,7 @@ class KeeperLink(asyncio.Protocol):
         raise PointsmanError(f"the keeper in {state} talks to another plane; stop that one first")
 
     @classmethod
-    async def _started(cls, state: Path) -> "KeeperLink":
+    async def _started(cls, state: Path) -> "SupervisorLink":
         path = state / SOCKET
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener, path.with_name("keeper.log").open("wb") as log:
@@ -158,7 +162,7 @@ class KeeperLink(asyncio.Protocol):
         return link
 
     @classmethod
-    async def _connected(cls, path: Path, child: subprocess.Popen[bytes] | None) -> "KeeperLink":
+    async def _connected(cls, path: Path, child: subprocess.Popen[bytes] | None) -> "SupervisorLink":
         line = socket.socket(socket.AF_UNIX)
         try:
             line.setblocking(False)
@@ -173,7 +177,7 @@ class KeeperLink(asyncio.Protocol):
     # Asking
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path) -> None:
-        """Answered by `Started` or `Failed`, and in the first case some day by `Exited`."""
+        """Answered by `ProcessStarted` or `ProcessFailed`, and in the first case some day by `ProcessExited`."""
         self._ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log))
 
     def signal(self, name: str, number: int) -> None:
@@ -220,7 +224,7 @@ class KeeperLink(asyncio.Protocol):
         *lines, self._heard = (self._heard + data).split(b"\n")
         for line in lines:
             said = _SAID.decode(line)
-            if isinstance(said, Greeting | Running):
+            if isinstance(said, Greeting | ProcessesRunning):
                 self._answers.put_nowait(said)
             else:
                 self._on_report(said)
@@ -233,7 +237,7 @@ class KeeperLink(asyncio.Protocol):
         if self._on_lost is not None:
             self._on_lost()
 
-    async def _answer(self) -> Greeting | Running | None:
+    async def _answer(self) -> Greeting | ProcessesRunning | None:
         """None: it has hung up, or says nothing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):

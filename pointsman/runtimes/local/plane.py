@@ -23,7 +23,7 @@ from pointsman.runtimes.local.absence import absence_of
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.detection.usage import GpuDrivers
-from pointsman.runtimes.local.hands import Hands, Running
+from pointsman.runtimes.local.hands import CommandExecutor, PlaneParts
 from pointsman.runtimes.local.lock import Lock
 from pointsman.runtimes.local.logs import log_file, tail
 from pointsman.runtimes.local.machine import this_machine
@@ -42,7 +42,7 @@ from pointsman.runtimes.local.status import (
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
 from pointsman.runtimes.local.watching import EndpointsFiles
-from pointsman.runtimes.traffic import Absence, Traffic
+from pointsman.runtimes.traffic import Traffic, Unavailable
 from pointsman.types import Worker
 
 LOOK_S = 1.0
@@ -76,10 +76,12 @@ class Plane:
         """Called with every plan that is put in force, before lanes are opened or changed for it."""
         self._traffic = traffic
         self._orphan_grace_s = orphan_grace_s
-        self._running: Running | None = None
+        self._running: PlaneParts | None = None
         self._controller = Controller()
         self._wanted = Wanted()
-        self._hands = Hands(traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s)
+        self._hands = CommandExecutor(
+            traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s
+        )
         self._gpu_usage = GpuUsage(gpu_drivers)
         self._scaling = Scaling(
             traffic,
@@ -91,7 +93,7 @@ class Plane:
         )
         self._files = EndpointsFiles()
         self._looking: asyncio.TimerHandle | None = None
-        self._untold: deque[control.Event] = deque()
+        self._untold: deque[control.ControllerEvent] = deque()
         self._telling = False
         self._news_due = False
         self._applying = asyncio.Lock()
@@ -105,7 +107,7 @@ class Plane:
         self._began = time.monotonic()
 
     @property
-    def _at_work(self) -> Running:
+    def _at_work(self) -> PlaneParts:
         if self._running is None:
             raise PointsmanError("this plane is not running; start it first")
         return self._running
@@ -143,7 +145,7 @@ class Plane:
                 store.close()
             lock.release()
             raise
-        self._running = Running(asyncio.get_running_loop(), lock, store, processes, shared)
+        self._running = PlaneParts(asyncio.get_running_loop(), lock, store, processes, shared)
         if not adopted:
             shared.clear()
         self._traffic.failing = self._requests_fail
@@ -267,14 +269,14 @@ class Plane:
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
 
-    async def _stop(self, running: Running) -> None:
+    async def _stop(self, running: PlaneParts) -> None:
         limits = [plan.desired.lifecycle for plan in self._hands.plans.values()]
         patience_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
         if self._looking is not None:
             self._looking.cancel()
         self._scaling.close()
         self._empty.clear()
-        self._tell(control.ShuttingDown())
+        self._tell(control.PlaneStopping())
         with suppress(TimeoutError):  # the keeper ends the rest
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
@@ -371,12 +373,12 @@ class Plane:
 
     # Talking with the controller
 
-    def _absence(self, deployment: str) -> Absence:
+    def _absence(self, deployment: str) -> Unavailable:
         mine = [one for one in self._controller.instances() if one.deployment == deployment]
         lane = self._traffic.lanes.get(deployment)  # None: its deployment is gone
         return absence_of(mine, None if lane is None else lane.start_up_s, time.monotonic())
 
-    def _tell(self, event: control.Event) -> None:
+    def _tell(self, event: control.ControllerEvent) -> None:
         """Tell the controller, and do what it says. What happens meanwhile is told after that."""
         self._untold.append(event)
         if self._telling:
@@ -392,7 +394,7 @@ class Plane:
             self._empty.set()
         self._announce()
 
-    def _hear(self, event: control.Event) -> None:
+    def _hear(self, event: control.ControllerEvent) -> None:
         """News of a process. What it was asked before it ended is not answered any more."""
         if isinstance(event, control.Exited):
             self._hands.prober.forget(event.instance_id)

@@ -6,19 +6,21 @@ from collections.abc import Callable
 import msgspec
 
 from pointsman.control.desired import Address
-from pointsman.control.events import Answered, Event, Silent
-from pointsman.engines import Probe
+from pointsman.control.events import Answered, ControllerEvent, Silent
+from pointsman.engines import ProbeRequest
 from pointsman.runtimes.local.asking import Unanswered, ask
 
 
 class Prober:
     """Puts questions to instances and tells the answers; a new question to an instance takes the place of the old."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
+    def __init__(self, tell: Callable[[ControllerEvent], None]) -> None:
         self._tell = tell
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    def probe(self, instance_id: str, address: Address, question: Probe, *, readiness: bool, timeout_s: float) -> None:
+    def probe(
+        self, instance_id: str, address: Address, question: ProbeRequest, *, readiness: bool, timeout_s: float
+    ) -> None:
         """Ask now; tell `Answered` or `Silent` within the time limit."""
         self.forget(instance_id)
         work = self._probe(instance_id, address, question, readiness, timeout_s)
@@ -36,14 +38,14 @@ class Prober:
             self.forget(instance_id)
 
     async def _probe(
-        self, instance_id: str, address: Address, question: Probe, readiness: bool, timeout_s: float
+        self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
     ) -> None:
         why = await _refusal(address, question, timeout_s, is_work=readiness)
         self._asking.pop(instance_id, None)
         self._tell(Silent(instance_id, why) if why else Answered(instance_id, readiness))
 
 
-async def _refusal(address: Address, question: Probe, timeout_s: float, *, is_work: bool) -> str:
+async def _refusal(address: Address, question: ProbeRequest, timeout_s: float, *, is_work: bool) -> str:
     """Why a probe failed; empty: it did not. `is_work`: what it did must be there to be seen, too."""
     try:
         answer = await ask(address, question.method, question.path, question.body, timeout_s=timeout_s)

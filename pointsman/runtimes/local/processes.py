@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from pointsman.control.desired import Address
-from pointsman.control.events import Adopted, Event, Exited, Launched, LaunchFailed
-from pointsman.engines import Launch
+from pointsman.control.events import Adopted, ControllerEvent, Exited, Launched, LaunchFailed
+from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
 from pointsman.placement.asks import Place
 from pointsman.runtimes.local import link as keeping
 from pointsman.runtimes.local.leftovers import MARK, clear
-from pointsman.runtimes.local.link import KeeperLink, Process, Report
+from pointsman.runtimes.local.link import EngineProcess, Report, SupervisorLink
 from pointsman.runtimes.local.logs import FOLDER, last_words, log_file, prune
 from pointsman.runtimes.local.ports import Ports
 from pointsman.runtimes.local.store import Store, StoredInstance
@@ -37,7 +37,9 @@ UNREMARKABLE = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 class Processes:
     """All processes of the instances that this plane runs."""
 
-    def __init__(self, state: Path, store: Store, tell: Callable[[Event], None], *, orphan_grace_s: float) -> None:
+    def __init__(
+        self, state: Path, store: Store, tell: Callable[[ControllerEvent], None], *, orphan_grace_s: float
+    ) -> None:
         self._state = state
         self._store = store
         self._tell = tell
@@ -45,8 +47,8 @@ class Processes:
         self._ports = Ports(HOST)
         self._known: dict[str, StoredInstance] = {}
         """Started or about to be, and not known to have ended; the same as in the store."""
-        self._keeper: KeeperLink | None = None
-        self._held: dict[str, Callable[[KeeperLink], None]] = {}
+        self._keeper: SupervisorLink | None = None
+        self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a keeper, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
         """Processes that the store does not know, by name: they are being killed."""
@@ -77,7 +79,7 @@ class Processes:
         deployment: str,
         recipe: str,
         cwd: str,
-        how: Callable[[str, int], Launch],
+        how: Callable[[str, int], LaunchSpec],
         place: Place | None = None,
     ) -> None:
         """Start a process on a free port; `how(host, port)` says how."""
@@ -95,7 +97,7 @@ class Processes:
         env = _environment(os.environ, launch.env) | {MARK: instance_id}
         log = log_file(self._state, instance_id)
 
-        def start(keeper: KeeperLink) -> None:
+        def start(keeper: SupervisorLink) -> None:
             keeper.start(instance_id, launch.argv, env, cwd if Path(cwd).is_dir() else str(self._state), log)
 
         self._held[instance_id] = start
@@ -129,7 +131,9 @@ class Processes:
 
     async def _connect(self) -> tuple[list[StoredInstance], list[StoredInstance]]:
         """Talk to a keeper, and compare what it runs with what we know: who was not known to run, and who does not."""
-        keeper, running = await KeeperLink.open(self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S)
+        keeper, running = await SupervisorLink.open(
+            self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S
+        )
         found, ended = [], []
         for instance in list(self._known.values()):
             process = next((one for one in running if one.id == instance.id), None)
@@ -155,7 +159,7 @@ class Processes:
         if old is not None:
             self._replacing = asyncio.get_running_loop().create_task(self._replace(old))
 
-    async def _replace(self, old: KeeperLink) -> None:
+    async def _replace(self, old: SupervisorLink) -> None:
         """If the old one is dead, so is whatever it kept; it may also only have hung up, and then nothing is lost."""
         if await _has_ended(old):
             for instance in [one for one in self._known.values() if one.id not in self._held]:
@@ -182,22 +186,22 @@ class Processes:
 
     def _hear(self, report: Report) -> None:
         match report:
-            case keeping.Started():
-                self._note(Process(report.id, report.pid, report.born))
+            case keeping.ProcessStarted():
+                self._note(EngineProcess(report.id, report.pid, report.born))
                 known = self._known.get(report.id)
                 if known is not None:
                     self._tell(Launched(known.id, report.pid, known.host, known.port))
-            case keeping.Failed():
+            case keeping.ProcessFailed():
                 self._ended(report.id, report.why)
-            case keeping.Exited() if self._strangers.get(report.id) == report.pid:
+            case keeping.ProcessExited() if self._strangers.get(report.id) == report.pid:
                 del self._strangers[report.id]
                 self._start_held()
-            case keeping.Exited():
+            case keeping.ProcessExited():
                 self._ended(report.id, self._end_in_words(report))
             case keeping.Confused():
                 self.problem = f"the keeper did not understand: {report.why}"
 
-    def _note(self, process: Process) -> None:
+    def _note(self, process: EngineProcess) -> None:
         known = self._known.get(process.id)
         if known is not None:
             known = self._known[process.id] = msgspec.structs.replace(known, pid=process.pid, born=process.born)
@@ -214,7 +218,7 @@ class Processes:
         self._ports.release(instance_id)
         self._store.forget(instance_id)
 
-    def _end_in_words(self, report: keeping.Exited) -> str:
+    def _end_in_words(self, report: keeping.ProcessExited) -> str:
         words = last_words(log_file(self._state, report.id))
         if report.signal is None:
             return f"exit code {report.code}: {words}" if words else f"exit code {report.code}"
@@ -226,7 +230,7 @@ class Processes:
         return f"killed by {name}: {words}" if remarkable else f"killed by {name}"
 
 
-async def _has_ended(keeper: KeeperLink) -> bool:
+async def _has_ended(keeper: SupervisorLink) -> bool:
     """Whether it has, a moment after it has hung up."""
     for _ in range(20):
         if not keeper.lives:

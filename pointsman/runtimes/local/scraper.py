@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pointsman.control.desired import Address
 from pointsman.engines import Engine, Samples
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.local.asking import Line, Unanswered
+from pointsman.runtimes.local.asking import ProbeConnection, Unanswered
 
 Measured = Callable[[str, str, Metrics], None]
 """(deployment, instance, metrics)"""
@@ -24,7 +24,7 @@ class Reading:
 
     def __init__(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
         self.deployment, self.instance_id, self.engine = deployment, instance_id, engine
-        self.line = Line(address)
+        self.line = ProbeConnection(address)
         self.failures = 0
         """In a row."""
         self.why = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.engines import Launch
+from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
 
 SECRET = "secret"
@@ -41,7 +41,7 @@ class Shared:
         """The plane ends, and its replicas have."""
         shutil.rmtree(self.shm, ignore_errors=True)
 
-    def introduced(self, launch: Launch, user_config: bytes) -> Launch:
+    def introduced(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
         """A replica that knows its plane, and its user config (JSON)."""
         told = {
             "POINTSMAN_SECRET": self.secret,

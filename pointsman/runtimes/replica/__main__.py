@@ -13,7 +13,7 @@ import uvloop
 
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.replica.recipe import Recipe, Surroundings, read_environment
-from pointsman.runtimes.replica.server import Server
+from pointsman.runtimes.replica.server import ReplicaServer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings) -> None:
     """Listen at once, so that health can be asked while the code is loaded."""
-    server = Server(recipe, surroundings)
+    server = ReplicaServer(recipe, surroundings)
     loop = asyncio.get_running_loop()
     try:
         taken = await server.listen(host, port)

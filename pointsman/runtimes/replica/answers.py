@@ -18,7 +18,7 @@ BYTES = "application/octet-stream"
 _OURS = os.path.dirname(__file__)  # noqa: PTH120 - compared with the names in frames, as they are
 
 
-class Refused(PointsmanError):
+class CallRefused(PointsmanError):
     """What a client sent cannot be the input; `detail` says which field and why."""
 
     def __init__(self, detail: Any, status: int = 422) -> None:
@@ -83,7 +83,7 @@ def to_json(value: Any) -> bytes:
 
 def error_answer(error: BaseException) -> tuple[int, bytes]:
     """Status and body for what the user's code raised."""
-    if isinstance(error, Refused):
+    if isinstance(error, CallRefused):
         return error.status, to_json({"detail": error.detail})
     said: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": _own_traceback(error)}
     status = 500

@@ -5,7 +5,7 @@ from collections import deque
 
 from pointsman.pipeline.batching import Batching, joined, parted
 from pointsman.pipeline.context import CURRENT
-from pointsman.runtimes.replica.call import Call
+from pointsman.runtimes.replica.call import ReplicaCall
 from pointsman.runtimes.replica.calling import Calling
 from pointsman.runtimes.replica.methods import Method
 
@@ -18,12 +18,12 @@ class Batches:
         self._batching = batching
         self._calling = calling
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Call, float]] = deque()
+        self._waiting: deque[tuple[ReplicaCall, float]] = deque()
         """With the time that each came."""
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ReplicaCall) -> None:
         """It runs with the next batch."""
         self._waiting.append((call, self._loop.time()))
         if self._running is None:
@@ -48,9 +48,9 @@ class Batches:
             for call in batch:
                 call.task = _Share(batch, self._running)
 
-    def _taken(self) -> list[Call]:
+    def _taken(self) -> list[ReplicaCall]:
         """The calls that go together: as many arguments, the same names, and still wanted."""
-        batch: list[Call] = []
+        batch: list[ReplicaCall] = []
         while self._waiting and len(batch) < self._batching.max_batch_size:
             call, _ = self._waiting[0]
             if not call.is_over:
@@ -60,7 +60,7 @@ class Batches:
             self._waiting.popleft()
         return batch
 
-    async def _run(self, batch: list[Call]) -> None:
+    async def _run(self, batch: list[ReplicaCall]) -> None:
         try:
             args, kwargs = joined([(call.args, call.kwargs) for call in batch])
             results = parted(await self._calling.value(self._method, *args, **kwargs), len(batch), self._method.name)
@@ -78,7 +78,7 @@ class Batches:
 class _Share:
     """The part that a call has in a batch: who is the last to leave ends it."""
 
-    def __init__(self, batch: list[Call], running: "asyncio.Task[None]") -> None:
+    def __init__(self, batch: list[ReplicaCall], running: "asyncio.Task[None]") -> None:
         self._batch = batch
         self._running = running
 
@@ -87,5 +87,5 @@ class _Share:
             self._running.cancel()
 
 
-def _shape(call: Call) -> tuple[int, frozenset[str]]:
+def _shape(call: ReplicaCall) -> tuple[int, frozenset[str]]:
     return len(call.args), frozenset(call.kwargs)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pointsman.pipeline.context import CallContext
-from pointsman.runtimes.connection import Exchange
+from pointsman.runtimes.connection import ServerExchange
 from pointsman.runtimes.replica.answers import Pieces, error_answer, problem, whole_answer
 from pointsman.runtimes.replica.methods import Method
 from pointsman.runtimes.wire import CallHead, SharedMemory
@@ -20,7 +20,7 @@ class Cancellable(Protocol):
     def cancel(self) -> Any: ...
 
 
-class Call:
+class ReplicaCall:
     """Ends exactly once: it is answered, it fails, its time is over, or its client is gone."""
 
     __slots__ = (
@@ -30,14 +30,14 @@ class Call:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: ServerExchange,
         head: CallHead,
         method: Method,
         args: list[Any],
         kwargs: dict[str, Any],
         context: CallContext,
         shared: SharedMemory | None,
-        ended: Callable[["Call"], None],
+        ended: Callable[["ReplicaCall"], None],
     ) -> None:
         self.method = method
         self.args = args

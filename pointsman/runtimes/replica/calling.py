@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import Any
 
 from pointsman.pipeline.context import CURRENT, CallContext
-from pointsman.runtimes.replica.call import Call
-from pointsman.runtimes.replica.methods import Kind, Method
+from pointsman.runtimes.replica.call import ReplicaCall
+from pointsman.runtimes.replica.methods import Method, MethodKind
 from pointsman.runtimes.replica.threads import Threads
 from pointsman.runtimes.wire import COLLECTED
 
@@ -30,21 +30,21 @@ class Calling:
         """The object holds handles."""
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ReplicaCall) -> None:
         """Make a call; it ends when its code does."""
         match call.method.kind:
-            case Kind.PLAIN:
+            case MethodKind.PLAIN:
                 self._plain(call)
-            case Kind.ASYNC:
+            case MethodKind.ASYNC:
                 self._task(call, self._awaited(call))
-            case Kind.ASYNC_GENERATOR:
+            case MethodKind.ASYNC_GENERATOR:
                 self._task(call, self._streamed(call))
-            case Kind.GENERATOR:
+            case MethodKind.GENERATOR:
                 self._threads.run(lambda: self._iterated(call), lambda _, error: self._iterated_or(call, error))
 
     async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         """What a call of ours gives: of the preprocessor, of `reconfigure`, of a batch."""
-        if method.kind is Kind.ASYNC:
+        if method.kind is MethodKind.ASYNC:
             return await method.function(*args, **kwargs)
         context = CURRENT.get()
         if self._is_quick(method):
@@ -58,7 +58,7 @@ class Calling:
     def _is_quick(self, method: Method) -> bool:
         return method.pace.is_quick and self._threads.has_room and not self._may_wait
 
-    def _plain(self, call: Call) -> None:
+    def _plain(self, call: ReplicaCall) -> None:
         method = call.method
         if self._is_quick(method) and not call.handed_handles:
             try:
@@ -80,7 +80,7 @@ class Calling:
 
         self._threads.run(job, done)
 
-    def _returned(self, call: Call, result: Any) -> None:
+    def _returned(self, call: ReplicaCall, result: Any) -> None:
         """Usually that is the answer; a plain function may also return something that is yet to be run."""
         if inspect.isgenerator(result):
             self._threads.run(lambda: self._iterated(call, result), lambda _, error: self._iterated_or(call, error))
@@ -93,7 +93,7 @@ class Calling:
 
     # Async code
 
-    def _task(self, call: Call, running: Any) -> None:
+    def _task(self, call: ReplicaCall, running: Any) -> None:
         if call.is_over:
             running.close()
             return
@@ -101,7 +101,7 @@ class Calling:
         call.task = self._loop.create_task(running)  # with the context as it is now
         CURRENT.reset(token)
 
-    async def _awaited(self, call: Call, running: Any = None) -> None:
+    async def _awaited(self, call: ReplicaCall, running: Any = None) -> None:
         try:
             result = await (running or call.method.function(*call.args, **call.kwargs))
             if inspect.isasyncgen(result):
@@ -114,7 +114,7 @@ class Calling:
         except BaseException as error:
             call.fail(error)
 
-    async def _streamed(self, call: Call, generator: Any = None) -> None:
+    async def _streamed(self, call: ReplicaCall, generator: Any = None) -> None:
         try:
             await self._stream(call, generator or call.method.function(*call.args, **call.kwargs))
         except asyncio.CancelledError as error:
@@ -123,7 +123,7 @@ class Calling:
         except BaseException as error:
             call.fail(error)
 
-    async def _stream(self, call: Call, generator: Any) -> None:
+    async def _stream(self, call: ReplicaCall, generator: Any) -> None:
         async with aclosing(generator) as pieces:
             if call.form in COLLECTED:
                 call.finish([piece async for piece in pieces])
@@ -140,7 +140,7 @@ class Calling:
 
     # Generators in a thread
 
-    def _iterated(self, call: Call, generator: Any = None) -> None:
+    def _iterated(self, call: ReplicaCall, generator: Any = None) -> None:
         """Goes through a generator; in a thread."""
         if call.is_over:
             return
@@ -157,7 +157,7 @@ class Calling:
         finally:
             CURRENT.reset(token)
 
-    def _iterate(self, call: Call, pieces: Iterable[Any]) -> None:
+    def _iterate(self, call: ReplicaCall, pieces: Iterable[Any]) -> None:
         going = None
         for count, piece in enumerate(pieces):
             if call.is_over:
@@ -171,7 +171,7 @@ class Calling:
             self._tell(call.begin_pieces, None)
         self._tell(call.end_pieces)
 
-    def _iterated_or(self, call: Call, error: BaseException | None) -> None:
+    def _iterated_or(self, call: ReplicaCall, error: BaseException | None) -> None:
         if error is not None:
             call.fail(error)
 
@@ -179,7 +179,7 @@ class Calling:
         self._loop.call_soon_threadsafe(what, *args)
 
 
-async def _begun(call: Call, first: Any) -> Any:
+async def _begun(call: ReplicaCall, first: Any) -> Any:
     return call.begin_pieces(first)
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.pipeline.graph import Access
 from pointsman.pipeline.inputs import BadInput, part_of
-from pointsman.runtimes.replica.answers import Refused
+from pointsman.runtimes.replica.answers import CallRefused
 from pointsman.runtimes.replica.calling import Calling
 from pointsman.runtimes.replica.http_request import Request
 from pointsman.runtimes.replica.methods import Method
@@ -26,12 +26,12 @@ class Ingress:
     async def input(
         self, request: Request, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
     ) -> list[bytes]:
-        """The parts of the input that are wanted, each as a blob. Raises `Refused` for input that cannot be."""
+        """The parts of the input that are wanted, each as a blob. Raises `CallRefused` for input that cannot be."""
         value = await self._made(request)
         try:
             parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
         except BadInput as error:
-            raise Refused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
+            raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
         return [encode_value(part, self._shared) for part in parts]
 
     async def openapi(self) -> Any:
@@ -44,7 +44,7 @@ class Ingress:
             try:
                 value = await request.json()
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Refused([{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from None
+                raise CallRefused([{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from None
         else:
             value = await self._preprocessed(request)
         return value if self._schema is None else self._validated(value)
@@ -53,15 +53,15 @@ class Ingress:
         assert self._preprocessor is not None
         try:
             return await self._calling.value(self._preprocessor, request)
-        except Refused:
+        except CallRefused:
             raise
         except Exception as error:
             if isinstance(status := getattr(error, "status_code", None), int):  # as web frameworks raise them
-                raise Refused(getattr(error, "detail", str(error)), status) from error
+                raise CallRefused(getattr(error, "detail", str(error)), status) from error
             if problems := _problems(error):
-                raise Refused(problems) from error
+                raise CallRefused(problems) from error
             if isinstance(error, ValueError):  # what came could not be read as what it should be
-                raise Refused([{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from error
+                raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from error
             raise
 
     def _validated(self, value: Any) -> Any:
@@ -71,7 +71,7 @@ class Ingress:
             return self._schema.model_validate(value)
         except Exception as error:
             if problems := _problems(error):
-                raise Refused(problems) from None
+                raise CallRefused(problems) from None
             raise
 
 

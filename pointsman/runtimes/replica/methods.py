@@ -20,7 +20,7 @@ MEMORY = 16
 """The running mean is that of about so many calls."""
 
 
-class Kind(Enum):
+class MethodKind(Enum):
     """How a method runs."""
 
     PLAIN = auto()
@@ -29,7 +29,7 @@ class Kind(Enum):
     ASYNC_GENERATOR = auto()
 
 
-class Pace:
+class MethodPace:
     """Whether calls of a plain method are so quick that they are made right on the loop.
 
     One slow call lifts the mean far above, and it takes the longer to come down the slower it was.
@@ -62,7 +62,7 @@ class Method:
         self.function = function
         self.kind = _kind_of(function)
         self.batching: Batching | None = batching_of(function)
-        self.pace = Pace()
+        self.pace = MethodPace()
 
 
 class Methods:
@@ -88,7 +88,10 @@ class Methods:
         """Raises for what could never be called."""
         for name in () if self._is_function else dir(type(self._target)):
             written = getattr(type(self._target), name, None)
-            if batching_of(written) is not None and _kind_of(written) in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
+            if batching_of(written) is not None and _kind_of(written) in (
+                MethodKind.GENERATOR,
+                MethodKind.ASYNC_GENERATOR,
+            ):
                 raise PointsmanError(f"{self._owner}.{name} is a generator, and generators cannot take batches")
 
     def _found(self, name: str) -> Method:
@@ -110,13 +113,13 @@ class Methods:
         return [name for name in names if callable(getattr(type(self._target), name, None))]
 
 
-def _kind_of(function: Any) -> Kind:
+def _kind_of(function: Any) -> MethodKind:
     while isinstance(function, partial):
         function = function.func
     if not inspect.isroutine(function) and not inspect.isclass(function):  # an object that can be called
         function = getattr(type(function), CALL, function)
     if inspect.isasyncgenfunction(function):
-        return Kind.ASYNC_GENERATOR
+        return MethodKind.ASYNC_GENERATOR
     if inspect.iscoroutinefunction(function):
-        return Kind.ASYNC
-    return Kind.GENERATOR if inspect.isgeneratorfunction(function) else Kind.PLAIN
+        return MethodKind.ASYNC
+    return MethodKind.GENERATOR if inspect.isgeneratorfunction(function) else MethodKind.PLAIN

@@ -11,10 +11,10 @@ import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.pipeline.context import CallContext
-from pointsman.runtimes.connection import Connection, Exchange, listen
+from pointsman.runtimes.connection import Connection, ServerExchange, listen
 from pointsman.runtimes.replica.answers import error_answer, problem
 from pointsman.runtimes.replica.batches import Batches
-from pointsman.runtimes.replica.call import Call
+from pointsman.runtimes.replica.call import ReplicaCall
 from pointsman.runtimes.replica.calling import Calling
 from pointsman.runtimes.replica.custom_metrics import KIND, CustomMetrics
 from pointsman.runtimes.replica.http_request import Request
@@ -30,7 +30,7 @@ LOADING = "its code is being loaded"
 STOPPING = "it is being stopped"
 
 
-class Server:
+class ReplicaServer:
     """One replica."""
 
     def __init__(self, recipe: Recipe, surroundings: Surroundings) -> None:
@@ -45,7 +45,7 @@ class Server:
         self._metrics = CustomMetrics()
         self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
         self._batches: dict[Method, Batches] = {}
-        self._under_way: set[Call] = set()
+        self._under_way: set[ReplicaCall] = set()
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,7 +54,7 @@ class Server:
         self._loaded = asyncio.Event()
         self._stopping = False
         self._done = asyncio.Event()
-        self._routes: Mapping[tuple[bytes, bytes], tuple[bool, Callable[[Exchange], None]]] = {
+        self._routes: Mapping[tuple[bytes, bytes], tuple[bool, Callable[[ServerExchange], None]]] = {
             (b"GET", b"/health"): (False, self._health),
             (b"GET", b"/ready"): (False, self._ready),
             (b"GET", b"/metrics"): (False, lambda exchange: exchange.respond(200, self._metrics.text(), KIND)),
@@ -101,7 +101,7 @@ class Server:
 
     # Requests
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: ServerExchange) -> None:
         route = self._routes.get((exchange.method, exchange.path))
         if self._stopping:
             exchange.hang_up()
@@ -118,16 +118,16 @@ class Server:
             traceback.print_exception(error)
             exchange.respond(*error_answer(error))
 
-    def _ready(self, exchange: Exchange) -> None:
+    def _ready(self, exchange: ServerExchange) -> None:
         if self._not_ready:
             exchange.respond(503, problem("NotReady", self._not_ready))
         else:
             exchange.respond(200, OK)
 
-    def _health(self, exchange: Exchange) -> None:
+    def _health(self, exchange: ServerExchange) -> None:
         self._soon(_done_or_why(exchange, self._target.check_health()))
 
-    async def _configure(self, exchange: Exchange) -> None:
+    async def _configure(self, exchange: ServerExchange) -> None:
         try:
             config = msgspec.json.decode(exchange.body)
         except msgspec.DecodeError as error:
@@ -136,7 +136,7 @@ class Server:
         await self._loaded.wait()
         await _done_or_why(exchange, self._target.configure(config))
 
-    def _call(self, exchange: Exchange) -> None:
+    def _call(self, exchange: ServerExchange) -> None:
         if self._not_ready:
             exchange.respond(503, problem("NotReady", self._not_ready))
             return
@@ -162,7 +162,7 @@ class Server:
         except PointsmanError as error:
             exchange.respond(400, problem(type(error).__name__, str(error)))
             return
-        call = Call(exchange, head, method, args, kwargs, self._context(head), self._shared, self._ended)
+        call = ReplicaCall(exchange, head, method, args, kwargs, self._context(head), self._shared, self._ended)
         call.handed_handles = bool(handed)
         self._under_way.add(call)
         if head.deadline_s is not None:
@@ -196,7 +196,7 @@ class Server:
             batches = self._batches[method] = Batches(method, method.batching, self._calling)
         return batches
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: ReplicaCall) -> None:
         self._under_way.discard(call)
         if self._stopping:
             self._done_if_nothing_is_left()
@@ -211,7 +211,7 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _done_or_why(exchange: Exchange, work: Awaitable[None]) -> None:
+async def _done_or_why(exchange: ServerExchange, work: Awaitable[None]) -> None:
     """Answer when it is done, or with what it raised."""
     try:
         await work

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pointsman.pipeline.context import CURRENT, CallContext
-from pointsman.runtimes.handles import Handle, Link
+from pointsman.runtimes.handles import Handle, HandleLink
 from pointsman.runtimes.model_handles import ModelHandle
 from pointsman.runtimes.replica.calling import Calling
 from pointsman.runtimes.replica.ingress import Ingress
@@ -22,7 +22,7 @@ class Handles:
     """Makes handles to other nodes and to models."""
 
     def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedMemory | None) -> None:
-        self._link = Link(
+        self._link = HandleLink(
             Requesting.unix(surroundings.socket, {"x-pointsman-secret": surroundings.secret}),
             asyncio.get_running_loop(),
             lambda value: encode_value(value, shared),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pointsman.runtimes.simulation.kv_cache import KvCache, Lease
-from pointsman.runtimes.simulation.performance import Counts, Hardware, Job, Step
+from pointsman.runtimes.simulation.performance import Counts, EngineStep, Hardware, Job
 
 
 class Limits(NamedTuple):
@@ -72,7 +72,7 @@ class ContinuousBatching:
         self._ends_at: float | None = None
         self._has_grown = False
         """A step is under way, and the blocks that it fills are taken."""
-        self._untold: list[Step] = []
+        self._untold: list[EngineStep] = []
 
     @property
     def running(self) -> int:
@@ -116,7 +116,7 @@ class ContinuousBatching:
         elif job in self._seats:
             self._leave(job)
 
-    def advance(self, now: float) -> list[Step]:
+    def advance(self, now: float) -> list[EngineStep]:
         self._run_until(now)
         told, self._untold = self._untold, []
         return told
@@ -159,7 +159,7 @@ class ContinuousBatching:
         duration_ms = self._hardware.step_ms(tokens, attended, self._context, writing)
         self._ends_at = now + duration_ms / 1000.0 / self._limits.time_scale
 
-    def _end(self, now: float) -> Step:
+    def _end(self, now: float) -> EngineStep:
         """Everybody who wrote has one token more; who has read everything has his first."""
         produced = list(self._writing)
         finished = list(self._last_steps.pop(self._step, ()))
@@ -177,7 +177,7 @@ class ContinuousBatching:
                 produced.append(job)
                 if self._start_writing(job, seat):
                     finished.append(job)
-        return Step(now, produced, finished)
+        return EngineStep(now, produced, finished)
 
     def _admit(self) -> Job | None:
         """Seat the job at the head of the queue; None: nobody waits, or there is no room."""

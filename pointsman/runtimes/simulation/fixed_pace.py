@@ -3,7 +3,7 @@
 from collections import deque
 from heapq import heappop, heappush
 
-from pointsman.runtimes.simulation.performance import KV_TOKENS_IF_UNKNOWN, Counts, Job, Step
+from pointsman.runtimes.simulation.performance import KV_TOKENS_IF_UNKNOWN, Counts, EngineStep, Job
 
 
 class FixedPace:
@@ -58,14 +58,14 @@ class FixedPace:
         elif job in self._waiting:
             self._waiting.remove(job)
 
-    def advance(self, now: float) -> list[Step]:
-        steps: list[Step] = []
+    def advance(self, now: float) -> list[EngineStep]:
+        steps: list[EngineStep] = []
         while (at := self.next_at) is not None and at <= now:
             _, _, job = heappop(self._due)
             job.generated += 1
             self._kv_used += 1
             done = job.generated == job.output_tokens
-            steps.append(Step(at, (job,), (job,) if done else ()))
+            steps.append(EngineStep(at, (job,), (job,) if done else ()))
             if done:
                 self._leave(job)
                 self._seat(at)

@@ -35,7 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
     """It ends so long after its launch; None: it cannot even be started."""
 
 
-class Process(msgspec.Struct, eq=False):
+class SimulatedProcess(msgspec.Struct, eq=False):
     """One that was launched and has not ended."""
 
     launch: control.Launch
@@ -55,7 +55,7 @@ class SimulatedFleet:
         start_up_s: Seconds = 1.0,
         stop_s: float = 0.0,
         fails: Callable[[control.Launch], Failure | None] | None = None,
-        watch: Callable[[float, control.Event], None] | None = None,
+        watch: Callable[[float, control.ControllerEvent], None] | None = None,
     ) -> None:
         """`start_up_s`: from launch to the first completion. `stop_s`: from SIGTERM to the end; SIGKILL takes no time.
         `fails` is asked at each launch; `watch` is told of each event once the controller has handled it."""
@@ -67,11 +67,11 @@ class SimulatedFleet:
         self._order = count()
         self._pids = count(1)
         self._workers: set[str] = set()
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, SimulatedProcess] = {}
         self._in_service: dict[str, ExecutionInstance] = {}
         self._asked: dict[str, control.Probe] = {}
         """Probes that are under way."""
-        self._alarm: control.WakeAt | None = None
+        self._alarm: control.WakeController | None = None
         for worker in workers:
             self.see(worker)
 
@@ -123,7 +123,7 @@ class SimulatedFleet:
             raise UnknownName("process of instance", instance_id, self._processes)
         self._end(self._processes[instance_id], why)
 
-    def tell(self, event: control.Event) -> None:
+    def tell(self, event: control.ControllerEvent) -> None:
         """Something has happened now: the controller decides, and its commands are carried out."""
         for command in self.controller.handle(event, self.now):
             self._carry_out(command)
@@ -132,10 +132,10 @@ class SimulatedFleet:
 
     # Commands
 
-    def _carry_out(self, command: control.Command) -> None:
+    def _carry_out(self, command: control.ControllerCommand) -> None:
         match command:
             case control.Launch():
-                process = self._processes[command.instance_id] = Process(command)
+                process = self._processes[command.instance_id] = SimulatedProcess(command)
                 self._at(self.now, partial(self._launch, process))
             case control.Probe():
                 self._asked[command.instance_id] = command
@@ -150,7 +150,7 @@ class SimulatedFleet:
                 self._signal(command.instance_id, self._stop_s, "killed by SIGTERM")
             case control.Kill():
                 self._signal(command.instance_id, 0.0, "killed by SIGKILL")
-            case control.WakeAt():
+            case control.WakeController():
                 self._alarm = command
                 self._at(command.at, partial(self._wake, command))
 
@@ -164,7 +164,7 @@ class SimulatedFleet:
 
     # What happens then
 
-    def _launch(self, process: Process) -> None:
+    def _launch(self, process: SimulatedProcess) -> None:
         name = process.launch.instance_id
         if self._processes.get(name) is not process:
             return  # it is gone, with its worker
@@ -188,19 +188,19 @@ class SimulatedFleet:
         ready = probe.endpoint is not None or self._processes[name].ready_at <= self.now
         self.tell(control.Answered(name, probe.readiness) if ready else control.Silent(name, "it does not listen yet"))
 
-    def _wake(self, alarm: control.WakeAt) -> None:
+    def _wake(self, alarm: control.WakeController) -> None:
         if self._alarm is alarm:
-            self.tell(control.TimerFired())
+            self.tell(control.ControllerTimer())
 
-    def _end(self, process: Process, why: str) -> None:
+    def _end(self, process: SimulatedProcess, why: str) -> None:
         if self._processes.get(process.launch.instance_id) is process:  # a process ends once
             self._forget(process)
             self._tell_end(process, why)
 
-    def _forget(self, process: Process) -> None:
+    def _forget(self, process: SimulatedProcess) -> None:
         del self._processes[process.launch.instance_id]
         self._asked.pop(process.launch.instance_id, None)
 
-    def _tell_end(self, process: Process, why: str) -> None:
+    def _tell_end(self, process: SimulatedProcess, why: str) -> None:
         name = process.launch.instance_id
         self.tell(control.Exited(name, why) if process.runs else control.LaunchFailed(name, why))

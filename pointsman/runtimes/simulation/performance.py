@@ -76,10 +76,10 @@ class Job:
         self.cached_tokens = 0
         """Of the prompt, those that did not have to be computed."""
         self.generated = 0
-        """Tokens written when it was last begun or ended; while it runs, `Step.produced` tells of each."""
+        """Tokens written when it was last begun or ended; while it runs, `EngineStep.produced` tells of each."""
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """Something that an engine has done."""
 
     at: float
@@ -136,6 +136,6 @@ class Pace(Protocol):
         """Forget a job; it gets no more tokens."""
         ...
 
-    def advance(self, now: float) -> list[Step]:
+    def advance(self, now: float) -> list[EngineStep]:
         """What has been done until now, and was not told yet."""
         ...

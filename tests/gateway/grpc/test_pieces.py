@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.gateway.grpc.pieces import Pieces
+from pointsman.gateway.grpc.pieces import JsonPieces
 
 CASES = [
     (b"application/json", b'{"a":1}', ['{"a":1}']),
@@ -19,7 +19,7 @@ CASES = [
 
 
 def read(content_type: bytes, body: bytes, cuts: list[int]) -> list[str]:
-    pieces, found, start = Pieces(content_type), [], 0
+    pieces, found, start = JsonPieces(content_type), [], 0
     for cut in [*sorted(cut for cut in cuts if cut <= len(body)), len(body)]:
         found += pieces.feed(body[start:cut])
         start = cut
@@ -42,6 +42,7 @@ def test_text_is_whole_when_it_is_put_together(text: str, cuts: list[int]) -> No
 
 def test_who_answers_piece_by_piece() -> None:
     several = {
-        kind: Pieces(kind).are_several for kind in (b"application/json", b"text/plain", b"application/x-ndjson", b"")
+        kind: JsonPieces(kind).are_several
+        for kind in (b"application/json", b"text/plain", b"application/x-ndjson", b"")
     }
     assert several == {b"application/json": False, b"text/plain": True, b"application/x-ndjson": True, b"": False}

@@ -1,15 +1,15 @@
 """What is told of a request through an application."""
 
-from pointsman.gateway.pipelines.records import PassageRecord, PassageRecords, StepRecord
+from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, StepRecord
 
 
-def record(name: str = "r1") -> PassageRecord:
+def record(name: str = "r1") -> PipelineRecord:
     steps = [
         StepRecord("m1_output", "m1", f"{name}.m1_output", 10.0, 10.010, "diamond.m1-1", 1),
         StepRecord("m2_output", "m2", f"{name}.m2_output", 10.0, 10.020, "diamond.m2-1", 2),
         StepRecord("dag", "ensemble", f"{name}.dag", 10.020, 10.040, "diamond.ensemble-1", 1),
     ]
-    return PassageRecord(name, "diamond", "", 0, 50.0, 10.0, steps, 10.040, 200)
+    return PipelineRecord(name, "diamond", "", 0, 50.0, 10.0, steps, 10.040, 200)
 
 
 def test_a_waterfall() -> None:
@@ -35,7 +35,7 @@ def test_what_is_under_way_has_no_end() -> None:
 
 
 def test_the_newest_are_kept() -> None:
-    kept = PassageRecords(2)
+    kept = PipelineRecords(2)
     for name in ("a", "b", "c"):
         kept.add(record(name))
     assert kept.get("a") is None

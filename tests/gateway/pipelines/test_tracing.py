@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pointsman.gateway.pipelines.records import PassageRecord, StepRecord
+from pointsman.gateway.pipelines.records import PipelineRecord, StepRecord
 from pointsman.gateway.pipelines.tracing import ENDPOINTS, exporter_to, exporting
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -20,7 +20,7 @@ def test_a_span_for_the_request_and_one_for_each_step() -> None:
         StepRecord("forward", "m2", "r1.first.m2", 10.1, 10.2, "app.m2-1", 2, depth=1),
         StepRecord("last", "m3", "r1.last", 10.5, 11.0, "app.m3-1", 1, failure="ValueError: no"),
     ]
-    record = PassageRecord("r1", "app", "team", 0, None, 10.0, steps, 11.0, 500, 'node "m3": ValueError: no')
+    record = PipelineRecord("r1", "app", "team", 0, None, 10.0, steps, 11.0, 500, 'node "m3": ValueError: no')
     exporter_to(provider)(record, f"00-{TRACE}-b7ad6b7169203331-01")
     spans = {span.name: span for span in kept.get_finished_spans()}
     assert set(spans) == {"app", "first", "forward", "last"}

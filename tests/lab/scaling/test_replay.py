@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.lab.scaling import Outcome, Reactive, Replay, Series, Setting, clairvoyant, static_peak
-from pointsman.lab.scaling.replay import Pool
+from pointsman.lab.scaling import Reactive, Replay, ReplayOutcome, Series, Setting, clairvoyant, static_peak
+from pointsman.lab.scaling.replay import ReplicaPool
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.predictive import Predictive
@@ -18,7 +18,7 @@ from tests.lab.scaling.made_up import BIN_S, DAY, daily, moody, steps
 LOADS = st.lists(st.integers(0, 200).map(float), min_size=2, max_size=12).filter(any)
 
 
-def run(series: Series, policy: object, **setting: Any) -> Outcome:
+def run(series: Series, policy: object, **setting: Any) -> ReplayOutcome:
     return Replay(series, Setting(**{"capacity": 10.0, "interval_s": 60.0} | setting)).run(policy)
 
 
@@ -59,7 +59,7 @@ def test_what_may_wait_is_served_later(queue_s: float, unserved: float) -> None:
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(1.0, 900.0)), max_size=12))
 def test_what_is_ordered_is_what_is_there_or_on_its_way(orders: list[tuple[int, float]]) -> None:
     series = steps(*[50.0] * 20)
-    pool = Pool(1, Setting(capacity=10.0, start_up_s=200.0), series)
+    pool = ReplicaPool(1, Setting(capacity=10.0, start_up_s=200.0), series)
     now, cost = 0.0, 0.0
     for target, seconds in orders:
         pool.order(target)

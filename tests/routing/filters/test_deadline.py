@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.endpoints import Fleet
+from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.deadline import MeetsDeadline
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Cycle
@@ -17,7 +17,7 @@ Facts = dict[str, Any]
 
 def roster_of(rows: list[Facts], long: bool) -> Endpoints:
     others = [ExecutionInstance(instance_id=f"other {n}") for n in range(ARRAYS_FROM if long else 0)]
-    fleet = Fleet([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
+    fleet = EndpointTable([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
     return fleet.roster.without(range(len(rows), len(fleet))) if long else fleet.roster
 
 

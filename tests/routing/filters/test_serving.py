@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.filters.serving import HasRoom, IsHealthy, ServesModel
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Cycle, Filter
@@ -15,12 +15,12 @@ from tests.routing.fleets import both_lengths, kept, reasons
 Facts = dict[str, Any]
 
 
-def fleet_of(rows: list[Facts], long: bool) -> Fleet:
+def fleet_of(rows: list[Facts], long: bool) -> EndpointTable:
     others = [ExecutionInstance(instance_id=f"other {n}", model_name="o") for n in range(ARRAYS_FROM if long else 0)]
-    return Fleet([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
+    return EndpointTable([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
 
 
-def candidates(fleet: Fleet, rows: list[Facts]) -> Endpoints:
+def candidates(fleet: EndpointTable, rows: list[Facts]) -> Endpoints:
     return fleet.roster.without(range(len(rows), len(fleet))) if len(fleet) > len(rows) else fleet.roster
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.signals import PREFIX_MATCH
@@ -18,8 +18,10 @@ STORY = "".join(f"{number:04d}" for number in range(16))
 """Sixteen tokens of four bytes."""
 
 
-def fleet_of(number: int = 3, *, long: bool = False) -> Fleet:
-    return Fleet([ExecutionInstance(instance_id=str(n)) for n in range(ARRAYS_FROM + number if long else number)])
+def fleet_of(number: int = 3, *, long: bool = False) -> EndpointTable:
+    return EndpointTable(
+        [ExecutionInstance(instance_id=str(n)) for n in range(ARRAYS_FROM + number if long else number)]
+    )
 
 
 def producer(block_size: int = 4, **parameters: Any) -> ApproxPrefixCacheProducer:
@@ -35,7 +37,9 @@ def asked(subject: ApproxPrefixCacheProducer, roster: Endpoints, prompt: Any = S
     return cycle
 
 
-def send(subject: ApproxPrefixCacheProducer, fleet: Fleet, where: int, prompt: Any = STORY, **facts: Any) -> None:
+def send(
+    subject: ApproxPrefixCacheProducer, fleet: EndpointTable, where: int, prompt: Any = STORY, **facts: Any
+) -> None:
     """The request goes to the endpoint of this number."""
     cycle = asked(subject, fleet.roster, prompt, **facts)
     subject.dispatched(cycle, went_to(fleet.roster, where))
@@ -46,7 +50,7 @@ def went_to(roster: Endpoints, where: int) -> SchedulingResult[Endpoint]:
 
 
 def matches(
-    subject: ApproxPrefixCacheProducer, fleet: Fleet, prompt: Any = STORY, most: int = 3, **facts: Any
+    subject: ApproxPrefixCacheProducer, fleet: EndpointTable, prompt: Any = STORY, most: int = 3, **facts: Any
 ) -> list[tuple[float, float]]:
     """(match, total) of the first few endpoints."""
     found = asked(subject, fleet.roster, prompt, **facts)[PREFIX_MATCH]
@@ -138,7 +142,7 @@ def test_nothing_to_match_in_an_empty_prompt_or_an_empty_fleet() -> None:
     subject, fleet = producer(), fleet_of()
     send(subject, fleet, 0, "")
     assert matches(subject, fleet, "") == [(0, 0)] * 3
-    assert matches(subject, Fleet()) == []
+    assert matches(subject, EndpointTable()) == []
 
 
 # Block sizes

@@ -9,9 +9,9 @@ from pointsman.routing.queue import (
     Blocked,
     FlowControl,
     PriorityHoldbackPolicy,
+    QueueStage,
     RoundRobinFairnessPolicy,
     SoftReflectiveCeilingPolicy,
-    Stage,
     StaticUsageLimitPolicy,
 )
 from pointsman.routing.queue.bands import MOST_DYNAMIC_BANDS
@@ -344,7 +344,7 @@ def test_taking_somebody_whose_turn_it_is_not() -> None:
     offer(queue, item("a"), item("b"), item("high", priority=1))
     [_, a, b] = queue.waiting()
     queue.take(b, now=3.0)
-    assert (b.stage, b.taken_at, len(queue)) == (Stage.HELD, 3.0, 3)
+    assert (b.stage, b.taken_at, len(queue)) == (QueueStage.HELD, 3.0, 3)
     with pytest.raises(PointsmanError, match='request "b" should be waiting, but is taken out'):
         queue.take(b, now=3.0)
     queue.served(b)
@@ -359,7 +359,7 @@ def test_dropping_what_is_held() -> None:
     held = queue.pop(0.0, 0.0)
     assert held is not None
     queue.drop(held)
-    assert (len(queue), queue.waiting_bytes, held.stage) == (0, 0, Stage.LEFT)
+    assert (len(queue), queue.waiting_bytes, held.stage) == (0, 0, QueueStage.LEFT)
 
 
 def test_cancelling() -> None:

@@ -11,8 +11,8 @@ from pointsman.routing.queue import (
     FlowControl,
     GlobalStrictFairnessPolicy,
     Queued,
+    QueueStage,
     RoundRobinFairnessPolicy,
-    Stage,
     VirtualTokenCounterFairnessPolicy,
 )
 from tests.routing.queue.waiting import ids, item
@@ -170,10 +170,10 @@ class Lives(RuleBasedStateMachine):
         assert len(displayed) == len(self.waiting)
         assert set(displayed) == self.waiting
         for stage, items in (
-            (Stage.WAITING, self.waiting),
-            (Stage.HELD, self.held),
-            (Stage.SERVED, self.served),
-            (Stage.LEFT, self.left),
+            (QueueStage.WAITING, self.waiting),
+            (QueueStage.HELD, self.held),
+            (QueueStage.SERVED, self.served),
+            (QueueStage.LEFT, self.left),
         ):
             assert all(one.stage is stage for one in items)
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.endpoints import Fleet, Metrics
+from pointsman.routing.endpoints import EndpointTable, Metrics
 from pointsman.routing.plugins import Endpoints
 from pointsman.routing.queue import ConcurrencyDetector, PoolSaturation, UtilizationDetector
 from pointsman.routing.queue.pool import LegacyAdmission
@@ -214,7 +214,7 @@ def test_the_fuller_sub_pool_counts(candidates: Sequence[Candidate], asked: list
 
 
 def test_sub_pools_follow_the_members_and_their_numbers() -> None:
-    fleet: Fleet = fleet_of([role("prefill"), role("decode")])
+    fleet: EndpointTable = fleet_of([role("prefill"), role("decode")])
     pool = PoolSaturation(ConcurrencyDetector(max_concurrency=2))
     prefill, decode = fleet.roster
     fleet.reserve(prefill, 0.0)

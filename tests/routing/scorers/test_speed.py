@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.endpoints import Endpoint, Fleet, Metrics
+from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import Cheapest, Fastest, LeastLoaded
 from pointsman.selection import Cycle, Scorer
@@ -21,7 +21,7 @@ Facts = dict[str, Any]
 def faced(rows: list[Facts], long: bool, request: RequestMetadata | None = None) -> tuple[RequestCycle, Endpoints]:
     """A cycle and the endpoints of these facts; a long fleet has others that are not candidates."""
     others = [ExecutionInstance(instance_id=f"other {n}") for n in range(ARRAYS_FROM if long else 0)]
-    fleet = Fleet([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
+    fleet = EndpointTable([*(ExecutionInstance(instance_id=str(n), **row) for n, row in enumerate(rows)), *others])
     roster = fleet.roster.without(range(len(rows), len(fleet))) if long else fleet.roster
     return Cycle(request or RequestMetadata("r", max_tokens=100)), roster
 
@@ -83,7 +83,9 @@ def test_an_answer_of_no_tokens_is_scored_too(long: bool) -> None:
 
 @both_lengths
 def test_load_that_was_reported_counts(long: bool) -> None:
-    fleet = Fleet([ExecutionInstance(instance_id=str(n), max_concurrency=4) for n in range(ARRAYS_FROM if long else 2)])
+    fleet = EndpointTable(
+        [ExecutionInstance(instance_id=str(n), max_concurrency=4) for n in range(ARRAYS_FROM if long else 2)]
+    )
     fleet.measure("0", Metrics(running_requests_size=3, waiting_queue_size=1), 0.0)
     fleet.reserve(fleet["1"], 1.0)
     assert scores(LeastLoaded(), Cycle(RequestMetadata("r")), fleet.roster)[:2] == pytest.approx([0.5, 0.8])

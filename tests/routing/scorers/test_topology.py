@@ -2,7 +2,7 @@
 
 import pytest
 
-from pointsman.routing.endpoints import Fleet
+from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.scorers import TopologyAffinity
 from pointsman.routing.signals import NEAR
@@ -23,9 +23,9 @@ PLACES: list[tuple[str, str, dict[str, str]]] = [
 ]
 
 
-def fleet_of(long: bool) -> Fleet:
+def fleet_of(long: bool) -> EndpointTable:
     others = [ExecutionInstance(instance_id=f"o{n}", host="elsewhere") for n in range(ARRAYS_FROM if long else 0)]
-    return Fleet(
+    return EndpointTable(
         [*(ExecutionInstance(instance_id=name, host=host, labels=labels) for name, host, labels in PLACES), *others]
     )
 

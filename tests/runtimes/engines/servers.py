@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pointsman.engines import Samples
-from pointsman.engines.base import Engine, Probe
+from pointsman.engines.base import Engine, ProbeRequest
 from pointsman.routing.endpoints import Metrics
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-pydoc-q8_0.gguf"
@@ -55,7 +55,7 @@ class Served:
         finally:
             connection.close()
 
-    def probe(self, probe: Probe) -> Answer:
+    def probe(self, probe: ProbeRequest) -> Answer:
         return self.ask(probe.path, probe.body or None, probe.method)
 
     def metrics(self, engine: Engine) -> Metrics:

@@ -4,7 +4,7 @@ import pytest
 
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.absence import NOBODY, absence_of
-from pointsman.runtimes.traffic import Absence
+from pointsman.runtimes.traffic import Unavailable
 from tests.runtimes.local.scaling.test_scaled import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
@@ -17,15 +17,15 @@ HOMELESS = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, homeless=
     ("instances", "start_up_s", "absence"),
     [
         ([], 30.0, NOBODY),
-        ([STARTING], 30.0, Absence("m-1 is being started, for 10 s so far", 20.0)),
-        ([STARTING], 5.0, Absence("m-1 is being started, for 10 s so far", 0.0)),  # any moment
-        ([STARTING], None, Absence("m-1 is being started, for 10 s so far")),
-        ([FAILED], 30.0, Absence("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
-        ([ONCE], None, Absence("m-2 has failed once, and is started again in 5 s", 5.0)),
-        ([HOMELESS], 30.0, Absence("there is no place for m-3 yet")),
-        ([HOMELESS, FAILED, STARTING], 30.0, Absence("m-1 is being started, for 10 s so far", 20.0)),  # who is first
-        ([instance("m-4", Phase.STOPPING)], 30.0, Absence("m-4 is stopping")),
+        ([STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
+        ([STARTING], 5.0, Unavailable("m-1 is being started, for 10 s so far", 0.0)),  # any moment
+        ([STARTING], None, Unavailable("m-1 is being started, for 10 s so far")),
+        ([FAILED], 30.0, Unavailable("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
+        ([ONCE], None, Unavailable("m-2 has failed once, and is started again in 5 s", 5.0)),
+        ([HOMELESS], 30.0, Unavailable("there is no place for m-3 yet")),
+        ([HOMELESS, FAILED, STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
+        ([instance("m-4", Phase.STOPPING)], 30.0, Unavailable("m-4 is stopping")),
     ],
 )  # fmt: skip
-def test_absence(instances: list[InstanceStatus], start_up_s: float | None, absence: Absence) -> None:
+def test_absence(instances: list[InstanceStatus], start_up_s: float | None, absence: Unavailable) -> None:
     assert absence_of(instances, start_up_s, 100.0) == absence

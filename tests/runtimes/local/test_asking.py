@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.control.desired import Address
 from pointsman.runtimes.local import asking
-from pointsman.runtimes.local.asking import Answer, Line, Unanswered, ask
+from pointsman.runtimes.local.asking import Answer, ProbeConnection, Unanswered, ask
 from tests.runtimes.local.planes import run
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
@@ -117,7 +117,7 @@ def test_a_line_is_kept_and_made_anew_when_the_server_has_hung_up() -> None:
     async def story() -> None:
         server = Server(PLAIN)
         async with serving(server) as address:
-            line = Line(address)
+            line = ProbeConnection(address)
             for _ in range(3):
                 assert (await line.ask("GET", "/", timeout_s=5.0)).status == 200
             assert server.connections == 1

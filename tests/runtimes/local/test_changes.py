@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pointsman.config import load_manifest
-from pointsman.control import Step, What
+from pointsman.control import ReconcileStep, What
 from pointsman.runtimes.local.changes import Change, Changes, changes_between
 
 BEFORE = """
@@ -17,7 +17,7 @@ deployments:
 """
 
 
-def told(after: str, before: str = BEFORE, steps: Sequence[Step] = ()) -> list[tuple[str, str, str]]:
+def told(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep] = ()) -> list[tuple[str, str, str]]:
     found = changes_between(load_manifest(before), load_manifest(after), steps)
     return [(change.what, change.subject, change.why) for change in found.steps]
 
@@ -149,7 +149,7 @@ def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, aft
 
 
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
-    step = Step(What.START, "m-1", "1 replica is wanted, 0 there", "m")
+    step = ReconcileStep(What.START, "m-1", "1 replica is wanted, 0 there", "m")
     found = changes_between(None, load_manifest(BEFORE), [step])
     assert [change.what for change in found.steps] == ["open", "start"]
 
@@ -168,8 +168,8 @@ def test_changes_are_a_table_and_false_if_there_are_none() -> None:
 
 def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
     steps = [
-        Step(What.START, "m-1", "2 replicas are wanted, 0 there", "m", where="w1: gpu0 (16.0 GiB)"),
-        Step(What.START, "m-2", "2 replicas are wanted, 0 there", "m", where="no place: one GPU: 1 no room"),
+        ReconcileStep(What.START, "m-1", "2 replicas are wanted, 0 there", "m", where="w1: gpu0 (16.0 GiB)"),
+        ReconcileStep(What.START, "m-2", "2 replicas are wanted, 0 there", "m", where="no place: one GPU: 1 no room"),
     ]
     changes = changes_between(None, load_manifest(BEFORE), steps)
     head, _, opened, *started = str(changes).splitlines()

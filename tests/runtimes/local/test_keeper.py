@@ -15,7 +15,15 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local import keeper
-from pointsman.runtimes.local.link import SOCKET, Exited, Failed, KeeperLink, Process, Report, Started
+from pointsman.runtimes.local.link import (
+    SOCKET,
+    EngineProcess,
+    ProcessExited,
+    ProcessFailed,
+    ProcessStarted,
+    Report,
+    SupervisorLink,
+)
 from pointsman.runtimes.sockets import reachable
 from tests.runtimes.local.processes import eventually, is_alive, until
 
@@ -36,7 +44,7 @@ FAMILY = [
 class Hold:
     """A plane of few words: a link, and what was heard over it."""
 
-    def __init__(self, link: KeeperLink, running: list[Process], state: Path) -> None:
+    def __init__(self, link: SupervisorLink, running: list[EngineProcess], state: Path) -> None:
         self.link, self.running, self.state = link, running, state
         self.heard: list[Report] = []
         self.lost = False
@@ -44,7 +52,7 @@ class Hold:
 
     @classmethod
     async def of(cls, state: Path, grace_s: float = 0.3) -> "Hold":
-        link, running = await KeeperLink.open(state, grace_s=grace_s, stop_grace_s=0.3)
+        link, running = await SupervisorLink.open(state, grace_s=grace_s, stop_grace_s=0.3)
         return cls(link, running, state)
 
     def _lose(self) -> None:
@@ -55,7 +63,7 @@ class Hold:
 
     async def start(self, name: str, argv: list[str]) -> int:
         self.link.start(name, argv, dict(os.environ), "/", self.log(name))
-        started: Started = await self.hear(Started, name)
+        started: ProcessStarted = await self.hear(ProcessStarted, name)
         return started.pid
 
     async def hear(self, kind: type[Any], name: str) -> Any:
@@ -87,10 +95,12 @@ def test_it_starts_reports_ends_and_leaves_nothing(state: Path) -> None:
         assert is_alive(pid)
         assert os.getpgid(pid) == os.getsid(pid) == pid
         await hold.start("b", [sys.executable, "-S", "-c", "print('good bye'); raise SystemExit(3)"])
-        assert await hold.hear(Exited, "b") == Exited("b", (await hold.hear(Started, "b")).pid, code=3)
+        assert await hold.hear(ProcessExited, "b") == ProcessExited(
+            "b", (await hold.hear(ProcessStarted, "b")).pid, code=3
+        )
         assert await hold.says("b") == "good bye"
         await hold.link.end()
-        assert (await hold.hear(Exited, "a")).signal == signal.SIGTERM
+        assert (await hold.hear(ProcessExited, "a")).signal == signal.SIGTERM
         assert not is_alive(pid)
         assert not is_alive(hold.link.pid)
         assert not hold.lost
@@ -103,10 +113,10 @@ def test_what_cannot_be_started_is_reported_with_the_reason(state: Path) -> None
     async def story() -> None:
         hold = await Hold.of(state)
         hold.link.start("a", ["/nowhere/engine"], {}, "/", hold.log("a"))
-        assert await hold.hear(Failed, "a") == Failed("a", "/nowhere/engine: No such file or directory")
+        assert await hold.hear(ProcessFailed, "a") == ProcessFailed("a", "/nowhere/engine: No such file or directory")
         await hold.start("b", SLEEP)
         hold.link.start("b", SLEEP, {}, "/", hold.log("b"))
-        assert "it is running already" in (await hold.hear(Failed, "b")).why
+        assert "it is running already" in (await hold.hear(ProcessFailed, "b")).why
         await hold.link.end()
 
     run(story())
@@ -120,13 +130,13 @@ def test_signals_reach_the_whole_group_and_a_leader_takes_its_group_along(state:
             grandchild = int(await hold.says(name))
             assert is_alive(grandchild)
             hold.link.signal(name, number)
-            assert (await hold.hear(Exited, name)).signal == number
+            assert (await hold.hear(ProcessExited, name)).signal == number
             assert not is_alive(leader)
             assert not is_alive(grandchild)
         leader = await hold.start("c", FAMILY)
         grandchild = int(await hold.says("c"))
         os.kill(leader, signal.SIGKILL)  # it crashes, and nobody tells its children
-        await hold.hear(Exited, "c")
+        await hold.hear(ProcessExited, "c")
         assert not is_alive(grandchild)
         await hold.link.end()
 
@@ -139,7 +149,7 @@ def test_a_stopped_process_hears_that_it_shall_end(state: Path) -> None:
         pid = await hold.start("a", SLEEP)
         os.kill(pid, signal.SIGSTOP)
         hold.link.signal("a", signal.SIGTERM)
-        assert (await hold.hear(Exited, "a")).signal == signal.SIGTERM
+        assert (await hold.hear(ProcessExited, "a")).signal == signal.SIGTERM
         await hold.link.end()
 
     run(story())
@@ -248,7 +258,7 @@ def test_who_escaped_its_group_is_found_in_the_end(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         await hold.start("a", [sys.executable, "-S", "-c", escape])
-        assert (await hold.hear(Exited, "a")).code == 0
+        assert (await hold.hear(ProcessExited, "a")).code == 0
         stray = int(await hold.says("a"))
         assert is_alive(stray)
         await hold.link.end()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.engines import Launch
+from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local.shared import Shared
 
@@ -57,7 +57,7 @@ def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> Non
 def test_replicas_are_introduced(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Shared(state, tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    env = shared.introduced(Launch(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env
+    env = shared.introduced(LaunchSpec(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env
     assert env == {
         "A": "b",
         "PYTHONPATH": os.pathsep.join(["/own", "/ours"]),
@@ -66,4 +66,4 @@ def test_replicas_are_introduced(state: Path, tmp_path: Path, monkeypatch: pytes
         "POINTSMAN_SHM": str(shared.shm),
         "POINTSMAN_USER_CONFIG": '{"limit":1}',
     }
-    assert "PYTHONPATH" not in shared.introduced(Launch(("x",)), b"null").env
+    assert "PYTHONPATH" not in shared.introduced(LaunchSpec(("x",)), b"null").env

@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.runtimes.simulation.continuous_batching import ContinuousBatching, Limits
-from pointsman.runtimes.simulation.performance import Hardware, Job, Step, hardware
+from pointsman.runtimes.simulation.performance import EngineStep, Hardware, Job, hardware
 
 H100 = hardware("8B|h100_sxm|vllm|tp1")
 PLAIN = Hardware(c0=10.0, cw=0.0, cc=0.0, ca=0.0, ck=0.0, cb=0.0, kv_tokens=1600)
 """Every step takes 10 ms."""
 
 
-def steps_of(engine: ContinuousBatching) -> list[Step]:
-    steps: list[Step] = []
+def steps_of(engine: ContinuousBatching) -> list[EngineStep]:
+    steps: list[EngineStep] = []
     while (at := engine.next_at) is not None:
         steps += engine.advance(at)
     return steps
 
 
-def first_and_last(steps: list[Step], job: Job) -> tuple[float, float]:
+def first_and_last(steps: list[EngineStep], job: Job) -> tuple[float, float]:
     times = [step.at for step in steps for produced in step.produced if produced is job]
     return times[0], times[-1]
 
@@ -209,7 +209,7 @@ def play(limits: Limits, loads: list[Load]) -> tuple[ContinuousBatching, dict[Jo
     finished: list[Job] = []
     cancelled: list[Job] = []
 
-    def note(steps: list[Step]) -> None:
+    def note(steps: list[EngineStep]) -> None:
         for step in steps:
             for job in step.produced:
                 tokens[job].append(step.at)

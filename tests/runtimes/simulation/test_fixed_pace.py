@@ -1,11 +1,11 @@
 import pytest
 
 from pointsman.runtimes.simulation.fixed_pace import FixedPace
-from pointsman.runtimes.simulation.performance import Job, Step
+from pointsman.runtimes.simulation.performance import EngineStep, Job
 
 
-def steps_of(pace: FixedPace) -> list[Step]:
-    steps: list[Step] = []
+def steps_of(pace: FixedPace) -> list[EngineStep]:
+    steps: list[EngineStep] = []
     while (at := pace.next_at) is not None:
         steps += pace.advance(at)
     return steps

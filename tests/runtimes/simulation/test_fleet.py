@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pointsman.control import Desired, DesiredDeployment, DesiredEndpoint, EngineSpec, Lifecycle, Phase
-from pointsman.control.events import Event, Exited, Launch, Launched, LaunchFailed, ShuttingDown
+from pointsman.control import Desired, DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle, Phase
+from pointsman.control.events import ControllerEvent, Exited, Launch, Launched, LaunchFailed, PlaneStopping
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement import Ask, EngineAbility, Need, Place
 from pointsman.runtimes.simulation.fleet import Failure, SimulatedFleet
@@ -31,7 +31,7 @@ def deployment(name: str, replicas: int, size: int = 60, **limits: Any) -> Desir
     ask = Ask(instance_id="", deployment=name, need=Need.fixed(size * GIB), engine=EngineAbility())
     lifecycle = Lifecycle(**({"probe_interval_s": 10.0} | limits))
     return DesiredDeployment(
-        name=name, model=name, replicas=replicas, engine=EngineSpec("any"), ask=ask, lifecycle=lifecycle
+        name=name, model=name, replicas=replicas, engine=DesiredEngine("any"), ask=ask, lifecycle=lifecycle
     )
 
 
@@ -43,7 +43,7 @@ class Book:
     """Writes down what happens, and that the processes on a GPU never need more than it has."""
 
     def __init__(self) -> None:
-        self.log: list[tuple[float, Event]] = []
+        self.log: list[tuple[float, ControllerEvent]] = []
         self.used: Counter[tuple[str, int | None]] = Counter()
         self._places: dict[str, Place] = {}
 
@@ -54,7 +54,7 @@ class Book:
             self.used[claim.worker, claim.gpu] += claim.gpu_bytes
             assert self.used[claim.worker, claim.gpu] <= GPU
 
-    def note(self, now: float, event: Event) -> None:
+    def note(self, now: float, event: ControllerEvent) -> None:
         self.log.append((now, event))
         if isinstance(event, Exited | LaunchFailed):
             for claim in self._places.pop(event.instance_id).claims:
@@ -97,7 +97,7 @@ def test_thousands_of_workers() -> None:
     assert sum(book.used.values()) == (640 * 60 + 200 * 20) * GIB
 
 
-def rough_day(workers: int = 40) -> list[tuple[float, Event]]:
+def rough_day(workers: int = 40) -> list[tuple[float, ControllerEvent]]:
     """Start-ups of all lengths, a GPU that breaks what is put on it, crashes, and workers that come and go."""
     book = Book()
 
@@ -126,7 +126,7 @@ def rough_day(workers: int = 40) -> list[tuple[float, Event]]:
     fleet.see(worker(0))
     fleet.apply(wish(deployment("chat", 40), small, deployment("more", 20, size=40)))
     fleet.run_until(60.0)
-    fleet.tell(ShuttingDown())
+    fleet.tell(PlaneStopping())
     fleet.run_until(80.0)
     assert not fleet.instances()
     assert not +book.used

@@ -13,7 +13,7 @@ from typing import NoReturn
 import uvloop
 
 from pointsman.runtimes.engines.simulated.routes import ROUTES
-from pointsman.runtimes.engines.simulated.server import Server, Settings
+from pointsman.runtimes.engines.simulated.server import Settings, SimulatedServer
 from pointsman.runtimes.simulation.continuous_batching import ContinuousBatching, Limits
 from pointsman.runtimes.simulation.fixed_pace import FixedPace
 from pointsman.runtimes.simulation.performance import Hardware, Pace, hardware
@@ -80,7 +80,7 @@ def pace_of(wanted: argparse.Namespace, measured: Hardware) -> Pace:
 
 async def serve(wanted: argparse.Namespace, settings: Settings, pace: Pace) -> None:
     """Listen, and do what comes."""
-    server = Server(settings, ROUTES, pace, f"{wanted.seed}:{wanted.port}")
+    server = SimulatedServer(settings, ROUTES, pace, f"{wanted.seed}:{wanted.port}")
     try:
         port = await server.listen(wanted.host, wanted.port)
     except OSError as error:

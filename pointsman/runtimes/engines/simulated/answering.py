@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from pointsman.runtimes.connection import Exchange
-from pointsman.runtimes.engines.simulated.answers import Refused, block_hashes, error_body
+from pointsman.runtimes.connection import ServerExchange
+from pointsman.runtimes.engines.simulated.answers import BadCompletionRequest, block_hashes, error_body
 from pointsman.runtimes.simulation.performance import Job
 
 if TYPE_CHECKING:
     from pointsman.runtimes.engines.simulated.faults import Fault
-    from pointsman.runtimes.engines.simulated.server import Server
+    from pointsman.runtimes.engines.simulated.server import SimulatedServer
 
 
 class Work(Protocol):
@@ -28,7 +28,9 @@ class Work(Protocol):
 class Answering:
     """One request, until it is answered or given up."""
 
-    def __init__(self, server: "Server", exchange: Exchange, answer: Callable[["Answering"], None]) -> None:
+    def __init__(
+        self, server: "SimulatedServer", exchange: ServerExchange, answer: Callable[["Answering"], None]
+    ) -> None:
         self.server = server
         self.exchange = exchange
         self.fault: Fault | None = None
@@ -45,7 +47,7 @@ class Answering:
         """Answer as if nothing were wrong."""
         try:
             self._answer(self)
-        except Refused as refused:
+        except BadCompletionRequest as refused:
             self.exchange.respond(refused.status, error_body(refused.status, str(refused), refused.param))
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:

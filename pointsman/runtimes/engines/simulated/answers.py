@@ -15,7 +15,7 @@ DIMENSIONS = 8
 """Of embeddings."""
 
 
-class Refused(Exception):
+class BadCompletionRequest(Exception):
     """A request that cannot be answered: status, and why."""
 
     def __init__(self, status: int, why: str, param: str | None = None) -> None:
@@ -23,7 +23,7 @@ class Refused(Exception):
         self.status, self.param = status, param
 
 
-class Ask(NamedTuple):
+class CompletionRequest(NamedTuple):
     """What a client wants."""
 
     model: str
@@ -42,21 +42,21 @@ def read_body(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body)
     except ValueError as error:
-        raise Refused(400, f"the body is no JSON: {error}") from None
+        raise BadCompletionRequest(400, f"the body is no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise Refused(400, "the body is no JSON object")
+        raise BadCompletionRequest(400, "the body is no JSON object")
     return data
 
 
-def read_ask(data: dict[str, Any], prompt: str) -> Ask:
+def read_ask(data: dict[str, Any], prompt: str) -> CompletionRequest:
     """The fields that chat and completions share."""
     most = data.get("max_completion_tokens", data.get("max_tokens"))
     if most is not None and (not isinstance(most, int) or most < 1):
-        raise Refused(400, f"max_tokens must be at least 1, got {most}", "max_tokens")
+        raise BadCompletionRequest(400, f"max_tokens must be at least 1, got {most}", "max_tokens")
     if data.get("n") not in (None, 1):
-        raise Refused(400, "a simulated server answers with one choice only", "n")
+        raise BadCompletionRequest(400, "a simulated server answers with one choice only", "n")
     options = data.get("stream_options") or {}
-    return Ask(
+    return CompletionRequest(
         model=str(data.get("model") or ""),
         prompt=prompt,
         most_tokens=most,
@@ -70,11 +70,11 @@ def chat_prompt(data: dict[str, Any]) -> str:
     """The messages as one text. The next turn of a conversation begins with the text of this one and its answer."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused(400, "messages must be a list with at least one message", "messages")
+        raise BadCompletionRequest(400, "messages must be a list with at least one message", "messages")
     lines = []
     for message in messages:
         if not isinstance(message, dict):
-            raise Refused(400, "a message is an object with a role and a content", "messages")
+            raise BadCompletionRequest(400, "a message is an object with a role and a content", "messages")
         lines.append(f"{message.get('role', '')}: {_text(message.get('content'))}\n")
     return "".join(lines) + "assistant: "
 
@@ -87,7 +87,7 @@ def completion_prompt(data: dict[str, Any]) -> str:
     if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
         return _token_text(prompt)
     if not isinstance(prompt, str):
-        raise Refused(
+        raise BadCompletionRequest(
             400, "a simulated server answers one prompt at a time: text, or a list of token numbers", "prompt"
         )
     return prompt
@@ -102,7 +102,7 @@ def embedding_inputs(data: dict[str, Any]) -> list[str]:
         _token_text(one) if isinstance(one, list) else one for one in (given if isinstance(given, list) else [given])
     ]
     if not texts or not all(isinstance(one, str) for one in texts):
-        raise Refused(400, "input must be text, a list of texts, or lists of token numbers", "input")
+        raise BadCompletionRequest(400, "input must be text, a list of texts, or lists of token numbers", "input")
     return texts
 
 
@@ -176,7 +176,7 @@ def error_body(status: int, why: str, param: str | None = None) -> bytes:
 class Wording:
     """The bytes of one answer, of a chat or of a completion, as a stream or as a whole."""
 
-    def __init__(self, ask: Ask, chat: bool, number: int, created: int) -> None:
+    def __init__(self, ask: CompletionRequest, chat: bool, number: int, created: int) -> None:
         self._chat = chat
         self._name = answer_name(ask.prompt)
         self._head = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from pointsman.runtimes.engines.simulated.answering import Answering
-    from pointsman.runtimes.engines.simulated.server import Server
+    from pointsman.runtimes.engines.simulated.server import SimulatedServer
 
 PLACES = ("work", "health", "metrics", "models", "all")
 NONSENSE = b"\x00\xff<<< this is not what you asked for >>>\r\n\r\n"
@@ -164,12 +164,12 @@ AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
 # Not of one request but of the whole server, from the moment they are asked for
 
 
-def refuse(server: "Server", fault: Fault) -> None:
+def refuse(server: "SimulatedServer", fault: Fault) -> None:
     """Nobody listens on the port; answers under way go on. After `seconds`, somebody does again."""
     server.stop_listening(fault.until)
 
 
-AT_ONCE: Mapping[str, Callable[["Server", Fault], None]] = {"refuse": refuse}
+AT_ONCE: Mapping[str, Callable[["SimulatedServer", Fault], None]] = {"refuse": refuse}
 
 _NUMBERS: Mapping[str, tuple[bool, float, float]] = {
     "count": (True, 1, float("inf")),

@@ -18,7 +18,7 @@ WHOLE_S = (
 )  # fmt: skip
 
 
-class Histogram:
+class SimulatedHistogram:
     """Counts values by upper bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -40,7 +40,7 @@ class Histogram:
         yield f"{name}_sum{{{labels}}} {self._sum!r}"
 
 
-class Tally:
+class SimulatedCounters:
     """What the server counts from its start."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Tally:
         self.written_tokens = 0
         self.faults: dict[str, int] = {}
         """How often each was done."""
-        self.first_token = Histogram(FIRST_TOKEN_S)
-        self.between_tokens = Histogram(BETWEEN_TOKENS_S)
-        self.whole = Histogram(WHOLE_S)
+        self.first_token = SimulatedHistogram(FIRST_TOKEN_S)
+        self.between_tokens = SimulatedHistogram(BETWEEN_TOKENS_S)
+        self.whole = SimulatedHistogram(WHOLE_S)
 
 
-def metrics_text(model: str, pace: Pace, tally: Tally, block_size: int, blocks: int) -> str:
+def metrics_text(model: str, pace: Pace, tally: SimulatedCounters, block_size: int, blocks: int) -> str:
     """The body of /metrics."""
     escaped = model.replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{escaped}"'

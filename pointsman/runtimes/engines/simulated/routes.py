@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from pointsman.runtimes.engines.simulated import answers
 from pointsman.runtimes.engines.simulated.answering import Answering
-from pointsman.runtimes.engines.simulated.answers import Ask, Refused, Wording
-from pointsman.runtimes.engines.simulated.server import Route, Routes
+from pointsman.runtimes.engines.simulated.answers import BadCompletionRequest, CompletionRequest, Wording
+from pointsman.runtimes.engines.simulated.server import Routes, SimulatedRoute
 
 EVENTS = "text/event-stream; charset=utf-8"
 
@@ -72,7 +72,7 @@ def add_faults(answering: Answering) -> None:
     try:
         answering.server.add_faults(json.loads(answering.exchange.body))
     except ValueError as error:
-        raise Refused(400, str(error)) from None
+        raise BadCompletionRequest(400, str(error)) from None
     show_faults(answering)
 
 
@@ -84,33 +84,35 @@ def clear_faults(answering: Answering) -> None:
 
 ROUTES: Routes = MappingProxyType(
     {
-        (b"POST", b"/v1/chat/completions"): Route("work", chat),
-        (b"POST", b"/v1/completions"): Route("work", completions),
-        (b"POST", b"/v1/embeddings"): Route("work", embeddings),
-        (b"GET", b"/v1/models"): Route("models", models),
-        (b"GET", b"/health"): Route("health", health),
-        (b"GET", b"/metrics"): Route("metrics", metrics),
-        (b"GET", b"/stats"): Route("", stats),
-        (b"GET", b"/faults"): Route("", show_faults),
-        (b"POST", b"/faults"): Route("", add_faults),
-        (b"DELETE", b"/faults"): Route("", clear_faults),
+        (b"POST", b"/v1/chat/completions"): SimulatedRoute("work", chat),
+        (b"POST", b"/v1/completions"): SimulatedRoute("work", completions),
+        (b"POST", b"/v1/embeddings"): SimulatedRoute("work", embeddings),
+        (b"GET", b"/v1/models"): SimulatedRoute("models", models),
+        (b"GET", b"/health"): SimulatedRoute("health", health),
+        (b"GET", b"/metrics"): SimulatedRoute("metrics", metrics),
+        (b"GET", b"/stats"): SimulatedRoute("", stats),
+        (b"GET", b"/faults"): SimulatedRoute("", show_faults),
+        (b"POST", b"/faults"): SimulatedRoute("", add_faults),
+        (b"DELETE", b"/faults"): SimulatedRoute("", clear_faults),
     }
 )
 
 
 def _check_model(answering: Answering, model: str) -> None:
     if model != answering.server.settings.model:
-        raise Refused(404, f"The model `{model}` does not exist.", "model")
+        raise BadCompletionRequest(404, f"The model `{model}` does not exist.", "model")
 
 
 def _check_room(answering: Answering, prompt_tokens: int, output_tokens: int) -> None:
     most = answering.server.settings.context_tokens
     if prompt_tokens + output_tokens > most:
         asked = f"{prompt_tokens} of the prompt and {output_tokens} of the answer"
-        raise Refused(400, f"This model's maximum context length is {most} tokens, and you asked for {asked}.")
+        raise BadCompletionRequest(
+            400, f"This model's maximum context length is {most} tokens, and you asked for {asked}."
+        )
 
 
-def _write(answering: Answering, ask: Ask, *, is_chat: bool) -> None:
+def _write(answering: Answering, ask: CompletionRequest, *, is_chat: bool) -> None:
     """Decide how long the answer is, and begin it."""
     settings = answering.server.settings
     _check_model(answering, ask.model)
@@ -127,7 +129,9 @@ def _write(answering: Answering, ask: Ask, *, is_chat: bool) -> None:
 class _Writing:
     """An answer in words."""
 
-    def __init__(self, answering: Answering, ask: Ask, wording: Wording, tokens: int, reason: str) -> None:
+    def __init__(
+        self, answering: Answering, ask: CompletionRequest, wording: Wording, tokens: int, reason: str
+    ) -> None:
         self._answering = answering
         self._ask = ask
         self._wording = wording

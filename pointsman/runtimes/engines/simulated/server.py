@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import NamedTuple
 
-from pointsman.runtimes.connection import Connection, Exchange, listen
+from pointsman.runtimes.connection import Connection, ServerExchange, listen
 from pointsman.runtimes.engines.simulated.answering import Answering
 from pointsman.runtimes.engines.simulated.answers import error_body
 from pointsman.runtimes.engines.simulated.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, Faults, read_fault
-from pointsman.runtimes.engines.simulated.metrics import Tally, metrics_text
+from pointsman.runtimes.engines.simulated.metrics import SimulatedCounters, metrics_text
 from pointsman.runtimes.simulation.performance import Job, Pace
 
 MOST_BEHIND_S = 0.05
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
     """The pace has a prefix cache."""
 
 
-class Route(NamedTuple):
+class SimulatedRoute(NamedTuple):
     """What is done for a request."""
 
     place: str
@@ -41,18 +41,18 @@ class Route(NamedTuple):
     answer: Callable[[Answering], None]
 
 
-Routes = Mapping[tuple[bytes, bytes], Route]
+Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
 """By method and path."""
 
 
-class Server:
+class SimulatedServer:
     """One simulated engine."""
 
     def __init__(self, settings: Settings, routes: Routes, pace: Pace, seed: str) -> None:
         self.settings = settings
         self._routes = routes
         self.pace = pace
-        self.tally = Tally()
+        self.tally = SimulatedCounters()
         self.faults = Faults(seed)
         self.answer_numbers = count(1)
         self._loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class Server:
 
     # Requests
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: ServerExchange) -> None:
         route = self._routes.get((exchange.method, exchange.path))
         if route is None:
             exchange.respond(404, error_body(404, f"{exchange.asked} is nothing that a simulated server answers"))

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
-from pointsman.runtimes.local.scaling.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import PolicyRunner
 from pointsman.scaling.answers import TooMuch, TooSlow
 from pointsman.scaling.asking import by_node
 from pointsman.scaling.notes import ask_with_notes, copied
 from pointsman.scaling.view import ApplicationView, DeploymentView
 
 
-class Decider:
+class ScalingDecider:
     """A policy and the deployments that it decides about. It is asked every `interval_s`, and whenever it is woken."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Decider:
         """Of an application's policy: its own; None: it is of one deployment, whose guard has them."""
         self.woken = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._thinker = Thinker(name)
+        self._thinker = PolicyRunner(name)
 
     @property
     def key(self) -> str:
@@ -69,19 +69,19 @@ class Decider:
         return {deployment: found[self.nodes[deployment]] for deployment in views}
 
 
-def deciders_of(plan: PointsmanPlan) -> list[Decider]:
+def deciders_of(plan: PointsmanPlan) -> list[ScalingDecider]:
     """Who is asked in a plan: each deployment's own policy, and those of applications."""
     made = []
     for one in plan.deployments:
         if one.scaling is not None and one.scaling.policy is not None:
-            decider = Decider(one.name, one.scaling.policy, one.scaling.recipe, {one.name: one.name})
+            decider = ScalingDecider(one.name, one.scaling.policy, one.scaling.recipe, {one.name: one.name})
             decider.interval_s = one.scaling.limits.interval_s
             decider.time_limit_s = one.scaling.limits.time_limit_s
             made.append(decider)
     for application in plan.applications:
         if application.scaling is not None:
             common, nodes = application.scaling, _asked_together(application)
-            decider = Decider(application.name, common.policy, common.recipe, nodes, {})
+            decider = ScalingDecider(application.name, common.policy, common.recipe, nodes, {})
             decider.interval_s, decider.time_limit_s = common.limits.interval_s, common.limits.time_limit_s
             made.append(decider)
     return made

@@ -99,7 +99,7 @@ class Data(msgspec.Struct, rename="camel"):
     result: msgspec.Raw = msgspec.Raw()
 
 
-class Told(msgspec.Struct):
+class MetricAnswer(msgspec.Struct):
     """The answer of a Prometheus."""
 
     status: str = ""
@@ -119,7 +119,7 @@ async def answer_of(query: MetricQuery) -> float | None:
     path = f"{parts.path.rstrip('/')}{QUERY}{quote(query.query, safe='')}"
     answer = await ask(address, "GET", path, timeout_s=TIMEOUT_S)
     try:
-        told = msgspec.json.decode(answer.body, type=Told)
+        told = msgspec.json.decode(answer.body, type=MetricAnswer)
         if told.data is None:
             raise Unanswered(told.error or f"it answered with {answer.status}")
         if told.data.result_type == "scalar":

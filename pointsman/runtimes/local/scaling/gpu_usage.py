@@ -12,7 +12,7 @@ from threading import Thread
 
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.detection.usage import MAKERS, GpuDrivers
-from pointsman.runtimes.local.scaling.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import PolicyRunner
 from pointsman.types import Gpu, Worker
 
 EVERY_S = 1.0
@@ -39,7 +39,7 @@ class GpuUsage:
         self._gpus: dict[tuple[str, int], Gpu] = {}
         """By worker and index, as places name them."""
         self._busy: dict[int, float] = {}
-        self._thinker = Thinker("GPU usage")
+        self._thinker = PolicyRunner("GPU usage")
         self._read_at: float | None = None
         self._reading: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None

@@ -8,7 +8,7 @@ from pointsman.control import InstanceStatus, Phase
 ON_THEIR_WAY = (Phase.STARTING, Phase.BACKING_OFF)
 
 
-class Presence:
+class ReplicaCounts:
     """Of a node with shards, a replica is one of each."""
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from pointsman.runtimes.local.scaling.deciders import Decider
+from pointsman.runtimes.local.scaling.deciders import ScalingDecider
 from pointsman.runtimes.local.scaling.scaled import Saved, Scaled
 from pointsman.runtimes.local.store import Store
 from pointsman.scaling.notes import plain
 from pointsman.scaling.records import ScalingRecord
 
 
-class Remembering:
+class ScalingStore:
     """Reads and writes. Before a store is opened, and after it is closed, nothing is kept."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Remembering:
             return msgspec.json.decode(states.get(deployment, "{}"), type=Saved)
         return Saved()
 
-    def notes_of(self, decider: Decider, states: Mapping[str, str]) -> dict[str, Any]:
+    def notes_of(self, decider: ScalingDecider, states: Mapping[str, str]) -> dict[str, Any]:
         """What the policy of an application wrote down, if it is still the same."""
         with suppress(msgspec.MsgspecError):
             recipe, notes = msgspec.json.decode(states.get(decider.key, '["", {}]'), type=tuple[str, dict[str, Any]])
@@ -50,7 +50,7 @@ class Remembering:
             for record in records:
                 self.store.note_scaling(record.deployment, msgspec.json.encode(record).decode())
 
-    def save(self, scaled: Iterable[Scaled], deciders: Iterable[Decider] = ()) -> None:
+    def save(self, scaled: Iterable[Scaled], deciders: Iterable[ScalingDecider] = ()) -> None:
         """How things stand, of deployments and of the policies of applications."""
         if self.store is not None:
             states = {one.name: msgspec.json.encode(one.saved()).decode() for one in scaled}

@@ -26,7 +26,7 @@ class Seen(msgspec.Struct, frozen=True):
     """The target of another has become 0."""
 
 
-class Room:
+class RoomMaker:
     """Looks after deployments whose instances have no place."""
 
     def __init__(

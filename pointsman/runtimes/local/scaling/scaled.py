@@ -9,13 +9,13 @@ import msgspec
 from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus
 from pointsman.routing.records import Record
-from pointsman.runtimes.local.scaling.presence import Presence
+from pointsman.runtimes.local.scaling.presence import ReplicaCounts
 from pointsman.runtimes.local.store import SCALING_HISTORY
 from pointsman.runtimes.traffic import Lane
 from pointsman.scaling.answers import TooMuch, TooSlow, understood
 from pointsman.scaling.guard import OURSELVES, Guard
 from pointsman.scaling.measuring import Measurements, windows_of
-from pointsman.scaling.news import News
+from pointsman.scaling.news import ReportThrottle
 from pointsman.scaling.notes import copied
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.records import ScalingRecord
@@ -62,8 +62,8 @@ class Scaled:
         """When a request was last here."""
         self._gave_way = saved.gave_way
         """It made room for somebody else, and comes back when it is asked for."""
-        self.presence = Presence()
-        self._told_trouble = News()
+        self.presence = ReplicaCounts()
+        self._told_trouble = ReportThrottle()
         self.told_homeless = 0
         """Instances without a place that people know of."""
         if saved.recipe != deciding.recipe:

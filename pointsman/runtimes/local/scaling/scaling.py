@@ -12,11 +12,11 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.local.scaling.deciders import Decider, deciders_of, who_decides
+from pointsman.runtimes.local.scaling.deciders import ScalingDecider, deciders_of, who_decides
 from pointsman.runtimes.local.scaling.gathering import Gatherer
 from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
-from pointsman.runtimes.local.scaling.remembering import Remembering
-from pointsman.runtimes.local.scaling.room import Room
+from pointsman.runtimes.local.scaling.remembering import ScalingStore
+from pointsman.runtimes.local.scaling.room import RoomMaker
 from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.local.scaling.telling import in_full, load_seen
 from pointsman.runtimes.local.store import Store
@@ -47,16 +47,16 @@ class Scaling:
         self._retarget = retarget
         self._clock = clock
         self._gpu_usage = gpu_usage or GpuUsage()
-        self._memory = Remembering()
+        self._memory = ScalingStore()
         self._saved_at = 0.0
         self._scaled: dict[str, Scaled] = {}
-        self._deciders: dict[str, Decider] = {}
+        self._deciders: dict[str, ScalingDecider] = {}
         """By their keys."""
-        self._left_behind: list[Decider] = []
+        self._left_behind: list[ScalingDecider] = []
         """Not asked any more; a call of theirs may go on all the same."""
         self._gatherers: dict[str, Gatherer] = {}
         self._plan = PointsmanPlan()
-        self._room = Room(traffic, controller, self._scaled, evict)
+        self._room = RoomMaker(traffic, controller, self._scaled, evict)
 
     # What is in force
 
@@ -168,7 +168,7 @@ class Scaling:
             if any(deployment in self._scaled[name].members for name in decider.nodes if name in self._scaled):
                 decider.woken.set()
 
-    async def _follow(self, decider: Decider) -> None:
+    async def _follow(self, decider: ScalingDecider) -> None:
         while True:
             try:
                 await self._once(decider)
@@ -180,7 +180,7 @@ class Scaling:
                     await decider.woken.wait()
             decider.woken.clear()
 
-    async def _once(self, decider: Decider) -> None:
+    async def _once(self, decider: ScalingDecider) -> None:
         looked_at = {name for one in self._members(decider) for name in one.members}
         await self._gpu_usage.read(looked_at, self._controller.instances())
         now, instances = self._clock(), self._controller.instances()
@@ -202,7 +202,7 @@ class Scaling:
         if now - self._saved_at >= SAVE_S:
             self._save_all()
 
-    def _members(self, decider: Decider) -> list[Scaled]:
+    def _members(self, decider: ScalingDecider) -> list[Scaled]:
         return [self._scaled[name] for name in decider.nodes if name in self._scaled]
 
     def _find_places(self, members: Iterable[Scaled], now: float) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pointsman.scaling.answers import TooSlow
 
 
-class Thinker:
+class PolicyRunner:
     """One policy at work. A call that hangs keeps its thread, and no other is begun until it has ended."""
 
     def __init__(self, name: str) -> None:

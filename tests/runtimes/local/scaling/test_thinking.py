@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from pointsman.runtimes.local.scaling.thinking import Thinker
+from pointsman.runtimes.local.scaling.thinking import PolicyRunner
 from pointsman.scaling import TooSlow
 from tests.runtimes.local.planes import run
 from tests.runtimes.local.processes import eventually
@@ -13,7 +13,7 @@ LONG_S = 20.0
 
 def test_what_it_says_comes_back_whatever_it_is() -> None:
     async def story() -> None:
-        thinker = Thinker("m")
+        thinker = PolicyRunner("m")
         assert await thinker.ask(lambda: 3, LONG_S) == 3
         assert await thinker.ask(lambda: "many", LONG_S) == "many"
         assert isinstance(await thinker.ask(lambda: 1 // 0, LONG_S), ZeroDivisionError)
@@ -36,7 +36,7 @@ def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
         return 7
 
     async def story() -> None:
-        thinker = Thinker("m")
+        thinker = PolicyRunner("m")
         assert await thinker.ask(hangs, 0.01) == TooSlow(0.01)
         for _ in range(3):
             answer = await thinker.ask(hangs, 0.01)
@@ -64,7 +64,7 @@ def test_a_loop_that_is_closed_does_not_hear_it() -> None:
         over.set()
 
     async def story() -> None:
-        await Thinker("m").ask(hangs, 0.01)
+        await PolicyRunner("m").ask(hangs, 0.01)
 
     run(story())
     gate.set()
