@@ -8,28 +8,28 @@ from typing import Any
 
 from pointsman.cli.options import add_command
 
-EXAMPLE = """\
+CONFIG_EXAMPLE = """\
 examples:
   pointsman check config examples/smollm2.yaml
   pointsman check config *.yaml --json
 """
 
 
-def add(commands: Any) -> None:
+def _add_config(commands: Any) -> None:
     """Add the command."""
     parser = add_command(
         commands,
         "config",
         summary="check configuration files",
         description="Load each file without starting anything. Prints every problem with its line, or a summary.",
-        example=EXAMPLE,
+        example=CONFIG_EXAMPLE,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EndpointPickerConfig or Pointsman YAML")
     parser.add_argument("--json", action="store_true", help="print JSON: one object per file")
-    parser.set_defaults(run=run)
+    parser.set_defaults(_run_config=_run_config)
 
 
-def run(args: argparse.Namespace) -> int:
+def _run_config(args: argparse.Namespace) -> int:
     """1 if any file has a problem."""
     reports = [_report(file) for file in args.files]
     if args.json:

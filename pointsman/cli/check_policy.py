@@ -6,7 +6,7 @@ from typing import Any
 
 from pointsman.cli.options import add_command, at_least_one, json_object
 
-EXAMPLE = """\
+POLICY_EXAMPLE = """\
 examples:
   pointsman check policy slo-aware
   pointsman check policy mymodule:MyPolicy --parameters '{"limit": 3}'
@@ -16,7 +16,7 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
+def _add_policy(commands: Any) -> None:
     """Add the command."""
     parser = add_command(
         commands,
@@ -34,16 +34,16 @@ is annotated with ApplicationView; without annotations, if it looks for view.dep
 
 It runs in a process of its own. If it has not answered after 5 s, it is ended, and the report says where it was. What
 it prints goes to standard error.""",
-        example=EXAMPLE,
+        example=POLICY_EXAMPLE,
     )
     parser.add_argument("name", help="package.module:Name, or the name of a built-in one")
     parser.add_argument("--parameters", type=json_object, default={}, metavar="JSON", help="what to build it with")
     parser.add_argument("--examples", type=at_least_one, default=200, metavar="N", help="situations per promise (200)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(_run_policy=_run_policy)
 
 
-def run(args: argparse.Namespace) -> int:
+def _run_policy(args: argparse.Namespace) -> int:
     """1 if a promise is broken."""
     import msgspec
 

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from pointsman.cli import rehearse_scaling
-
-COMMANDS = (rehearse_scaling,)
+from pointsman.cli.rehearse_scaling import _add_scaling
 
 
 def add(commands: Any) -> None:
     """Add the group and its commands."""
     group = commands.add_parser("rehearse", help="try a policy on recorded load")
     subjects = group.add_subparsers(title="what to rehearse", metavar="WHAT", required=True)
-    for command in COMMANDS:
-        command.add(subjects)
+    _add_scaling(subjects)

@@ -35,7 +35,7 @@ OPTIONS = (
 """(option, field, type, what it takes, help); the names are those of a manifest."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     group = parser.add_argument_group("limits, as in the scaling section of a manifest")
     for option, field, kind, metavar, words in OPTIONS:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pointsman.cli import rehearse_limits
 from pointsman.cli.options import add_command, add_connection, at_least_one, json_object, time_or_none, time_span
+from pointsman.cli.rehearse_limits import _add_limits, limits_of
 from pointsman.cli.rehearse_policies import Named, named, policies_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
+def _add_scaling(commands: Any) -> None:
     """Add the command."""
     parser = add_command(
         commands,
@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--parameters", type=json_object, default={}, metavar="JSON", help="of every POLICY that has none of its own"
     )
-    rehearse_limits.add(parser)
+    _add_limits(parser)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw load and replicas, one picture per policy")
     parser.add_argument("--why", type=at_least_one, metavar="N", help="the last N changes of each policy, and why")
     add_connection(parser)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     policies = policies_of(args.policies or _in_force(known, args), args.parameters)
     setting = _setting(args, known)
     teller = Teller()
-    limits = rehearse_limits.limits_of(args, known, setting)
+    limits = limits_of(args, known, setting)
     compared = compare(known.series, setting, policies, limits, teller.tell if teller.is_heard else None)
     teller.close()
     if args.svg is not None:

@@ -6,7 +6,7 @@ is that of all documents: every mistake at once, each with its line. No code of 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pointsman.config.application_nodes import Nodes
@@ -14,7 +14,7 @@ from pointsman.config.application_schema import ApplicationDocument, CallSpec, I
 from pointsman.config.documents import document_of, folder_of, importable
 from pointsman.config.names import Names
 from pointsman.config.plan import ApplicationPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
 from pointsman.pipeline.building import INGRESS, NAME
@@ -36,7 +36,7 @@ _METHOD = re.compile(r"[A-Za-z]\w*|__call__")
 
 
 def load_application(
-    source: FilePath | str, folder: FilePath | str | None = None, file: str = "", *, was_in_force: bool = False
+    source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> ApplicationPlan:
     """Load an `Application` document; `folder`, `file` and `was_in_force` as for `load_manifest`."""
     folder = folder_of(source, folder)
@@ -48,7 +48,7 @@ def load_application(
     return plan
 
 
-def application_plan(document: ApplicationDocument, problems: Problems, folder: FilePath) -> ApplicationPlan | None:
+def application_plan(document: ApplicationDocument, problems: Problems, folder: Path) -> ApplicationPlan | None:
     """The plan; None if anything is wrong with the document."""
     _check_name(document.name, problems)
     graph = _Reading(problems).graph(document)
@@ -133,7 +133,7 @@ class _Reading:
 
     # Nodes
 
-    def _node(self, spec: NodeSpec, path: Path) -> Node:
+    def _node(self, spec: NodeSpec, path: FieldPath) -> Node:
         name = spec.name
         if name and not NAME.fullmatch(name):
             wanted = "letters, digits, _ and -, at most 40, a letter or digit first"
@@ -163,7 +163,7 @@ class _Reading:
             joins=spec.joins,
         )
 
-    def _behind(self, spec: NodeSpec, path: Path) -> tuple[NodeKind, str]:
+    def _behind(self, spec: NodeSpec, path: FieldPath) -> tuple[NodeKind, str]:
         fields = {NodeKind.CLASS: spec.class_, NodeKind.FUNCTION: spec.function, NodeKind.MODEL: spec.model}
         given = [(kind, code) for kind, code in fields.items() if code or self._problems.written((*path, kind.value))]
         if not given:
@@ -178,17 +178,17 @@ class _Reading:
             self._check_code(code, (*path, kind.value))
         return kind, code
 
-    def _check_code(self, code: str, path: Path) -> None:
+    def _check_code(self, code: str, path: FieldPath) -> None:
         if code and not _CODE.fullmatch(code):
             wanted = "path/to/file.py:Name or package.module:Name"
             self._problems.add(path, f"expected {wanted}, found {code!r}")
 
-    def _check_options_of_model(self, spec: NodeSpec, path: Path) -> None:
+    def _check_options_of_model(self, spec: NodeSpec, path: FieldPath) -> None:
         for name, spelled in OPTIONS.items():
             if name not in OF_MODELS and self._problems.written((*path, spelled)):
                 self._problems.add((*path, spelled), "is of a deployment of the manifest; say it there")
 
-    def _options(self, spec: OptionsSpec, path: Path) -> NodeOptions:
+    def _options(self, spec: OptionsSpec, path: FieldPath) -> NodeOptions:
         given = {name: getattr(spec, _field(name)) for name in NodeOptions.__struct_fields__}
         if (spec.gpu_memory or spec.gpu_share) and spec.gpus == 0:
             field = "gpuMemory" if spec.gpu_memory else "gpuShare"
@@ -206,7 +206,7 @@ class _Reading:
             if around:
                 self._problems.add(("nodes", place), f"these nodes hold handles to each other: {' -> '.join(around)}")
 
-    def _check_node(self, name: str, path: Path) -> None:
+    def _check_node(self, name: str, path: FieldPath) -> None:
         if name is not INVALID and name not in self._nodes and (not self._shaky or not name):
             self._problems.add(path, f'there is no node "{name}"{did_you_mean(name, self._nodes)}')
 
@@ -228,7 +228,7 @@ class _Reading:
                 self._check_steps(getattr(call, field), ("calls", place, field), earlier, calls, places)
         return calls
 
-    def _check_call(self, spec: CallSpec, path: Path, places: Mapping[str, int]) -> None:
+    def _check_call(self, spec: CallSpec, path: FieldPath, places: Mapping[str, int]) -> None:
         if spec.id is not INVALID and not _CALL_ID.fullmatch(spec.id):
             self._problems.add((*path, "id"), f"expected letters, digits, _, - and dots, found {spec.id!r}")
         elif spec.id in places:
@@ -241,7 +241,7 @@ class _Reading:
         elif node is not None and node.kind is NodeKind.FUNCTION and spec.method and spec.method != CALL:
             self._problems.add((*path, "method"), f'node "{spec.node}" is a function, and has no methods')
 
-    def _call(self, spec: CallSpec, path: Path) -> Call:
+    def _call(self, spec: CallSpec, path: FieldPath) -> Call:
         args = self._template(spec.args or [], (*path, "args"), of_node=False)
         kwargs = self._template(spec.kwargs or {}, (*path, "kwargs"), of_node=False)
         return Call(id=spec.id, node=spec.node, method=spec.method, args=tuple(args or ()), kwargs=kwargs or {})
@@ -249,7 +249,7 @@ class _Reading:
     def _check_steps(
         self,
         template: Any,
-        path: Path,
+        path: FieldPath,
         earlier: Mapping[str, int],
         calls: Sequence[Call],
         places: Mapping[str, int] | None = None,
@@ -269,7 +269,7 @@ class _Reading:
                 line = self._problems.line_of(("calls", places[reference.call], "id"))
                 self._problems.add(path, f'call "{reference.call}" comes later, on line {line}; put it before this one')
 
-    def _template(self, data: Any, path: Path, *, of_node: bool) -> Any:
+    def _template(self, data: Any, path: FieldPath, *, of_node: bool) -> Any:
         """What was written, with references. Nodes get handles, calls get the input and results of other calls."""
         template = read(data, lambda inside, message: self._problems.add((*path, *inside), message))
         for reference in references(template):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pointsman.config.building import arguments_of, built
@@ -11,7 +11,7 @@ from pointsman.config.manifest import PlacementSpec, ResourcesSpec, SelectorSpec
 from pointsman.config.node_scaling import NodeScaling
 from pointsman.config.placement import ask_of
 from pointsman.config.plan import PYTHON, DeploymentPlan, ScalingPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scaling import first_wait_s
 from pointsman.config.scheduling import Scheduling, scheduling
@@ -35,7 +35,7 @@ def deployment_name(application: str, node: str, rank: int | None = None) -> str
 class Nodes:
     """Makes a deployment of each node that runs code, of each of its shards, and of the ingress."""
 
-    def __init__(self, application: str, graph: Graph, folder: FilePath, problems: Problems) -> None:
+    def __init__(self, application: str, graph: Graph, folder: Path, problems: Problems) -> None:
         self._application = application
         self._graph = graph
         self._folder = folder
@@ -71,7 +71,7 @@ class Nodes:
         """What the author should know."""
         return [*self._notes, *(note for node, _ in self._running() for note in self._about_code(node))]
 
-    def _running(self) -> Iterator[tuple[Node, Path]]:
+    def _running(self) -> Iterator[tuple[Node, FieldPath]]:
         """Nodes that run code of the author's, and where they are in the document."""
         for place, node in enumerate(self._graph.nodes):
             if node.kind is not NodeKind.MODEL:
@@ -91,7 +91,7 @@ class Nodes:
             )
 
     def _deployment(
-        self, node: Node, rank: int | None, how: Scheduling, grows: ScalingPlan | None, path: Path
+        self, node: Node, rank: int | None, how: Scheduling, grows: ScalingPlan | None, path: FieldPath
     ) -> DeploymentPlan | None:
         name, options = deployment_name(self._application, node.name, rank), node.options
         kind = engines().find(PYTHON, self._problems, path)
@@ -135,7 +135,7 @@ class Nodes:
             internal=True,
         )
 
-    def _scheduling(self, options: NodeOptions, path: Path) -> Scheduling:
+    def _scheduling(self, options: NodeOptions, path: FieldPath) -> Scheduling:
         spec = FIFO
         if options.scheduling is not None:
             spec = Validator(self._problems).value(dict(options.scheduling), SchedulingSpec, path)

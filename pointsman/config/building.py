@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE, STRICT_WITHOUT_PARAMETERS
 from pointsman.config.registry import PluginType, Registry
 from pointsman.config.roles import ROLES, roles_of
@@ -25,7 +25,7 @@ class Declared(msgspec.Struct, frozen=True):
     """One entry, before it is built."""
 
     name: str
-    path: Path
+    path: FieldPath
     type: PluginType | None = None
     """None: there is no such type, which is noted already, or it configures nothing here."""
     parameters: Mapping[str, Any] = {}
@@ -45,7 +45,7 @@ class Plugins:
         self._built: dict[str, Any] = {}
         self._under_way: list[str] = []
 
-    def declare(self, spec: PluginSpec, path: Path) -> None:
+    def declare(self, spec: PluginSpec, path: FieldPath) -> None:
         """Take an entry in."""
         name = spec.name or spec.type
         if spec.type == "":
@@ -64,7 +64,7 @@ class Plugins:
             usable = found if spec.parameters is not INVALID else None
             self.declared[name] = Declared(name, path, usable, spec.parameters or {}, spec.weight)
 
-    def inject(self, type_name: str, role: str, path: Path) -> Any:
+    def inject(self, type_name: str, role: str, path: FieldPath) -> Any:
         """The plugin of this name, made with default parameters if nobody declared one. `path` is who needs it."""
         if type_name not in self.declared:
             kind = self._registry.find(type_name, self._problems, ())
@@ -103,13 +103,13 @@ class Plugins:
         if text not in self.notes:
             self.notes.append(text)
 
-    def exists(self, name: str, path: Path) -> bool:
+    def exists(self, name: str, path: FieldPath) -> bool:
         """Whether a field refers to a declared plugin; if not, that is noted."""
         if name not in self.declared:
             self._problems.add(path, f'no plugin is named "{name}"{did_you_mean(name, self.declared)}')
         return name in self.declared
 
-    def referred(self, name: str, role: str, path: Path) -> Any:
+    def referred(self, name: str, role: str, path: FieldPath) -> Any:
         """The plugin that a field refers to, if it has the role; else INVALID, after noting why."""
         if not self.exists(name, path):
             return INVALID
@@ -130,7 +130,7 @@ class Plugins:
             return INVALID
         unresolved: list[str] = []
 
-        def resolve(name: str, ref: PluginRef, path: Path) -> Any:
+        def resolve(name: str, ref: PluginRef, path: FieldPath) -> Any:
             plugin = self.referred(name, ref.role, path)
             if plugin is INVALID:
                 unresolved.append(name)
@@ -154,7 +154,11 @@ class Plugins:
 
 
 def built(
-    kind: PluginType, parameters: Mapping[str, Any], path: Path, validator: Validator, unresolved: Sequence[str] = ()
+    kind: PluginType,
+    parameters: Mapping[str, Any],
+    path: FieldPath,
+    validator: Validator,
+    unresolved: Sequence[str] = (),
 ) -> Any:
     """An object of this type; INVALID if its parameters are wrong, or one that it refers to could not be made."""
     problems = validator.problems
@@ -173,13 +177,13 @@ def built(
     return INVALID
 
 
-def _about(message: str, kind: PluginType) -> Path:
+def _about(message: str, kind: PluginType) -> FieldPath:
     """Which parameter a message is about: that with whose name it begins."""
     [word] = re.findall(r"\A\w*", message)
     return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 
 
-def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: Path, validator: Validator) -> Any:
+def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: FieldPath, validator: Validator) -> Any:
     """What a class is built with, by the names in Python; INVALID if anything is wrong with it."""
     before = len(validator.problems)
     given = dict(parameters)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from pointsman.config.manifest import EngineSpec, LifecycleSpec
 from pointsman.config.names import Names
 from pointsman.config.placement import ask_of
 from pointsman.config.plan import DeploymentPlan, ScalingPlan
-from pointsman.config.problems import Path, Problem, Problems
+from pointsman.config.problems import FieldPath, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines
 from pointsman.config.scaling import first_wait_s, scaling
 from pointsman.config.scheduling import scheduling
@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 class Deployments:
     """Makes the plans of all deployments; what is wrong with them is noted."""
 
-    def __init__(self, problems: Problems, folder: FilePath) -> None:
+    def __init__(self, problems: Problems, folder: Path) -> None:
         self.notes: list[str] = []
         self._problems = problems
         self._folder = folder
@@ -43,7 +43,7 @@ class Deployments:
         made = [self._plan(spec, ("deployments", place)) for place, spec in usable(specs)]
         return [plan for plan in made if plan is not None]
 
-    def _plan(self, spec: DeploymentSpec, path: Path) -> DeploymentPlan | None:
+    def _plan(self, spec: DeploymentSpec, path: FieldPath) -> DeploymentPlan | None:
         self._check_names(spec, path)
         self._check_that_something_serves(spec, path)
         engine, parameters = self._engine(spec.engine, (*path, "engine")) if spec.engine else (None, {})
@@ -87,7 +87,7 @@ class Deployments:
             scaling=grows,
         )
 
-    def _check_names(self, spec: DeploymentSpec, path: Path) -> None:
+    def _check_names(self, spec: DeploymentSpec, path: FieldPath) -> None:
         self._names.take(spec.name, path)
         if spec.name and not NAME.fullmatch(spec.name):
             wanted = "letters, digits, dots, dashes and underscores, at most 63, a letter or digit first"
@@ -96,7 +96,7 @@ class Deployments:
         for place, alias in usable(spec.aliases):
             self._take_model(alias, spec.name, (*path, "aliases", place))
 
-    def _take_model(self, model: str, deployment: str, path: Path) -> None:
+    def _take_model(self, model: str, deployment: str, path: FieldPath) -> None:
         if model == "":
             self._problems.add(path, "must not be empty")
         elif model and model in self._models:
@@ -106,7 +106,7 @@ class Deployments:
         elif model:
             self._models[model] = (deployment, self._problems.line_of(path))
 
-    def _check_that_something_serves(self, spec: DeploymentSpec, path: Path) -> None:
+    def _check_that_something_serves(self, spec: DeploymentSpec, path: FieldPath) -> None:
         if spec.engine is None and not self._problems.written((*path, "engine")):
             if self._problems.written((*path, "replicas")):
                 self._problems.add((*path, "replicas"), "are of an engine, and there is none; add one, or drop this")
@@ -117,7 +117,7 @@ class Deployments:
                 serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
 
-    def _engine(self, spec: EngineSpec, path: Path) -> tuple[Engine | None, dict[str, Any]]:
+    def _engine(self, spec: EngineSpec, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
         """The adapter, and its parameters as they hold: with paths resolved and defaults filled in."""
         if not spec.type:
             if spec.type == "":
@@ -136,10 +136,10 @@ class Deployments:
             return None, {}
         return made, parameters_in_force(kind, arguments_of(kind, spec.parameters, path, validator))
 
-    def _endpoints_file(self, spec: DeploymentSpec, taken: Sequence[str], path: Path) -> FilePath | None:
+    def _endpoints_file(self, spec: DeploymentSpec, taken: Sequence[str], path: FieldPath) -> Path | None:
         if not spec.endpoints_file:
             return None
-        file = FilePath(spec.endpoints_file)
+        file = Path(spec.endpoints_file)
         if file.exists():
             try:
                 load_endpoints(file, taken)
@@ -149,7 +149,7 @@ class Deployments:
             self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as there is")
         return file
 
-    def _lifecycle(self, spec: LifecycleSpec, path: Path) -> desired.Lifecycle:
+    def _lifecycle(self, spec: LifecycleSpec, path: FieldPath) -> desired.Lifecycle:
         if spec is INVALID or INVALID in msgspec.structs.astuple(spec):
             return desired.Lifecycle()
         if spec.backoff_max < spec.backoff:

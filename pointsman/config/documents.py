@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pointsman.config.problems import Problems
@@ -23,9 +23,9 @@ TELLING: Mapping[str, frozenset[str]] = {
 
 
 def document_of(
-    source: FilePath | str,
+    source: Path | str,
     kinds: Mapping[str, type[Section]],
-    folder: FilePath | None = None,
+    folder: Path | None = None,
     file: str = "",
     *,
     was_in_force: bool = False,
@@ -44,15 +44,15 @@ def document_of(
     return Validator(problems, folder=folder).value({**data, "kind": kind}, kinds[kind], ()), problems
 
 
-def folder_of(source: FilePath | str, folder: FilePath | str | None) -> FilePath:
+def folder_of(source: Path | str, folder: Path | str | None) -> Path:
     """What paths in a document are relative to: the folder of its file, and for text the current one."""
     if folder is None:
-        folder = FilePath() if isinstance(source, str) else source.parent
-    return FilePath(folder).absolute()
+        folder = Path() if isinstance(source, str) else source.parent
+    return Path(folder).absolute()
 
 
 @contextmanager
-def importable(folder: FilePath) -> Iterator[None]:
+def importable(folder: Path) -> Iterator[None]:
     """Classes of the author's own may be in modules beside the document."""
     place = str(folder)
     if place in sys.path:

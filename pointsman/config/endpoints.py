@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from pointsman.config.addresses import base_url
 from pointsman.config.manifest import EndpointSpec
 from pointsman.config.names import Names
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import PluginType, engines
 from pointsman.config.source import text_of
 from pointsman.config.validation import INVALID, Validator, usable
@@ -15,11 +15,11 @@ from pointsman.config.yaml import read_yaml
 from pointsman.control.desired import DesiredEndpoint
 from pointsman.engines import Engine
 
-NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
+ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
 """As instances are named; [::1]:8080 is one."""
 
 
-def load_endpoints(file: FilePath, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
+def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
     """The endpoints that a file lists. `taken`: names that others have. Raises `ConfigError` with all problems."""
     data, problems = read_yaml(text_of(file), str(file))
     specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
@@ -38,7 +38,7 @@ def endpoint_engine(name: str) -> Engine:
 
 
 def desired_endpoints(
-    specs: Sequence[EndpointSpec], problems: Problems, path: Path, taken: Iterable[str] = ()
+    specs: Sequence[EndpointSpec], problems: Problems, path: FieldPath, taken: Iterable[str] = ()
 ) -> tuple[DesiredEndpoint, ...]:
     """The endpoints of one list, as long as the document has no problem."""
     names = Names("endpoint", problems, taken)
@@ -46,7 +46,7 @@ def desired_endpoints(
     return tuple(endpoint for endpoint in made if endpoint is not None)
 
 
-def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: Path) -> DesiredEndpoint | None:
+def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldPath) -> DesiredEndpoint | None:
     url = host_port = ""
     try:
         if spec.url is not INVALID:
@@ -56,7 +56,7 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: Path) 
     name = spec.name or host_port
     if name:
         names.take(name, path)
-        if not NAME.fullmatch(name):
+        if not ENDPOINT_NAME.fullmatch(name):
             problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {name!r}")
     if spec.engine is not INVALID:
         _adapter(spec.engine, problems, (*path, "engine"))
@@ -76,7 +76,7 @@ def reads_endpoints(kind: PluginType) -> bool:
     return True
 
 
-def _adapter(name: str, problems: Problems, path: Path) -> Engine | None:
+def _adapter(name: str, problems: Problems, path: FieldPath) -> Engine | None:
     kind = engines().find(name, problems, path)
     if kind is None:
         return None

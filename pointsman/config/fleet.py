@@ -5,13 +5,13 @@ documents: every mistake at once, each with its line, and nothing of a bad file 
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from pointsman.config.fleet_schema import FleetDocument, FleetInstanceSpec
 from pointsman.config.fleet_sizes import Sizes
 from pointsman.config.fleet_workers import Workers
 from pointsman.config.names import Names
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.source import text_of
 from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.wording import found
@@ -22,7 +22,7 @@ from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.types import Worker
 
 
-def load_fleet(source: FilePath | str, file: str = "") -> Snapshot:
+def load_fleet(source: Path | str, file: str = "") -> Snapshot:
     """Load a `Fleet` document from a file (`Path`) or from text (`str`); `file` is what text is called in problems."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
@@ -55,14 +55,14 @@ class _Instances:
         names = Names("instance", self._problems)
         made = []
         for place, spec in usable(specs):
-            path: Path = ("instances", place)
+            path: FieldPath = ("instances", place)
             names.take(spec.name, path)
             claims = self._claims(spec, path)
             if not len(self._problems):
                 made.append(Occupant(spec.name, _place(spec, claims), spec.deployment))
         return tuple(made)
 
-    def _claims(self, spec: FleetInstanceSpec, path: Path) -> list[Claim]:
+    def _claims(self, spec: FleetInstanceSpec, path: FieldPath) -> list[Claim]:
         self._check_gpu_fields(spec, path)
         gpu_bytes = self._sizes.read(spec.gpu_memory, (*path, "gpuMemory"))
         memory = self._sizes.read(spec.memory, (*path, "memory"))
@@ -84,21 +84,21 @@ class _Instances:
                 claims.append(whole)
         return claims
 
-    def _on(self, spec: FleetInstanceSpec, path: Path) -> list[str]:
+    def _on(self, spec: FleetInstanceSpec, path: FieldPath) -> list[str]:
         """The workers that are there of those that an instance is on."""
         one = isinstance(spec.on, str)
         listed = [spec.on] if isinstance(spec.on, str) else [name for _, name in usable(spec.on)]
         if spec.on is not INVALID and not listed:
             self._problems.add((*path, "on"), "must not be empty")
         for place, name in enumerate(listed):
-            field: Path = (*path, "on") if one else (*path, "on", place)
+            field: FieldPath = (*path, "on") if one else (*path, "on", place)
             if name not in self._workers and self._all_named:
                 self._problems.add(field, f'there is no worker "{name}"{did_you_mean(name, self._workers)}')
             elif name in listed[:place]:
                 self._problems.add(field, f'worker "{name}" is listed twice')
         return [name for name in dict.fromkeys(listed) if name in self._workers]
 
-    def _gpus(self, spec: FleetInstanceSpec, worker: Worker, path: Path) -> list[int]:
+    def _gpus(self, spec: FleetInstanceSpec, worker: Worker, path: FieldPath) -> list[int]:
         """The GPUs that are there of those that an instance has of a worker."""
         there = [gpu.index for gpu in worker.gpus]
         taken: list[int] = []
@@ -112,7 +112,7 @@ class _Instances:
                 taken.append(index)
         return taken
 
-    def _check_gpu_fields(self, spec: FleetInstanceSpec, path: Path) -> None:
+    def _check_gpu_fields(self, spec: FleetInstanceSpec, path: FieldPath) -> None:
         """What it takes of GPUs, and which, are given both or not at all."""
         if spec.gpus is INVALID:
             return

@@ -3,7 +3,7 @@
 from math import isfinite
 from typing import Any
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.quantities import quantity
 from pointsman.config.validation import INVALID
 from pointsman.config.wording import found
@@ -29,7 +29,7 @@ class Sizes:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
 
-    def read(self, data: Any, path: Path, *, least: int = 0, most: int | None = None) -> int:
+    def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
         """Bytes within bounds; `most`: what there is, None or 0 if that is not known."""
         if data is None or data is INVALID:
             return 0

@@ -8,7 +8,7 @@ import msgspec
 from pointsman.config.fleet_schema import FleetWorkerSpec, GpuSpec
 from pointsman.config.fleet_sizes import Sizes
 from pointsman.config.names import Names
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.validation import INVALID, usable
 from pointsman.config.wording import found
 from pointsman.errors import did_you_mean
@@ -35,14 +35,14 @@ class Workers:
         names = Names("worker", self._problems)
         made: dict[str, Worker] = {}
         for place, spec in usable(specs):
-            path: Path = ("workers", place)
+            path: FieldPath = ("workers", place)
             worker = self._worker(spec, path)
             for name in self._names(spec, path):
                 names.take(name, path)
                 made.setdefault(name, msgspec.structs.replace(worker, name=name))
         return made
 
-    def _worker(self, spec: FleetWorkerSpec, path: Path) -> Worker:
+    def _worker(self, spec: FleetWorkerSpec, path: FieldPath) -> Worker:
         memory = self._sizes.read(spec.memory, (*path, "memory"), least=1)
         gpus = self._gpus(spec, memory, (*path, "gpus"))
         used = reserved = reserved_gpu = 0
@@ -66,7 +66,7 @@ class Workers:
             files=frozenset(name for _, name in usable(spec.files)),
         )
 
-    def _names(self, spec: FleetWorkerSpec, path: Path) -> list[str]:
+    def _names(self, spec: FleetWorkerSpec, path: FieldPath) -> list[str]:
         """w is w; four of w are w-1 to w-4."""
         if not spec.name or spec.count is INVALID:
             self.unnamed = True
@@ -79,7 +79,7 @@ class Workers:
             return []
         return [pattern.replace(NUMBER, str(number)) for number in range(1, (spec.count or 1) + 1)]
 
-    def _gpus(self, spec: FleetWorkerSpec, machine_bytes: int, path: Path) -> tuple[Gpu, ...]:
+    def _gpus(self, spec: FleetWorkerSpec, machine_bytes: int, path: FieldPath) -> tuple[Gpu, ...]:
         gpus: list[Gpu] = []
         for place, one in usable(spec.gpus):
             here = (*path, place)
@@ -101,7 +101,7 @@ class Workers:
             )
         return tuple(gpus)
 
-    def _gpu_memory(self, one: GpuSpec, machine_bytes: int | None, path: Path) -> int:
+    def _gpu_memory(self, one: GpuSpec, machine_bytes: int | None, path: FieldPath) -> int:
         """As written; else what the model has; else, of unified memory, all that the machine has."""
         if one.memory is not None:
             return self._sizes.read(one.memory, (*path, "memory"), least=1, most=machine_bytes)
@@ -116,7 +116,7 @@ class Workers:
             self._problems.add(path, "needs a model that is known, or memory, such as 24Gi")
         return 0
 
-    def _links(self, one: GpuSpec, path: Path) -> list[str]:
+    def _links(self, one: GpuSpec, path: FieldPath) -> list[str]:
         """The link of each GPU of an entry."""
         count = one.count or 1
         if not one.links:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from pointsman.config.building import Plugins
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.schema import BandTemplate, FlowControlSpec, PickerBody
 from pointsman.config.validation import INVALID, usable
 from pointsman.routing.queue import BandSettings, FlowControl, SaturationDetector, UsageLimitPolicy
@@ -52,7 +52,7 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def saturation_detector(body: PickerBody, plugins: Plugins, path: Path) -> Any:
+def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:
     """The detector that a document refers to, in the new field or the old one; the default if in none."""
     if body.flow_control and body.flow_control.saturation_detector:
         name, field = body.flow_control.saturation_detector.plugin_ref, (*path, "flowControl", "saturationDetector")
@@ -69,7 +69,7 @@ def saturation_detector(body: PickerBody, plugins: Plugins, path: Path) -> Any:
 class FlowControls:
     """Makes the plan of one `flowControl` section."""
 
-    def __init__(self, plugins: Plugins, problems: Problems, path: Path) -> None:
+    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
         self._plugins = plugins
         self._problems = problems
         self._path = (*path, "flowControl")

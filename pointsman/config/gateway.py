@@ -8,11 +8,11 @@ import msgspec
 from pointsman.config.addresses import host_and_port, is_loopback
 from pointsman.config.manifest import GatewaySpec, KeySpec, TenantSpec
 from pointsman.config.names import Names
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
 
-PATH: Path = ("gateway",)
+PATH: FieldPath = ("gateway",)
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
@@ -68,7 +68,7 @@ def _check_keys(specs: Sequence[KeySpec], tenants: Sequence[str], problems: Prob
         lines.setdefault(key.sha256.lower(), problems.line_of((*path, "sha256")))
 
 
-def _check_hash(text: str, problems: Problems, path: Path) -> bool:
+def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
     right = _SHA256.fullmatch(text) is not None
     if not right:
         found = f"{len(text)} characters" if len(text) != 64 else "other characters"

@@ -5,7 +5,7 @@ one rule: all or nothing. Loading has no effect but its result.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ from pointsman.errors import ConfigError, UnknownName
 from pointsman.strategies import SchedulingPolicy
 
 
-def load(source: FilePath | str, folder: FilePath | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
+def load(source: Path | str, folder: Path | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
     """Load a document of any kind.
 
     `folder`: what its paths are relative to; the folder of the file, and for text the current one. `file`: what text is
@@ -47,7 +47,7 @@ def load(source: FilePath | str, folder: FilePath | str | None = None, file: str
     return plan
 
 
-def load_picker(source: FilePath | str = "") -> PickerPlan:
+def load_picker(source: Path | str = "") -> PickerPlan:
     """Load an `EndpointPickerConfig`. An empty one is the default configuration."""
     document, problems = document_of(source, {"EndpointPickerConfig": EndpointPickerConfig})
     plan = picker_plan(document, problems, ()) if isinstance(document, EndpointPickerConfig) else None
@@ -57,7 +57,7 @@ def load_picker(source: FilePath | str = "") -> PickerPlan:
 
 
 def load_manifest(
-    source: FilePath | str, folder: FilePath | str | None = None, file: str = "", *, was_in_force: bool = False
+    source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> PointsmanPlan:
     """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`. `was_in_force`: it
     ran before, so that what can be done without is no problem."""
@@ -69,7 +69,7 @@ def load_manifest(
     return plan
 
 
-def load_deployments(source: FilePath | str) -> tuple[DeploymentPlan, ...]:
+def load_deployments(source: Path | str) -> tuple[DeploymentPlan, ...]:
     """Load the deployments of a `Pointsman` document."""
     return load_manifest(source).deployments
 
@@ -102,7 +102,7 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
     return made
 
 
-def _plan(document: Any, problems: Problems, folder: FilePath) -> PointsmanPlan:
+def _plan(document: Any, problems: Problems, folder: Path) -> PointsmanPlan:
     """Of one of our own documents. What is wrong with it has been noted."""
     if isinstance(document, Pointsman):
         with importable(folder):
@@ -113,7 +113,7 @@ def _plan(document: Any, problems: Problems, folder: FilePath) -> PointsmanPlan:
     return PointsmanPlan(application_alone=True, notes=made.notes).with_applications([made])
 
 
-def _pointsman_plan(document: Pointsman, problems: Problems, folder: FilePath) -> PointsmanPlan:
+def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> PointsmanPlan:
     deployments = Deployments(problems, folder)
     plans = deployments.plans(document.deployments)
     front, notes = gateway(document.gateway, problems)
@@ -128,7 +128,7 @@ def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Prob
     for place, file in usable(files):
         path = ("applications", place)
         try:
-            made = load_application(FilePath(file))
+            made = load_application(Path(file))
         except ConfigError as error:
             problems.take(problem for problem in error.problems if isinstance(problem, Problem))
             continue

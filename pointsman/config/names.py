@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.wording import a
 
 
@@ -15,7 +15,7 @@ class Names:
         self._problems = problems
         self._lines = dict.fromkeys(taken, 0)
 
-    def take(self, name: str, path: Path) -> None:
+    def take(self, name: str, path: FieldPath) -> None:
         """Check the name of the entry at a path. One that is INVALID is a problem already."""
         field = (*path, "name")
         if name == "":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pointsman.config.plan import ScalingPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.scaling import scaling
 from pointsman.config.scaling_schema import ScalingSpec
@@ -29,7 +29,7 @@ class NodeScaling:
         """Asked for all nodes at once; None: each is asked alone, or nobody is."""
         self._broken = len(problems) > before
 
-    def of(self, node: Node, path: Path) -> ScalingPlan | None:
+    def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:
         """None: it always has as many replicas as its options say, or something is wrong and noted."""
         options, where = node.options, (*path, "scaling")
         replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
@@ -43,6 +43,6 @@ class NodeScaling:
             return scaling(self._spec(own, where), self._problems, where, replicas=replicas)
         return scaling(self._spec(options.scaling, where), self._problems, where, replicas=replicas, asked=asked)
 
-    def _spec(self, written: Mapping[str, Any], path: Path) -> ScalingSpec:
+    def _spec(self, written: Mapping[str, Any], path: FieldPath) -> ScalingSpec:
         made: ScalingSpec = Validator(self._problems).value(dict(written), ScalingSpec, path)
         return made

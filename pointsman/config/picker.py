@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pointsman.config.building import Plugins
 from pointsman.config.flow import FlowControls, saturation_detector
 from pointsman.config.plan import PickerPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.profiles import Profiles, with_defaults
 from pointsman.config.published import ELSEWHERE, FEATURE_GATES
 from pointsman.config.registry import plugins as plugin_registry
@@ -19,7 +19,7 @@ MEASURED_S = 1.0
 """Numbers of instances that run are at most so old, if all is well."""
 
 
-def picker_plan(body: PickerBody, problems: Problems, path: Path, *, queues: bool = False) -> PickerPlan | None:
+def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues: bool = False) -> PickerPlan | None:
     """The plan; None if anything is wrong with the document. `queues`: requests wait also without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
@@ -60,7 +60,7 @@ def picker_plan(body: PickerBody, problems: Problems, path: Path, *, queues: boo
     )
 
 
-def _gates(body: PickerBody, problems: Problems, path: Path) -> dict[str, bool]:
+def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, bool]:
     gates = dict(FEATURE_GATES)
     for place, text in usable(body.feature_gates):
         name, equals, value = text.partition("=")
@@ -82,7 +82,7 @@ def _has_settings(spec: FlowControlSpec) -> bool:
     return spec != FlowControlSpec(saturation_detector=spec.saturation_detector)
 
 
-def _other_references(body: PickerBody, path: Path) -> Iterator[tuple[str, Path]]:
+def _other_references(body: PickerBody, path: FieldPath) -> Iterator[tuple[str, FieldPath]]:
     """References to plugins that do nothing here: they must still be spelled right."""
     handler, layer = body.request_handler, body.data_layer
     if handler and handler.parsers:
@@ -91,7 +91,7 @@ def _other_references(body: PickerBody, path: Path) -> Iterator[tuple[str, Path]
     elif body.parser:
         yield body.parser.plugin_ref, (*path, "parser", "pluginRef")
     for place, source in usable(layer.sources if layer else ()):
-        field: Path = (*path, "dataLayer", "sources", place)
+        field: FieldPath = (*path, "dataLayer", "sources", place)
         yield source.plugin_ref, (*field, "pluginRef")
         for number, extractor in usable(source.extractors):
             yield extractor.plugin_ref, (*field, "extractors", number, "pluginRef")

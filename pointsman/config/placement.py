@@ -1,9 +1,9 @@
 """The `placement` of a deployment -> what is asked of the placer for each of its instances."""
 
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from pointsman.config.manifest import PlacementSpec, ResourcesSpec
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.validation import INVALID, usable
 from pointsman.engines import Engine
 from pointsman.parameters import packaged
@@ -17,7 +17,7 @@ DEFAULT_CONTEXT = 8192
 
 
 def ask_of(
-    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: Path, notes: list[str]
+    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
 ) -> Ask | None:
     """An ask for an instance without a name; None: what it needs is not known, or something is wrong and was noted."""
     selector = _selector(spec, problems, path)
@@ -53,7 +53,7 @@ def ask_of(
     )
 
 
-def _selector(spec: PlacementSpec, problems: Problems, path: Path) -> LabelSelector | None:
+def _selector(spec: PlacementSpec, problems: Problems, path: FieldPath) -> LabelSelector | None:
     expressions = []
     for place, given in usable(spec.selector.match_expressions):
         expression = LabelExpression(given.key, given.operator, tuple(given.values))
@@ -66,7 +66,7 @@ def _selector(spec: PlacementSpec, problems: Problems, path: Path) -> LabelSelec
     return LabelSelector(spec.selector.match_labels, expressions)
 
 
-def _gpu(written: str, problems: Problems, path: Path) -> tuple[str, int] | None:
+def _gpu(written: str, problems: Problems, path: FieldPath) -> tuple[str, int] | None:
     worker, slash, index = written.rpartition("/")
     if not slash or not worker or not index.isdecimal():
         problems.add(path, f'expected a GPU as WORKER/INDEX, such as w1/0, found "{written}"')
@@ -75,7 +75,7 @@ def _gpu(written: str, problems: Problems, path: Path) -> tuple[str, int] | None
 
 
 def _need(
-    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: Path, notes: list[str]
+    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
 ) -> Need | None:
     if spec.resources is not None:
         return None if spec.resources is INVALID else _by_hand(spec.resources, deployment)
@@ -103,9 +103,9 @@ def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
     return Need.fixed(resources.gpu_memory or 0, resources.memory or 0, resources.gpus, deployment)
 
 
-def _located(files: str) -> FilePath | None:
+def _located(files: str) -> Path | None:
     """Where files are on this machine; None: they are not."""
     if not files:
         return None
-    found = packaged(files) if files.startswith("package:") else FilePath(files)
+    found = packaged(files) if files.startswith("package:") else Path(files)
     return found if found is not None and found.exists() else None

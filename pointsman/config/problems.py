@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.errors import ConfigError
 
-Path: TypeAlias = tuple[str | int, ...]
+FieldPath: TypeAlias = tuple[str | int, ...]
 """The way to a value in a document: field names and places in lists."""
 
 
@@ -28,24 +28,24 @@ class Problem(msgspec.Struct, frozen=True):
 class Problems:
     """Collects the problems of one file."""
 
-    def __init__(self, file: str, lines: Mapping[Path, int] | None = None) -> None:
+    def __init__(self, file: str, lines: Mapping[FieldPath, int] | None = None) -> None:
         self.file = file
         self.was_in_force = False
         """The file ran before, and must run again if that is possible: what can be done without is no problem."""
         self._lines = lines if lines is not None else {}
         self._found: list[Problem] = []
 
-    def add(self, path: Path, message: str) -> None:
+    def add(self, path: FieldPath, message: str) -> None:
         """Note a problem at a path. What the file does not spell out is reported where it would stand."""
         problem = Problem(self.file, self.line_of(path), field_name(path), message)
         if problem not in self._found:
             self._found.append(problem)
 
-    def add_at(self, line: int, message: str, path: Path = ()) -> None:
+    def add_at(self, line: int, message: str, path: FieldPath = ()) -> None:
         """Note a problem whose line is known better than the path says."""
         self._found.append(Problem(self.file, line, field_name(path), message))
 
-    def line_of(self, path: Path) -> int:
+    def line_of(self, path: FieldPath) -> int:
         """The line of the value at a path, or of the nearest thing around it."""
         for length in range(len(path), -1, -1):
             line = self._lines.get(path[:length])
@@ -53,7 +53,7 @@ class Problems:
                 return line
         return 0
 
-    def written(self, path: Path) -> bool:
+    def written(self, path: FieldPath) -> bool:
         """Whether the file spells this out, and did not just leave it to its default."""
         return path in self._lines
 
@@ -79,7 +79,7 @@ class Problems:
             raise ConfigError(list(self))
 
 
-def field_name(path: Path) -> str:
+def field_name(path: FieldPath) -> str:
     """("plugins", 2, "type") -> plugins[2].type"""
     name = ""
     for step in path:

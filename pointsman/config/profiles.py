@@ -5,7 +5,7 @@ from typing import Any
 
 from pointsman.config.building import Plugins
 from pointsman.config.names import Names
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.published import ELSEWHERE, NEEDS
 from pointsman.config.schema import PickerBody, PluginSpec, ProfileEntry, ProfileSpec
 from pointsman.config.validation import INVALID, usable
@@ -39,7 +39,7 @@ def with_defaults(body: PickerBody) -> tuple[Sequence[PluginSpec], Sequence[Prof
 class Profiles:
     """Makes the scheduler of a document."""
 
-    def __init__(self, plugins: Plugins, problems: Problems, path: Path) -> None:
+    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
         self._plugins = plugins
         self._problems = problems
         self._path = (*path, "schedulingProfiles")
@@ -66,7 +66,7 @@ class Profiles:
             made.append(self._profile(spec.name, self._entries(spec, path), path))
         return made
 
-    def _entries(self, spec: ProfileSpec, path: Path) -> list[Weighted]:
+    def _entries(self, spec: ProfileSpec, path: FieldPath) -> list[Weighted]:
         entries = []
         for place, entry in usable(spec.plugins):
             if entry.plugin_ref is INVALID:
@@ -78,7 +78,7 @@ class Profiles:
                     entries.append(Weighted(plugin, weight, entry.plugin_ref))
         return entries
 
-    def _profile(self, name: str, entries: list[Weighted], path: Path) -> Profile[Endpoint] | None:
+    def _profile(self, name: str, entries: list[Weighted], path: FieldPath) -> Profile[Endpoint] | None:
         useful = [entry for entry in entries if isinstance(entry.plugin, Filter | Scorer | Picker)]
         pickers = [entry.name for entry in useful if isinstance(entry.plugin, Picker)]
         if len(pickers) > 1:

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.published import REPLACED
 from pointsman.config.roles import is_plugin, is_policy, is_scaling_policy
 from pointsman.config.validation import Field, unmarked
@@ -78,7 +78,7 @@ class Registry:
     def __contains__(self, name: str) -> bool:
         return name in self._types
 
-    def find(self, name: str, problems: Problems, path: Path) -> PluginType | None:
+    def find(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:
         """The type of this name, or None after noting why there is none."""
         if ":" in name:
             return self._imported(name, problems, path)
@@ -89,7 +89,7 @@ class Registry:
             problems.add(path, f'there is no {self.word} "{name}"{hint}')
         return known
 
-    def _imported(self, name: str, problems: Problems, path: Path) -> PluginType | None:
+    def _imported(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:
         module_name, _, attribute = name.partition(":")
         try:
             module = importlib.import_module(module_name)

@@ -14,7 +14,7 @@ from pointsman.config.addresses import is_url
 from pointsman.config.building import built
 from pointsman.config.names import Names
 from pointsman.config.plan import MetricQuery, PickerPlan, ScalingPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
 from pointsman.config.scaling_sense import check_sense
@@ -40,7 +40,7 @@ class InnerPolicy(Section, frozen=True):
 class PolicyValidator(Validator):
     """Also makes the policies that are parameters of policies."""
 
-    def value(self, data: Any, annotation: Any, path: Path) -> Any:
+    def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
         """The data as a value of this type."""
         if data is not None and _is_policy(annotation):
             spec = super().value(data, InnerPolicy, path)
@@ -57,7 +57,7 @@ def _is_policy(annotation: Any) -> bool:
     return ScalingPolicy in members or PolicyFunction in members
 
 
-def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: Path) -> Any:
+def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> Any:
     """The policy of this name; INVALID after noting what is wrong. Where it was in force before, and somebody has
     broken its module meanwhile, one that says so in its place: the last number holds, and nobody stops serving."""
     noted = problems.apart()
@@ -80,7 +80,7 @@ class Unloadable:
 
 
 def scaling(
-    spec: ScalingSpec | None, problems: Problems, path: Path, *, replicas: int | None, asked: bool = True
+    spec: ScalingSpec | None, problems: Problems, path: FieldPath, *, replicas: int | None, asked: bool = True
 ) -> ScalingPlan | None:
     """What a section builds; None: there is none, or something is wrong with it.
 
@@ -145,7 +145,7 @@ def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
     )
 
 
-def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, path: Path) -> None:
+def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, path: FieldPath) -> None:
     least, most = spec.min, spec.max
     if least is INVALID or most is INVALID:
         return
@@ -160,13 +160,13 @@ def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, p
             problems.add(where, f"must be between min and max of its scaling, {least} and {most}, found {number}")
 
 
-def _check_interval(spec: ScalingSpec, problems: Problems, path: Path) -> None:
+def _check_interval(spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
     if spec.interval is not INVALID and spec.interval < SHORTEST_INTERVAL_S:
         why = "measuring and asking take up to a millisecond of the plane each time"
         problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval * 1000:g}ms: {why}")
 
 
-def _queries(spec: ScalingSpec, problems: Problems, path: Path) -> tuple[MetricQuery, ...]:
+def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[MetricQuery, ...]:
     names = Names("metric", problems)
     made = []
     for place, one in usable(spec.metrics):
@@ -175,7 +175,7 @@ def _queries(spec: ScalingSpec, problems: Problems, path: Path) -> tuple[MetricQ
     return tuple(made)
 
 
-def _query(spec: MetricSpec, problems: Problems, path: Path) -> MetricQuery:
+def _query(spec: MetricSpec, problems: Problems, path: FieldPath) -> MetricQuery:
     if spec.query == "":
         problems.add((*path, "query"), "must not be empty")
     if spec.url is not INVALID and not is_url(spec.url):

@@ -7,7 +7,7 @@ the author should know. The one rule: nothing here depends on the load.
 from collections.abc import Iterator
 from typing import Any
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.scaling_schema import ScalingSpec
 from pointsman.scaling.budget import Budget
 from pointsman.scaling.combined import Combined
@@ -17,7 +17,7 @@ HOURS_OF_A_MONTH = 28 * 24
 """At least."""
 
 
-def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: Path) -> list[str]:
+def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
     """Notes; problems have been noted as such."""
     notes = []
     for one, where in _with_inner(policy, (*path, "parameters")):
@@ -32,7 +32,7 @@ def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: Path) 
     return notes
 
 
-def _with_inner(policy: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
     """A policy and all that it asks, each with the way to its parameters."""
     yield policy, path
     if isinstance(policy, Budget):
@@ -42,7 +42,7 @@ def _with_inner(policy: Any, path: Path) -> Iterator[tuple[Any, Path]]:
             yield from _with_inner(inner, (*path, "policies", place, "parameters"))
 
 
-def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section: Path, path: Path) -> None:
+def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section: FieldPath, path: FieldPath) -> None:
     cost = budget.cost if spec.cost_per_replica_hour is None else spec.cost_per_replica_hour
     if not cost:
         says = "a budget must know what a replica costs; write costPerReplicaHour, above 0, in this section"

@@ -8,7 +8,7 @@ import msgspec
 from pointsman.config.building import built
 from pointsman.config.picker import picker_plan
 from pointsman.config.plan import PickerPlan
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import policies
 from pointsman.config.schema import InlinePicker, SchedulingSpec
 from pointsman.config.validation import INVALID, Validator
@@ -23,7 +23,7 @@ class Scheduling(msgspec.Struct, frozen=True):
     picker: PickerPlan | None = None
 
 
-def scheduling(spec: SchedulingSpec | None, problems: Problems, path: Path) -> Scheduling:
+def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath) -> Scheduling:
     """What a section builds. One that says nothing is the default picker."""
     how = SchedulingSpec() if spec is None else spec
     if how is INVALID or how.policy is INVALID or how.config is INVALID:
@@ -43,7 +43,7 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: Path) -> S
     return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())
 
 
-def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: Path) -> SchedulingPolicy | None:
+def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
     """The policy of this name; None after noting what is wrong."""
     kind = policies().find(name, problems, (*path, "policy"))
     made = built(kind, parameters, path, Validator(problems)) if kind is not None else INVALID

@@ -7,13 +7,13 @@ collector has at least one problem more. The one rule: never stop at the first p
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from math import isfinite
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.quantities import QuantityText, quantity
 from pointsman.config.wording import bounds_in_words, expected, found, is_list, is_mapping, listed
 from pointsman.errors import did_you_mean
@@ -37,21 +37,21 @@ def usable(items: Sequence[T]) -> Iterator[tuple[int, T]]:
     return ((place, item) for place, item in enumerate(items or ()) if item is not INVALID)
 
 
-Resolve = Callable[[str, PluginRef, Path], Any]
+Resolve = Callable[[str, PluginRef, FieldPath], Any]
 """The plugin of a name, or INVALID after noting a problem."""
 
 
 class Validator:
     """Walks data and types together."""
 
-    def __init__(self, problems: Problems, resolve: Resolve | None = None, folder: FilePath | None = None) -> None:
+    def __init__(self, problems: Problems, resolve: Resolve | None = None, folder: Path | None = None) -> None:
         self.problems = problems
         self._resolve = resolve
         """None: references stay the names that they are."""
         self._folder = folder
         """What paths are relative to. None: they stay as they are."""
 
-    def value(self, data: Any, annotation: Any, path: Path) -> Any:
+    def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
         """The data as a value of this type."""
         kind, marks = unmarked(annotation)
         if data is None and _may_be_none(kind):
@@ -70,7 +70,9 @@ class Validator:
         bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
         return value if value is INVALID or not bounds else self._bounded(value, data, annotation, path)
 
-    def fields(self, data: Any, fields: Mapping[str, "Field"], path: Path, *, kind: str = "field") -> dict[str, Any]:
+    def fields(
+        self, data: Any, fields: Mapping[str, "Field"], path: FieldPath, *, kind: str = "field"
+    ) -> dict[str, Any]:
         """The values of named fields, by their names in Python. Fields that are absent and optional are left out."""
         if not isinstance(data, dict):
             self.problems.add(path, f"expected a mapping (field: value), found {found(data)}")
@@ -91,14 +93,14 @@ class Validator:
                 values[field.name] = INVALID
         return values
 
-    def _measured_value(self, data: Any, kind: Any, marks: Collection[Any], path: Path) -> Any:
+    def _measured_value(self, data: Any, kind: Any, marks: Collection[Any], path: FieldPath) -> Any:
         if any(isinstance(mark, DurationText) for mark in marks):
             return self._with_unit(data, seconds, "a duration such as 200ms, 60s or 1m30s", path)
         if any(isinstance(mark, QuantityText) for mark in marks):
             return self._with_unit(data, quantity, "an amount such as 500, 2k or 1Gi", path)
         return self._unmarked_value(data, kind, path)
 
-    def _unmarked_value(self, data: Any, kind: Any, path: Path) -> Any:
+    def _unmarked_value(self, data: Any, kind: Any, path: FieldPath) -> Any:
         origin = get_origin(kind)
         if kind is Any or kind is object:
             return data
@@ -114,7 +116,7 @@ class Validator:
             return self._list(data, kind, path)
         return self._leaf(data, kind, path)
 
-    def _struct(self, data: Any, kind: type[msgspec.Struct], path: Path) -> Any:
+    def _struct(self, data: Any, kind: type[msgspec.Struct], path: FieldPath) -> Any:
         before = len(self.problems)
         values = self.fields(data, fields_of(kind), path)
         # An incomplete struct still shows the rest of the loader what is there, so that it finds more problems.
@@ -126,13 +128,13 @@ class Validator:
             self.problems.add(path, str(error))
             return INVALID
 
-    def _mapping(self, data: Any, kind: Any, path: Path) -> Any:
+    def _mapping(self, data: Any, kind: Any, path: FieldPath) -> Any:
         if not isinstance(data, dict):
             return self._unexpected(data, kind, path)
         of_values = (get_args(kind) or (str, Any))[1]
         return {name: self.value(value, of_values, (*path, name)) for name, value in data.items()}
 
-    def _list(self, data: Any, kind: Any, path: Path) -> Any:
+    def _list(self, data: Any, kind: Any, path: FieldPath) -> Any:
         if not isinstance(data, list):
             return self._unexpected(data, kind, path)
         of_items = (get_args(kind) or (Any,))[0]
@@ -141,7 +143,7 @@ class Validator:
         concrete = container if container in (tuple, set, frozenset) else list
         return items if concrete is list else concrete(items)
 
-    def _one_of(self, data: Any, members: list[Any], path: Path) -> Any:
+    def _one_of(self, data: Any, members: list[Any], path: FieldPath) -> Any:
         if len(members) == 1:
             return self.value(data, members[0], path)
         for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
@@ -156,7 +158,7 @@ class Validator:
         self.problems.add(path, f"expected {words}, found {found(data)}")
         return INVALID
 
-    def _choice(self, data: Any, kind: Any, path: Path) -> Any:
+    def _choice(self, data: Any, kind: Any, path: FieldPath) -> Any:
         choices: dict[Any, Any] = {choice: choice for choice in get_args(kind)} or {c.value: c for c in kind}
         for choice, value in choices.items():
             if type(choice) is type(data) and choice == data:
@@ -167,7 +169,7 @@ class Validator:
         self.problems.add(path, f"expected {expected(kind)}, found {found(data)}{near}")
         return INVALID
 
-    def _leaf(self, data: Any, kind: Any, path: Path) -> Any:
+    def _leaf(self, data: Any, kind: Any, path: FieldPath) -> Any:
         if kind in (int, float):
             whole = isinstance(data, int) or (isinstance(data, float) and data.is_integer())
             if isinstance(data, bool) or not isinstance(data, int | float) or (kind is int and not whole):
@@ -183,7 +185,7 @@ class Validator:
         except (msgspec.ValidationError, TypeError):
             return self._unexpected(data, kind, path)
 
-    def _with_unit(self, data: Any, read: Callable[[str], float], words: str, path: Path) -> Any:
+    def _with_unit(self, data: Any, read: Callable[[str], float], words: str, path: FieldPath) -> Any:
         if isinstance(data, str):
             try:
                 return read(data)
@@ -195,11 +197,11 @@ class Validator:
             return INVALID
         return read(str(data)) if read is quantity else float(data)
 
-    def _file(self, name: str, folder: FilePath, mark: FileName, path: Path) -> Any:
+    def _file(self, name: str, folder: Path, mark: FileName, path: FieldPath) -> Any:
         if name.startswith("package:") or not name:
             return name
         try:
-            file = folder / FilePath(name).expanduser()
+            file = folder / Path(name).expanduser()
             there = file.exists()
         except (OSError, RuntimeError) as error:  # nobody may look there, or nobody has that home
             self.problems.add(path, f"cannot look for {found(name)}: {error}")
@@ -211,7 +213,7 @@ class Validator:
             return INVALID
         return str(file)
 
-    def _readable(self, text: str, mark: ReadBy, path: Path) -> Any:
+    def _readable(self, text: str, mark: ReadBy, path: FieldPath) -> Any:
         try:
             mark.read(text)
         except ValueError as error:
@@ -219,7 +221,7 @@ class Validator:
             return INVALID
         return text
 
-    def _bounded(self, value: Any, data: Any, annotation: Any, path: Path) -> Any:
+    def _bounded(self, value: Any, data: Any, annotation: Any, path: FieldPath) -> Any:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as error:
@@ -227,7 +229,7 @@ class Validator:
             return INVALID
         return value
 
-    def _unexpected(self, data: Any, kind: Any, path: Path) -> Any:
+    def _unexpected(self, data: Any, kind: Any, path: FieldPath) -> Any:
         self.problems.add(path, f"expected {expected(kind)}, found {found(data)}")
         return INVALID
 

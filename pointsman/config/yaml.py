@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 
 MOST_VALUES = 100_000
 """A document with more values than this is a mistake, or an attack that repeats an anchor again and again."""
@@ -25,7 +25,7 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 def read_yaml(text: str, file: str) -> tuple[Any, Problems]:
     """The data (None for an empty document) and a collector that knows its lines and the mistakes so far."""
-    lines: dict[Path, int] = {}
+    lines: dict[FieldPath, int] = {}
     problems = Problems(file, lines)
     try:
         too_deep = _line_nested_too_deeply(text)
@@ -50,14 +50,14 @@ def _line_nested_too_deeply(text: str) -> int | None:
 class _Reader:
     """Turns nodes into data, noting where each was."""
 
-    def __init__(self, lines: dict[Path, int], problems: Problems) -> None:
+    def __init__(self, lines: dict[FieldPath, int], problems: Problems) -> None:
         self._lines = lines
         self._problems = problems
         self._constructor: Any = SafeConstructor()
         self._inside: set[int] = set()
         self._count = 0
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: FieldPath) -> Any:
         self._lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
         if self._count > MOST_VALUES:
@@ -77,7 +77,7 @@ class _Reader:
         finally:
             self._inside.discard(id(node))
 
-    def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, yaml.Node]]:
+    def _pairs(self, node: yaml.MappingNode, path: FieldPath) -> Iterator[tuple[str, yaml.Node]]:
         self._report_repeated_keys(node, path)
         try:
             self._constructor.flatten_mapping(node)  # what `<<` brings comes first, so that own keys win
@@ -90,7 +90,7 @@ class _Reader:
             self._lines[(*path, key.value)] = key.start_mark.line + 1
             yield key.value, child
 
-    def _report_repeated_keys(self, node: yaml.MappingNode, path: Path) -> None:
+    def _report_repeated_keys(self, node: yaml.MappingNode, path: FieldPath) -> None:
         first: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
@@ -101,7 +101,7 @@ class _Reader:
                 self._problems.add_at(line, message, (*path, key.value))
             first.setdefault(key.value, line)
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: FieldPath) -> Any:
         tag, text = node.tag.rpartition(":")[2], node.value
         if tag == "timestamp" or (tag in ("int", "float") and ":" in text):
             return text  # 2026-01-01 and 1:30 are text here, not a date and not sexagesimal

@@ -21,7 +21,7 @@ PARTS = 100
 """Sizes are counted in hundredths of a GPU."""
 MOST_STEPS = 500
 """Enough for a hundred sizes; prices that are not yet the best are good prices too."""
-SLACK = 1e-9
+ROUNDING = 1e-9
 
 
 def hole_values(demand: Mapping[int, float]) -> Floats:
@@ -34,12 +34,12 @@ def hole_values(demand: Mapping[int, float]) -> Floats:
     for _ in range(MOST_STEPS if sizes else 0):
         prices: Floats = np.linalg.solve(ways.T, np.ones(len(sizes))).astype(np.float64)
         values = _dearest(sizes, prices)
-        if values[PARTS] <= 1 + SLACK:
+        if values[PARTS] <= 1 + ROUNDING:
             break
         better = _way(sizes, prices, values)
         used, change = np.linalg.solve(ways, np.stack([wanted, better], axis=1)).T
         lasts = np.full(len(sizes), np.inf)
-        np.divide(used, change, out=lasts, where=change > SLACK)
+        np.divide(used, change, out=lasts, where=change > ROUNDING)
         ways[:, int(np.argmin(lasts))] = better
     return values / max(1.0, float(values[PARTS]))
 
@@ -59,7 +59,7 @@ def _way(sizes: Sequence[int], prices: Floats, values: Floats) -> Floats:
     left = PARTS
     while left > 0:
         for place, size in enumerate(sizes):
-            if size <= left and prices[place] > 0 and values[left - size] + prices[place] >= values[left] - SLACK:
+            if size <= left and prices[place] > 0 and values[left - size] + prices[place] >= values[left] - ROUNDING:
                 way[place] += 1
                 left -= size
                 break

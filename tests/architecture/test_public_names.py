@@ -57,8 +57,8 @@ PUBLIC = {
         "windows_of",
     },
     "pointsman.engines": {
-        "Command", "ENGINES", "Engine", "LaunchSpec", "LlamaCpp", "OpenAI", "ProbeRequest", "Python", "Samples", "Sglang",
-        "Simulated", "Vllm",
+        "Command", "ENGINES", "Engine", "LaunchSpec", "LlamaCpp", "OpenAI", "ProbeRequest", "Python", "Samples",
+        "Sglang", "Simulated", "Vllm",
     },
     "pointsman.control": {
         "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "DesiredEngine", "InstanceStatus",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.config.problems import Path, Problems
+from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.quantities import Quantity, quantity
 from pointsman.config.validation import INVALID, Validator
 from pointsman.parameters import Duration, Parameters, PluginRef, ReadBy, Spelled, duration_text, seconds
@@ -176,9 +176,9 @@ def test_references_are_resolved_wherever_they_are() -> None:
     class Wanted(Parameters, frozen=True):
         helper: Annotated[object | None, PluginRef("decider")] = None
 
-    asked: list[tuple[str, str, Path]] = []
+    asked: list[tuple[str, str, FieldPath]] = []
 
-    def resolve(name: str, ref: PluginRef, path: Path) -> str:
+    def resolve(name: str, ref: PluginRef, path: FieldPath) -> str:
         asked.append((name, ref.role, path))
         return f"plugin {name}"
 

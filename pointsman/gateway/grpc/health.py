@@ -16,7 +16,7 @@ from pointsman.gateway.pipelines.prepared import PreparedApplication
 LOOK_S = 0.25
 """How often it is looked for those who watch."""
 
-Context: TypeAlias = grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse]
+HealthContext: TypeAlias = grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse]
 
 
 class Health(HealthServicer):
@@ -32,14 +32,14 @@ class Health(HealthServicer):
         """Nothing is ready any more, and nobody need watch."""
         self._ending.set()
 
-    async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:  # noqa: N802
+    async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
         """How it is now."""
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f'there is no service or application "{request.service}"')
         return HealthCheckResponse(status=status)
 
-    async def Watch(self, request: HealthCheckRequest, context: Context) -> None:  # noqa: N802
+    async def Watch(self, request: HealthCheckRequest, context: HealthContext) -> None:  # noqa: N802
         """How it is now, and whenever that changes."""
         told = None
         while True:

@@ -81,9 +81,9 @@ def _of_scaling(build: tried.Build, examples: int, watch: Watch) -> list[Trial]:
         return broken
 
     return [
-        *((name, on_views(promise)) for name, promise in scaling.PROMISES.items()),
-        ("keeps its notes small", over_time(notes.keeps_small_notes, notes.EXAMPLE)),
-        *((name, over_time(promise, steady.EXAMPLE)) for name, promise in steady.PROMISES.items()),
+        *((name, on_views(promise)) for name, promise in scaling.VIEW_PROMISES.items()),
+        ("keeps its notes small", over_time(notes.keeps_small_notes, notes.STATE_EXAMPLE)),
+        *((name, over_time(promise, steady.RUN_EXAMPLE)) for name, promise in steady.RUN_PROMISES.items()),
     ]
 
 

@@ -15,11 +15,11 @@ LONG_STEP_S = 600.0
 """Between questions that are to show what is never forgotten: notes of the last days are no longer growing by then."""
 LONG_ASKED = 2000
 LEAST_GROWTH_BYTES = 1024
-ENOUGH_S = 5.0
+STATE_ENOUGH_S = 5.0
 """A slow policy is asked for so long, twice."""
-LOADS = 8
+STATE_LOADS = 8
 """There is another one each time, so that there is something to note."""
-EXAMPLE = f"    a load that goes from 0 to {LOADS - 1} requests, again and again"
+STATE_EXAMPLE = f"    a load that goes from 0 to {STATE_LOADS - 1} requests, again and again"
 
 
 def keeps_small_notes(build: Build) -> str | None:
@@ -41,9 +41,9 @@ def keeps_small_notes(build: Build) -> str | None:
 
 def _sizes(policy: PolicyUnderTest, step_s: float, most: int) -> list[int]:
     """Bytes of its notes after every question."""
-    state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + ENOUGH_S
+    state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + STATE_ENOUGH_S
     for number in range(most):
-        policy.answers(view_of(float(number % LOADS), 1, NOW + number * step_s, state))
+        policy.answers(view_of(float(number % STATE_LOADS), 1, NOW + number * step_s, state))
         sizes.append(size_of(state))
         if sizes[-1] > MOST_BYTES or time.perf_counter() > until:
             break

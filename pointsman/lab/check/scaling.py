@@ -93,7 +93,7 @@ def _as_lists(note: Any) -> Any:
 
 
 QUICK = "answers within its time limit"
-PROMISES: dict[str, Promise] = {
+VIEW_PROMISES: dict[str, Promise] = {
     QUICK: is_quick,
     "answers in every situation": answers,
     "wants a whole number of replicas": wants_a_number,

@@ -12,7 +12,7 @@ from pointsman.lab.check.tried import Build, PolicyUnderTest
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
 from pointsman.scaling.answers import understood
 
-LOADS = (7.0, 0.0, 1.0, 30.0)
+RUN_LOADS = (7.0, 0.0, 1.0, 30.0)
 STEPS_S = (ScalingLimits().interval_s, 10.0, 0.3)
 """Between two questions: as on a plane where nobody says otherwise, and as if somebody did."""
 ROUNDS = 200
@@ -21,7 +21,7 @@ MOST = 1000
 """Replicas that it may have: more than any of these loads needs, so that no bound hides what it would do."""
 OFTEN = 4
 """Changes in the second half of the rounds, on a load that stays the same, after which nobody expects an end."""
-ENOUGH_S = 10.0
+RUN_ENOUGH_S = 10.0
 """A slow policy is asked for so long, and judged by what it said until then."""
 LENGTHS_S = (30.0, 300.0, 3600.0)
 
@@ -70,9 +70,9 @@ def stays_within_bounds(build: Build) -> str | None:
 
 
 def _runs(build: Build) -> Iterator[PolicyRun]:
-    until = time.perf_counter() + ENOUGH_S
+    until = time.perf_counter() + RUN_ENOUGH_S
     for step_s in STEPS_S:
-        for load in LOADS:
+        for load in RUN_LOADS:
             yield _run(build(), load, step_s, until)
 
 
@@ -131,8 +131,8 @@ def view_of(
     )
 
 
-PROMISES: dict[str, Callable[[Build], str | None]] = {
+RUN_PROMISES: dict[str, Callable[[Build], str | None]] = {
     "comes to rest on a steady load": does_not_flap,
     "stays within its bounds on a steady load": stays_within_bounds,
 }
-EXAMPLE = f"    a replica takes {CONCURRENCY} requests at once, and starts in no time"
+RUN_EXAMPLE = f"    a replica takes {CONCURRENCY} requests at once, and starts in no time"

@@ -25,13 +25,13 @@ def input_tip(graph: Graph) -> str:
 
 def call_tip(call: Call, told: str, node: Node) -> str:
     """Of a call, and of the node behind it."""
-    return _lines(f"{call.id} = {told}({_arguments(call.args, call.kwargs)})", node_tip(node))
+    return _lines(f"{call.id} = {told}({_tip_arguments(call.args, call.kwargs)})", node_tip(node))
 
 
 def node_tip(node: Node) -> str:
     """Of a node."""
     version = f", version {node.version}" if node.version else ""
-    made = _arguments(node.args, node.kwargs)
+    made = _tip_arguments(node.args, node.kwargs)
     joined = "results of its shards are joined by its method join" if node.joins else "results of its shards are a list"
     return _lines(
         f"node {node.name}: {node.kind.value} {node.code}{version}".rstrip(),
@@ -56,7 +56,7 @@ def _options(options: NodeOptions) -> list[str]:
     return found
 
 
-def _arguments(args: Sequence[Template], kwargs: Mapping[str, Template]) -> str:
+def _tip_arguments(args: Sequence[Template], kwargs: Mapping[str, Template]) -> str:
     return cut(", ".join([*map(_value, args), *(f"{name}={_value(one)}" for name, one in kwargs.items())]), LONGEST)
 
 

@@ -4,13 +4,13 @@ from pointsman.placement.estimate.architecture import Model
 from pointsman.placement.estimate.gguf_model import EMBEDDERS
 from pointsman.placement.estimate.serving import MIB, Serving, bits_of
 
-_KV_BITS: dict[str, float] = {
+_LLAMA_CPP_KV_BITS: dict[str, float] = {
     "f16": 16, "bf16": 16, "f32": 32, "float16": 16, "bfloat16": 16, "float32": 32, "q8_0": 8.5, "q5_1": 6,
     "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5,
 }  # fmt: skip
 CELLS = 256
 """Cells of its KV cache come in multiples of this."""
-BATCH_TOKENS = 256
+LLAMA_CPP_BATCH_TOKENS = 256
 """What our server is started with; llama.cpp's own default is 512."""
 GPU_OVERHEAD = 512 * MIB
 """Context and workspaces of the GPU's driver."""
@@ -28,7 +28,7 @@ class LlamaCppMemory:
     tensor_parallel = False  # it gives whole layers to GPUs
 
     def kv_bits(self, model: Model, dtype: str) -> float:
-        return 16 if dtype == "auto" else bits_of(dtype, _KV_BITS)
+        return 16 if dtype == "auto" else bits_of(dtype, _LLAMA_CPP_KV_BITS)
 
     def kv_tokens(self, serving: Serving, window: int | None) -> int:
         context = _cells(serving.context)
@@ -72,7 +72,7 @@ class LlamaCppMemory:
         return notes
 
     def _batch(self, serving: Serving) -> int:
-        return min(serving.batch_tokens or BATCH_TOKENS, _cells(serving.context) * serving.concurrency)
+        return min(serving.batch_tokens or LLAMA_CPP_BATCH_TOKENS, _cells(serving.context) * serving.concurrency)
 
 
 def _cells(tokens: int) -> int:

@@ -3,13 +3,13 @@
 from pointsman.placement.estimate.architecture import Model
 from pointsman.placement.estimate.serving import GIB, Serving, bits_of
 
-_KV_BITS: dict[str, float] = {
+_VLLM_KV_BITS: dict[str, float] = {
     "float16": 16, "f16": 16, "bfloat16": 16, "bf16": 16, "float32": 32, "f32": 32, "fp8": 8, "fp8_e4m3": 8,
     "fp8_e5m2": 8,
 }  # fmt: skip
 BLOCK = 16
 """Tokens of a block of its KV cache: requests take whole ones."""
-BATCH_TOKENS = 8192
+VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
 """Its defaults. On GPUs of 70 GiB and more, newer releases prepare for 1024 requests: say so with max_sequences."""
 SAMPLER_BYTES = 12
@@ -30,7 +30,7 @@ class VllmMemory:
     def kv_bits(self, model: Model, dtype: str) -> float:
         if dtype == "auto":
             return model.architecture.kv_bits or 16
-        return bits_of(dtype, _KV_BITS)
+        return bits_of(dtype, _VLLM_KV_BITS)
 
     def kv_tokens(self, serving: Serving, window: int | None) -> int:
         context = -(-serving.context // BLOCK) * BLOCK
@@ -74,7 +74,7 @@ class VllmMemory:
         return notes
 
     def _batch(self, serving: Serving) -> int:
-        return serving.batch_tokens or BATCH_TOKENS
+        return serving.batch_tokens or VLLM_BATCH_TOKENS
 
     def _sequences(self, serving: Serving) -> int:
         return serving.max_sequences or max(SEQUENCES, serving.concurrency)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from pointsman.errors import PointsmanError
 
-FILE = "lock"
+LOCK_FILE = "lock"
 
 
 class Lock:
     """Held from its making until `release`."""
 
     def __init__(self, state: Path) -> None:
-        self._file = os.open(state / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
