@@ -18,9 +18,9 @@ from pointsman.config import load_manifest
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.upstream import UpstreamConnection
+from pointsman.render.text import text_table
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, DispatcherCommand, DispatcherEvent, Ended, Send
-from pointsman.selection.text import text_table
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 ENDPOINTS = [f"e{number}" for number in range(8)]

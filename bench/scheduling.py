@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from bench import naive
 from bench.measure import cpu_us
+from pointsman.render.text import text_table
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
 from pointsman.routing.filters import HasRoom, ServesModel
@@ -24,7 +25,6 @@ from pointsman.routing.scorers import (
     QueueScorer,
 )
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingResult, Trace
-from pointsman.selection.text import text_table
 from pointsman.strategies import (
     AdaptiveStrategy,
     CostOptimizedStrategy,

@@ -3,7 +3,7 @@
 python examples/strategies.py
 """
 
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
 from pointsman.strategies import (
     AdaptiveStrategy,
     CostOptimizedStrategy,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from pointsman.runtimes.engines.simulated.answers import answer_text, chat_prompt
+from pointsman.simulator.answers import answer_text, chat_prompt
 
 LONGEST_HEAD = 64 * 1024
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bench.chaos.clients import Sample, Verdict
 from bench.chaos.mischief import Mischief
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
 
 
 class FailedTry(NamedTuple):

@@ -6,7 +6,7 @@ from statistics import median
 from bench.gateway.measuring import DIRECT, Figures
 from bench.gateway.results import Figure, Results
 from bench.gateway.scenarios import BIG, FIRST_TOKEN, OPEN_STREAMS, PACE_MS, PLAIN, STREAMS, TOKENS, Scenario
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
 
 OURS, ENVOY, VLLM, SGLANG = "pointsman", "envoy", "vllm-router", "sglang-router"
 RATIOS = ["least", "/ envoy", "/ vllm-router"]

@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.pipeline.results import Figure, Results, middle, of_diamond, of_handing, of_server
 from bench.pipeline.servers import Pointsman, RayServe, RayServeTuned
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
 
 OURS, RAY, TUNED = Pointsman.name, RayServe.name, RayServeTuned.name
 CLIENTS = (1, 8, 32)

@@ -20,9 +20,9 @@ from statistics import mean, pstdev
 from bench.placement.methods import METHODS, USUAL, Setting, gpus_of, share_of
 from pointsman.placement.asks import Ask, EngineAbility
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.holes import PARTS, hole_values
 from pointsman.placement.needs import Need
-from pointsman.selection.text import text_table
+from pointsman.placement.workload import PARTS, hole_values
+from pointsman.render.text import text_table
 from pointsman.types import Gpu, Worker
 
 NODES, PODS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"

@@ -15,7 +15,7 @@ from pointsman.placement.fleet import FREE_BYTES, Fleet
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30

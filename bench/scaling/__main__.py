@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.scaling import choosing
 from bench.scaling.recordings import ARRIVALS, RATES, VARIABLE, Load, folder_of, loads_in
 from pointsman.lab.scaling import Reactive, Replay, ReplayOutcome, Setting, clairvoyant, plot, static_peak
-from pointsman.scaling.predictive import Predictive
-from pointsman.selection.text import text_table
+from pointsman.render.text import text_table
+from pointsman.scaling.policies.predictive import Predictive
 
 HEADS = ("series", "start-up", "policy", "replica-hours", "ratio", "unserved", "changes", "most")
 PREDICTIVE = "predictive"

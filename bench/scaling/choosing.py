@@ -7,8 +7,8 @@ import msgspec
 
 from bench.scaling.recordings import Load
 from pointsman.lab.scaling import Replay, ReplayOutcome, Setting
-from pointsman.scaling.forecast import SHAPES, Habits
-from pointsman.scaling.predictive import Predictive
+from pointsman.scaling.policies.forecast import SHAPES, Habits
+from pointsman.scaling.policies.predictive import Predictive
 
 PRICE = 50.0
 """What a request that goes unserved costs, in requests that are served: 0.2 % are worth a tenth of the fleet."""

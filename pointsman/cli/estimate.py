@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
 
 
 def _size(text: str) -> int:
-    from pointsman.config.quantities import quantity
+    from pointsman.config.validation import quantity
 
     try:
         found = quantity(text.replace(" ", "").removesuffix("B"))
@@ -135,7 +135,7 @@ def _told(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> dict[str, A
 
 
 def _text(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> str:
-    from pointsman.selection.text import text_table
+    from pointsman.render.text import text_table
 
     model, shape, need = found.model, found.architecture, found.need
     experts = f", {shape.experts_used} of {shape.experts} experts" if shape.experts else ""
@@ -166,7 +166,7 @@ def _text(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> str:
 
 
 def _parts_table(found: "Estimate", tp: int, pp: int) -> str:
-    from pointsman.selection.text import text_table
+    from pointsman.render.text import text_table
 
     parts = found.parts(tp, pp)
     whole = sum(part.bytes for part in parts if not part.of)

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the record."""
     from pointsman.cli.client import client_of
-    from pointsman.cli.scaling_text import scaling_text
+    from pointsman.cli.display import scaling_text
     from pointsman.errors import PointsmanError
 
     if args.deployment is not None:

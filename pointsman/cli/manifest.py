@@ -16,7 +16,7 @@ def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an app
 def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
     """What the admin API is sent, and what it builds. Raises `ConfigError` with every problem and its line."""
     from pointsman.config import load_manifest
-    from pointsman.config.source import text_of
+    from pointsman.config.yaml import text_of
 
     text, folder = text_of(file), str(file.absolute().parent)
     return {"text": text, "folder": folder, "file": str(file)}, load_manifest(text, folder, str(file))

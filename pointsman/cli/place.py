@@ -41,8 +41,9 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Place everything and print what came of it."""
-    from pointsman.lab.rehearsal import Rehearsal
-    from pointsman.placement.picture import fleet_svg, fleet_text
+    from pointsman.lab.placement import Rehearsal
+    from pointsman.render.fleet_svg import fleet_svg
+    from pointsman.render.fleet_text import fleet_text
 
     _, plan = read_manifest(args.file)
     fleet = _fleet(args)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(answer: Mapping[str, Any]) -> str:
-    from pointsman.selection.text import text_table
+    from pointsman.render.text import text_table
 
     listed = answer["requests"]
     if not listed:

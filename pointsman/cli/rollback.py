@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
+from pointsman.cli.deploy import add_waiting, follow
 from pointsman.cli.options import add_command, add_connection
-from pointsman.cli.rollout import add_waiting, follow
 
 EXAMPLE = """\
 example:

@@ -6,7 +6,7 @@ the documents, `registry` for the names.
 """
 
 from pointsman.config.application import load_application
-from pointsman.config.endpoints import endpoint_engine, load_endpoints
+from pointsman.config.deployments import endpoint_engine, load_endpoints
 from pointsman.config.json_schema import json_schema
 from pointsman.config.loading import build_named, build_policy, load, load_deployments, load_manifest, load_picker
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.application_nodes import Nodes
-from pointsman.config.application_schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
-from pointsman.config.documents import document_of, folder_of, importable
-from pointsman.config.names import Names
+from pointsman.config.nodes import Nodes
 from pointsman.config.plan import ApplicationPlan
-from pointsman.config.problems import FieldPath, Problems
+from pointsman.config.problems import FieldPath, Names, Problems
+from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
 from pointsman.config.validation import INVALID, usable
+from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import did_you_mean
 from pointsman.pipeline.building import INGRESS, NAME
 from pointsman.pipeline.document import OPTIONS, read, to_yaml

@@ -10,13 +10,18 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.problems import FieldPath, Problems
-from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE, STRICT_WITHOUT_PARAMETERS
-from pointsman.config.registry import PluginType, Registry
-from pointsman.config.roles import ROLES, roles_of
-from pointsman.config.schema import PluginSpec
+from pointsman.config.picker_schema import PluginSpec
+from pointsman.config.problems import FieldPath, Problems, a, listed
+from pointsman.config.registry import (
+    ELSEWHERE,
+    PARAMETERS_ELSEWHERE,
+    ROLES,
+    STRICT_WITHOUT_PARAMETERS,
+    PluginType,
+    Registry,
+    roles_of,
+)
 from pointsman.config.validation import INVALID, Validator
-from pointsman.config.wording import a, listed
 from pointsman.errors import ConfigError, did_you_mean
 from pointsman.parameters import PluginRef
 

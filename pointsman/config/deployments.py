@@ -1,27 +1,272 @@
 """The `deployments` of a document: what runs and who decides, each as a plan."""
 
+import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pointsman.config.building import arguments_of, built
-from pointsman.config.endpoints import desired_endpoints, load_endpoints
-from pointsman.config.manifest import EngineSpec, LifecycleSpec
-from pointsman.config.names import Names
-from pointsman.config.placement import ask_of
-from pointsman.config.plan import DeploymentPlan, ScalingPlan
-from pointsman.config.problems import FieldPath, Problem, Problems
-from pointsman.config.registry import PluginType, can_be_started, engines
+from pointsman.config.picker import picker_plan
+from pointsman.config.picker_schema import DeploymentSpec, InlinePicker, SchedulingSpec
+from pointsman.config.plan import DeploymentPlan, PickerPlan, ScalingPlan
+from pointsman.config.problems import FieldPath, Names, Problem, Problems
+from pointsman.config.registry import PluginType, can_be_started, engines, policies
 from pointsman.config.scaling import first_wait_s, scaling
-from pointsman.config.scheduling import scheduling
-from pointsman.config.schema import DeploymentSpec
-from pointsman.config.validation import INVALID, Validator, usable
+from pointsman.config.schema import EndpointSpec, EngineSpec, LifecycleSpec, PlacementSpec, ResourcesSpec, WorkerSpec
+from pointsman.config.validation import INVALID, Validator, base_url, usable
+from pointsman.config.yaml import read_yaml, text_of
 from pointsman.control import desired
+from pointsman.control.desired import DesiredEndpoint
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
+from pointsman.parameters import packaged
+from pointsman.placement.asks import Arrangement, Ask
+from pointsman.placement.estimate import UnreadableModel, estimate
+from pointsman.placement.needs import Need
+from pointsman.selection import LabelExpression, LabelSelector
+from pointsman.strategies import SchedulingPolicy
+
+# The `scheduling` of a deployment: a policy by its name, or the plugins of a picker.
+
+
+class Scheduling(msgspec.Struct, frozen=True):
+    """How requests find their instances. Neither: what is wrong has been noted."""
+
+    recipe: str = ""
+    policy: SchedulingPolicy | None = None
+    picker: PickerPlan | None = None
+
+
+def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath) -> Scheduling:
+    """What a section builds. One that says nothing is the default picker."""
+    how = SchedulingSpec() if spec is None else spec
+    if how is INVALID or how.policy is INVALID or how.config is INVALID:
+        return Scheduling()
+    if how.policy and how.config is not None:
+        problems.add(path, "has a policy and a config; keep one of them")
+        return Scheduling()
+    if how.policy:
+        made = Scheduling(policy=policy(how.policy, how.parameters or {}, problems, path))
+    else:
+        if how.parameters:
+            problems.add((*path, "parameters"), "belong to a policy; name one, such as policy: slo-aware")
+        config = InlinePicker() if how.config is None else how.config
+        made = Scheduling(picker=picker_plan(config, problems, (*path, "config"), queues=True))
+    if len(problems):  # of the document: nothing of it will run
+        return made
+    return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())
+
+
+def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
+    """The policy of this name; None after noting what is wrong."""
+    kind = policies().find(name, problems, (*path, "policy"))
+    made = built(kind, parameters, path, Validator(problems)) if kind is not None else INVALID
+    return None if made is INVALID else made
+
+
+# The `placement` of a deployment -> what is asked of the placer for each of its instances.
+
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of a request that room is kept for, where neither the document nor the engine says."""
+
+
+def ask_of(
+    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
+) -> Ask | None:
+    """An ask for an instance without a name; None: what it needs is not known, or something is wrong and was noted."""
+    selector = _selector(spec, problems, path)
+    gpus = frozenset(
+        found for place, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", place)))
+    )
+    need = _need(spec, deployment, engine, problems, path, notes)
+    if need is None or selector is None or INVALID in (spec.arrangement, spec.cpus, spec.priority):
+        return None
+    return Ask(
+        instance_id="",
+        deployment=deployment,
+        need=need,
+        engine=engine.ability,
+        cpus=spec.cpus,
+        gpu_share=None if spec.resources is None else spec.resources.gpu_share,
+        exclusive=spec.exclusive,
+        gpu_models=frozenset(spec.gpu_models),
+        selector=selector,
+        workers=frozenset(spec.workers),
+        gpus=gpus,
+        arrangement=Arrangement(spec.arrangement),
+        several_gpus=spec.several_gpus,
+        several_workers=spec.several_workers,
+        partial_offload=spec.partial_offload,
+        cpu=spec.cpu or not need.tensor_parallel_sizes,
+        mixed_gpus=spec.mixed_gpus,
+        priority=spec.priority,
+        preempts=spec.preempts,
+        near=spec.near,
+        all_or_nothing=spec.all_or_nothing,
+        overcommit=spec.overcommit,
+    )
+
+
+def _selector(spec: PlacementSpec, problems: Problems, path: FieldPath) -> LabelSelector | None:
+    expressions = []
+    for place, given in usable(spec.selector.match_expressions):
+        expression = LabelExpression(given.key, given.operator, tuple(given.values))
+        try:
+            expression.check()
+        except ValueError as error:
+            problems.add((*path, "selector", "matchExpressions", place), str(error))
+            return None
+        expressions.append(expression)
+    return LabelSelector(spec.selector.match_labels, expressions)
+
+
+def _gpu(written: str, problems: Problems, path: FieldPath) -> tuple[str, int] | None:
+    worker, slash, index = written.rpartition("/")
+    if not slash or not worker or not index.isdecimal():
+        problems.add(path, f'expected a GPU as WORKER/INDEX, such as w1/0, found "{written}"')
+        return None
+    return worker, int(index)
+
+
+def _need(
+    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
+) -> Need | None:
+    if spec.resources is not None:
+        return None if spec.resources is INVALID else _by_hand(spec.resources, deployment)
+    files = spec.model_files or (engine.weights.path if engine.weights is not None else "")
+    located = _located(files)
+    if located is None:
+        return None
+    weights = engine.weights
+    context = spec.context or (weights.context if weights is not None else None) or DEFAULT_CONTEXT
+    concurrency = spec.concurrency or (weights.concurrency if weights is not None else 1)
+    kind = weights.estimated_as if weights is not None else "llama.cpp" if engine.ability.partial_offload else "vllm"
+    try:
+        return estimate(located, context=context, concurrency=concurrency, engine=kind).need
+    except UnreadableModel as error:
+        if spec.model_files:
+            problems.add((*path, "modelFiles"), str(error))
+        else:  # an engine may know more formats than we do
+            notes.append(f"{deployment}: what it needs is not known ({error}); placement.resources can say it")
+        return None
+
+
+def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
+    if not resources.gpus:
+        return Need(model=deployment, host_bytes=resources.memory or 0, tensor_parallel_sizes=())
+    return Need.fixed(resources.gpu_memory or 0, resources.memory or 0, resources.gpus, deployment)
+
+
+def _located(files: str) -> Path | None:
+    """Where files are on this machine; None: they are not."""
+    if not files:
+        return None
+    found = packaged(files) if files.startswith("package:") else Path(files)
+    return found if found is not None and found.exists() else None
+
+
+# Servers that somebody else started, listed in a document or in a file of their own.
+
+
+ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
+"""As instances are named; [::1]:8080 is one."""
+
+
+def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
+    """The endpoints that a file lists. `taken`: names that others have. Raises `ConfigError` with all problems."""
+    data, problems = read_yaml(text_of(file), str(file))
+    specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
+    endpoints = desired_endpoints(specs or (), problems, (), taken)
+    problems.raise_if_any()
+    return endpoints
+
+
+def endpoint_engine(name: str) -> Engine:
+    """The adapter of servers that somebody else started, by the name that `engine:` gives."""
+    problems = Problems("")
+    engine = _adapter(name, problems, ())
+    problems.raise_if_any()
+    assert engine is not None, "an engine without problems has been made"
+    return engine
+
+
+def desired_endpoints(
+    specs: Sequence[EndpointSpec], problems: Problems, path: FieldPath, taken: Iterable[str] = ()
+) -> tuple[DesiredEndpoint, ...]:
+    """The endpoints of one list, as long as the document has no problem."""
+    names = Names("endpoint", problems, taken)
+    made = (_endpoint(spec, names, problems, (*path, place)) for place, spec in usable(specs))
+    return tuple(endpoint for endpoint in made if endpoint is not None)
+
+
+def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldPath) -> DesiredEndpoint | None:
+    url = host_port = ""
+    try:
+        if spec.url is not INVALID:
+            url, host_port = base_url(spec.url)
+    except ValueError as error:
+        problems.add((*path, "url"), str(error))
+    name = spec.name or host_port
+    if name:
+        names.take(name, path)
+        if not ENDPOINT_NAME.fullmatch(name):
+            problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {name!r}")
+    if spec.engine is not INVALID:
+        _adapter(spec.engine, problems, (*path, "engine"))
+    if len(problems):
+        return None
+    return DesiredEndpoint(
+        name=name, url=url, engine=spec.engine, max_concurrency=spec.max_concurrency, labels=spec.labels
+    )
+
+
+def reads_endpoints(kind: PluginType) -> bool:
+    """Whether an engine can read servers that somebody else started."""
+    try:
+        kind.build.of_endpoint()  # type: ignore[attr-defined]
+    except TypeError:  # it needs parameters
+        return False
+    return True
+
+
+def _adapter(name: str, problems: Problems, path: FieldPath) -> Engine | None:
+    kind = engines().find(name, problems, path)
+    if kind is None:
+        return None
+    try:
+        engine: Engine = kind.build.of_endpoint()  # type: ignore[attr-defined]
+    except Exception as error:  # somebody's own class, or one that only makes sense with a command of its own
+        why = "it cannot be made without parameters; give it an of_endpoint()" if ":" in name else "use openai"
+        problems.add(path, f'engine "{name}" cannot read a server that somebody else started ({error}): {why}')
+        return None
+    return engine
+
+
+# The `workers` of a document: today, this machine.
+
+
+THIS_MACHINE = "localhost"
+
+
+def workers(specs: Sequence[WorkerSpec], problems: Problems) -> tuple[WorkerSpec, ...]:
+    """The machines that may run instances. What is wrong has been noted."""
+    names = Names("worker", problems)
+    here = platform.node()
+    given = list(usable(specs))
+    for place, worker in given:
+        names.take(worker.name, ("workers", place))
+        if worker.name and worker.name.lower() not in (THIS_MACHINE, here.lower()):
+            message = f'"{worker.name}" is not this machine ({THIS_MACHINE} or {here})'
+            problems.add(("workers", place, "name"), f"{message}; other machines come with the Ray runtime")
+    if len(given) > 1:
+        message = f"found {len(given)} workers; the local runtime has one, this machine"
+        problems.add(("workers", given[1][0]), f"{message}; other machines come with the Ray runtime")
+    return tuple(worker for _, worker in given)
+
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Instances and their log files are named after their deployment."""

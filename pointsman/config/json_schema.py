@@ -11,16 +11,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from pointsman.config.application_schema import ApplicationDocument, OptionsSpec
-from pointsman.config.endpoints import reads_endpoints
-from pointsman.config.manifest import EndpointSpec, EngineSpec
-from pointsman.config.published import ELSEWHERE, PARAMETERS_ELSEWHERE
-from pointsman.config.quantities import QuantityText
-from pointsman.config.registry import PluginType, can_be_started, engines, plugins, policies, scaling_policies
-from pointsman.config.scaling_schema import ScalingSpec
-from pointsman.config.schema import KINDS, PluginSpec, SchedulingSpec
-from pointsman.config.validation import Field, fields_of, unmarked
-from pointsman.config.wording import is_list, is_mapping
+from pointsman.config.deployments import reads_endpoints
+from pointsman.config.picker_schema import KINDS, PluginSpec, SchedulingSpec
+from pointsman.config.problems import is_list, is_mapping
+from pointsman.config.registry import (
+    ELSEWHERE,
+    PARAMETERS_ELSEWHERE,
+    PluginType,
+    can_be_started,
+    engines,
+    plugins,
+    policies,
+    scaling_policies,
+)
+from pointsman.config.schema import ApplicationDocument, EndpointSpec, EngineSpec, OptionsSpec, ScalingSpec
+from pointsman.config.validation import Field, QuantityText, fields_of, unmarked
 from pointsman.parameters import DurationText, FileName, PluginRef
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -1,20 +1,20 @@
 """What a document builds: everything ready to run, and nothing running yet."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pointsman.config.flow import FlowControlPlan
-from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.queue import FlowControl, InFlightEviction, SaturationDetector
-from pointsman.routing.queue.pool import LegacyAdmission
+from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
+from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.selection import Profile, Scheduler
@@ -23,6 +23,36 @@ from pointsman.strategies.dispatching import dispatcher_for
 
 PYTHON = "python"
 """The engine type of replicas."""
+
+
+class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that flow control needs to know. None: no limit; a time of 0: for ever."""
+
+    bands: tuple[BandSettings, ...]
+    default_band: BandSettings
+    default_negative_band: BandSettings | None
+    limits: UsageLimitPolicy
+    detector: SaturationDetector
+    max_requests: int | None
+    max_bytes: int | None
+    request_ttl_s: float
+    no_endpoint_request_ttl_s: float
+    enable_eviction: bool
+
+    def build(self, first_wait_s: float | None = None) -> FlowControl:
+        """An empty queue of this form. `first_wait_s`: in place of `noEndpointRequestTTL`."""
+        return FlowControl(
+            self.bands,
+            default_band=self.default_band,
+            default_negative_band=self.default_negative_band,
+            limits=deepcopy(self.limits),  # a policy may count, and each queue counts for itself
+            detector=self.detector,
+            max_requests=self.max_requests,
+            max_bytes=self.max_bytes,
+            default_request_ttl_s=self.request_ttl_s,
+            no_endpoint_request_ttl_s=self.no_endpoint_request_ttl_s,
+            first_wait_s=first_wait_s,
+        )
 
 
 class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):

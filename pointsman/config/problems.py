@@ -1,11 +1,87 @@
 """What is wrong with a file, collected so that its author sees everything at once."""
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from enum import Enum
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
 from pointsman.errors import ConfigError
+
+# Types and values in the words of somebody who writes YAML.
+
+
+_PLAIN: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "nothing",
+}
+
+
+def expected(annotation: Any) -> str:
+    """What a type wants: "a whole number"."""
+    if get_origin(annotation) is Literal:
+        return listed([found(choice) for choice in get_args(annotation)])
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return listed([found(choice.value) for choice in annotation])
+    if is_mapping(annotation):
+        return "a mapping (field: value)"
+    if is_list(annotation):
+        return "a list"
+    return _PLAIN.get(annotation) or str(getattr(annotation, "__name__", "a value"))
+
+
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+
+
+def bounds_in_words(told: str) -> str:
+    """What msgspec says of a value out of bounds, "Expected `int` >= 1": must be at least 1."""
+    wanted = told.removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
+    bound = re.fullmatch(r"(?:int|float) (>=|<=|>|<) (.+)", wanted)
+    return f"must be {_BOUNDS[bound[1]]} {float(bound[2]):g}" if bound is not None else f"expected {wanted}"
+
+
+def found(data: Any) -> str:
+    """What is there: text in quotes, numbers as they are, everything larger by its kind."""
+    if isinstance(data, dict):
+        return "a mapping"
+    if isinstance(data, list):
+        return "a list"
+    if data is None:
+        return "nothing"
+    return _shortened(json.dumps(data, ensure_ascii=False, default=str))
+
+
+def listed(words: list[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def a(noun: str) -> str:
+    """With its article."""
+    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"  # a usage limit policy
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Whether values of this type are written as fields with values."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct | Mapping)
+
+
+def is_list(annotation: Any) -> bool:
+    """Whether values of this type are written as a list."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Iterable) and kind is not str and not is_mapping(annotation)
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 4] + '..."'
+
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 """The way to a value in a document: field names and places in lists."""
@@ -85,3 +161,27 @@ def field_name(path: FieldPath) -> str:
     for step in path:
         name += f"[{step}]" if isinstance(step, int) else f".{step}" if name else step
     return name
+
+
+# Names that must be there and differ.
+
+
+class Names:
+    """The names of one list of a document."""
+
+    def __init__(self, word: str, problems: Problems, taken: Iterable[str] = ()) -> None:
+        """`taken`: names that others outside of the list have."""
+        self._word = word
+        self._problems = problems
+        self._lines = dict.fromkeys(taken, 0)
+
+    def take(self, name: str, path: FieldPath) -> None:
+        """Check the name of the entry at a path. One that is INVALID is a problem already."""
+        field = (*path, "name")
+        if name == "":
+            self._problems.add(field, "must not be empty")
+        elif name and name in self._lines:
+            where = f" on line {self._lines[name]}" if self._lines[name] else ""
+            self._problems.add(field, f'there is already {a(self._word)} "{name}"{where}')
+        elif name:
+            self._lines[name] = self._problems.line_of(field)

@@ -4,26 +4,74 @@ Enters: a section. Leaves: a plan with the policy made, or what is wrong, noted 
 inside another, as of max-of, is written as the outer one is: {policy, parameters}.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from pointsman.config.addresses import is_url
 from pointsman.config.building import built
-from pointsman.config.names import Names
 from pointsman.config.plan import MetricQuery, PickerPlan, ScalingPlan
-from pointsman.config.problems import FieldPath, Problems
+from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.registry import scaling_policies
-from pointsman.config.scaling_schema import MetricSpec, ScalingSpec
-from pointsman.config.scaling_sense import check_sense
-from pointsman.config.section import Section
-from pointsman.config.validation import INVALID, Validator, unmarked, usable
+from pointsman.config.schema import MetricSpec, ScalingSpec
+from pointsman.config.validation import INVALID, Section, Validator, is_url, unmarked, usable
 from pointsman.errors import PointsmanError
+from pointsman.pipeline.graph import Node
 from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.policies.budget import Budget
+from pointsman.scaling.policies.combined import Combined
+from pointsman.scaling.policies.scheduled import Scheduled
 from pointsman.scaling.policy import PolicyFunction, ScalingPolicy, Wish
 from pointsman.scaling.view import DeploymentView
+
+# Whether a policy can do its work in the section where it stands: with its bounds, and what an instance costs.
+#
+# Enters: policies that were made, the outer one and those inside it. Leaves: what is wrong, noted at its line, and what
+# the author should know. The one rule: nothing here depends on the load.
+
+
+HOURS_OF_A_MONTH = 28 * 24
+"""At least."""
+
+
+def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
+    """Notes; problems have been noted as such."""
+    notes = []
+    for one, where in _with_inner(policy, (*path, "parameters")):
+        if isinstance(one, Budget):
+            _check_budget(one, spec, problems, path, where)
+        if isinstance(one, Scheduled):
+            notes += [
+                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {spec.max} (max)'
+                for entry, _ in one.entries
+                if entry.replicas > spec.max
+            ]
+    return notes
+
+
+def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
+    """A policy and all that it asks, each with the way to its parameters."""
+    yield policy, path
+    if isinstance(policy, Budget):
+        yield from _with_inner(policy.policy, (*path, "policy", "parameters"))
+    if isinstance(policy, Combined):
+        for place, inner in enumerate(policy.policies):
+            yield from _with_inner(inner, (*path, "policies", place, "parameters"))
+
+
+def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section: FieldPath, path: FieldPath) -> None:
+    cost = budget.cost if spec.cost_per_replica_hour is None else spec.cost_per_replica_hour
+    if not cost:
+        says = "a budget must know what a replica costs; write costPerReplicaHour, above 0, in this section"
+        problems.add((*section, "costPerReplicaHour") if cost == 0 else section, says)
+        return
+    for name, money, hours in (("perHour", budget.per_hour, 1), ("perMonth", budget.per_month, HOURS_OF_A_MONTH)):
+        least = spec.min * cost * hours
+        if money is not None and money * (1 + 1e-9) < least:
+            costs = f"{money:g} does not pay for min, which is {spec.min} and costs {least:g}"
+            problems.add((*path, name), f"{costs}; raise it, or lower min")
+
 
 FIRST_WAIT_S = 300.0
 """For a first instance, where there may be none and nobody says otherwise."""
@@ -181,3 +229,43 @@ def _query(spec: MetricSpec, problems: Problems, path: FieldPath) -> MetricQuery
     if spec.url is not INVALID and not is_url(spec.url):
         problems.add((*path, "url"), f"expected http://host:port of a Prometheus, found {spec.url!r}")
     return MetricQuery(spec.name or "", spec.url or "", spec.query or "")
+
+
+# The `scaling` of nodes: each its own, that of the application for all of them at once, or one for each alike.
+
+
+OWN_POLICY = frozenset({"policy", "parameters"})
+"""Whoever has one of these decides for itself."""
+
+
+class NodeScaling:
+    """Makes the plans of nodes. A built-in policy of the application is asked of each node alone; one of the author's
+    own is asked once, and sees them all."""
+
+    def __init__(self, written: Mapping[str, Any] | None, problems: Problems) -> None:
+        self._problems = problems
+        before = len(problems)
+        self._common = None if written is None else self._spec(written, ("scaling",))
+        self._alike = self._common is not None and self._common.policy in scaling_policies()
+        made = scaling(self._common, problems, ("scaling",), replicas=None)
+        self.of_application = None if self._alike else made
+        """Asked for all nodes at once; None: each is asked alone, or nobody is."""
+        self._broken = len(problems) > before
+
+    def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:
+        """None: it always has as many replicas as its options say, or something is wrong and noted."""
+        options, where = node.options, (*path, "scaling")
+        replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
+        if options.scaling is None:
+            if self._common is None or self._broken:
+                return None
+            return scaling(self._common, self._problems, where, replicas=replicas, asked=self._alike)
+        asked = self._common is None or bool(OWN_POLICY & options.scaling.keys())
+        if not asked and self._alike and self._common is not None and not self._broken:
+            own = {"policy": self._common.policy, "parameters": self._common.parameters, **options.scaling}
+            return scaling(self._spec(own, where), self._problems, where, replicas=replicas)
+        return scaling(self._spec(options.scaling, where), self._problems, where, replicas=replicas, asked=asked)
+
+    def _spec(self, written: Mapping[str, Any], path: FieldPath) -> ScalingSpec:
+        made: ScalingSpec = Validator(self._problems).value(dict(written), ScalingSpec, path)
+        return made

@@ -4,20 +4,102 @@ Enters: data as YAML gives it, and a type. Leaves: the value, or `INVALID` where
 collector has at least one problem more. The one rule: never stop at the first problem.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
-from math import isfinite
+from ipaddress import ip_address
+from math import ceil, isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from pointsman.config.problems import FieldPath, Problems
-from pointsman.config.quantities import QuantityText, quantity
-from pointsman.config.wording import bounds_in_words, expected, found, is_list, is_mapping, listed
+from pointsman.config.problems import FieldPath, Problems, bounds_in_words, expected, found, is_list, is_mapping, listed
 from pointsman.errors import did_you_mean
 from pointsman.parameters import DurationText, FileName, PluginRef, ReadBy, Spelled, seconds
+
+# The base of everything that is written as fields with values.
+
+
+class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Snake case here, camel case in YAML; a field that nobody knows is an error."""
+
+
+# Amounts with a unit, as Kubernetes writes them: 500, 1k, 1Gi.
+
+
+class QuantityText(msgspec.Struct, frozen=True):
+    """In YAML this may be written 500, 2k or 1Gi."""
+
+
+Quantity = Annotated[int, QuantityText()]
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d{1,2})?)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|)")
+
+
+def quantity(text: str) -> int:
+    """Read 500, 2k, 1Gi, 1e9; fractions round up. Raises ValueError, with an example, for anything else."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(f'"{text}" is not an amount; write for example 500, 2k or 1Gi')
+    amount = Decimal(match[1]) * (_DECIMAL | _BINARY)[match[2]]
+    return ceil(amount)
+
+
+# Where servers are, as people write it: http://host:port and host:port.
+
+
+_HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_LISTEN = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
+_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}:(?P<port>\d{{1,5}})/?", re.IGNORECASE)
+
+_ANY_URL = re.compile(rf"https?://{_HOST}(?::(?P<port>\d{{1,5}}))?(?:/.*)?", re.IGNORECASE)
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """127.0.0.1:8080 or [::1]:8080, as sockets want it. Raises ValueError, with an example, for anything else."""
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535 or not _is_host(match["host"]):
+        raise ValueError(f"expected host:port, such as 127.0.0.1:8080 or [::1]:8080, found {found(text)}")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def base_url(text: str) -> tuple[str, str]:
+    """http://host:port without a path, and its host:port. Raises ValueError, with an example, for anything else."""
+    match = _URL.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535 or not _is_host(match["host"]):
+        raise ValueError(f"expected http://host:port or https://host:port, without a path, found {found(text)}")
+    place = f"{match['host'].lower()}:{int(match['port'])}"
+    return f"{match['scheme'].lower()}://{place}", place
+
+
+def is_url(text: str) -> bool:
+    """Whether it is http://host, with or without a port and a path."""
+    match = _ANY_URL.fullmatch(text)
+    return match is not None and 1 <= int(match["port"] or 80) <= 65535 and _is_host(match["host"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_host(host: str) -> bool:
+    """A number in brackets, or that looks like one, must be one."""
+    if host[0] != "[" and re.search(r"[^0-9.]", host):
+        return True
+    try:
+        return ip_address(host.strip("[]")).version == (6 if host[0] == "[" else 4)
+    except ValueError:
+        return False
+
 
 T = TypeVar("T")
 

@@ -5,13 +5,33 @@ what the data means. Mistakes of the YAML itself are collected, and whatever can
 """
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
-from pointsman.config.problems import FieldPath, Problems
+from pointsman.config.problems import FieldPath, Problem, Problems, found
+from pointsman.config.validation import INVALID, Section, Validator
+from pointsman.errors import ConfigError, did_you_mean
+
+# Where documents come from: a file, or text with a folder that its paths are relative to.
+
+
+def text_of(path: Path) -> str:
+    """The text of a file. Raises `ConfigError` if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Problem(str(path), line, "", "this is not UTF-8 text")]) from error
+
 
 MOST_VALUES = 100_000
 """A document with more values than this is a mistake, or an attack that repeats an anchor again and again."""
@@ -128,3 +148,71 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> tuple[int, str]:
 def _line(error: yaml.MarkedYAMLError) -> int:
     mark = error.problem_mark or error.context_mark
     return mark.line + 1 if mark is not None else 0
+
+
+# Text -> a document of one of several kinds, with the lines of everything in it.
+
+
+TELLING: Mapping[str, frozenset[str]] = {
+    "Pointsman": frozenset({"deployments", "gateway", "workers", "applications"}),
+    "Application": frozenset({"nodes", "calls", "output", "ingress"}),
+}
+"""Fields that tell our own documents from a picker's, where they do not say their kind."""
+
+
+def document_of(
+    source: Path | str,
+    kinds: Mapping[str, type[Section]],
+    folder: Path | None = None,
+    file: str = "",
+    *,
+    was_in_force: bool = False,
+) -> tuple[Any, Problems]:
+    """The document, as far as it can be read, and what is wrong with it. `folder`: what its paths are relative to."""
+    text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
+    data, problems = read_yaml(text, file or name)
+    problems.was_in_force = was_in_force
+    if data is None:
+        problems.raise_if_any()
+        data = {}
+    if not isinstance(data, dict):
+        problems.add((), f"expected a mapping (field: value), found {found(data)}")
+        return INVALID, problems
+    kind = _kind(data, kinds, problems)
+    return Validator(problems, folder=folder).value({**data, "kind": kind}, kinds[kind], ()), problems
+
+
+def folder_of(source: Path | str, folder: Path | str | None) -> Path:
+    """What paths in a document are relative to: the folder of its file, and for text the current one."""
+    if folder is None:
+        folder = Path() if isinstance(source, str) else source.parent
+    return Path(folder).absolute()
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Classes of the author's own may be in modules beside the document."""
+    place = str(folder)
+    if place in sys.path:
+        yield
+        return
+    sys.path.append(place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+
+
+def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Problems) -> str:
+    """The kind of a document. For one that is misspelled or missing, the likeliest, so that the rest is checked too."""
+    kind = data.get("kind")
+    if isinstance(kind, str) and kind in kinds:
+        return kind
+    likely = next((name for name in kinds if TELLING.get(name, frozenset()) & data.keys()), next(iter(kinds)))
+    if kind is None:
+        return likely
+    if not isinstance(kind, str):
+        problems.add(("kind",), f"expected text, found {found(kind)}")
+        return likely
+    problems.add(("kind",), f'unknown kind "{kind}"{did_you_mean(kind, kinds)}')
+    return (get_close_matches(kind, kinds, n=1) or [likely])[0]

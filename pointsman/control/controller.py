@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from pointsman.control.desired import Desired, DesiredDeployment
-from pointsman.control.differences import endpoint_recipe
 from pointsman.control.events import (
     Adopted,
     Answered,
@@ -40,8 +39,8 @@ from pointsman.control.events import (
 )
 from pointsman.control.instances import Instance, InstanceStatus, Phase
 from pointsman.control.places import Places
-from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, lifecycle_steps, reconcile
-from pointsman.control.turn import Transition
+from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, endpoint_recipe, lifecycle_steps, reconcile
+from pointsman.control.transition import Transition
 
 
 class Controller:

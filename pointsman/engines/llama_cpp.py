@@ -1,4 +1,4 @@
-"""llama.cpp: its own HTTP server, in a process of ours (`pointsman.runtimes.engines.llama_cpp`)."""
+"""llama.cpp: its own HTTP server, in a process of ours (`pointsman.engines.llama_cpp_server`)."""
 
 import sys
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class LlamaCpp(Engine):
         return adapter
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        argv = [sys.executable, "-P", "-m", "pointsman.runtimes.engines.llama_cpp"]
+        argv = [sys.executable, "-P", "-m", "pointsman.engines.llama_cpp_server"]
         argv += ["--alias", model, "--host", host, "--port", str(port)]
         for option, value in self._options.items():
             argv += [option, str(value)]

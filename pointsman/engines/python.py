@@ -1,4 +1,4 @@
-"""Code of the user, as a node of an application (`pointsman.runtimes.replica`)."""
+"""Code of the user, as a node of an application (`pointsman.replica`)."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class Python(Engine):
         }
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        argv = (sys.executable, "-P", "-m", "pointsman.runtimes.replica", "--host", host, "--port", str(port))
+        argv = (sys.executable, "-P", "-m", "pointsman.replica", "--host", host, "--port", str(port))
         recipe = msgspec.json.encode(self._recipe).decode()
         return LaunchSpec(argv, {**BYTECODE, **self._env, "POINTSMAN_REPLICA": recipe})
 

@@ -1,4 +1,4 @@
-"""A model server of ours that only acts like one (`pointsman.runtimes.engines.simulated`)."""
+"""A model server of ours that only acts like one (`pointsman.simulator`)."""
 
 import sys
 from typing import Annotated, Literal
@@ -91,7 +91,7 @@ class Simulated(Engine):
         self._slots = max_num_seqs
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        argv = [sys.executable, "-P", "-m", "pointsman.runtimes.engines.simulated"]
+        argv = [sys.executable, "-P", "-m", "pointsman.simulator"]
         argv += ["--model", model, "--host", host, "--port", str(port)]
         for option, value in self._options.items():
             if value is not None:

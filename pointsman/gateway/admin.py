@@ -7,23 +7,171 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Protocol
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.gateway.application_admin import ApplicationAdmin
 from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.deployment_admin import DeploymentAdmin
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.http import error_body, error_kind
-from pointsman.gateway.operations import AdminCall, Operations, changes_told
 from pointsman.gateway.pipelines.records import PipelineRecord
-from pointsman.gateway.requests import HttpRequest
+from pointsman.http.heads import error_body, error_kind
+from pointsman.http.requests import HttpRequest
 from pointsman.placement.fleet import Snapshot
+from pointsman.render.text import one_line
 from pointsman.routing.records import Record
-from pointsman.runtimes.local.changes import ManifestText
+from pointsman.runtimes.local.changes import Changes, ManifestText
+
+# What can be asked of a plane, and what it is asked with.
+
+
+class Operations(Protocol):
+    """What can be asked of a plane."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def fleet(self) -> Snapshot: ...
+
+    def plan(self, manifest: ManifestText) -> Changes: ...
+
+    async def apply(self, manifest: ManifestText) -> Changes: ...
+
+    async def deploy(self, document: ManifestText) -> Changes: ...
+
+    async def rollback(self, name: str) -> Changes: ...
+
+    async def delete(self, name: str) -> Changes: ...
+
+    def application(self, name: str) -> str: ...
+
+    def logs(self, instance_id: str, lines: int) -> str: ...
+
+    async def drain(self, instance_id: str) -> None: ...
+
+    def scaling(self, deployment: str) -> dict[str, Any]: ...
+
+    def load_seen(self, deployment: str) -> dict[str, Any]: ...
+
+    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None: ...
+
+
+class AdminCall(msgspec.Struct):
+    """One request, taken apart."""
+
+    parts: list[str]
+    query: dict[str, str]
+    body: bytes
+
+
+def changes_told(changes: Changes) -> dict[str, Any]:
+    """Changes as the admin API tells them."""
+    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
+
+
+# The part of the admin API that is about applications: deployed, looked at, rolled back, deleted.
+
+
+class ApplicationAdmin:
+    """What is asked under `/admin/v1/applications`."""
+
+    def __init__(self, plane: Operations) -> None:
+        self._plane = plane
+
+    def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
+        """Who answers; None: there is no such thing."""
+        match method, parts:
+            case "GET", []:
+                return self._all
+            case "POST", []:
+                return self._deploy
+            case "POST", ["plan"]:
+                return self._plan
+            case "GET", [_]:
+                return self._one
+            case "POST", [_, "rollback"]:
+                return self._rollback
+            case "DELETE", [_]:
+                return self._delete
+        return None
+
+    async def _all(self, call: AdminCall) -> dict[str, Any]:
+        return {"applications": self._plane.status()["applications"]}
+
+    async def _one(self, call: AdminCall) -> dict[str, Any]:
+        name = call.parts[1]
+        text, status = self._plane.application(name), self._plane.status()
+        [told] = [one for one in status["applications"] if one["name"] == name]
+        mine = {deployment for node in told["nodes"] for deployment in node["deployments"]}
+        return {**told, "yaml": text, "deployments": [one for one in status["deployments"] if one["name"] in mine]}
+
+    async def _plan(self, call: AdminCall) -> dict[str, Any]:
+        return changes_told(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
+
+    async def _deploy(self, call: AdminCall) -> dict[str, Any]:
+        return changes_told(await self._plane.deploy(msgspec.json.decode(call.body, type=ManifestText)))
+
+    async def _rollback(self, call: AdminCall) -> dict[str, Any]:
+        return changes_told(await self._plane.rollback(call.parts[1]))
+
+    async def _delete(self, call: AdminCall) -> dict[str, Any]:
+        return changes_told(await self._plane.delete(call.parts[1]))
+
+
+# The part of the admin API that is about single deployments: how many instances there are, and why.
+
+
+LONGEST_S = 366 * 86400.0
+"""An order that ends does so within a year; else it holds until it is taken back."""
+LONGEST_NAME = 100
+"""Characters of who gave an order."""
+SOMEBODY = "the admin API"
+
+
+class ScaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many instances, whatever the policy says."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=0)] | None
+    """None: the policy decides again."""
+    for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """None: until somebody says otherwise."""
+    by: str = SOMEBODY
+
+
+class DeploymentAdmin:
+    """What is asked under `/admin/v1/deployments`."""
+
+    def __init__(self, plane: Operations) -> None:
+        self._plane = plane
+
+    def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
+        """Who answers; None: there is no such thing."""
+        match method, parts:
+            case "GET", [_, "scaling"]:
+                return self._scaling
+            case "GET", [_, "load"]:
+                return self._load
+            case "POST", [_, "scale"]:
+                return self._scale
+        return None
+
+    async def _scaling(self, call: AdminCall) -> dict[str, Any]:
+        return self._plane.scaling(call.parts[1])
+
+    async def _load(self, call: AdminCall) -> dict[str, Any]:
+        return self._plane.load_seen(call.parts[1])
+
+    async def _scale(self, call: AdminCall) -> dict[str, Any]:
+        asked = msgspec.json.decode(call.body, type=ScaleAsked)
+        if asked.for_s is not None and asked.for_s > LONGEST_S:
+            raise PointsmanError(
+                f"for_s may be a year at most, which is {LONGEST_S:.0f}, found {asked.for_s:.10g}; "
+                "leave it out to have it until it is taken back"
+            )
+        by = one_line(asked.by, LONGEST_NAME) or SOMEBODY
+        await self._plane.scale(call.parts[1], asked.replicas, asked.for_s, by)
+        return self._plane.scaling(call.parts[1])
+
 
 PREFIX = b"/admin/v1/"
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from pointsman.gateway.http import KEEP_ALIVE, error_body, error_kind, head_of
-from pointsman.gateway.plain import read_fast
-from pointsman.gateway.requests import COPIED_BYTES, Bytes, HttpRefused, HttpRequest
+from pointsman.http.fast_parser import read_fast
+from pointsman.http.heads import KEEP_ALIVE, error_body, error_kind, head_of
+from pointsman.http.requests import COPIED_BYTES, Bytes, HttpRefused, HttpRequest
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
-    from pointsman.gateway.keys import Keys
-    from pointsman.gateway.tenants import Tenant
+    from pointsman.gateway.tenants import Keys, Tenant
+
+
+# Requests of clients as they come off a connection.
+
 
 NEVER = float("inf")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

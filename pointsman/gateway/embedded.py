@@ -11,20 +11,20 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.manifest import GatewaySpec
 from pointsman.config.plan import PointsmanPlan
+from pointsman.config.schema import GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc import GrpcListener
+from pointsman.gateway.metrics import scaling_metrics
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.gateway.scaling_metrics import scaling_metrics
 from pointsman.gateway.server import Listeners
+from pointsman.http.client import reachable
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.local import Changes, ManifestText, Plane
 from pointsman.runtimes.local.shared import SOCKET
-from pointsman.runtimes.sockets import reachable
 
 
 class Embedded:

@@ -10,21 +10,17 @@ import time
 from collections.abc import Callable, Container, Sequence
 from difflib import get_close_matches
 
-from pointsman.config.manifest import GatewaySpec
+from pointsman.config.schema import GatewaySpec
 from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.exchange import ModelRequest
-from pointsman.gateway.keys import Keys
+from pointsman.gateway.in_flight import InFlight, RetryBudget
 from pointsman.gateway.metrics import GatewayMetrics
+from pointsman.gateway.model_request import ModelRequest
 from pointsman.gateway.openai import BadRequest, metadata, read_body
-from pointsman.gateway.outbox import FEW, Outbox
-from pointsman.gateway.requests import HttpRequest
-from pointsman.gateway.retries import RetryBudget
-from pointsman.gateway.tenants import Tenant
-from pointsman.gateway.under_way import InFlight
-from pointsman.gateway.upstream import UpstreamPool
+from pointsman.gateway.tenants import Keys, Tenant
+from pointsman.gateway.upstream import FEW, Outbox, UpstreamPool
+from pointsman.http.requests import HttpRequest
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
-from pointsman.routing.events import Arrived, DispatcherCommand, Refuse, Revoke, Send
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal, Refuse, Revoke, Send
 from pointsman.routing.queue.refusals import START_ONE
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance

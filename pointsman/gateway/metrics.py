@@ -1,10 +1,11 @@
 """What the gateway counts, and everything that `/metrics` says. docs/metrics.md has the meaning of each number."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pointsman.gateway.usage import Usage
-from pointsman.routing.tally import Histogram
+from pointsman.routing.counters import Histogram
+from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.traffic import Lane, Traffic
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -204,3 +205,23 @@ def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dic
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# What `/metrics` says of deployments that are scaled.
+
+
+def scaling_metrics(page: Page, scaled: Iterable[Scaled]) -> None:
+    """Add them to the page."""
+    each = [((("deployment", one.name), ("policy", one.policy_name)), one) for one in scaled]
+    page.gauge("scaling_target", "Instances that were decided on.", {labels: one.target for labels, one in each})
+    page.gauge(
+        "scaling_wanted",
+        "Instances that the policy wants, before limits and delays.",
+        {labels: one.wanted for labels, one in each if one.wanted is not None},
+    )
+    page.counter("scaling_changes", "Changes of the target.", {labels: one.changes for labels, one in each})
+    page.counter(
+        "scaling_policy_errors",
+        "Times that a scaling policy raised, was too slow, or returned nonsense.",
+        {labels: one.errors for labels, one in each},
+    )

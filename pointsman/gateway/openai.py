@@ -1,15 +1,42 @@
 """Requests of the OpenAI API, read as far as deciding needs: one parse, and nothing is built that nobody reads."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from msgspec import Raw
 
-from pointsman.gateway.headers import ClientHeaders
-from pointsman.gateway.requests import COPIED_BYTES, Bytes
+from pointsman.http.requests import COPIED_BYTES, Bytes
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import Priority, RequestMetadata
+
+# A client's headers, as the deciding part wants them: text by lower-cased name, made when somebody asks.
+
+
+class ClientHeaders(Mapping[str, str]):
+    """Headers as they came, and what was said elsewhere in a header's stead."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: dict[bytes, bytes]) -> None:
+        self._raw = raw
+
+    def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
+        value = self._raw.get(name.encode("latin-1", "replace"))
+        return default if value is None else value.decode("latin-1")
+
+    def __getitem__(self, name: str) -> str:
+        return self._raw[name.encode("latin-1", "replace")].decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("latin-1") for name in self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
 
 STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Whose streams end with `data: [DONE]`."""

@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.requests import HttpRequest
+from pointsman.http.requests import HttpRequest
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -4,8 +4,8 @@ import asyncio
 import socket
 import ssl
 
-from pointsman.config.addresses import host_and_port
-from pointsman.config.manifest import GatewaySpec
+from pointsman.config.schema import GatewaySpec
+from pointsman.config.validation import host_and_port
 from pointsman.errors import PointsmanError
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pointsman.gateway.sse import EventStream
+from pointsman.http.events import EventStream
 
 READ_UP_TO_BYTES = 1024 * 1024
 """Answers longer than this are not read."""

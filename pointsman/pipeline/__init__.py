@@ -5,10 +5,9 @@ has it), a `Flow` (the same, ready to run) and a `Run` of it. The one rule: noth
 carries a run out does.
 """
 
-from pointsman.pipeline.flow import Flow, Step, flow_of
+from pointsman.pipeline.flow import Flow, Run, Step, flow_of
 from pointsman.pipeline.graph import Access, Call, FromInput, FromStep, Graph, HandleTo, Node, NodeKind
 from pointsman.pipeline.options import NodeOptions
-from pointsman.pipeline.run import Run
 
 __all__ = [
     "Graph", "Node", "NodeKind", "NodeOptions", "Call", "FromInput", "FromStep", "HandleTo", "Access",

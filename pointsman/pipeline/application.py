@@ -39,7 +39,8 @@ class Application:
 
     def draw(self, *, text: bool = False) -> str:
         """A picture of the graph: SVG, or text for a terminal."""
-        from pointsman.pipeline.drawing import graph_svg, graph_text
+        from pointsman.render.graph_svg import graph_svg
+        from pointsman.render.graph_text import graph_text
 
         return graph_text(self.name, self.graph) if text else graph_svg(self.name, self.graph)
 

@@ -5,7 +5,7 @@ from enum import Enum
 import msgspec
 
 from pointsman.placement.needs import Need
-from pointsman.placement.words import gib
+from pointsman.render.text import gib
 from pointsman.selection import LabelSelector
 
 

@@ -16,8 +16,7 @@ import msgspec
 from pointsman.placement.asks import Ask
 from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, TOTAL_BYTES, Fleet
-from pointsman.placement.holes import PARTS
-from pointsman.placement.workload import SLACK, Make, Uses, Workload
+from pointsman.placement.workload import PARTS, SLACK, Make, Uses, Workload
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from pointsman.placement.asks import Ask, Place
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
-from pointsman.placement.words import gib
+from pointsman.render.text import gib
 from pointsman.selection import LabelSelector
 from pointsman.selection.arrays import np
 from pointsman.types import Worker, WorkerStatus
 
 CONTEXT_STEP = 256
 """Contexts that are proposed are multiples of this."""
-
 ALLOWANCES = {
     "several_gpus": "several GPUs of one worker",
     "several_workers": "several workers",

@@ -83,3 +83,6 @@ def _figures(reasons: Sequence[tuple[str, str]]) -> str:
 def _kind(why: str) -> str:
     """Reasons that differ only after the first colon are one kind; what is not allowed is told as it is."""
     return why if why.startswith(NOT_ALLOWED) else why.partition(":")[0]
+
+
+# What would have to change for there to be a place. Every change is tried out on the fleet as it stands.

@@ -4,8 +4,7 @@ Enters: a request and the fleet. Leaves: why it is denied, or nothing. The one r
 """
 
 from pointsman.routing.endpoints import KV_USAGE, MEASURED_AT, RUNNING, WAITING
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import LATENCY_PREDICTIONS
+from pointsman.routing.plugins import LATENCY_PREDICTIONS, Endpoints, RequestCycle
 from pointsman.selection.columns import filled, larger, linear, mean, placed, smallest, take, where_finite
 
 __all__ = ["LatencySloAdmitter", "ProbabilisticAdmitter"]

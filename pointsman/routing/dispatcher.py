@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.routing.audience import PluginHooks
-from pointsman.routing.choosing import Chooser
+from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.endpoints import EndpointTable, Extractor
 from pointsman.routing.events import (
@@ -30,6 +29,8 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Outcome,
+    Refusal,
     Refuse,
     Revoke,
     Scraped,
@@ -37,16 +38,14 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.journal import Journal
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.hooks import PluginHooks
 from pointsman.routing.plugins import Admitter
 from pointsman.routing.pools import Pool, Pools, Sent
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
-from pointsman.routing.records import Record, Records
-from pointsman.routing.register import RequestTable
-from pointsman.routing.routes import BatchPolicy, Route
+from pointsman.routing.records import Journal, Record, Records
+from pointsman.routing.request_table import RequestTable
+from pointsman.routing.routes import BatchPolicy, Chooser, Route
 from pointsman.routing.sending import Sender
-from pointsman.routing.tally import Counters
 from pointsman.types import RequestMetadata
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pointsman.routing.endpoints import Endpoint, EndpointTable
-from pointsman.routing.plugins import RequestCycle
-from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
+from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, RequestCycle
 from pointsman.selection import Column, SchedulingResult
 
 

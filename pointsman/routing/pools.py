@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from pointsman.routing.endpoints import Endpoint, EndpointTable
-from pointsman.routing.outcomes import Refusal
+from pointsman.routing.events import Refusal
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
 
 MOST_POOLS = 1_000

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.routing.audience import PluginHooks
-from pointsman.routing.choosing import Chooser, pool_wide
 from pointsman.routing.decisions import Choice, Decided, refusal_text
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.events import DispatcherCommand, Send
+from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Send
+from pointsman.routing.hooks import PluginHooks
 from pointsman.routing.ledger import Hold, holds_of
-from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.plugins import RequestCycle
 from pointsman.routing.pools import Pool, Sent
 from pointsman.routing.queue import Queued
-from pointsman.routing.register import RequestTable
-from pointsman.routing.routes import BatchPolicy
+from pointsman.routing.request_table import RequestTable
+from pointsman.routing.routes import BatchPolicy, Chooser, pool_wide
 from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata, SchedulingDecision
 

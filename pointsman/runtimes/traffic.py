@@ -23,13 +23,14 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Outcome,
+    Refusal,
     Refuse,
     Revoke,
     Send,
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.types import ExecutionInstance
 

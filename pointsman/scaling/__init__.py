@@ -5,22 +5,31 @@ the record of why. The one rule: a policy only says what it wants; the guard aro
 delays and steps, also when the policy raises or returns nonsense.
 """
 
-from pointsman.scaling.answers import Stay, TooSlow
-from pointsman.scaling.asking import ask, ask_application, by_node, policy_name
-from pointsman.scaling.budget import Budget
-from pointsman.scaling.combined import MaxOf, MinOf
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.measuring import Measurements, windows_of
-from pointsman.scaling.panic import Panic
-from pointsman.scaling.policy import ApplicationScalingPolicy, PolicyFunction, ScalingPolicy, Wish
-from pointsman.scaling.predictive import Predictive
-from pointsman.scaling.queue_depth import QueueDepth
+from pointsman.scaling.policies.budget import Budget
+from pointsman.scaling.policies.combined import MaxOf, MinOf
+from pointsman.scaling.policies.panic import Panic
+from pointsman.scaling.policies.predictive import Predictive
+from pointsman.scaling.policies.queue_depth import QueueDepth
+from pointsman.scaling.policies.scheduled import Scheduled, ScheduleEntry
+from pointsman.scaling.policies.slo_attainment import SloAttainment
+from pointsman.scaling.policies.target_ongoing import TargetOngoing
+from pointsman.scaling.policies.token_throughput import TokenThroughput
+from pointsman.scaling.policy import (
+    ApplicationScalingPolicy,
+    PolicyFunction,
+    ScalingPolicy,
+    Stay,
+    TooSlow,
+    Wish,
+    ask,
+    ask_application,
+    by_node,
+    policy_name,
+)
 from pointsman.scaling.records import ScalingRecord
-from pointsman.scaling.scheduled import Scheduled, ScheduleEntry
-from pointsman.scaling.slo_attainment import SloAttainment
-from pointsman.scaling.target_ongoing import TargetOngoing
-from pointsman.scaling.token_throughput import TokenThroughput
 from pointsman.scaling.view import ApplicationView, DeploymentView, Rate, Window
 
 SCALING_POLICIES: dict[str, type] = {

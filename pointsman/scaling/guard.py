@@ -9,16 +9,12 @@ from typing import Any
 
 import msgspec
 
-from pointsman.scaling.answers import understood
-from pointsman.scaling.bounds import Standing, allowed, within
 from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.news import ReportThrottle
-from pointsman.scaling.notes import plain
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.policy import Wish, plain, understood
+from pointsman.scaling.records import ReportThrottle, ScalingRecord
+from pointsman.scaling.stabilization import Stabilization, Standing, allowed, within
 from pointsman.scaling.view import DeploymentView
-from pointsman.scaling.wants import Stabilization
 
 OURSELVES = "pointsman"
 """Who decides where neither a policy nor an order does."""

@@ -6,12 +6,6 @@ says who was turned away and why. The one rule: nothing in here knows what a can
 
 from pointsman.selection.chance import Chance, mixed
 from pointsman.selection.columns import Column, Positions
-from pointsman.selection.handlers import (
-    FallbackProfileHandler,
-    SchedulingFailure,
-    SchedulingResult,
-    SingleProfileHandler,
-)
 from pointsman.selection.labels import LabelExpression, LabelSelector
 from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
 from pointsman.selection.plugins import (
@@ -27,7 +21,13 @@ from pointsman.selection.plugins import (
 )
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
 from pointsman.selection.roster import PerMembers, Roster
-from pointsman.selection.scheduler import Scheduler
+from pointsman.selection.scheduler import (
+    FallbackProfileHandler,
+    Scheduler,
+    SchedulingFailure,
+    SchedulingResult,
+    SingleProfileHandler,
+)
 from pointsman.selection.trace import Trace
 
 __all__ = [

@@ -14,8 +14,8 @@ from pointsman.selection.columns import Column, Positions
 from pointsman.selection.roster import Roster
 
 if TYPE_CHECKING:
-    from pointsman.selection.handlers import SchedulingFailure, SchedulingResult
     from pointsman.selection.profile import ProfileFailure, ProfileResult, Ranked
+    from pointsman.selection.scheduler import SchedulingFailure, SchedulingResult
     from pointsman.selection.trace import Trace
 
 C = TypeVar("C")

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pointsman.render.text import text_table
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column
-from pointsman.selection.text import text_table
 
 
 class ScoreTrace(msgspec.Struct):

@@ -11,7 +11,7 @@ from pointsman.config.application import TAKEN
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan
 from pointsman.errors import ConfigError
 from pointsman.pipeline import FromStep, NodeKind
-from pointsman.pipeline.code import file_version
+from pointsman.pipeline.building import file_version
 
 DIAMOND = """\
 kind: Application

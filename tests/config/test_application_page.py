@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.config.application import TAKEN
-from pointsman.config.application_schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
+from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
 from pointsman.config.validation import fields_of
 from tests.config.test_manifest_page import disagreements, page_tables
 

@@ -10,9 +10,15 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pointsman.config.fleet import load_fleet
-from pointsman.config.fleet_schema import FleetDocument, FleetInstanceSpec, FleetWorkerSpec, GpuSpec, ReservedSpec
-from pointsman.config.fleet_sizes import size
+from pointsman.config.fleet import (
+    FleetDocument,
+    FleetInstanceSpec,
+    FleetWorkerSpec,
+    GpuSpec,
+    ReservedSpec,
+    load_fleet,
+    size,
+)
 from pointsman.config.problems import Problem
 from pointsman.config.validation import fields_of
 from pointsman.errors import ConfigError

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from pointsman.config import DeploymentPlan, PointsmanPlan, endpoint_engine, load, load_endpoints, load_manifest
-from pointsman.config.manifest import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.events import Arrived, Ended, Joined, Measured, Refuse, Send
+from pointsman.routing.events import Arrived, Ended, Joined, Measured, Outcome, Refuse, Send
 from pointsman.routing.events import DispatcherCommand as Told
-from pointsman.routing.outcomes import Outcome
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

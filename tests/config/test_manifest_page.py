@@ -9,11 +9,10 @@ import msgspec
 import pytest
 import yaml
 
-from pointsman.config.problems import Problems
+from pointsman.config.picker_schema import InlinePicker, Pointsman
+from pointsman.config.problems import Problems, is_list, is_mapping
 from pointsman.config.registry import can_be_started, engines
-from pointsman.config.schema import InlinePicker, Pointsman
 from pointsman.config.validation import Field, Validator, fields_of, unmarked
-from pointsman.config.wording import is_list, is_mapping
 from pointsman.engines.simulated import FaultSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "manifest.md"

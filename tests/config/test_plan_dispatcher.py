@@ -19,13 +19,13 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Outcome,
     Refuse,
     Revoke,
     Send,
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.outcomes import Outcome
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 ONE_EACH = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.config import load_endpoints, load_manifest
-from pointsman.config.addresses import base_url, host_and_port
+from pointsman.config.validation import base_url, host_and_port
 from pointsman.errors import ConfigError
 
 

@@ -5,10 +5,9 @@ import copy
 import pytest
 
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, DesiredEngine
-from pointsman.control.differences import between_recipes
 from pointsman.control.events import DrainAsked, Exited, PlaneStopping
 from pointsman.control.instances import Instance, Phase
-from pointsman.control.reconcile import reconcile
+from pointsman.control.reconcile import between_recipes, reconcile
 from pointsman.types import ExecutionInstance
 from tests.control.worlds import World, adopted, deployment, server, servers, wish, with_lifecycle
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from pointsman.gateway.deployment_admin import DeploymentAdmin
+from pointsman.gateway.admin import DeploymentAdmin
 from tests.docs.test_code_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "scaling-others.md"

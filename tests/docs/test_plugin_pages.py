@@ -8,15 +8,13 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import pytest
 
-from pointsman.config.flow import BAND_BYTES, BAND_REQUESTS, DEFAULT_DETECTOR, DEFAULT_POLICIES, REQUEST_TTL_S
-from pointsman.config.published import ELSEWHERE, REPLACED
-from pointsman.config.registry import PluginType, plugin_type, plugins
-from pointsman.config.roles import ROLES
-from pointsman.config.schema import BandTemplate, FlowControlSpec
+from pointsman.config.picker import BAND_BYTES, BAND_REQUESTS, DEFAULT_DETECTOR, DEFAULT_POLICIES, REQUEST_TTL_S
+from pointsman.config.picker_schema import BandTemplate, FlowControlSpec
+from pointsman.config.problems import is_list, is_mapping
+from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
 from pointsman.config.validation import Field, fields_of, unmarked
-from pointsman.config.wording import is_list, is_mapping
 from pointsman.parameters import Duration, DurationText, Parameters
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal
 
 DOCS = Path(__file__).parents[2] / "docs"
 TYPES = list(plugins())

@@ -10,14 +10,14 @@ from pointsman.config.registry import plugin_type
 from pointsman.engines import ENGINES, Command, Engine, LlamaCpp, OpenAI, Sglang, Simulated, Vllm
 from pointsman.engines.simulated import MID_ANSWER, Fault, FaultSpec, MeasuredHardware
 from pointsman.errors import ConfigError
-from pointsman.runtimes.engines.simulated.faults import ANY_TIME, AT_ONCE, AT_THE_START
-from pointsman.runtimes.simulation.performance import constants
+from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START
+from pointsman.simulator.performance import constants
 
 OWN = {"A": "1"}
 COMMANDS: list[tuple[Engine, str]] = [
     (
         LlamaCpp("/w/m.gguf", slots=2, context_tokens=512, threads=3),
-        f"{sys.executable} -P -m pointsman.runtimes.engines.llama_cpp --alias chat --host 127.0.0.1 --port 8001 "
+        f"{sys.executable} -P -m pointsman.engines.llama_cpp_server --alias chat --host 127.0.0.1 --port 8001 "
         "--model /w/m.gguf --context-tokens 512 --slots 2 --threads 3 --batch-tokens 256 --prompt-cache-mib 256",
     ),
     (
@@ -50,7 +50,7 @@ COMMANDS: list[tuple[Engine, str]] = [
     ),
     (
         Simulated(tokens_per_second=50, max_num_seqs=4),
-        f"{sys.executable} -P -m pointsman.runtimes.engines.simulated --model chat --host 127.0.0.1 --port 8001 "
+        f"{sys.executable} -P -m pointsman.simulator --model chat --host 127.0.0.1 --port 8001 "
         "--hardware 8B|h100_sxm|vllm|tp1 --time-scale 1.0 --tokens-per-second 50 --max-num-seqs 4 "
         "--max-num-batched-tokens 8192 --block-size 16 --context-tokens 32768 --output-tokens 128 "
         "--start-seconds 0.0 --seed 0",

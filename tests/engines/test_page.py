@@ -11,7 +11,7 @@ from pointsman.config.registry import plugin_type
 from pointsman.config.validation import fields_of
 from pointsman.engines import ENGINES, Engine
 from pointsman.engines.simulated import FaultSpec
-from pointsman.runtimes.engines.simulated.faults import ANY_TIME, AT_ONCE, AT_THE_START
+from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([^`]+)` \|((?:[^|\\]|\\.)*)\|", re.MULTILINE)

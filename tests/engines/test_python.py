@@ -7,7 +7,7 @@ import pytest
 
 from pointsman.engines import ENGINES, Python
 from pointsman.errors import ConfigError
-from pointsman.runtimes.replica.recipe import Recipe
+from pointsman.replica.target import Recipe
 
 
 def test_the_process() -> None:
@@ -15,7 +15,7 @@ def test_the_process() -> None:
         kind="class", app="diamond", node="m1", code="diamond.py:Model", args=[1], env={"A": "1"}, rank=1, shards=2
     )
     launch = engine.launch("diamond.m1", "127.0.0.1", 8001)
-    assert " ".join(launch.argv) == (f"{sys.executable} -P -m pointsman.runtimes.replica --host 127.0.0.1 --port 8001")
+    assert " ".join(launch.argv) == (f"{sys.executable} -P -m pointsman.replica --host 127.0.0.1 --port 8001")
     assert launch.env["A"] == "1"
     assert launch.env["PYTHONDONTWRITEBYTECODE"] is None
     recipe = msgspec.json.decode(launch.env["POINTSMAN_REPLICA"] or "", type=Recipe)

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.outbox import Outbox
+from pointsman.gateway.in_flight import RetryBudget
 from pointsman.gateway.pages import add_pages
-from pointsman.gateway.requests import Bytes
-from pointsman.gateway.retries import RetryBudget
-from pointsman.gateway.upstream import Asker, UpstreamConnection, UpstreamPool
+from pointsman.gateway.upstream import Asker, Outbox, UpstreamConnection, UpstreamPool
+from pointsman.http.requests import Bytes
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import OK
 from tests.gateway.bed import plan_of

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.gateway.answers import AnswerHead, ChunkReader, Garbled
 from pointsman.gateway.openai import BadRequest, metadata, read_body
-from pointsman.gateway.sse import EventStream
 from pointsman.gateway.usage import usage_of_stream
+from pointsman.http.answers import AnswerHead, ChunkReader, Garbled
+from pointsman.http.events import EventStream
 from tests.gateway.backends import DONE, LAST_CHUNK, OK, STREAM, Line, answer, chunk, completion, event, stream
 from tests.gateway.bed import Bed
 from tests.gateway.memory import Memory, requests, statuses

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pointsman.config.manifest import KeySpec, PriceSpec, TenantSpec
-from pointsman.gateway.keys import Keys
+from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
 from pointsman.gateway.openai import metadata, read_body
-from pointsman.gateway.tenants import Bucket, Tenant
+from pointsman.gateway.tenants import Bucket, Keys, Tenant
 from pointsman.gateway.usage import Usage
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
 from pointsman.types import RequestMetadata

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.gateway.headers import ClientHeaders
-from pointsman.gateway.sse import MAX_HELD_BYTES, EventStream, ends_with_done
+from pointsman.gateway.openai import ClientHeaders
 from pointsman.gateway.usage import usage_of, usage_of_stream
+from pointsman.http.events import MAX_HELD_BYTES, EventStream, ends_with_done
 
 
 @pytest.mark.parametrize(

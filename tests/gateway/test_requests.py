@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.requests import HttpRequest
 from pointsman.gateway.server import CannotListen, Listeners
+from pointsman.http.requests import HttpRequest
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, Lay, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pointsman.gateway.retries import RetryBudget
+from pointsman.gateway.in_flight import RetryBudget
 from tests.gateway.backends import OK, Backend, Gate, answer, answers, deaf, event, hangs, mute, says, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
 from tests.gateway.wire import chat, wait_for

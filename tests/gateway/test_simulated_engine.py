@@ -9,7 +9,7 @@ import pytest
 from pointsman.engines import Simulated
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
 from tests.gateway.wire import Message, post
-from tests.runtimes.engines.servers import Served, serving
+from tests.simulator.servers import Served, serving
 
 ENGINE = Simulated(tokens_per_second=2000, first_token_ms=0, output_tokens=8)
 FIFO = {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.chaos.clients import Ask, Client, Sample, Verdict, counted, word_for_word
-from pointsman.runtimes.engines.simulated.answers import answer_text, chat_prompt
+from pointsman.simulator.answers import answer_text, chat_prompt
 
 PLAIN = Ask("r-1", "m", "hello", 3, chat=False, stream=False)
 STREAM = Ask("r-1", "m", "hello", 3, chat=True, stream=True)

@@ -18,7 +18,7 @@ from bench.chaos.mischief import tell
 from bench.chaos.planes import LivePlane
 from pointsman.engines import Simulated
 from tests.live.manifests import LIFECYCLE, manifest, simulated
-from tests.runtimes.engines.servers import serving
+from tests.simulator.servers import serving
 
 PATIENT = {"firstTokenTimeout": "5m", "stallTimeout": "5m"}
 """Then nobody but the probes can find out."""

@@ -10,7 +10,7 @@ from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
 from tests.live.manifests import llama, manifest, simulated
 
-ENGINES = "pointsman.runtimes.engines."
+ENGINES = ("pointsman.simulator", "pointsman.engines.")
 """In the command line of an engine."""
 CLIENTS = 6
 GRACE_S = 5.0
@@ -19,7 +19,7 @@ GRACE_S = 5.0
 
 def engines(plane: LivePlane) -> set[int]:
     """Engine processes that live, whoever knows of them."""
-    return {pid for pid, command in plane.processes().items() if ENGINES in command}
+    return {pid for pid, command in plane.processes().items() if any(engine in command for engine in ENGINES)}
 
 
 def serves(load: Load, since: float) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.config import load_application
-from pointsman.config.application_schema import OptionsSpec
+from pointsman.config.schema import OptionsSpec
 from pointsman.config.validation import fields_of
 from pointsman.pipeline import (
     Access,

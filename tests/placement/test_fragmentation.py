@@ -9,9 +9,8 @@ from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Fleet
 from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
-from pointsman.placement.holes import PARTS, hole_values
 from pointsman.placement.needs import Need
-from pointsman.placement.workload import MOST_KINDS, AskKind, Make, Workload
+from pointsman.placement.workload import MOST_KINDS, PARTS, AskKind, Make, Workload, hole_values
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import (
+from pointsman.routing.plugins import (
     LATENCY_PREDICTIONS,
     PREFIX_MATCH,
     UNCACHED_REQUEST_TOKENS,
+    Endpoints,
     LatencyPrediction,
     PrefixMatch,
+    RequestCycle,
 )
 from pointsman.selection import Column, Cycle, Filter, ProfileResult, Ranked, Scorer, Trace
 from pointsman.selection.columns import ARRAYS_FROM, column_of

@@ -4,8 +4,7 @@ import pytest
 
 from pointsman.routing.admission import LatencySloAdmitter, ProbabilisticAdmitter
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.plugins import Admitter
-from pointsman.routing.signals import LatencyPrediction
+from pointsman.routing.plugins import Admitter, LatencyPrediction
 from pointsman.types import RequestMetadata
 from tests.routing.fleets import Candidate, both_lengths, kv, scene, waiting
 

@@ -24,6 +24,7 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Outcome,
     Refuse,
     Scraped,
     Send,
@@ -31,7 +32,6 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.outcomes import Outcome
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl
 from pointsman.selection import SchedulingFailure

@@ -22,13 +22,14 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Outcome,
+    Refusal,
     Refuse,
     Revoke,
     Send,
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.outcomes import Outcome, Refusal
 from pointsman.routing.queue import (
     BandSettings,
     FairnessPolicy,

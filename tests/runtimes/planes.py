@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pointsman.routing.outcomes import Outcome
+from pointsman.routing.events import Outcome
 from pointsman.runtimes.inprocess import ControlPlaneManager
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision

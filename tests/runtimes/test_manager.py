@@ -7,7 +7,7 @@ import pytest
 
 from pointsman.errors import ConfigError, UnknownName
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.topology import Nearness
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pointsman.errors import ConfigError
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal
 from pointsman.runtimes.inprocess import ControlPlaneManager
 from pointsman.strategies import FifoStrategy, SchedulingPolicy
 from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision

@@ -12,8 +12,7 @@ import pytest
 from pointsman.config import DeploymentPlan, load_manifest
 from pointsman.errors import UnknownName
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Refuse, Revoke, Send
-from pointsman.routing.outcomes import Outcome
+from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance, RequestMetadata
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pointsman.scaling.calendar import in_utc, month_ends, shown, zone_of
-from pointsman.scaling.cron import Cron
+from pointsman.scaling.calendar import Cron, in_utc, month_ends, shown, zone_of
 
 MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2400, 1, 1))
 EPOCH = datetime(1970, 1, 1)

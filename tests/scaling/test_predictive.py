@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.forecast import (
+from pointsman.scaling.policies.forecast import (
     DAY_S,
     SHAPES,
     UNSETTLED,
@@ -27,8 +27,8 @@ from pointsman.scaling.forecast import (
     spread,
     way,
 )
+from pointsman.scaling.policies.predictive import BEYOND, Predictive, rate_now
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.predictive import BEYOND, Predictive, rate_now
 from pointsman.scaling.view import DeploymentView, Rate, Window
 
 BIN_S = 600.0

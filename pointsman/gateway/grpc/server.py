@@ -1,19 +1,296 @@
 """What is served over gRPC, put together."""
 
+import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import grpc
+import msgspec
+from google.protobuf import descriptor_pool, message_factory, struct_pb2
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from pointsman.config.manifest import TlsSpec
+from pointsman.config.schema import TlsSpec
+from pointsman.errors import did_you_mean
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.grpc.health import Health
-from pointsman.gateway.grpc.messages import SERVICE
-from pointsman.gateway.grpc.service import PredictService
-from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.grpc.response_sink import Context, GrpcSink, NotAnswered, refuse
+from pointsman.gateway.openai import BadRequest
+from pointsman.gateway.pipelines.applications import Applications, NotAdmitted
+from pointsman.gateway.pipelines.prepared import PreparedApplication
+from pointsman.gateway.pipelines.request import Asked
+from pointsman.gateway.pipelines.response_sink import JSON, WHOLE
+from pointsman.http.requests import HttpRequest
+from pointsman.pipeline.inputs import BadInput
+from pointsman.wire import Form
+
+# The messages of predict.proto, made when this is imported: generated code would go with one version of protobuf.
+
+
+PACKAGE = "pointsman.v1"
+SERVICE = f"{PACKAGE}.Predict"
+
+_STRING, _MESSAGE = FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_MESSAGE
+
+
+def _file() -> FileDescriptorProto:
+    """What the compiler would make of predict.proto."""
+    file = FileDescriptorProto(
+        name="pointsman/v1/predict.proto",
+        package=PACKAGE,
+        syntax="proto3",
+        dependency=[struct_pb2.DESCRIPTOR.name],
+    )
+    request = file.message_type.add(name="PredictRequest")
+    request.oneof_decl.add(name="input")
+    _field(request, "application", 1)
+    _field(request, "json", 2, oneof=0)
+    _field(request, "values", 3, _MESSAGE, oneof=0, message=struct_pb2.Value.DESCRIPTOR.full_name)
+    response = file.message_type.add(name="PredictResponse")
+    _field(response, "json", 1)
+    _field(response, "request_id", 2)
+    service = file.service.add(name="Predict")
+    for name, streams in (("Predict", False), ("PredictStream", True)):
+        service.method.add(
+            name=name,
+            input_type=f".{PACKAGE}.PredictRequest",
+            output_type=f".{PACKAGE}.PredictResponse",
+            server_streaming=streams,
+        )
+    return file
+
+
+def _field(
+    of: DescriptorProto,
+    name: str,
+    number: int,
+    kind: FieldDescriptorProto.Type.ValueType = _STRING,
+    *,
+    oneof: int | None = None,
+    message: str = "",
+) -> None:
+    field = of.field.add(name=name, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL)
+    if oneof is not None:
+        field.oneof_index = oneof
+    if message:
+        field.type_name = f".{message}"
+
+
+def _class(name: str) -> Any:
+    return message_factory.GetMessageClass(FILE.message_types_by_name[name])
+
+
+_pool = descriptor_pool.Default()  # where reflection looks
+FILE = _pool.AddSerializedFile(_file().SerializeToString())
+PredictRequest = _class("PredictRequest")
+PredictResponse = _class("PredictResponse")
+
+
+def plain(value: Any) -> Any:
+    """What a `google.protobuf.Value` stands for. Its numbers are doubles; those that are whole numbers are taken for
+    such."""
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return {name: plain(one) for name, one in value.struct_value.fields.items()}
+    if kind == "list_value":
+        return [plain(one) for one in value.list_value.values]
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
+    return None if kind in (None, "null_value") else getattr(value, kind)
+
+
+# The standard health service: who is ready, by name.
+
+
+LOOK_S = 0.25
+"""How often it is looked for those who watch."""
+
+HealthContext: TypeAlias = grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse]
+
+
+class Health(HealthServicer):
+    """The plane by the names "" and pointsman.v1.Predict, and every application by its own."""
+
+    def __init__(self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool]) -> None:
+        self._gateway = gateway
+        self._applications = applications
+        self._is_ready = is_ready
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Nothing is ready any more, and nobody need watch."""
+        self._ending.set()
+
+    async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
+        """How it is now."""
+        status = self._status(request.service)
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f'there is no service or application "{request.service}"')
+        return HealthCheckResponse(status=status)
+
+    async def Watch(self, request: HealthCheckRequest, context: HealthContext) -> None:  # noqa: N802
+        """How it is now, and whenever that changes."""
+        told = None
+        while True:
+            status = self._status(request.service)
+            if status != told:
+                await context.write(HealthCheckResponse(status=status))
+                told = status
+            if self._ending.is_set():
+                return
+            try:
+                await asyncio.wait_for(self._ending.wait(), LOOK_S)
+            except TimeoutError:
+                continue
+
+    def _status(self, service: str) -> int:
+        if service in ("", SERVICE):
+            serves = self._is_ready()
+        else:
+            application = self._applications.get(service)
+            if application is None:
+                return HealthCheckResponse.SERVICE_UNKNOWN
+            serves = self._can_answer(application)
+        away = self._gateway.draining or self._ending.is_set()
+        return HealthCheckResponse.SERVING if serves and not away else HealthCheckResponse.NOT_SERVING
+
+    def _can_answer(self, application: PreparedApplication) -> bool:
+        """Whether somebody is there for each of its steps."""
+        traffic = self._gateway.traffic
+        lanes = [
+            (traffic.by_model if step.is_model else traffic.lanes).get(step.deployment) for step in application.steps
+        ]
+        if application.ingress:
+            lanes.append(traffic.lanes.get(application.ingress))
+        return all(lane is not None and len(lane.dispatcher.fleet) > 0 for lane in lanes)
+
+
+# Calls on their way into applications, and their answers on the way back.
+#
+# `Predict` asks for the whole answer. `PredictStream` asks for it as HTTP clients do, in JSON: values come one to a
+# line and each is a message; text comes as it comes, and whatever has come is a message.
+
+
+class GrpcCall:
+    """One call: what it asks for, and who waits for it."""
+
+    def __init__(self, form: Form) -> None:
+        self.audience = GrpcSink(form)
+        self.request_id = ""
+        """Empty: it has not come in."""
+
+    def response(self, piece: str) -> Any:
+        return PredictResponse(json=piece, request_id=self.request_id)
+
+
+class PredictService:
+    """`pointsman.v1.Predict`"""
+
+    def __init__(self, gateway: Gateway, applications: Applications) -> None:
+        self._gateway = gateway
+        self._applications = applications
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For a server."""
+        how = {"request_deserializer": PredictRequest.FromString, "response_serializer": _serialized}
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Predict": grpc.unary_unary_rpc_method_handler(self.predict, **how),
+                "PredictStream": grpc.unary_stream_rpc_method_handler(self.predict_stream, **how),
+            },
+        )
+
+    async def predict(self, message: Any, context: Context) -> Any:
+        """The whole answer."""
+        call = GrpcCall(WHOLE)
+        try:
+            self._begin(call, message, context)
+            pieces = [piece async for piece in call.audience]
+        except NotAnswered as error:
+            await refuse(context, error, call.request_id)
+        finally:
+            call.audience.leave()
+        return call.response(f"[{','.join(pieces)}]" if call.audience.came_in_pieces else pieces[0])
+
+    async def predict_stream(self, message: Any, context: Context) -> None:
+        """A message for each piece."""
+        call = GrpcCall(JSON)
+        try:
+            self._begin(call, message, context)
+            async for piece in call.audience:
+                await context.write(call.response(piece))
+        except NotAnswered as error:
+            await refuse(context, error, call.request_id)
+        except grpc.aio.InternalError:
+            return  # it could not be written: the client has gone
+        finally:
+            call.audience.leave()
+
+    # The way in
+
+    def _begin(self, call: GrpcCall, message: Any, context: Context) -> None:
+        """Let the request go its way. Raises `NotAnswered`."""
+        applications = self._applications
+        http = _as_http(message, context)
+        try:
+            asked = applications.admitted(message.application, http)
+            call.request_id = asked.request_id
+            application = self._application(message.application)
+            http.body = _input(message)
+            applications.begin(application, _within(asked, context.time_remaining()), call.audience, http)
+        except NotAdmitted as error:
+            raise NotAnswered(error.status, str(error), error.retry_after_s) from None
+        except BadRequest as error:
+            raise NotAnswered(400, str(error)) from None
+        except BadInput as error:
+            raise NotAnswered(422, str(error)) from None
+
+    def _application(self, name: str) -> PreparedApplication:
+        if self._gateway.draining:
+            raise NotAnswered(503, "the gateway is shutting down", 1)
+        application = self._applications.get(name)
+        if application is None:
+            known = did_you_mean(name, self._applications.names)
+            raise NotAnswered(404 if name else 400, f'there is no application "{name[:200]}"{known}')
+        return application
+
+
+def _as_http(message: Any, context: Context) -> HttpRequest:
+    """The call as a client over HTTP would have sent it: whoever reads requests need not know of others."""
+    told = {
+        name.encode(): value.encode("utf-8", "replace")
+        for name, value in context.invocation_metadata() or ()
+        if isinstance(value, str)
+    }
+    path = b"/" + message.application.encode()
+    return HttpRequest(b"POST", path, path, b"", told | {b"content-type": b"application/json"})
+
+
+def _input(message: Any) -> bytes:
+    """As JSON. Raises `BadRequest`."""
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise BadRequest("there is no input; send it as json or as values")
+    return message.json.encode() if kind == "json" else msgspec.json.encode(plain(message.values))
+
+
+def _within(asked: Asked, seconds: float | None) -> Asked:
+    """The same, with the deadline of the call if that is earlier."""
+    if seconds is None:
+        return asked
+    until = time.monotonic() + seconds
+    return msgspec.structs.replace(asked, deadline=until if asked.deadline is None else min(asked.deadline, until))
+
+
+def _serialized(response: Any) -> bytes:
+    return bytes(response.SerializeToString())
+
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 UNREAD = 100_000

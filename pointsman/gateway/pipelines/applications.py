@@ -13,18 +13,18 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.openai import BadRequest, Extension, asked_in_headers
 from pointsman.gateway.pages import only_read
-from pointsman.gateway.pipelines.audience import HttpSink, ResponseSink
-from pointsman.gateway.pipelines.inputs import ARGUMENTS, inputs_of
 from pointsman.gateway.pipelines.openapi import SchemaQuestion, openapi
-from pointsman.gateway.pipelines.passage import Asked, PipelineRequest
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords
+from pointsman.gateway.pipelines.request import Asked, PipelineRequest
+from pointsman.gateway.pipelines.response_sink import HttpSink, ResponseSink
+from pointsman.gateway.pipelines.results import ARGUMENTS, inputs_of
 from pointsman.gateway.pipelines.sharing import SharedFiles
 from pointsman.gateway.pipelines.tracing import exporting
-from pointsman.gateway.requests import HttpRequest
+from pointsman.http.requests import HttpRequest
 from pointsman.pipeline.inputs import BadInput
-from pointsman.runtimes.wire import UnreadableBlob, decode_call
 from pointsman.types import RequestMetadata
+from pointsman.wire import UnreadableBlob, decode_call
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.gateway.pipelines.audience import BLOB, VALUE
 from pointsman.gateway.pipelines.prepared import PreparedStep
-from pointsman.gateway.sse import EventStream
+from pointsman.gateway.pipelines.response_sink import BLOB, VALUE
 from pointsman.gateway.usage import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
+from pointsman.http.events import EventStream
 from pointsman.pipeline.graph import filled
-from pointsman.runtimes.wire import BlobAt, UnreadableBlob, decode_plain, encode_plain, read_template
+from pointsman.wire import BlobAt, UnreadableBlob, decode_plain, encode_plain, read_template
 
 
 class NotPlain(PointsmanError):

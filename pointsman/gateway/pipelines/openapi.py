@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pointsman.gateway.answers import AnswerHead
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
+from pointsman.http.answers import AnswerHead
 from pointsman.runtimes.traffic import Lane
-from pointsman.runtimes.wire import CallHead, decode_plain, encode_call
 from pointsman.types import RequestMetadata
+from pointsman.wire import CallHead, decode_plain, encode_call
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.application_nodes import deployment_name
+from pointsman.config.nodes import deployment_name
 from pointsman.config.plan import ApplicationPlan
 from pointsman.pipeline import NodeKind, Step
 from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.flow import InputValue, StepResult, call_flow
 from pointsman.pipeline.graph import filled
-from pointsman.runtimes.wire import CallHead, placeholder, template
+from pointsman.wire import CallHead, placeholder, template
 
 
 class PreparedStep(msgspec.Struct, frozen=True):

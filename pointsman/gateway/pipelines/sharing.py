@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from pointsman.gateway.pipelines.passage import PipelineRequest
+from pointsman.gateway.pipelines.request import PipelineRequest
 
 LEFT_S = 900.0
 """What is older is nobody's: its request has ended without our hearing of the file."""

@@ -5,11 +5,10 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.gateway.answers import AnswerHead
-from pointsman.gateway.under_way import InFlight
+from pointsman.gateway.in_flight import InFlight
 from pointsman.gateway.upstream import UpstreamConnection
-from pointsman.routing.events import Arrived, Ended, FirstToken, Send
-from pointsman.routing.outcomes import Refusal
+from pointsman.http.answers import AnswerHead
+from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 
 NOT_BEGUN = 503
 """A replica that answers so has not begun: somebody else may."""

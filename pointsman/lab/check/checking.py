@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from pointsman.config.roles import roles_of
+from pointsman.config.registry import roles_of
 from pointsman.lab.check import notes, plugins, policies, scaling, sights, steady, tried
 from pointsman.lab.check.report import Begun, Broken, Found, Gathered, Report, Trying, Watch
 from pointsman.lab.check.searching import Search, drawn

@@ -7,7 +7,7 @@ from pointsman.lab.check.sights import NOW
 from pointsman.lab.check.steady import view_of
 from pointsman.lab.check.tried import Build, PolicyUnderTest
 from pointsman.scaling import ScalingLimits
-from pointsman.scaling.notes import MOST_BYTES, size_of
+from pointsman.scaling.policy import MOST_BYTES, size_of
 
 ASKED = 4000
 """On a plane that is a bit more than an hour."""

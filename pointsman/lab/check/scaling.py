@@ -11,8 +11,7 @@ import msgspec
 from pointsman.lab.check.dice import SEEDS, loaded
 from pointsman.lab.check.tried import Build
 from pointsman.scaling import DeploymentView, ScalingLimits
-from pointsman.scaling.answers import understood
-from pointsman.scaling.notes import plain
+from pointsman.scaling.policy import plain, understood
 
 Promise: TypeAlias = Callable[[Build, DeploymentView], str | None]
 

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
+from pointsman.render.text import one_line, text_table
 from pointsman.routing.endpoints import EndpointTable, Metrics
-from pointsman.selection.text import one_line, text_table
 from pointsman.types import ExecutionInstance, Priority, RequestMetadata
 
 MODELS = ("small", "large")

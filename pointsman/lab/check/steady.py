@@ -10,7 +10,7 @@ import msgspec
 from pointsman.lab.check.sights import NOW, flat
 from pointsman.lab.check.tried import Build, PolicyUnderTest
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
-from pointsman.scaling.answers import understood
+from pointsman.scaling.policy import understood
 
 RUN_LOADS = (7.0, 0.0, 1.0, 30.0)
 STEPS_S = (ScalingLimits().interval_s, 10.0, 0.3)

@@ -5,13 +5,10 @@ replica-hours beside those of someone who knows the future, the share of request
 The one rule: a policy sees what would have been measured by then, and never the future.
 """
 
-from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
-from pointsman.lab.scaling.comparison import Comparison, compare
+from pointsman.lab.scaling.comparison import Comparison, Reactive, clairvoyant, compare, least_hours, static_peak
 from pointsman.lab.scaling.plot import plot, plots
-from pointsman.lab.scaling.reading import UnreadableLoad, arrivals_of, chosen, rates_of
-from pointsman.lab.scaling.references import Reactive
+from pointsman.lab.scaling.reading import Series, UnreadableLoad, arrivals_of, chosen, rates_of
 from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
-from pointsman.lab.scaling.series import Series
 
 __all__ = [
     "Series", "rates_of", "arrivals_of", "chosen", "UnreadableLoad",

@@ -1,17 +1,71 @@
 """Several policies on the same load, beside those that nobody can have: one row each, for people and for programs."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 import msgspec
 
-from pointsman.lab.scaling.bounds import clairvoyant, least_hours, static_peak
+from pointsman.lab.scaling.reading import Series
 from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
-from pointsman.lab.scaling.series import Series
+from pointsman.render.text import text_table
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.selection.text import text_table
+from pointsman.scaling.policy import Wish
+from pointsman.scaling.view import DeploymentView
+
+# Plain policies to compare with.
+
+
+class Reactive:
+    """What comes now, times a headroom."""
+
+    def __init__(self, replica_per_s: float, headroom: float = 1.2) -> None:
+        self._replica_per_s, self._headroom = replica_per_s, headroom
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        now = view.arrivals_per_s[min(view.arrivals_per_s)]
+        return Wish(
+            math.ceil(self._headroom * now / self._replica_per_s - 1e-9), f"{self._headroom:g} times {now:.4g}/s"
+        )
+
+
+# What nobody can do better: replicas for a load that is known beforehand.
+
+
+def least_hours(series: Series, capacity: float) -> float:
+    """Replica-hours of the clairvoyant minimum: exactly what every bin needs, there at once."""
+    return sum(series.needed(capacity)) * series.bin_s / 3600
+
+
+def static_peak(series: Series, setting: Setting) -> ReplayOutcome:
+    """As many as the peak needs, all the time."""
+    need = series.needed(setting.capacity)
+    return _served(series, setting, [max(need)] * len(need), max(need) * series.seconds / 3600)
+
+
+def clairvoyant(series: Series, setting: Setting) -> ReplayOutcome:
+    """Knows the future, and must start replicas early: every start costs from when it is ordered."""
+    need = series.needed(setting.capacity)
+    whole, part = divmod(setting.start_up_s, series.bin_s)
+    # An order in the last part of a bin is there one bin later than an order in its first part.
+    early = [max(need[place : place + int(whole) + 1]) for place in range(len(need))]
+    late = [max(need[place : place + int(whole) + 2]) for place in range(len(need))]
+    seconds = sum((series.bin_s - part) * first + part * then for first, then in zip(early, late, strict=True))
+    return _served(series, setting, late if part else early, seconds / 3600)
+
+
+def _served(series: Series, setting: Setting, replicas: list[int], hours: float) -> ReplayOutcome:
+    changes = sum(before != after for before, after in pairwise(replicas))
+    line = [(place * series.bin_s, count, count) for place, count in enumerate(replicas)]
+    least = least_hours(series, setting.capacity)
+    ratio = hours / least if least else 1.0
+    return ReplayOutcome(
+        hours=hours, ratio=ratio, unserved=0.0, changes=changes, most=max(replicas), problems=0, line=line, records=[]
+    )
+
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000

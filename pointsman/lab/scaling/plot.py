@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from pointsman.drawing import Canvas, number
-from pointsman.lab.scaling.bounds import clairvoyant
+from pointsman.lab.scaling.comparison import clairvoyant
+from pointsman.lab.scaling.reading import Series
 from pointsman.lab.scaling.replay import ReplayOutcome, Setting
-from pointsman.lab.scaling.series import Series
+from pointsman.render.svg import Canvas, number
 
 WIDTH, HEIGHT = 960.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 40.0, 26.0

@@ -5,10 +5,18 @@ Enters: a path (GGUF, or a folder in the form of Hugging Face) and how it is to 
 """
 
 from pointsman.placement.estimate.architecture import Architecture, Model, Tensor
-from pointsman.placement.estimate.estimating import Estimate, Part, estimate, read_model
-from pointsman.placement.estimate.fits import Fit, fit, kv_tokens, usable_bytes
+from pointsman.placement.estimate.estimating import (
+    Estimate,
+    Fit,
+    Part,
+    estimate,
+    fit,
+    kv_tokens,
+    read_model,
+    usable_bytes,
+)
+from pointsman.placement.estimate.memory import Serving
 from pointsman.placement.estimate.reading import UnreadableModel
-from pointsman.placement.estimate.serving import Serving
 
 __all__ = [
     "estimate", "Estimate", "Part", "read_model",

@@ -4,15 +4,241 @@ Without safetensors the sizes are computed from config.json, and a note says so.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, ModelWeights, Tensor
-from pointsman.placement.estimate.config_shapes import computed_tensors, feed_forward
-from pointsman.placement.estimate.quantisation import DTYPES, parameters_of, quantisation_of
 from pointsman.placement.estimate.reading import Fields, UnreadableModel, json_object
-from pointsman.placement.estimate.safetensors import read_weights
-from pointsman.placement.estimate.windows import windows_of
+from pointsman.placement.estimate.safetensors import DTYPE_BITS, Stored, read_weights
+
+# How far back each layer of a Hugging Face model looks: the whole context, a window, or no cache at all.
+
+
+_KEEP_NOTHING = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv", "moe", "mlp")
+
+
+def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None, ...]:
+    """For each layer the tokens that it keeps at most; None: all, 0: none."""
+    found = _by_kind(text, layers) or _by_rule(text, layers)
+    shared = text.whole("num_kv_shared_layers") or 0
+    if shared:
+        found[max(layers - shared, 0) :] = [0] * min(shared, layers)
+    recurrent = sum(window == 0 for window in found) - min(shared, layers)
+    if recurrent > 0:
+        notes.append(
+            f"{recurrent} of {layers} layers are recurrent; their state (a few MiB per request) is not counted"
+        )
+    return tuple(found)
+
+
+def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
+    """From a list that names the kind of each layer, if there is one."""
+    kinds = text.get("layer_types") or text.get("layers_block_type") or text.get("block_types")
+    pattern = text.text("hybrid_override_pattern")
+    if not kinds and pattern:
+        kinds = ["attention" if mark == "*" else "mamba" for mark in pattern]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        return None
+    sliding, chunk = text.whole("sliding_window") or None, text.whole("attention_chunk_size") or None
+
+    def window(kind: object) -> int | None:
+        if kind in _KEEP_NOTHING:
+            return 0
+        return {"sliding_attention": sliding, "chunked_attention": chunk}.get(str(kind))
+
+    return [window(kind) for kind in kinds]
+
+
+def _by_rule(text: Fields, layers: int) -> list[int | None]:
+    """From the window alone and what the family does with it."""
+    window = text.whole("sliding_window") or None
+    interval = text.whole("full_attention_interval") or text.whole("attn_layer_period")
+    if window is None and interval:
+        offset = text.whole("attn_layer_offset")
+        place = interval - 1 if offset is None else offset
+        return [None if layer % interval == place % interval else 0 for layer in range(layers)]
+    if window is None or text.get("use_sliding_window") is False:
+        return [None] * layers
+    family = text.text("model_type")
+    if family.startswith("qwen"):  # the first ones look back at everything
+        first = text.whole("max_window_layers") or 0
+        return [None if layer < first else window for layer in range(layers)]
+    every = text.whole("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(
+        family
+    )
+    if every:
+        return [None if (layer + 1) % every == 0 else window for layer in range(layers)]
+    return [window] * layers
+
+
+# Quantised Hugging Face models: how many numbers a packed tensor stands for, and how many bytes a number takes.
+
+
+DTYPES = {
+    "float32": 32, "float": 32, "float16": 16, "half": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
+}  # fmt: skip
+_ADDITIONS = (
+    "scales", "qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale", "k_scale",
+    "v_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "absmax", "quant_map", "nested_absmax",
+    "nested_quant_map", "_scales", "SCB",
+)  # fmt: skip
+_PACKED = ("qweight", "weight_packed")
+
+
+class Quantisation(msgspec.Struct, frozen=True):
+    """How the weights of layers are stored; embeddings and output are not quantised by any of these."""
+
+    method: str = ""
+    """Empty: they are not quantised."""
+    bits: int = 16
+    group: int = 0
+    """Numbers that share a scale; 0: too many to count."""
+    kv_bits: int | None = None
+
+    @property
+    def bits_per_number(self) -> float:
+        """With the scales (16 bits each, and a zero point of as many bits as a number) of AWQ, GPTQ and the like."""
+        return self.bits + (16 + self.bits) / self.group if self.group else float(self.bits)
+
+
+def quantisation_of(config: Mapping[str, Any], dtype_bits: int) -> Quantisation:
+    """What the configuration says: fp8, awq, gptq, bitsandbytes, compressed-tensors, mxfp4, modelopt."""
+    told = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(told, dict):
+        return Quantisation(bits=dtype_bits)
+    method = str(told.get("quant_method") or told.get("quant_algo") or "unknown").lower()
+    group = _whole(told.get("group_size") or told.get("q_group_size"))
+    bits = _whole(told.get("bits") or told.get("w_bit"))
+    scheme = _first_scheme(told)
+    if scheme:
+        weights = scheme.get("weights")
+        weights = weights if isinstance(weights, dict) else {}
+        bits, group = bits or _whole(weights.get("num_bits")), group or _whole(weights.get("group_size"))
+    if not bits:
+        four = told.get("load_in_4bit") or "4" in method
+        bits = 4 if four else 8
+    if told.get("load_in_4bit") and not group:
+        group = 64
+    if method == "mxfp4":
+        group = 32
+    scheme_of_cache = told.get("kv_cache_scheme")
+    kv_bits = _whole(scheme_of_cache.get("num_bits")) if isinstance(scheme_of_cache, dict) else 0
+    if "fp8" in str(told.get("kv_cache_quant_algo") or "").lower():
+        kv_bits = 8
+    return Quantisation(method, min(bits, 32), group, kv_bits or None)
+
+
+def parameters_of(tensor: Stored, quantisation: Quantisation) -> int:
+    """Numbers that a stored tensor stands for."""
+    if not quantisation.method:
+        return tensor.numbers
+    last = tensor.name.rpartition(".")[2]
+    if last in _ADDITIONS or last.endswith(("_scales", "_scale_inv")) or ".quant_state." in tensor.name:
+        return 0
+    bits = DTYPE_BITS.get(tensor.dtype, 8)
+    packed = last in _PACKED or last.endswith("_blocks") or (tensor.dtype == "U8" and quantisation.bits < 8)
+    return tensor.numbers * bits // quantisation.bits if packed else tensor.numbers
+
+
+def _first_scheme(told: Mapping[str, Any]) -> dict[str, Any]:
+    groups = told.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    return first if isinstance(first, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 1 << 20 else 0
+
+
+# The tensors that a decoder must have by its config.json alone, for folders that have nothing else.
+
+
+UNGATED = frozenset(
+    {"gpt2", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "bert", "roberta", "xlm-roberta", "starcoder2"}
+    | {"mpt", "gptj", "codegen", "distilbert"}
+)
+"""Families whose feed-forward part has two matrices; all others have three."""
+QUERY_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
+TIED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "falcon"})
+"""Families that use their embeddings as output unless they say otherwise."""
+
+
+class FeedForward(NamedTuple):
+    """How wide the feed-forward part of a layer is, by kind of layer."""
+
+    dense: int
+    expert: int
+    """Each of them."""
+    shared: int
+    """What every token passes through beside its experts, in all."""
+
+
+def feed_forward(text: Fields, hidden: int) -> FeedForward:
+    """As config.json says it, in any of its dialects."""
+    dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
+    expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
+    shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
+    return FeedForward(dense, expert, shared)
+
+
+def computed_tensors(
+    shape: Architecture, text: Fields, dtype_bits: int, quantisation: Quantisation
+) -> Iterator[Tensor]:
+    """One tensor for each part of each layer, with the size that it must have."""
+
+    def plain(name: str, numbers: int) -> Tensor:
+        return Tensor(name, numbers * dtype_bits // 8, numbers)
+
+    def matrix(name: str, numbers: int) -> Tensor:
+        return Tensor(name, int(numbers * quantisation.bits_per_number / 8), numbers)
+
+    hidden = shape.hidden
+    yield plain("model.embed_tokens.weight", shape.vocabulary * hidden)
+    attention, feeds = _attention(shape, text), [_feed_forward(shape, text, layer) for layer in range(shape.layers)]
+    norms = 2 * hidden + (shape.key_dim * 2 if shape.name in QUERY_NORM else 0)
+    norms += (text.whole("kv_lora_rank") or 0) + (text.whole("q_lora_rank") or 0)
+    for layer, feed in enumerate(feeds):
+        yield matrix(f"model.layers.{layer}.self_attn.weight", attention)
+        yield matrix(f"model.layers.{layer}.mlp.weight", feed)
+        yield plain(f"model.layers.{layer}.norms.weight", norms + _biases(shape, text))
+    yield plain("model.norm.weight", hidden)
+    tied = text.get("tie_word_embeddings")
+    if not shape.embeds and not (tied if isinstance(tied, bool) else shape.name in TIED):
+        yield plain("lm_head.weight", shape.vocabulary * hidden)
+
+
+def _attention(shape: Architecture, text: Fields) -> int:
+    hidden, heads = shape.hidden, shape.attention_heads
+    if not shape.latent_dim:
+        queries, keys = heads * shape.key_dim, shape.kv_heads[0] * shape.key_dim
+        return 2 * hidden * queries + 2 * hidden * keys
+    lora, rope = text.whole("kv_lora_rank") or 0, text.whole("qk_rope_head_dim") or 0
+    q_lora = text.whole("q_lora_rank")
+    queries = q_lora * (hidden + heads * shape.key_dim) if q_lora else hidden * heads * shape.key_dim
+    up = lora * heads * (shape.key_dim - rope + shape.value_dim)
+    return queries + hidden * (lora + rope) + up + heads * shape.value_dim * hidden
+
+
+def _feed_forward(shape: Architecture, text: Fields, layer: int) -> int:
+    hidden, matrices = shape.hidden, 2 if shape.name in UNGATED else 3
+    width = feed_forward(text, hidden)
+    every = text.whole("decoder_sparse_step", "moe_layer_freq") or 1
+    only_dense = text.wholes("mlp_only_layers") or []
+    is_dense = layer < (text.whole("first_k_dense_replace") or 0) or layer in only_dense or layer % every != every - 1
+    if not shape.experts or is_dense:
+        return matrices * hidden * width.dense
+    return matrices * hidden * (shape.experts * width.expert + width.shared) + hidden * shape.experts
+
+
+def _biases(shape: Architecture, text: Fields) -> int:
+    """Of the queries, keys and values: Qwen2 has them always, others if they say so."""
+    if text.get("attention_bias") is not True and shape.name not in ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"):
+        return 0
+    return (shape.attention_heads + 2 * shape.kv_heads[0]) * shape.key_dim
+
 
 CONFIG = "config.json"
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")

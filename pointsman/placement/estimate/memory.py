@@ -3,14 +3,241 @@
 from collections.abc import Sequence
 from functools import reduce
 from math import gcd
+from typing import Protocol
 
-from pointsman.errors import UnknownName
+import msgspec
+
+from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement.estimate.adapters import Adapter
 from pointsman.placement.estimate.architecture import Architecture, Model
-from pointsman.placement.estimate.llama_cpp import LlamaCppMemory
-from pointsman.placement.estimate.serving import EngineMemory, Serving
-from pointsman.placement.estimate.vllm import VllmMemory
+from pointsman.placement.estimate.gguf_model import EMBEDDERS
 from pointsman.placement.needs import Need
+
+# How a model is to be served, and what an engine makes of that: the seam between files and memory.
+
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of an instance."""
+
+    context: int
+    """Tokens of one request, prompt and answer together."""
+    concurrency: int = 1
+    """Requests that all may have so many at once."""
+    kv_dtype: str = "auto"
+    batch_tokens: int | None = None
+    """Tokens that are computed in one step; None: what the engine does by itself."""
+    max_sequences: int | None = None
+    """Requests that the engine prepares for; None: what it does by itself, at least `concurrency`."""
+    flash_attention: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("context", "concurrency", "batch_tokens", "max_sequences"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1 << 40:
+                raise PointsmanError(f"{name} must be from 1 on, found {value}")
+
+
+class EngineMemory(Protocol):
+    """How one engine uses memory."""
+
+    name: str
+    usable_share: float
+    """Of a GPU: what it takes at most for weights, KV cache and activations."""
+    tensor_parallel: bool
+
+    def kv_bits(self, model: Model, dtype: str) -> float:
+        """Bits of one number in the KV cache."""
+
+    def kv_tokens(self, serving: Serving, window: int | None) -> int:
+        """Tokens that a layer with this window keeps, for all requests together."""
+
+    def keeps_nothing(self, model: Model) -> bool:
+        """Whether there is no KV cache at all."""
+
+    def activation_bytes(self, model: Model, serving: Serving) -> int:
+        """On each GPU, for one step."""
+
+    def overhead_bytes(self, model: Model, serving: Serving) -> int:
+        """On each GPU, for itself."""
+
+    def host_bytes(self, model: Model, serving: Serving) -> int:
+        """Of the machine's memory, wherever the model is."""
+
+    def ends(self, model: Model) -> tuple[int, int]:
+        """(bytes with the first layer, bytes with the last) of what is not in a layer."""
+
+    def assumptions(self, model: Model, serving: Serving) -> list[str]:
+        """What an estimate for it takes for granted."""
+
+
+def bits_of(dtype: str, known: dict[str, float]) -> float:
+    """Look a data type of the KV cache up."""
+    try:
+        return known[dtype.lower()]
+    except KeyError:
+        raise UnknownName("data type of a KV cache", dtype, known) from None
+
+
+# llama.cpp's memory. The formulas agree with the buffers that it logs: docs/estimate.md has the table.
+
+
+_LLAMA_CPP_KV_BITS: dict[str, float] = {
+    "f16": 16, "bf16": 16, "f32": 32, "float16": 16, "bfloat16": 16, "float32": 32, "q8_0": 8.5, "q5_1": 6,
+    "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5,
+}  # fmt: skip
+CELLS = 256
+"""Cells of its KV cache come in multiples of this."""
+LLAMA_CPP_BATCH_TOKENS = 256
+"""What our server is started with; llama.cpp's own default is 512."""
+GPU_OVERHEAD = 512 * MIB
+"""Context and workspaces of the GPU's driver."""
+PROCESS = 36 * MIB
+"""Python, the library, its threads."""
+WORD = 350
+"""Bytes of the tokenizer, for each word of the vocabulary."""
+
+
+class LlamaCppMemory:
+    """llama.cpp with a KV cache of its own for every slot; embeddings stay in the machine's memory."""
+
+    name = "llama.cpp"
+    usable_share = 1.0
+    tensor_parallel = False  # it gives whole layers to GPUs
+
+    def kv_bits(self, model: Model, dtype: str) -> float:
+        return 16 if dtype == "auto" else bits_of(dtype, _LLAMA_CPP_KV_BITS)
+
+    def kv_tokens(self, serving: Serving, window: int | None) -> int:
+        context = _cells(serving.context)
+        if window is None:
+            return context * serving.concurrency
+        return min(context, _cells(window + self._batch(serving))) * serving.concurrency
+
+    def keeps_nothing(self, model: Model) -> bool:
+        return model.architecture.embeds and model.architecture.name in EMBEDDERS
+
+    def activation_bytes(self, model: Model, serving: Serving) -> int:
+        """The buffer for one step, at the place where most is in it, and the one for the results."""
+        shape, context = model.architecture, _cells(serving.context)
+        batch = context if shape.embeds else self._batch(serving)  # what is embedded is computed in one step
+        logits = 0 if shape.embeds else 4 * shape.vocabulary * serving.concurrency
+        # Of each token, all the way: five vectors, and which of the cells it may look at.
+        stream = 4 * (5 * shape.hidden + 7) + (2 if serving.flash_attention else 4) * context
+        work = 12 * shape.intermediate  # gate, up and their product
+        if not serving.flash_attention:
+            keys = 5 * max(shape.kv_heads, default=0) * shape.key_dim
+            work = max(work, 4 * (shape.attention_heads * context + keys - 7))
+        return batch * stream + max(batch * work, logits) + logits
+
+    def overhead_bytes(self, model: Model, serving: Serving) -> int:
+        return GPU_OVERHEAD
+
+    def host_bytes(self, model: Model, serving: Serving) -> int:
+        inputs = 0 if model.tied else model.input_bytes
+        return PROCESS + WORD * model.architecture.vocabulary + inputs
+
+    def ends(self, model: Model) -> tuple[int, int]:
+        # Embeddings that are the output too go where the output goes; others never leave the machine's memory.
+        return 0, model.output_bytes + (model.input_bytes if model.tied else 0)
+
+    def assumptions(self, model: Model, serving: Serving) -> list[str]:
+        attention = "flash attention" if serving.flash_attention else "no flash attention"
+        notes = [f"llama.cpp with steps of {self._batch(serving):,} tokens, {attention}, a context per slot"]
+        notes.append("its cache of earlier prompts is not counted (promptCacheMib)")
+        if model.architecture.embeds and self.keeps_nothing(model):
+            notes.append("an embedding model: nothing is kept between requests")
+        return notes
+
+    def _batch(self, serving: Serving) -> int:
+        return min(serving.batch_tokens or LLAMA_CPP_BATCH_TOKENS, _cells(serving.context) * serving.concurrency)
+
+
+def _cells(tokens: int) -> int:
+    return -(-tokens // CELLS) * CELLS
+
+
+# vLLM's memory. The constants are fitted to what it reported on real GPUs: docs/estimate.md has the table.
+
+
+_VLLM_KV_BITS: dict[str, float] = {
+    "float16": 16, "f16": 16, "bfloat16": 16, "bf16": 16, "float32": 32, "f32": 32, "fp8": 8, "fp8_e4m3": 8,
+    "fp8_e5m2": 8,
+}  # fmt: skip
+BLOCK = 16
+"""Tokens of a block of its KV cache: requests take whole ones."""
+VLLM_BATCH_TOKENS = 8192
+SEQUENCES = 256
+"""Its defaults. On GPUs of 70 GiB and more, newer releases prepare for 1024 requests: say so with max_sequences."""
+SAMPLER_BYTES = 12
+"""For each request and word of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
+OVERHEAD = 11 * GIB // 10
+"""CUDA context, workspaces, communication."""
+HOST = 4 * GIB
+"""Its processes in the machine's memory."""
+
+
+class VllmMemory:
+    """vLLM: weights and activations are computed in 16 bits, the KV cache is in blocks."""
+
+    name = "vllm"
+    usable_share = 0.9  # its gpu_memory_utilization; CUDA graphs are in the rest
+    tensor_parallel = True
+
+    def kv_bits(self, model: Model, dtype: str) -> float:
+        if dtype == "auto":
+            return model.architecture.kv_bits or 16
+        return bits_of(dtype, _VLLM_KV_BITS)
+
+    def kv_tokens(self, serving: Serving, window: int | None) -> int:
+        context = -(-serving.context // BLOCK) * BLOCK
+        if window is None:
+            return context * serving.concurrency
+        kept = min(context, -(-window // BLOCK) * BLOCK)
+        # What one step computes is in the cache until the step is over, also beyond the window.
+        step = min(self._batch(serving), (context - kept) * serving.concurrency)
+        return kept * serving.concurrency + step
+
+    def keeps_nothing(self, model: Model) -> bool:
+        return model.architecture.embeds
+
+    def activation_bytes(self, model: Model, serving: Serving) -> int:
+        shape = model.architecture
+        # In each layer at once: gate, up and their product; the residual, input and output; what experts return.
+        token = 2 * (3 * shape.intermediate + (4 + shape.experts_used) * shape.hidden)
+        layer = self._batch(serving) * token
+        sampler = 0 if shape.embeds else self._sequences(serving) * shape.vocabulary * SAMPLER_BYTES
+        return max(layer, sampler)
+
+    def overhead_bytes(self, model: Model, serving: Serving) -> int:
+        return OVERHEAD
+
+    def host_bytes(self, model: Model, serving: Serving) -> int:
+        return HOST
+
+    def ends(self, model: Model) -> tuple[int, int]:
+        return model.input_bytes, model.output_bytes
+
+    def assumptions(self, model: Model, serving: Serving) -> list[str]:
+        shape = model.architecture
+        batch = f"steps of {self._batch(serving):,} tokens and {self._sequences(serving):,} requests"
+        notes = [f"vLLM computes {batch}; activations are counted whole on each GPU"]
+        if shape.embeds:
+            notes.append("an embedding model: nothing is kept between requests")
+        own = f"vLLM's own {OVERHEAD / GIB:.1f} GiB per GPU is fitted to what it has reported"
+        notes.append(f"{own}; {HOST // GIB} GiB of RAM for its processes is assumed")
+        if shape.vocabulary % 64:
+            notes.append("the vocabulary is padded to a multiple of 64 before it is divided")
+        return notes
+
+    def _batch(self, serving: Serving) -> int:
+        return serving.batch_tokens or VLLM_BATCH_TOKENS
+
+    def _sequences(self, serving: Serving) -> int:
+        return serving.max_sequences or max(SEQUENCES, serving.concurrency)
+
 
 MOST_GPUS = 64
 """The largest tensor-parallel size that is looked at."""

@@ -14,7 +14,7 @@ from pointsman.placement.devices import ABLE, OBSTACLES, Devices
 from pointsman.placement.filters import AskCycle, Hosts, Rejections, Worded
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation
-from pointsman.placement.words import gib
+from pointsman.render.text import gib
 from pointsman.selection import Key, Rejected
 from pointsman.selection.arrays import np
 

@@ -6,7 +6,7 @@ from pointsman.placement.asks import Ask, Place, Tier
 from pointsman.placement.devices import ABLE
 from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
-from pointsman.placement.words import gib
+from pointsman.render.text import gib
 from pointsman.selection.arrays import np
 
 

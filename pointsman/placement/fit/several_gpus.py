@@ -17,7 +17,7 @@ from pointsman.placement.fit.base import (
     nowhere,
 )
 from pointsman.placement.fleet import Device, Host
-from pointsman.placement.words import gib
+from pointsman.render.text import gib
 from pointsman.selection.arrays import np
 
 NEARNESS: tuple[Callable[[Device], object], ...] = (

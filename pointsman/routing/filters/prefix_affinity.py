@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pointsman.parameters import Spelled
 from pointsman.routing.endpoints import IN_FLIGHT_TOKENS
-from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.routing.signals import LATENCY_PREDICTIONS, PREFIX_MATCH
+from pointsman.routing.plugins import LATENCY_PREDICTIONS, PREFIX_MATCH, Endpoints, Rejections, RequestCycle
 from pointsman.selection import Column, Positions, Rejected
 from pointsman.selection.columns import column_of, linear, ratio, smallest, take, where_at_least, where_below
 

@@ -4,8 +4,7 @@ from itertools import compress
 from math import nan
 from operator import not_
 
-from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.routing.signals import LATENCY_PREDICTIONS, LatencyPrediction
+from pointsman.routing.plugins import LATENCY_PREDICTIONS, Endpoints, LatencyPrediction, Rejections, RequestCycle
 from pointsman.selection import Rejected
 
 UNPREDICTED = LatencyPrediction(ttft=nan, tpot=nan, ttft_headroom=nan, tpot_headroom=nan)

@@ -3,12 +3,12 @@
 The one rule: a handler never looks at candidates; choosing among them is what its profiles are for.
 """
 
-from pointsman.routing.handlers.deciders import (
+from pointsman.routing.handlers.disagg import (
     AlwaysDisaggMultimodalDecider,
     AlwaysDisaggPdDecider,
+    DisaggProfileHandler,
     PrefixBasedPdDecider,
 )
-from pointsman.routing.handlers.disagg import DisaggProfileHandler
 from pointsman.routing.handlers.header import HeaderProfileHandler
 
 __all__ = [

@@ -1,7 +1,6 @@
 """How many tokens of the request each endpoint would have to compute."""
 
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import PREFIX_MATCH, UNCACHED_REQUEST_TOKENS
+from pointsman.routing.plugins import PREFIX_MATCH, UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import array, column_of

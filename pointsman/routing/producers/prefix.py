@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
 from pointsman.routing.prefix_index import Chain, PrefixIndex, block_hashes, first_link, token_bytes
-from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
 from pointsman.selection import Column, Key, PerMembers, SchedulingResult
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import column_of

@@ -4,7 +4,6 @@ Enters: requests. Leaves: each of them exactly once, to be served or with a refu
 kept and not recomputed, so that a dispatch costs the same whether ten requests wait or ten thousand.
 """
 
-from pointsman.routing.queue.answers import BandDepth, Blocked, Offered
 from pointsman.routing.queue.bands import BandSettings
 from pointsman.routing.queue.eviction import InFlightEviction
 from pointsman.routing.queue.fairness import (
@@ -14,7 +13,7 @@ from pointsman.routing.queue.fairness import (
     Turns,
 )
 from pointsman.routing.queue.flow_control import FlowControl
-from pointsman.routing.queue.items import Queued, QueueStage
+from pointsman.routing.queue.items import BandDepth, Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import (
     PriorityHoldbackPolicy,
     SoftReflectiveCeilingPolicy,
@@ -27,8 +26,12 @@ from pointsman.routing.queue.ordering import (
     OrderingPolicy,
     SloDeadlineOrderingPolicy,
 )
-from pointsman.routing.queue.pool import PoolSaturation
-from pointsman.routing.queue.saturation import ConcurrencyDetector, SaturationDetector, UtilizationDetector
+from pointsman.routing.queue.saturation import (
+    ConcurrencyDetector,
+    PoolSaturation,
+    SaturationDetector,
+    UtilizationDetector,
+)
 from pointsman.routing.queue.token_fairness import VirtualTokenCounterFairnessPolicy
 
 __all__ = [

@@ -1,18 +1,117 @@
 """Priority bands: each has its bounds, its flows with their order, and the turns of those flows."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 import msgspec
 
 from pointsman.errors import ConfigError
-from pointsman.routing.queue.aside import Parked
 from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnessPolicy
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 from pointsman.routing.queue.ordering import FcfsOrderingPolicy, OrderingPolicy
-from pointsman.routing.queue.room import Occupancy, check_bounds
+
+# How much may wait in one place, and how much does.
+
+
+def check_bounds(max_requests: int | None, max_bytes: int | None) -> None:
+    """Raises ConfigError for bounds that would let nobody in."""
+    problems = [
+        f"{name} must be at least 1, it is {bound}; leave it out for the default"
+        for name, bound in (("maxRequests", max_requests), ("maxBytes", max_bytes))
+        if bound is not None and bound < 1
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+class Occupancy:
+    """Bounds in requests and in bytes, with what fills them. None: unlimited."""
+
+    __slots__ = ("_place", "_setting", "max_bytes", "max_requests", "requests", "size_bytes")
+
+    def __init__(self, max_requests: int | None, max_bytes: int | None, place: str, setting: str) -> None:
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        self.requests = 0
+        self.size_bytes = 0
+        self._place = place
+        """Where this is, as a part of a sentence: at priority 0."""
+        self._setting = setting
+        """What to change in the configuration for more room."""
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether one more request of this size may wait here."""
+        return (self.max_requests is None or self.requests < self.max_requests) and (
+            self.max_bytes is None or self.size_bytes + size_bytes <= self.max_bytes
+        )
+
+    def enter(self, size_bytes: int) -> None:
+        self.requests += 1
+        self.size_bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        self.requests -= 1
+        self.size_bytes -= size_bytes
+
+    def fits_without(self, size_bytes: int, fewer_requests: int, fewer_bytes: int) -> bool:
+        """Whether it would fit if this much left."""
+        return (self.max_requests is None or self.requests - fewer_requests < self.max_requests) and (
+            self.max_bytes is None or self.size_bytes - fewer_bytes + size_bytes <= self.max_bytes
+        )
+
+    def shortage(self, size_bytes: int) -> str:
+        """Which bound one more request of this size would break, and where it is set."""
+        if self.max_requests is not None and self.requests >= self.max_requests:
+            waiting = f"{self.requests:,} of {self.max_requests:,} requests waiting {self._place}"
+            return f"{waiting} ({self._setting}.maxRequests)"
+        waiting = f"{self.size_bytes:,} of {self.max_bytes:,} bytes waiting {self._place}"
+        return f"{waiting}, and this request has {size_bytes:,} ({self._setting}.maxBytes)"
+
+
+# Requests that nobody can take now, for reasons of their own: they wait beside the order, and hold up nobody.
+
+
+class Parked:
+    """Looked at again a few at a time: who stands first in the order each time, and the others by turns.
+
+    So whoever waits for room that is scarce gets it in order, and none of many is looked at never again.
+    """
+
+    __slots__ = ("_in_order", "_in_turn")
+
+    def __init__(self) -> None:
+        self._in_order: LazyHeap[Queued] = LazyHeap()
+        self._in_turn: OrderedDict[Queued, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._in_turn)
+
+    def __contains__(self, item: Queued) -> bool:
+        return item in self._in_turn
+
+    def __iter__(self) -> Iterator[Queued]:
+        return self._in_order.in_order()
+
+    def add(self, item: Queued) -> None:
+        self._in_order.put(item, item.order_key, item.seq)
+        self._in_turn[item] = None
+
+    def remove(self, item: Queued) -> None:
+        self._in_order.discard(item)
+        del self._in_turn[item]
+
+    def first(self) -> Queued:
+        """Who stands first in the order. There must be one."""
+        first = self._in_order.first()
+        assert first is not None
+        return first
+
+    def longest_unseen(self) -> Queued:
+        """Who was not looked at for longest. There must be one."""
+        return next(iter(self._in_turn))
+
 
 MOST_DYNAMIC_BANDS = 64
 """Priorities come from clients. Beyond this many bands made on demand, empty ones go and then band 0 takes the rest."""

@@ -17,18 +17,14 @@ kept and not recomputed: every operation costs log-many steps in the number of w
 from collections.abc import Iterator, Sequence
 
 from pointsman.errors import PointsmanError
-from pointsman.routing.outcomes import Refusal
+from pointsman.routing.events import Refusal
 from pointsman.routing.plugins import Endpoints
 from pointsman.routing.queue import refusals
-from pointsman.routing.queue.answers import BandDepth, Blocked, Offered
-from pointsman.routing.queue.bands import Band, Bands, BandSettings
-from pointsman.routing.queue.deadlines import Deadlines, shorter_ttl
-from pointsman.routing.queue.items import Queued, QueueStage
+from pointsman.routing.queue.bands import Band, Bands, BandSettings, Occupancy, check_bounds
+from pointsman.routing.queue.eviction import Deadlines, Sheddable, shorter_ttl
+from pointsman.routing.queue.items import BandDepth, Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
-from pointsman.routing.queue.pool import PoolSaturation
-from pointsman.routing.queue.room import Occupancy, check_bounds
-from pointsman.routing.queue.saturation import SaturationDetector, UtilizationDetector
-from pointsman.routing.queue.shedding import Sheddable
+from pointsman.routing.queue.saturation import PoolSaturation, SaturationDetector, UtilizationDetector
 
 _WAITS = Offered()
 

@@ -1,14 +1,17 @@
 """What waits: a request, the flow it belongs to, and where in its life it is."""
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from pointsman.routing.events import Refusal
 from pointsman.types import RequestMetadata
 
 if TYPE_CHECKING:
     from pointsman.routing.queue.bands import Band
+
 
 FAIRNESS_HEADER = "x-llm-d-inference-fairness-id"
 FAIRNESS_ALIAS = "x-gateway-inference-fairness-id"
@@ -75,3 +78,34 @@ def header_of(request: RequestMetadata, name: str, alias: str) -> str | None:
     """A header that has an older name; the proper one wins if both are there."""
     value = request.headers.get(name)
     return request.headers.get(alias) if value is None else value
+
+
+# What flow control answers.
+
+
+class Offered(NamedTuple):
+    """What came of an offer."""
+
+    refusal: Refusal | None = None
+    """None: it waits now."""
+    displaced: Sequence[tuple[Queued, Refusal]] = ()
+    """Waiting requests that had to leave for it."""
+
+
+class Blocked(NamedTuple):
+    """A band that has work and must not send it now, as the pool is at or above the band's ceiling."""
+
+    priority: int
+    ceiling: float
+
+
+class BandDepth(msgspec.Struct, frozen=True):
+    """How much waits in one band."""
+
+    priority: int
+    requests: int
+    size_bytes: int
+    flows: dict[str, int]
+    """Requests per flow, of flows that have any in the order."""
+    aside: int = 0
+    """Requests beside the order: nobody can take them now, for reasons of their own."""

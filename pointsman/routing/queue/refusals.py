@@ -1,8 +1,8 @@
 """What a client is told when its request will not be served, by every way out of the queue but the front one."""
 
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal
+from pointsman.routing.queue.bands import Occupancy
 from pointsman.routing.queue.items import Queued
-from pointsman.routing.queue.room import Occupancy
 
 START_ONE = "start an instance"
 """What to do, said by who does not know whether somebody does that already."""

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pointsman.parameters import Spelled
 from pointsman.routing.endpoints import KV_USAGE, WAITING
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import LATENCY_PREDICTIONS, PREFIX_MATCH, LatencyPrediction
+from pointsman.routing.plugins import LATENCY_PREDICTIONS, PREFIX_MATCH, Endpoints, LatencyPrediction, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import column_of, filled, largest, linear, plus, ratio, rounded
 

@@ -1,8 +1,7 @@
 """Scorers that prefer endpoints with less to do, by what the engines report and by what was sent to them."""
 
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
+from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import clipped, falling, filled, largest, linear, placed, plus, take, where_above
 

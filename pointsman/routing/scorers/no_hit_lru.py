@@ -4,8 +4,7 @@ from collections import OrderedDict
 from itertools import count
 
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import PREFIX_MATCH
+from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, RequestCycle
 from pointsman.selection import Column, Key, SchedulingResult
 from pointsman.selection.columns import clipped, column_of, largest, linear
 

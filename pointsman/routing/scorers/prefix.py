@@ -1,7 +1,6 @@
 """The scorer that keeps prompts where their beginning is cached."""
 
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import PREFIX_MATCH, PrefixMatch
+from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import clipped, column_of, linear, placed, plus, ratio, times, where_zero
 

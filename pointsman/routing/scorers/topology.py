@@ -1,7 +1,6 @@
 """Prefers endpoints near the one that holds what the request needs."""
 
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import NEAR
+from pointsman.routing.plugins import NEAR, Endpoints, RequestCycle
 from pointsman.routing.topology import Nearness, nearness
 from pointsman.selection import Column
 from pointsman.selection.columns import column_of

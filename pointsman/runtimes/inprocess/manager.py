@@ -21,12 +21,12 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    Refusal,
     Refuse,
     Send,
     ShuttingDown,
     TimerFired,
 )
-from pointsman.routing.outcomes import Refusal
 from pointsman.routing.records import Record
 from pointsman.routing.topology import Nearness, nearness, tree
 from pointsman.selection import SchedulingFailure

@@ -19,27 +19,26 @@ from pointsman.control import Controller, Desired
 from pointsman.control import events as control
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
-from pointsman.runtimes.local.absence import absence_of
 from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
+from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.detection.usage import GpuDrivers
-from pointsman.runtimes.local.hands import CommandExecutor, PlaneParts
-from pointsman.runtimes.local.lock import Lock
+from pointsman.runtimes.local.executor import CommandExecutor, PlaneParts
 from pointsman.runtimes.local.logs import log_file, tail
-from pointsman.runtimes.local.machine import this_machine
 from pointsman.runtimes.local.processes import Processes
 from pointsman.runtimes.local.scaling import Scaling
 from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
 from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.local.shared import Shared
 from pointsman.runtimes.local.status import (
+    absence_of,
     applications_status,
     deployments_status,
     is_ready,
     with_scaling,
     worker_labels,
 )
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.local.store import Lock, Store
 from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
 from pointsman.runtimes.local.watching import EndpointsFiles
 from pointsman.runtimes.traffic import Traffic, Unavailable

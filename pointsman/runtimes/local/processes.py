@@ -7,6 +7,7 @@ know does not run, and what it knows has an end that is reported, whoever dies: 
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,12 +18,49 @@ from pointsman.control.events import Adopted, ControllerEvent, Exited, Launched,
 from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
 from pointsman.placement.asks import Place
-from pointsman.runtimes.local import link as keeping
-from pointsman.runtimes.local.leftovers import MARK, clear
-from pointsman.runtimes.local.link import EngineProcess, Report, SupervisorLink
+from pointsman.runtimes.local import supervisor_link as keeping
 from pointsman.runtimes.local.logs import FOLDER, last_words, log_file, prune
-from pointsman.runtimes.local.ports import Ports
 from pointsman.runtimes.local.store import Store, StoredInstance
+from pointsman.runtimes.local.supervisor_link import MARK, EngineProcess, Report, SupervisorLink, clear
+
+# Free ports for instances: no two of ours get the same one.
+
+
+class Ports:
+    """Hands out ports that nobody listens on, and remembers to whom.
+
+    Somebody else may take a port before its instance listens: then the instance ends, and its next start gets another.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._taken: dict[str, int] = {}
+
+    def take(self, instance_id: str) -> int:
+        """A port for an instance, instead of the one that it had."""
+        taken = set(self._taken.values())
+        probes: list[socket.socket] = []
+        try:
+            while True:
+                probe = socket.socket()
+                probes.append(probe)  # held until one is found, so that the system offers another each time
+                probe.bind((self._host, 0))
+                port = int(probe.getsockname()[1])
+                if port not in taken:
+                    self._taken[instance_id] = port
+                    return port
+        finally:
+            for probe in probes:
+                probe.close()
+
+    def keep(self, instance_id: str, port: int) -> None:
+        """An instance has this one already."""
+        self._taken[instance_id] = port
+
+    def release(self, instance_id: str) -> None:
+        """Its process has ended."""
+        self._taken.pop(instance_id, None)
+
 
 HOST = "127.0.0.1"
 ORPHANS_STOP_GRACE_S = 5.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.config.endpoints import load_endpoints
+from pointsman.config.deployments import load_endpoints
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Desired, DesiredEndpoint
 from pointsman.errors import ConfigError

@@ -10,15 +10,15 @@ import grpc
 import msgspec
 
 from pointsman.config import load_application
-from pointsman.config.manifest import GatewaySpec
+from pointsman.config.schema import GatewaySpec
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc import GrpcListener
-from pointsman.gateway.grpc.messages import SERVICE, PredictRequest, PredictResponse
+from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.types import ExecutionInstance
 from tests.gateway.bed import LoopThread
 from tests.gateway.wire import PATIENCE_S
-from tests.runtimes.replica.replicas import SECRET, replica
+from tests.replica.replicas import SECRET, replica
 
 NODES = Path(__file__).with_name("nodes.py")
 METHODS = ("echo", "as_bytes", "boom", "asked", "count", "words", "large", "half", "forever")

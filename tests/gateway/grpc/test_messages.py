@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format, struct_pb2
 
 import pointsman.gateway.grpc
-from pointsman.gateway.grpc.messages import FILE, plain
+from pointsman.gateway.grpc.server import FILE, plain
 
 PROTO = (Path(pointsman.gateway.grpc.__file__).parent / "predict.proto").read_text(encoding="utf-8")
 KINDS = {9: "string", 11: "google.protobuf.Value"}

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from google.protobuf import json_format, struct_pb2
 
-from pointsman.config.manifest import KeySpec, TenantSpec
-from pointsman.gateway.grpc.messages import PredictRequest
+from pointsman.config.schema import KeySpec, TenantSpec
+from pointsman.gateway.grpc.server import PredictRequest
 from tests.gateway.grpc.door import Door, refusal, request
 from tests.gateway.wire import wait_for
 from tests.live.manifests import hashed

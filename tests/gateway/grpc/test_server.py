@@ -15,10 +15,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from pointsman.config.manifest import TlsSpec
+from pointsman.config.schema import TlsSpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.grpc import GrpcListener
-from pointsman.gateway.grpc.messages import SERVICE, PredictResponse
+from pointsman.gateway.grpc.server import SERVICE, PredictResponse
 from pointsman.gateway.server import CannotListen
 from tests.gateway.grpc.door import Door, refusal, request
 from tests.gateway.wire import PATIENCE_S, wait_for

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from pointsman.gateway.answers import AnswerHead
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.http.answers import AnswerHead
+from pointsman.routing.events import Outcome, Refusal
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import Gate, answers, hangs
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pointsman.lab.scaling import Reactive, Replay, ReplayOutcome, Series, Setting, clairvoyant, static_peak
 from pointsman.lab.scaling.replay import ReplicaPool
 from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.policies.predictive import Predictive
 from pointsman.scaling.policy import Wish
-from pointsman.scaling.predictive import Predictive
 from pointsman.scaling.view import DeploymentView
 from tests.lab.scaling.made_up import BIN_S, DAY, daily, moody, steps
 

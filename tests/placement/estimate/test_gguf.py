@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.placement.estimate import UnreadableModel, estimate, read_model
-from pointsman.placement.estimate.ggml_types import GGML_TYPES
-from pointsman.placement.estimate.gguf import read_gguf
+from pointsman.placement.estimate.gguf import GGML_TYPES, read_gguf
 from tests.placement.estimate.models import TINY_CONFIG, TINY_GGUF, GgufWriter, decoder_shapes, write_model
 
 LLAMA = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement.estimate import UnreadableModel, estimate, fit
-from pointsman.placement.estimate.fits import largest
+from pointsman.placement.estimate.estimating import largest
 from tests.placement.estimate.models import (
     TINY_CONFIG,
     TINY_GGUF,

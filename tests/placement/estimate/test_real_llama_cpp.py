@@ -7,7 +7,7 @@ import pytest
 
 from pointsman.engines import LlamaCpp
 from pointsman.placement.estimate import estimate
-from tests.runtimes.engines.servers import TINY, serving
+from tests.simulator.servers import TINY, serving
 
 pytest.importorskip("xllamacpp", reason="pip install 'pointsman[llamacpp]'")
 if not Path("/proc/self/status").exists():

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from pointsman.routing.filters import PrefixCacheAffinityFilter
-from pointsman.routing.signals import LatencyPrediction
+from pointsman.routing.plugins import LatencyPrediction
 from tests.routing.fleets import Candidate, both_lengths, kept, matched, reasons, scene
 
 

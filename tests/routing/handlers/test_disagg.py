@@ -5,8 +5,7 @@ import pytest
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.handlers import AlwaysDisaggPdDecider, DisaggProfileHandler
 from pointsman.routing.handlers.disagg import Results, StageDeciders, StageProfiles
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.signals import NEAR
+from pointsman.routing.plugins import NEAR, Endpoints, RequestCycle
 from pointsman.selection import ProfileFailure, ProfileResult, SchedulingFailure, SchedulingResult
 from tests.routing.fleets import Candidate, result_of, scene
 

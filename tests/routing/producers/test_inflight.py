@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS
 from pointsman.routing.producers import InflightLoadProducer
-from pointsman.routing.signals import UNCACHED_REQUEST_TOKENS
 from pointsman.types import RequestMetadata
 from tests.routing.fleets import Candidate, both_lengths, matched, scene
 

@@ -6,9 +6,8 @@ import pytest
 import xxhash
 
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
-from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, RequestCycle
 from pointsman.routing.producers import ApproxPrefixCacheProducer
-from pointsman.routing.signals import PREFIX_MATCH
 from pointsman.selection import Cycle, SchedulingResult
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance, RequestMetadata

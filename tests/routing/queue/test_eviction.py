@@ -1,6 +1,6 @@
 import pytest
 
-from pointsman.routing.outcomes import Outcome
+from pointsman.routing.events import Outcome
 from pointsman.routing.queue import Blocked, InFlightEviction, Queued
 from tests.routing.queue.waiting import item, left
 

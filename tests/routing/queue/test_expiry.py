@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.outcomes import Outcome
+from pointsman.routing.events import Outcome
 from pointsman.routing.queue import FlowControl
 from tests.routing.queue.waiting import ids, item, left, offer
 

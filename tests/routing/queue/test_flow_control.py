@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from pointsman.errors import ConfigError, PointsmanError
-from pointsman.routing.outcomes import Outcome
+from pointsman.routing.events import Outcome
 from pointsman.routing.queue import (
     BandSettings,
     Blocked,

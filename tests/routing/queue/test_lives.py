@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pointsman.routing.outcomes import Refusal
+from pointsman.routing.events import Refusal
 from pointsman.routing.queue import (
     BandSettings,
     FairnessPolicy,

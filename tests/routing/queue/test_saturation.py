@@ -6,7 +6,7 @@ import pytest
 from pointsman.routing.endpoints import EndpointTable, Metrics
 from pointsman.routing.plugins import Endpoints
 from pointsman.routing.queue import ConcurrencyDetector, PoolSaturation, UtilizationDetector
-from pointsman.routing.queue.pool import LegacyAdmission
+from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.selection import Cycle, Filter
 from pointsman.types import RequestMetadata
 from tests.routing.fleets import Candidate, both_lengths, fleet_of, kept, labelled, reasons, scene, waiting

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pointsman.routing.outcomes import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.queue import FlowControl, Queued
 from pointsman.types import RequestMetadata
 

@@ -3,9 +3,8 @@
 import pytest
 
 from pointsman.routing.endpoints import EndpointTable
-from pointsman.routing.plugins import RequestCycle
+from pointsman.routing.plugins import NEAR, RequestCycle
 from pointsman.routing.scorers import TopologyAffinity
-from pointsman.routing.signals import NEAR
 from pointsman.selection import Cycle
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance, RequestMetadata

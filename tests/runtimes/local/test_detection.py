@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from pointsman.runtimes.local.detection import detect, unseen
-from pointsman.runtimes.local.detection.links import groups
-from pointsman.runtimes.local.detection.pci import pci_address
-from pointsman.runtimes.local.detection.processes import family
+from pointsman.runtimes.local.detection.system import family, groups, pci_address
 from pointsman.types import Worker
 
 MIB, GIB = 2**20, 2**30

@@ -14,9 +14,9 @@ import pytest
 from pointsman.control import DesiredEndpoint
 from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.http.probe_client import ask
 from pointsman.runtimes.local import ManifestText
-from pointsman.runtimes.local.asking import ask
-from pointsman.runtimes.local.ports import Ports
+from pointsman.runtimes.local.processes import Ports
 from pointsman.runtimes.local.store import Store, stored_manifest
 from pointsman.types import Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
@@ -463,7 +463,7 @@ def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_anew(sta
 
 def test_when_plane_and_keeper_are_killed_the_next_plane_clears_up(state: Path) -> None:
     """An engine that dies with its keeper may leave children of its own; they have its group and its mark."""
-    engine = f"{sys.executable} -m pointsman.runtimes.engines.simulated --model family --port {{port}}"
+    engine = f"{sys.executable} -m pointsman.simulator --model family --port {{port}}"
     family = f"""
   - name: family
     model: family

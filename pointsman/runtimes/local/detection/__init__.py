@@ -11,11 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pointsman.runtimes.local.detection.amd import amd_gpus
-from pointsman.runtimes.local.detection.memory import foreign_memory
 from pointsman.runtimes.local.detection.nvidia import Nvml, installed_nvml, nvidia_gpus
-from pointsman.runtimes.local.detection.pci import NVIDIA, count_of_gpus
-from pointsman.runtimes.local.detection.processes import family
-from pointsman.runtimes.local.machine import this_machine
+from pointsman.runtimes.local.detection.system import NVIDIA, count_of_gpus, family, foreign_memory, this_machine
 from pointsman.types import Gpu, Worker
 
 __all__ = ["Nvml", "detect", "unseen"]

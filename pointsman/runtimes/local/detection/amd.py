@@ -3,9 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from pointsman.runtimes.local.detection.files import number, text
-from pointsman.runtimes.local.detection.links import groups
-from pointsman.runtimes.local.detection.pci import AMD, with_places
+from pointsman.runtimes.local.detection.system import AMD, groups, number, text, with_places
 from pointsman.types import Gpu
 
 LEAST_BYTES = 2**30

@@ -5,8 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pointsman.runtimes.local.detection.links import groups
-from pointsman.runtimes.local.detection.pci import pci_address, with_places
+from pointsman.runtimes.local.detection.system import groups, pci_address, with_places
 from pointsman.types import Gpu
 
 HIDDEN_SWITCH = "a switch that is not shown"

@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Lock
 
 from pointsman.runtimes.local.detection.amd import amd_devices
-from pointsman.runtimes.local.detection.files import number
 from pointsman.runtimes.local.detection.nvidia import Nvml, installed_nvml
+from pointsman.runtimes.local.detection.system import number
 from pointsman.types import Gpu
 
 MAKERS = ("nvidia", "amd")

@@ -8,9 +8,7 @@ import msgspec
 
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
 from pointsman.runtimes.local.scaling.thinking import PolicyRunner
-from pointsman.scaling.answers import TooMuch, TooSlow
-from pointsman.scaling.asking import by_node
-from pointsman.scaling.notes import ask_with_notes, copied
+from pointsman.scaling.policy import TooMuch, TooSlow, ask_with_notes, by_node, copied
 from pointsman.scaling.view import ApplicationView, DeploymentView
 
 

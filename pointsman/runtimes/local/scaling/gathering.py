@@ -13,7 +13,7 @@ import msgspec
 from pointsman.config.plan import MetricQuery
 from pointsman.control.desired import Address
 from pointsman.engines import Samples
-from pointsman.runtimes.local.asking import Unanswered, ask
+from pointsman.http.probe_client import Unanswered, ask
 
 CUSTOM = "pointsman_custom_metric"
 PATH = "/metrics"

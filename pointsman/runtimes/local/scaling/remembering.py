@@ -9,7 +9,7 @@ import msgspec
 from pointsman.runtimes.local.scaling.deciders import ScalingDecider
 from pointsman.runtimes.local.scaling.scaled import Saved, Scaled
 from pointsman.runtimes.local.store import Store
-from pointsman.scaling.notes import plain
+from pointsman.scaling.policy import plain
 from pointsman.scaling.records import ScalingRecord
 
 

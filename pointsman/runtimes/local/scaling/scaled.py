@@ -12,13 +12,10 @@ from pointsman.routing.records import Record
 from pointsman.runtimes.local.scaling.presence import ReplicaCounts
 from pointsman.runtimes.local.store import SCALING_HISTORY
 from pointsman.runtimes.traffic import Lane
-from pointsman.scaling.answers import TooMuch, TooSlow, understood
 from pointsman.scaling.guard import OURSELVES, Guard
 from pointsman.scaling.measuring import Measurements, windows_of
-from pointsman.scaling.news import ReportThrottle
-from pointsman.scaling.notes import copied
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.policy import TooMuch, TooSlow, Wish, copied, understood
+from pointsman.scaling.records import ReportThrottle, ScalingRecord
 from pointsman.scaling.view import DeploymentView
 
 GAVE_WAY = "it has made room for others, and nobody asks for it"

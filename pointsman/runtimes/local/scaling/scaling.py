@@ -21,7 +21,7 @@ from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.local.scaling.telling import in_full, load_seen
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.traffic import Lane, Traffic
-from pointsman.scaling.asking import policy_name
+from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
 
 SAVE_S = 30.0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from pointsman.scaling.answers import TooSlow
+from pointsman.scaling.policy import TooSlow
 
 
 class PolicyRunner:

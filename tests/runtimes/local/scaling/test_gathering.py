@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.config.plan import MetricQuery
 from pointsman.control.desired import Address
-from pointsman.runtimes.local.asking import Unanswered
+from pointsman.http.probe_client import Unanswered
 from pointsman.runtimes.local.scaling.gathering import Gatherer, answer_of
 from tests.runtimes.local.planes import run
 

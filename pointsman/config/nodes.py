@@ -1,0 +1,219 @@
+"""The nodes of an application as deployments: what runs, who decides, and where it may be."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pointsman.config.building import arguments_of, built
+from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
+from pointsman.config.picker_schema import SchedulingSpec
+from pointsman.config.plan import PYTHON, DeploymentPlan, ScalingPlan
+from pointsman.config.problems import FieldPath, Problems
+from pointsman.config.registry import engines
+from pointsman.config.scaling import NodeScaling, first_wait_s
+from pointsman.config.schema import PlacementSpec, ResourcesSpec, SelectorSpec
+from pointsman.config.validation import INVALID, Validator
+from pointsman.control import desired
+from pointsman.pipeline.building import INGRESS, file_version
+from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
+from pointsman.pipeline.options import NodeOptions
+
+PYTHON_PATH = "PYTHONPATH"
+FIFO = SchedulingSpec(policy="fifo")
+
+
+def deployment_name(application: str, node: str, rank: int | None = None) -> str:
+    """diamond.m1; of a shard diamond.m1.0"""
+    return f"{application}.{node}" if rank is None else f"{application}.{node}.{rank}"
+
+
+class Nodes:
+    """Makes a deployment of each node that runs code, of each of its shards, and of the ingress."""
+
+    def __init__(self, application: str, graph: Graph, folder: Path, problems: Problems) -> None:
+        self._application = application
+        self._graph = graph
+        self._folder = folder
+        self._problems = problems
+        self._notes: list[str] = []
+        self.scaling = NodeScaling(graph.scaling, problems)
+
+    def deployments(self) -> list[DeploymentPlan]:
+        """All of them, as long as the document has no problem."""
+        made = []
+        for node, path in self._running():
+            if not node.code:
+                continue  # a problem already
+            how = self._scheduling(node.options, (*path, "scheduling"))
+            grows = self.scaling.of(node, path)
+            self._notes += [f"{node.name}: {note}" for note in (() if grows is None else grows.notes)]
+            for rank in _ranks(node):
+                plan = self._deployment(node, rank, how, grows, path)
+                if plan is not None:
+                    made.append(plan)
+        return made
+
+    def user_configs(self) -> dict[str, Any]:
+        """By deployment: what its replicas are told, where there is something to tell."""
+        return {
+            deployment_name(self._application, node.name, rank): node.options.user_config
+            for node, _ in self._running()
+            for rank in _ranks(node)
+            if node.options.user_config is not None
+        }
+
+    def notes(self) -> list[str]:
+        """What the author should know."""
+        return [*self._notes, *(note for node, _ in self._running() for note in self._about_code(node))]
+
+    def _running(self) -> Iterator[tuple[Node, FieldPath]]:
+        """Nodes that run code of the author's, and where they are in the document."""
+        for place, node in enumerate(self._graph.nodes):
+            if node.kind is not NodeKind.MODEL:
+                yield node, ("nodes", place)
+        if self._graph.has_ingress:
+            graph = self._graph
+            code = graph.preprocessor or graph.schema
+            yield (
+                Node(
+                    name=INGRESS,
+                    kind=NodeKind.FUNCTION,
+                    code=code,
+                    options=graph.ingress,
+                    version=graph.ingress_version,
+                ),
+                (INGRESS,),
+            )
+
+    def _deployment(
+        self, node: Node, rank: int | None, how: Scheduling, grows: ScalingPlan | None, path: FieldPath
+    ) -> DeploymentPlan | None:
+        name, options = deployment_name(self._application, node.name, rank), node.options
+        kind = engines().find(PYTHON, self._problems, path)
+        if kind is None:
+            return None
+        parameters = self._parameters(node, rank)
+        validator = Validator(self._problems)
+        engine = built(kind, parameters, path, validator)
+        if engine is INVALID:
+            return None
+        ask = None
+        if _asks(options):
+            ask = ask_of(_placement(options), name, engine, self._problems, path, self._notes)
+        if len(self._problems):
+            return None
+        wanted = desired.DesiredDeployment(
+            name=name,
+            model=name,
+            replicas=options.num_replicas if grows is None else grows.limits.first,
+            engine=desired.DesiredEngine(
+                PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))
+            ),
+            max_concurrency=options.max_concurrency,
+            lifecycle=desired.Lifecycle(
+                start_timeout_s=options.start_timeout_s,
+                probe_interval_s=options.health_check_period_s,
+                probe_timeout_s=options.health_check_timeout_s,
+                drain_timeout_s=options.graceful_shutdown_s,
+            ),
+            ask=ask,
+        )
+        return DeploymentPlan(
+            desired=wanted,
+            policy=how.policy,
+            picker=how.picker,
+            scheduling_recipe=how.recipe,
+            first_wait_s=first_wait_s(grows, how.picker),
+            engine=engine,
+            scaling=None if rank else grows,
+            follows=deployment_name(self._application, node.name, 0) if rank and grows is not None else "",
+            internal=True,
+        )
+
+    def _scheduling(self, options: NodeOptions, path: FieldPath) -> Scheduling:
+        spec = FIFO
+        if options.scheduling is not None:
+            spec = Validator(self._problems).value(dict(options.scheduling), SchedulingSpec, path)
+        return scheduling(spec, self._problems, path)
+
+    def _parameters(self, node: Node, rank: int | None) -> dict[str, Any]:
+        """What a replica is started from. Where it differs, it is another program."""
+        is_ingress, options = node.name == INGRESS, node.options
+        return {
+            "app": self._application,
+            "node": node.name,
+            "kind": INGRESS if is_ingress else node.kind.value,
+            "code": "" if is_ingress else node.code,
+            "folder": str(self._folder),
+            "args": self._arguments(list(node.args)),
+            "kwargs": self._arguments(node.kwargs),
+            "version": node.version,
+            "threads": options.threads,
+            "rank": rank,
+            "shards": options.shards,
+            "preprocessor": self._graph.preprocessor if is_ingress else "",
+            "schema": self._graph.schema if is_ingress else "",
+            "env": self._env(options),
+        }
+
+    def _env(self, options: NodeOptions) -> dict[str, str]:
+        """With the folders where modules are found besides."""
+        folders = [os.path.normpath(self._folder / folder) for folder in self._graph.python_path]
+        own = options.env.get(PYTHON_PATH)
+        found = os.pathsep.join([*folders, *([own] if own else [])])
+        return {**options.env, **({PYTHON_PATH: found} if found else {})}
+
+    def _arguments(self, template: Any) -> Any:
+        def handle(reference: Any) -> Mapping[str, str]:
+            if not isinstance(reference, HandleTo):
+                return {}  # a problem already
+            known = {node.name: node for node in self._graph.nodes}
+            node = known.get(reference.node)
+            if node is not None and node.kind is NodeKind.MODEL:
+                return {"$model": node.code}
+            return {"$handle": reference.node}
+
+        return filled(template, handle)
+
+    def _about_code(self, node: Node) -> Iterator[str]:
+        place = node.code.rpartition(":")[0]
+        if place.endswith(".py"):
+            files = [self._folder / place]
+            if not files[0].is_file():
+                yield f"{node.name}: there is no file {files[0]}"
+        else:
+            module = place.replace(".", "/")
+            roots = [self._folder, *(self._folder / root for root in self._graph.python_path)]
+            files = [root / end for root in roots for end in (f"{module}.py", f"{module}/__init__.py")]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None or not node.version:
+            return
+        try:
+            version = file_version(file)
+        except OSError:  # others may read it
+            return
+        if version != node.version:
+            again = "run pointsman build again to roll it out"
+            yield f"the code of {node.name} has changed since it was built: {again}"
+
+
+def _ranks(node: Node) -> list[int | None]:
+    return [None] if node.options.shards == 1 else list(range(node.options.shards))
+
+
+def _asks(options: NodeOptions) -> bool:
+    return bool(options.cpus or options.memory_bytes or options.gpus or options.labels)
+
+
+def _placement(options: NodeOptions) -> PlacementSpec:
+    return PlacementSpec(
+        selector=SelectorSpec(match_labels=dict(options.labels)),
+        cpus=options.cpus,
+        resources=ResourcesSpec(
+            gpus=options.gpus,
+            gpu_memory=options.gpu_memory_bytes or None,
+            gpu_share=options.gpu_share,
+            memory=options.memory_bytes or None,
+        ),
+    )

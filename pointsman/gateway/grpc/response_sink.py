@@ -1,0 +1,239 @@
+"""An answer as messages, each of them JSON."""
+
+import asyncio
+import codecs
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Never, TypeAlias
+
+import grpc
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.gateway.client import Service
+from pointsman.gateway.pipelines.step_call import StepFailure
+from pointsman.http.answers import AnswerHead
+from pointsman.wire import Form
+
+Split: TypeAlias = Callable[[str], list[str]]
+
+LINES, TEXT, EVENTS = b"application/x-ndjson", b"text/plain", b"text/event-stream"
+BYTES = b"application/octet-stream"
+
+
+class JsonPieces:
+    """Takes the pieces out of an answer as it comes: lines of JSON, text, events (of a model), or one value."""
+
+    def __init__(self, content_type: bytes) -> None:
+        self._type = content_type.partition(b";")[0].strip().lower()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._end, self._read = _SEVERAL.get(self._type, ("", _as_it_is))
+        self._held = ""
+        self._whole: list[bytes] = []
+
+    @property
+    def are_several(self) -> bool:
+        """Whether it is an answer piece by piece, however many there are."""
+        return self._type in _SEVERAL
+
+    def feed(self, payload: bytes) -> list[str]:
+        """The pieces that are whole now."""
+        if not self.are_several:
+            self._whole.append(payload)
+            return []
+        text = self._held + self._decode(payload)
+        if not self._end:  # text has no ends: what has come is a piece
+            return self._read(text)
+        *whole, self._held = text.replace("\r\n", "\n").split(self._end)
+        return [piece for part in whole for piece in self._read(part)]
+
+    def end(self) -> list[str]:
+        """What is left when everything has come."""
+        if not self.are_several:
+            whole = b"".join(self._whole)
+            return [(msgspec.json.encode(whole) if self._type == BYTES else whole).decode("utf-8", "replace")]
+        return self._read(self._held + self._decode(b"", True))
+
+
+def _as_it_is(text: str) -> list[str]:
+    return [text] if text.strip() else []
+
+
+def _as_string(text: str) -> list[str]:
+    return [msgspec.json.encode(text).decode()] if text else []
+
+
+def _data(event: str) -> list[str]:
+    """What an event says; the last one says nothing."""
+    lines = [line.partition(":")[2].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
+    data = "\n".join(lines)
+    if not lines or data == "[DONE]":
+        return []
+    try:
+        msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return _as_string(data)
+    return [data]
+
+
+_SEVERAL: Mapping[bytes, tuple[str, Split]] = {
+    LINES: ("\n", _as_it_is),
+    TEXT: ("", _as_string),
+    EVENTS: ("\n\n", _data),
+}
+"""By type: how a piece ends, and how it is read."""
+
+
+# A client over gRPC that waits for the answer of an application.
+
+
+MANY, FEW = 64, 16
+"""Pieces that may wait for the client to take them; once there are so many, no more come until there are few."""
+
+
+_CONTENT_TYPE = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+
+
+class NotAnswered(PointsmanError):
+    """There is no answer, or no more of it: what HTTP calls that, and why."""
+
+    def __init__(self, status: int, why: str, retry_after_s: int | None = None) -> None:
+        self.status, self.retry_after_s = status, retry_after_s
+        super().__init__(why)
+
+
+class GrpcSink:
+    """Pieces wait here until the client has taken those before them."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.came_in_pieces = False
+        self._travelling: Service | None = None
+        self._reading: JsonPieces | None = None
+        self._waiting: deque[str] = deque()
+        self._paused = False
+        self._over = False
+        self._failure: NotAnswered | None = None
+        self._news = asyncio.Event()
+
+    # What the request says
+
+    def wait_for(self, travelling: Service) -> None:
+        self._travelling = travelling
+
+    def answer(self, content_type: bytes, body: bytes) -> None:
+        self._begin(content_type)
+        self.piece(body)
+        self.ended()
+
+    def began(self, head: AnswerHead) -> None:
+        found = _CONTENT_TYPE.search(head.lines)
+        self._begin(b"" if found is None else found[1])
+
+    def piece(self, payload: bytes) -> None:
+        assert self._reading is not None
+        self._add(self._reading.feed(payload))
+
+    def ended(self) -> None:
+        assert self._reading is not None
+        self._add(self._reading.end())
+        self._end()
+
+    def failed(self, failure: StepFailure, step: str, node: str) -> None:
+        self._failure = NotAnswered(failure.status, in_words(failure, node), failure.retry_after_s)
+        self._end()
+
+    def _begin(self, content_type: bytes) -> None:
+        self._reading = JsonPieces(content_type)
+        self.came_in_pieces = self._reading.are_several
+
+    def _add(self, pieces: list[str]) -> None:
+        self._waiting += pieces
+        if len(self._waiting) >= MANY and not self._paused and self._travelling is not None:
+            self._paused = True
+            self._travelling.pause()
+        self._news.set()
+
+    def _end(self) -> None:
+        self._over = True
+        self._news.set()
+
+    # What the call does
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Every piece, as it comes. Raises `NotAnswered`, after those that have come."""
+        while True:
+            while self._waiting:
+                piece = self._waiting.popleft()
+                if self._paused and len(self._waiting) < FEW and self._travelling is not None:
+                    self._paused = False
+                    self._travelling.resume()
+                yield piece
+            if self._failure is not None:
+                raise self._failure
+            if self._over:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def leave(self) -> None:
+        """The client has its answer, or has gone."""
+        if not self._over and self._travelling is not None:
+            self._travelling.abandon()
+        self._over = True
+
+
+class _Field(msgspec.Struct):
+    loc: list[str | int] = []
+    msg: str = ""
+
+
+class _Refused(msgspec.Struct):
+    """What an ingress says of input that is not as it should be."""
+
+    detail: list[_Field]
+
+
+def in_words(failure: StepFailure, node: str) -> str:
+    """Why there is no answer: which field is wrong, or which node has failed."""
+    if failure.body:
+        try:
+            fields = msgspec.json.decode(failure.body, type=_Refused).detail
+        except msgspec.DecodeError:
+            return f"{failure.why}: {failure.body.decode('utf-8', 'replace')}"
+        return "; ".join(f"{'.'.join(map(str, field.loc)) or 'input'}: {field.msg}" for field in fields) or failure.why
+    return f'node "{node}": {failure.why}' if node else failure.why
+
+
+# What a failure is called in gRPC.
+
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""By the status that HTTP has for it; all others are INTERNAL."""
+
+MOST_WORDS = 2000
+"""They go as a header, and clients take 8 KiB of those."""
+
+
+async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never:
+    """End a call with a status instead of an answer."""
+    trailing = [("x-request-id", request_id)] if request_id else []
+    if error.retry_after_s is not None:
+        trailing.append(("retry-after", str(error.retry_after_s)))
+    words = str(error)
+    if len(words) > MOST_WORDS:
+        words = f"{words[:MOST_WORDS]}…"
+    await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), words, tuple(trailing))

@@ -1,0 +1,195 @@
+"""Lines between two rows of boxes, in characters.
+
+Links that would cross or touch share a track, which tells less than they do; the boxes themselves say what they take.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from pointsman.pipeline.graph import Graph
+from pointsman.render.graph import Edge, Parts, Role, headline, parts_of
+from pointsman.render.graph_layers import layers_of
+from pointsman.render.svg import cells, cut
+
+UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
+CORNERS = " ││││┘┐┤│└┌├─┴┬┼"
+"""By the sum of directions."""
+
+
+def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
+    """Links from a column above to a column below: a row of tracks, and one of arrows."""
+    marks: dict[int, int] = {}
+    for group in _groups(links):
+        columns = [column for link in group for column in link]
+        first, last = min(columns), max(columns)
+        for column in range(first, last + 1):
+            marks[column] = (LEFT if column > first else 0) | (RIGHT if column < last else 0)
+        for above, below in group:
+            marks[above] |= UP
+            marks[below] |= DOWN
+    end = max(marks, default=-1) + 1
+    ends = {below for _, below in links}
+    return [
+        "".join(CORNERS[marks.get(column, 0)] for column in range(end)),
+        "".join("▼" if column in ends else " " for column in range(end)).rstrip(),
+    ]
+
+
+def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Those whose columns overlap, from left to right."""
+    groups: list[list[tuple[int, int]]] = []
+    reached = -1
+    for link in sorted(set(links), key=min):
+        if groups and min(link) <= reached:
+            groups[-1].append(link)
+        else:
+            groups.append([link])
+        reached = max(reached, *link)
+    return groups
+
+
+# A graph in a terminal: the input on top, then what is called side by side, the output at the bottom.
+
+
+LEAST_WIDTH = 24
+WIDEST, LONGEST_LIST = 60, 40
+"""Of a box, for the sake of names, and of what it takes; with borders."""
+APART = 2
+SOLID, DASHED = ("─", "│"), ("╌", "╎")
+
+
+def graph_text(name: str, graph: Graph, width: int = 100) -> str:
+    """The graph, drawn. A stage that is wider than `width` goes on in the next line."""
+    drawing = _GraphText(parts_of(graph), max(width, LEAST_WIDTH))
+    title = _wrapped([f"{name}:", *headline(graph).split()], max(width, LEAST_WIDTH), " ")
+    return "\n".join([*title, "", *drawing.flow(), *drawing.held()])
+
+
+class _GraphText:
+    """Lines of one picture."""
+
+    def __init__(self, parts: Parts, width: int) -> None:
+        self._parts = parts
+        self._width = width
+        stages = [
+            [one for one in layer if one < len(parts.boxes) and parts.boxes[one].role is not Role.HELD]
+            for layer in layers_of(parts).layers
+        ]
+        self._stages = [stage for stage in stages if stage]
+        self._words = [self._said(one) for one in range(len(parts.boxes))]
+        self._wide = [min(max(map(cells, words)) + 4, width) for words in self._words]
+
+    def flow(self) -> list[str]:
+        """From the input to the output."""
+        rows = [self._rows(stage) for stage in self._stages]
+        across = max(self._length(row) for stage in rows for row in stage)
+        lines: list[str] = []
+        for place, stage in enumerate(rows):
+            if place:
+                lines += self._between(rows[place - 1], stage, across)
+            for row in stage:
+                lines += self._boxes(row, across // 2 - self._length(row) // 2, SOLID)
+        return lines
+
+    def held(self) -> list[str]:
+        """Nodes that no step calls."""
+        boxes = [one for one, box in enumerate(self._parts.boxes) if box.role is Role.HELD]
+        if not boxes:
+            return []
+        rows = [self._boxes(row, 0, DASHED) for row in self._rows(boxes)]
+        return ["", "called through handles:", *(line for row in rows for line in row)]
+
+    # Words of a box
+
+    def _said(self, one: int) -> list[str]:
+        box, edges = self._parts.boxes[one], self._parts.edges
+        room, short = min(WIDEST, self._width) - 4, min(LONGEST_LIST, self._width) - 4
+        lines = ["  ".join([box.name, *box.marks])]
+        if box.kind is not None:
+            lines.append(f"{box.kind.value} {box.detail}" if box.detail else box.caption)
+        lines += box.notes
+        lines += _listed("←", [self._source(edge) for edge in edges if edge.target == one and not edge.held], short)
+        holders = [self._parts.boxes[edge.source].node for edge in edges if edge.target == one and edge.held]
+        lines += _listed("held by", holders, short)
+        calls = [self._parts.boxes[edge.target].name for edge in edges if edge.source == one and edge.held]
+        lines += _listed("calls", calls, short)
+        return [cut(_plain(line), room) for line in lines]
+
+    def _source(self, edge: Edge) -> str:
+        """Where a value comes from; before it, the argument that it becomes, if that has a name."""
+        box = self._parts.boxes[edge.source]
+        value = box.name + (edge.part if edge.part.startswith((".", "[")) else "")
+        return f"{edge.into}={value}" if edge.into and not edge.into.startswith("#") else value
+
+    # Lines
+
+    def _rows(self, stage: Sequence[int]) -> list[list[int]]:
+        """As many side by side as fit."""
+        rows: list[list[int]] = []
+        for one in stage:
+            if rows and self._length([*rows[-1], one]) <= self._width:
+                rows[-1].append(one)
+            else:
+                rows.append([one])
+        return rows
+
+    def _length(self, row: Sequence[int]) -> int:
+        return sum(self._wide[one] for one in row) + APART * (len(row) - 1)
+
+    def _boxes(self, row: Sequence[int], left: int, border: tuple[str, str]) -> Iterable[str]:
+        high = max(len(self._words[one]) for one in row)
+        drawn = [_box(self._words[one], self._wide[one], high, border) for one in row]
+        return [(" " * left + (" " * APART).join(pieces)).rstrip() for pieces in zip(*drawn, strict=True)]
+
+    def _middles(self, row: Sequence[int], across: int) -> dict[int, int]:
+        """The column of the middle of each box."""
+        x, found = across // 2 - self._length(row) // 2, {}
+        for one in row:
+            found[one] = x + self._wide[one] // 2
+            x += self._wide[one] + APART
+        return found
+
+    def _between(self, upper: list[list[int]], lower: list[list[int]], across: int) -> list[str]:
+        """Lines from stage to stage; where a stage has several rows, only an arrow."""
+        if len(upper) > 1 or len(lower) > 1:
+            return [" " * (across // 2) + "▼"]
+        above, below = self._middles(upper[0], across), self._middles(lower[0], across)
+        links = [
+            (above[edge.source], below[edge.target])
+            for edge in self._parts.edges
+            if edge.source in above and edge.target in below
+        ]
+        return tracks(links)
+
+
+def _box(words: Sequence[str], width: int, high: int, border: tuple[str, str]) -> list[str]:
+    flat, side = border
+    inside = [
+        f"{side} {line}{' ' * (width - 4 - cells(line))} {side}" for line in [*words, *[""] * (high - len(words))]
+    ]
+    edge = flat * (width - 2)
+    return [f"┌{edge}┐", *inside, f"└{edge}┘"]
+
+
+def _listed(before: str, values: Sequence[str], room: int) -> list[str]:
+    """Values in a row, each once, the further lines below the first value; nothing, if there are none."""
+    if not values:
+        return []
+    indent = cells(before) + 1
+    values = [cut(_plain(value), room - indent - 1) for value in dict.fromkeys(values)]
+    lines = _wrapped([*(f"{value}," for value in values[:-1]), values[-1]], room - indent, " ")
+    return [f"{' ' * indent if place else before + ' '}{line}" for place, line in enumerate(lines)]
+
+
+def _wrapped(words: Sequence[str], width: int, between: str) -> list[str]:
+    lines: list[str] = []
+    for word in words:
+        if lines and cells(lines[-1] + between + word) <= width:
+            lines[-1] += between + word
+        else:
+            lines.append(cut(_plain(word), width))
+    return lines
+
+
+def _plain(words: str) -> str:
+    """In one line, and nothing that a terminal would obey."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in words)

@@ -1,0 +1,46 @@
+"""Tables and lines for a terminal."""
+
+from collections.abc import Sequence
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned, numbers to the right, a rule under the head."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    numeric = [
+        bool(rows) and all(_is_number(row[place]) or not row[place] for row in rows) for place in range(len(heads))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def one_line(words: str, longest: int) -> str:
+    """Somebody else's words on one line: no line breaks, no control characters, and not longer than that."""
+    begun = words[: 4 * longest]  # there may be megabytes of them
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in begun).split())
+    return words if len(words) <= longest else f"{words[: longest - 3]}..."
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.rstrip("%x").replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+# Sizes as people read them.
+
+
+GIB = 1 << 30
+
+
+def gib(size: float) -> str:
+    """41.2 GiB; small ones in MiB."""
+    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 2 else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,267 @@
+"""How calls are made: async code on the loop, plain code in threads, and quick plain code on the loop as well.
+
+A plain method is quick if its last calls were (`Pace`). It goes to the threads all the same when they are all busy,
+since only so many plain calls may run side by side, and when it may wait for others through a handle.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from pointsman.pipeline.context import CURRENT, CallContext
+from pointsman.replica.calls import ReplicaCall
+from pointsman.replica.methods import Method, MethodKind
+from pointsman.wire import COLLECTED
+
+# Threads for code that is not async: so many calls of it run side by side, and no more.
+
+
+Job = Callable[[], None]
+
+
+class Threads:
+    """Daemon threads, started when first needed: code of the user that never ends must not keep the process."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._started = 0
+        self.busy = 0
+        """Jobs that wait or run; only the loop's thread may look."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more call would run at once."""
+        return self.busy < self._count
+
+    def run(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run a job in a thread; `done(result, error)` follows on the loop."""
+        loop = asyncio.get_running_loop()
+        self.busy += 1
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self.busy -= 1
+            done(result, error)
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = job()
+            except BaseException as raised:  # also SystemExit: a call must not end its thread
+                error = raised
+            loop.call_soon_threadsafe(ended, result, error)
+
+        self._jobs.put(run)
+        if self._started < min(self.busy, self._count):
+            self._started += 1
+            threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
+
+    async def wait_for(self, job: Callable[[], Any]) -> Any:
+        """Run a job in a thread, and wait for it."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(_as_exception(error))
+
+        self.run(job, done)
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+def _as_exception(error: BaseException) -> BaseException:
+    """A future takes no StopIteration, and a SystemExit would end the loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(f"{type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised
+
+
+PIECES_AHEAD = 32
+"""That a generator in a thread may be ahead of the loop."""
+
+
+class Calling:
+    """Makes the calls of one replica."""
+
+    def __init__(self, threads: Threads, *, may_wait: bool) -> None:
+        self._threads = threads
+        self._may_wait = may_wait
+        """The object holds handles."""
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, call: ReplicaCall) -> None:
+        """Make a call; it ends when its code does."""
+        match call.method.kind:
+            case MethodKind.PLAIN:
+                self._plain(call)
+            case MethodKind.ASYNC:
+                self._task(call, self._awaited(call))
+            case MethodKind.ASYNC_GENERATOR:
+                self._task(call, self._streamed(call))
+            case MethodKind.GENERATOR:
+                self._threads.run(lambda: self._iterated(call), lambda _, error: self._iterated_or(call, error))
+
+    async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+        """What a call of ours gives: of the preprocessor, of `reconfigure`, of a batch."""
+        if method.kind is MethodKind.ASYNC:
+            return await method.function(*args, **kwargs)
+        context = CURRENT.get()
+        if self._is_quick(method):
+            result = _timed(method, args, kwargs, context, on_loop=True)
+        else:
+            result = await self._threads.wait_for(lambda: _timed(method, args, kwargs, context))
+        return await result if inspect.isawaitable(result) else result
+
+    # Plain code
+
+    def _is_quick(self, method: Method) -> bool:
+        return method.pace.is_quick and self._threads.has_room and not self._may_wait
+
+    def _plain(self, call: ReplicaCall) -> None:
+        method = call.method
+        if self._is_quick(method) and not call.handed_handles:
+            try:
+                result = _timed(method, call.args, call.kwargs, call.context, on_loop=True)
+            except BaseException as error:
+                call.fail(error)
+            else:
+                self._returned(call, result)
+            return
+
+        def job() -> Any:
+            return None if call.is_over else _timed(method, call.args, call.kwargs, call.context)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                call.fail(error)
+            else:
+                self._returned(call, result)
+
+        self._threads.run(job, done)
+
+    def _returned(self, call: ReplicaCall, result: Any) -> None:
+        """Usually that is the answer; a plain function may also return something that is yet to be run."""
+        if inspect.isgenerator(result):
+            self._threads.run(lambda: self._iterated(call, result), lambda _, error: self._iterated_or(call, error))
+        elif inspect.isasyncgen(result):
+            self._task(call, self._streamed(call, result))
+        elif inspect.iscoroutine(result):
+            self._task(call, self._awaited(call, result))
+        else:
+            call.finish(result)
+
+    # Async code
+
+    def _task(self, call: ReplicaCall, running: Any) -> None:
+        if call.is_over:
+            running.close()
+            return
+        token = CURRENT.set(call.context)
+        call.task = self._loop.create_task(running)  # with the context as it is now
+        CURRENT.reset(token)
+
+    async def _awaited(self, call: ReplicaCall, running: Any = None) -> None:
+        try:
+            result = await (running or call.method.function(*call.args, **call.kwargs))
+            if inspect.isasyncgen(result):
+                await self._stream(call, result)
+            else:
+                call.finish(result)
+        except asyncio.CancelledError as error:
+            call.fail(error)  # unless it was us who cancelled it
+            raise
+        except BaseException as error:
+            call.fail(error)
+
+    async def _streamed(self, call: ReplicaCall, generator: Any = None) -> None:
+        try:
+            await self._stream(call, generator or call.method.function(*call.args, **call.kwargs))
+        except asyncio.CancelledError as error:
+            call.fail(error)
+            raise
+        except BaseException as error:
+            call.fail(error)
+
+    async def _stream(self, call: ReplicaCall, generator: Any) -> None:
+        async with aclosing(generator) as pieces:
+            if call.form in COLLECTED:
+                call.finish([piece async for piece in pieces])
+                return
+            going = None
+            async for piece in pieces:
+                going = going or call.begin_pieces(piece)
+                call.add(going.encode(piece))
+                if call.is_full:
+                    await call.room()
+            if going is None:
+                call.begin_pieces(None)
+            call.end_pieces()
+
+    # Generators in a thread
+
+    def _iterated(self, call: ReplicaCall, generator: Any = None) -> None:
+        """Goes through a generator; in a thread."""
+        if call.is_over:
+            return
+        token = CURRENT.set(call.context)
+        try:
+            pieces = generator or call.method.function(*call.args, **call.kwargs)
+            try:
+                if call.form in COLLECTED:
+                    self._tell(call.finish, list(pieces))
+                    return
+                self._iterate(call, pieces)
+            finally:
+                pieces.close()
+        finally:
+            CURRENT.reset(token)
+
+    def _iterate(self, call: ReplicaCall, pieces: Iterable[Any]) -> None:
+        going = None
+        for count, piece in enumerate(pieces):
+            if call.is_over:
+                return
+            if going is None:
+                going = asyncio.run_coroutine_threadsafe(_begun(call, piece), self._loop).result()
+            self._tell(call.add, going.encode(piece))
+            if call.is_full or count % PIECES_AHEAD == PIECES_AHEAD - 1:
+                asyncio.run_coroutine_threadsafe(call.room(), self._loop).result()
+        if going is None:
+            self._tell(call.begin_pieces, None)
+        self._tell(call.end_pieces)
+
+    def _iterated_or(self, call: ReplicaCall, error: BaseException | None) -> None:
+        if error is not None:
+            call.fail(error)
+
+    def _tell(self, what: Callable[..., Any], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(what, *args)
+
+
+async def _begun(call: ReplicaCall, first: Any) -> Any:
+    return call.begin_pieces(first)
+
+
+def _timed(method: Method, args: Any, kwargs: Any, context: CallContext, *, on_loop: bool = False) -> Any:
+    token = CURRENT.set(context)
+    began = perf_counter()
+    try:
+        return method.function(*args, **kwargs)
+    finally:
+        method.pace.took(perf_counter() - began, on_loop=on_loop)
+        CURRENT.reset(token)

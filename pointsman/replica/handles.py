@@ -1,0 +1,307 @@
+"""Handles: other nodes, as the code that was given them calls them.
+
+Enters: arguments, from async code or from plain code in a thread. Leaves: a `Response`, which can be awaited, or waited
+for with `.result()`. The one rule: what the current call knows (request, priority, tenant, time left) goes along.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.pipeline.context import current
+from pointsman.pipeline.graph import CALL
+from pointsman.wire import CallFailed, CallHead, Form, encode_call, placeholder, template
+
+CALL_PATH = "/pipelines/call"
+
+
+class CallAnswer(Protocol):
+    """What came back."""
+
+    status: int
+
+    async def read(self) -> bytes: ...
+
+    def pieces(self) -> AsyncIterator[bytes]: ...
+
+
+class Transport(Protocol):
+    """The way to the gateway."""
+
+    def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
+        """POST, and the answer; leaving before its end gives it up. Raises `CallFailed`."""
+
+
+class HandleLink(NamedTuple):
+    """All that handles of one process share."""
+
+    transport: Transport
+    loop: asyncio.AbstractEventLoop
+    """On which the transport lives; handles may be used from anywhere."""
+    encode: Callable[[Any], bytes]
+    """A value as a blob, and back."""
+    decode: Callable[[bytes], Any]
+    app: str = ""
+
+
+class Response:
+    """An answer to come. It is under way already; whoever awaits it and is cancelled gives it up."""
+
+    def __init__(self, running: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._at_home = _loop_here() is loop
+        self._awaited: Any = (
+            loop.create_task(running) if self._at_home else asyncio.run_coroutine_threadsafe(running, loop)
+        )
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        awaited = self._awaited if self._at_home else asyncio.wrap_future(self._awaited)
+        return awaited.__await__()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for it, in plain code. Raises TimeoutError if it has not come by then; it stays under way."""
+        if _loop_here() is self._loop:
+            raise PointsmanError("result() would keep everybody waiting here; in async code, await the response")
+        awaited = self._awaited
+        if self._at_home:
+            awaited = asyncio.run_coroutine_threadsafe(_outcome(awaited), self._loop)
+        return awaited.result(timeout_s)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        if self._at_home:
+            self._loop.call_soon_threadsafe(self._awaited.cancel)
+        else:
+            self._awaited.cancel()
+
+
+class Stream:
+    """An answer piece by piece: `async for`, or `for` in plain code."""
+
+    def __init__(self, pieces: AsyncIterator[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._pieces = pieces
+        self._loop = loop
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        at_home = _loop_here() is self._loop
+        try:
+            while True:
+                step = _next(self._pieces)
+                there, piece = await (
+                    step if at_home else asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step, self._loop))
+                )
+                if not there:
+                    return
+                yield piece
+        finally:
+            closing = _closed(self._pieces)
+            if at_home:
+                await closing
+            else:
+                asyncio.run_coroutine_threadsafe(closing, self._loop)
+
+    def __iter__(self) -> Iterator[Any]:
+        if _loop_here() is self._loop:
+            raise PointsmanError("a plain for would keep everybody waiting here; in async code, write async for")
+        try:
+            while True:
+                there, piece = asyncio.run_coroutine_threadsafe(_next(self._pieces), self._loop).result()
+                if not there:
+                    return
+                yield piece
+        finally:
+            asyncio.run_coroutine_threadsafe(_closed(self._pieces), self._loop)
+
+
+class HandleMethod:
+    """A method of another node."""
+
+    def __init__(self, link: HandleLink, node: str, method: str) -> None:
+        self._link = link
+        self._node = node
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Response:
+        """Call it: `await handle.method(x)`."""
+        return Response(self._answer(self._encoded("blob", args, kwargs)), self._link.loop)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Response:
+        """The same: `handle.method.remote(x).result()`."""
+        return self(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """Call a generator: its pieces, as they come."""
+        return Stream(self._pieces(self._encoded("pieces", args, kwargs)), self._link.loop)
+
+    def _encoded(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        context = current()
+        head = CallHead(
+            method=self._method,
+            args=template([placeholder(place) for place in range(len(args))]),
+            kwargs=template({name: placeholder(len(args) + place) for place, name in enumerate(kwargs)}),
+            form=form,
+            request_id=context.request_id,
+            deadline_s=context.time_left_s,
+            priority=context.priority,
+            tenant=context.tenant,
+            app=self._link.app,
+            node=self._node,
+            step=context.step,
+        )
+        return encode_call(head, [self._link.encode(value) for value in (*args, *kwargs.values())])
+
+    async def _answer(self, body: bytes) -> Any:
+        async with self._link.transport.ask(CALL_PATH, body, {}) as answer:
+            said = await answer.read()
+        if answer.status != 200:
+            raise CallFailed.from_answer(answer.status, said, self._node)
+        return self._link.decode(said)
+
+    async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
+        async with self._link.transport.ask(CALL_PATH, body, {}) as answer:
+            if answer.status != 200:
+                raise CallFailed.from_answer(answer.status, await answer.read(), self._node)
+            held = b""
+            async for data in answer.pieces():
+                held += data
+                while len(held) >= 4 and len(held) >= (end := 4 + int.from_bytes(held[:4], "little")):
+                    yield self._link.decode(held[4:end])
+                    held = held[end:]
+
+
+class Handle(HandleMethod):
+    """Another node. Called, it is its `__call__`; its methods are attributes."""
+
+    def __init__(self, link: HandleLink, node: str) -> None:
+        super().__init__(link, node, CALL)
+
+    def __getattr__(self, name: str) -> HandleMethod:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return HandleMethod(self._link, self._node, name)
+
+    def __repr__(self) -> str:
+        return f"<handle to {self._node}>"
+
+
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def _outcome(task: "asyncio.Task[Any]") -> Any:
+    return await asyncio.shield(task)
+
+
+async def _next(pieces: AsyncIterator[Any]) -> tuple[bool, Any]:
+    try:
+        return True, await anext(pieces)
+    except StopAsyncIteration:
+        return False, None
+
+
+async def _closed(pieces: Any) -> None:
+    await pieces.aclose()
+
+
+# Handles to models of the manifest: a request to one is scheduled like any client's.
+
+
+class ModelMethod:
+    """One kind of request to a model."""
+
+    def __init__(self, link: HandleLink, model: str, path: str, asked: str, text: Callable[[Any], str]) -> None:
+        self._link = link
+        self._model = model
+        self._path = path
+        self._asked = asked
+        self._text = text
+
+    def __call__(self, asked: Any, **params: Any) -> Response:
+        """The text of the first choice."""
+        return Response(self._text_of(self._request(asked, params)), self._link.loop)
+
+    remote = __call__
+
+    def raw(self, asked: Any, **params: Any) -> Response:
+        """The whole answer, as the model gave it."""
+        return Response(self._answer(self._request(asked, params)), self._link.loop)
+
+    def stream(self, asked: Any, **params: Any) -> Stream:
+        """The text of the first choice, as it is written."""
+        return Stream(self._texts(self._request(asked, params | {"stream": True})), self._link.loop)
+
+    def _request(self, asked: Any, params: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
+        context = current()
+        headers = {"content-type": "application/json"}
+        if context.request_id:
+            caller = f"{context.request_id}.{context.step}"
+            headers |= {"x-pointsman-caller": caller, "x-pointsman-priority": str(context.priority)}
+        if context.tenant:
+            headers["x-pointsman-tenant"] = context.tenant
+        if (left_s := context.time_left_s) is not None:
+            left_s = max(left_s, 0.001)
+            headers |= {"x-pointsman-timeout-s": f"{left_s:.3f}", "x-pointsman-deadline-ms": f"{left_s * 1000:.0f}"}
+        return msgspec.json.encode({"model": self._model, self._asked: asked, **params}), headers
+
+    async def _answer(self, request: tuple[bytes, dict[str, str]]) -> Any:
+        async with self._link.transport.ask(self._path, *request) as answer:
+            said = await answer.read()
+        if answer.status != 200:
+            raise CallFailed.from_answer(answer.status, said, self._model)
+        return msgspec.json.decode(said)
+
+    async def _text_of(self, request: tuple[bytes, dict[str, str]]) -> str:
+        return self._text((await self._answer(request))["choices"][0])
+
+    async def _texts(self, request: tuple[bytes, dict[str, str]]) -> AsyncIterator[str]:
+        async with self._link.transport.ask(self._path, *request) as answer:
+            if answer.status != 200:
+                raise CallFailed.from_answer(answer.status, await answer.read(), self._model)
+            held = b""
+            async for data in answer.pieces():
+                *lines, held = (held + data).split(b"\n")
+                for line in lines:
+                    said = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                    if not said or said == b"[DONE]":
+                        continue
+                    event = msgspec.json.decode(said)
+                    if "error" in event:
+                        raise CallFailed.from_answer(500, said, self._model)
+                    if event.get("choices") and (text := self._text(event["choices"][0])):
+                        yield text
+
+
+class ModelHandle:
+    """A model that a deployment of the manifest serves."""
+
+    def __init__(self, link: HandleLink, model: str) -> None:
+        self._link = link
+        self.model = model
+        self.chat = ModelMethod(link, model, "/pipelines/v1/chat/completions", "messages", _chat_text)
+        self.complete = ModelMethod(
+            link, model, "/pipelines/v1/completions", "prompt", lambda choice: choice.get("text") or ""
+        )
+        self._embeddings = ModelMethod(link, model, "/pipelines/v1/embeddings", "input", str)
+
+    def embed(self, texts: Any, **params: Any) -> Response:
+        """A vector for each text."""
+        return Response(self._vectors(self._embeddings._request(texts, params)), self._link.loop)
+
+    async def _vectors(self, request: tuple[bytes, dict[str, str]]) -> list[list[float]]:
+        found = (await self._embeddings._answer(request))["data"]
+        return [one["embedding"] for one in sorted(found, key=lambda one: int(one.get("index", 0)))]
+
+    def __repr__(self) -> str:
+        return f"<model {self.model}>"
+
+
+def _chat_text(choice: Any) -> str:
+    said = choice.get("message") or choice.get("delta") or {}
+    return said.get("content") or ""

@@ -1,0 +1,157 @@
+"""Code of the user that makes the input of a request: a preprocessor, a schema, or one after the other."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from pointsman.pipeline.graph import Access
+from pointsman.pipeline.inputs import BadInput, part_of
+from pointsman.replica.calling import Calling
+from pointsman.replica.calls import CallRefused
+from pointsman.replica.methods import Method
+from pointsman.wire import HttpHead, SharedMemory, encode_value
+
+# A client's request, for a preprocessor: the part of Starlette's `Request` that makes sense once it is whole.
+
+
+class Headers(Mapping[str, str]):
+    """By name, in whatever case."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = {name.lower(): value for name, value in headers.items()}
+
+    def __getitem__(self, name: str) -> str:
+        return self._headers[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._headers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+
+class QueryParams(Mapping[str, str]):
+    """By name: the last value that was given; `getlist` has all of them."""
+
+    def __init__(self, query: str) -> None:
+        self._pairs = parse_qsl(query, keep_blank_values=True)
+        self._last = dict(self._pairs)
+
+    def getlist(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name]
+
+    def __getitem__(self, name: str) -> str:
+        return self._last[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+
+class Url(NamedTuple):
+    """Where the request was sent."""
+
+    path: str
+    query: str
+
+    def __str__(self) -> str:
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+class Request:
+    """The request of a client, read whole."""
+
+    def __init__(self, head: HttpHead, body: bytes) -> None:
+        self.method = head.method
+        self.url = Url(head.path, head.query)
+        self.headers = Headers(head.headers)
+        self._body = body
+
+    @property
+    def query_params(self) -> QueryParams:
+        return QueryParams(self.url.query)
+
+    async def body(self) -> bytes:
+        return self._body
+
+    async def text(self) -> str:
+        return self._body.decode()
+
+    async def json(self) -> Any:
+        return msgspec.json.decode(self._body)
+
+
+class Ingress:
+    """What an ingress replica is called for. Its methods are called like those of any object."""
+
+    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedMemory | None) -> None:
+        self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
+        self._schema = schema
+        self._calling = calling
+        self._shared = shared
+
+    async def input(
+        self, request: Request, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
+    ) -> list[bytes]:
+        """The parts of the input that are wanted, each as a blob. Raises `CallRefused` for input that cannot be."""
+        value = await self._made(request)
+        try:
+            parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
+        except BadInput as error:
+            raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
+        return [encode_value(part, self._shared) for part in parts]
+
+    async def openapi(self) -> Any:
+        """The JSON schema of the input; None: nothing is known of it."""
+        describe = getattr(self._schema, "model_json_schema", None)
+        return None if describe is None else describe()
+
+    async def _made(self, request: Request) -> Any:
+        if self._preprocessor is None:
+            try:
+                value = await request.json()
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise CallRefused([{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from None
+        else:
+            value = await self._preprocessed(request)
+        return value if self._schema is None else self._validated(value)
+
+    async def _preprocessed(self, request: Request) -> Any:
+        assert self._preprocessor is not None
+        try:
+            return await self._calling.value(self._preprocessor, request)
+        except CallRefused:
+            raise
+        except Exception as error:
+            if isinstance(status := getattr(error, "status_code", None), int):  # as web frameworks raise them
+                raise CallRefused(getattr(error, "detail", str(error)), status) from error
+            if problems := _problems(error):
+                raise CallRefused(problems) from error
+            if isinstance(error, ValueError):  # what came could not be read as what it should be
+                raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from error
+            raise
+
+    def _validated(self, value: Any) -> Any:
+        if isinstance(value, self._schema):
+            return value
+        try:
+            return self._schema.model_validate(value)
+        except Exception as error:
+            if problems := _problems(error):
+                raise CallRefused(problems) from None
+            raise
+
+
+def _problems(error: Exception) -> list[dict[str, Any]]:
+    """What pydantic found; empty: this is none of its errors."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors) or type(error).__name__ != "ValidationError":
+        return []
+    return [{"loc": list(one["loc"]), "msg": one["msg"], "type": one["type"]} for one in errors(include_url=False)]

@@ -1,0 +1,87 @@
+"""The plugins that are asked or told about requests, outside of choosing. One that raises disturbs nobody."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.plugins import (
+    Admitter,
+    DepartureListener,
+    DispatchListener,
+    Endpoints,
+    HeaderWriter,
+    RequestCycle,
+    ResponseHeaderWriter,
+)
+from pointsman.routing.records import Journal
+from pointsman.selection import Producer, SchedulingResult
+from pointsman.types import RequestMetadata
+
+T = TypeVar("T")
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class PluginHooks:
+    """Admitters, listeners and header writers, by the roles that the plugins fill."""
+
+    def __init__(self, plugins: Sequence[Any], shedding: Admitter | None, journal: Journal) -> None:
+        admitters = [plugin for plugin in plugins if isinstance(plugin, Admitter)]
+        self._producers = [plugin for plugin in plugins if admitters and isinstance(plugin, Producer)]
+        """Admitters may read what producers tell; the gate of our own does not."""
+        self._admitters = [*admitters, shedding] if shedding is not None else admitters
+        self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
+        self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
+        self._writers = [plugin for plugin in plugins if isinstance(plugin, HeaderWriter)]
+        self._answer_writers = [plugin for plugin in plugins if isinstance(plugin, ResponseHeaderWriter)]
+        self._journal = journal
+
+    @property
+    def admits_everybody(self) -> bool:
+        """Whether there is nobody to ask."""
+        return not self._admitters
+
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+        """Why the first who denies the request does so; None if nobody does."""
+        for producer in self._producers:
+            self.ask(producer, producer.produce, cycle, endpoints)
+        for admitter in self._admitters:
+            why = self.ask(admitter, admitter.denial, cycle, endpoints)
+            if why is not None:
+                return why
+        return None
+
+    def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
+        """Tell of a decision; the headers that somebody wants on the request."""
+        for listener in self._listeners:
+            try:
+                listener.dispatched(cycle, result)
+            except Exception as error:
+                self._journal.error(error, type(listener).__name__)
+        headers: dict[str, str | None] = {}
+        for writer in self._writers:
+            headers |= self.ask(writer, writer.request_headers, cycle, result) or {}
+        return headers
+
+    def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> Mapping[str, str]:
+        """The headers that somebody wants on the answer to the client."""
+        if not self._answer_writers:
+            return _NO_HEADERS
+        headers: dict[str, str] = {}
+        for writer in self._answer_writers:
+            headers |= self.ask(writer, writer.response_headers, request, served_by) or {}
+        return headers
+
+    def departed(self, endpoint: Endpoint) -> None:
+        """Tell that an instance has left."""
+        for listener in self._departures:
+            self.ask(listener, listener.departed, endpoint)
+
+    def ask(self, plugin: object, call: Callable[..., T], *about: Any) -> T | None:
+        """What it answers; None, and a line in the journal, if it raises."""
+        try:
+            return call(*about)
+        except Exception as error:
+            self._journal.error(error, type(plugin).__name__)
+            return None

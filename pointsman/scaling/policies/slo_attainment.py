@@ -1,0 +1,87 @@
+"""As many as keep the promises made to users, and no more."""
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Annotated
+
+from msgspec import Meta
+
+from pointsman.scaling.policies.sizing import Above0, Between0And1, checked
+from pointsman.scaling.policy import Wish
+from pointsman.scaling.view import DeploymentView
+
+AT_MOST_TIMES = 2.0
+"""Latency does not grow in proportion: never more than twice as many at a time."""
+FORGET_S = 86400.0
+"""For so long it is not tried again to give replicas as much as was once too much for them."""
+
+
+class SloAttainment:
+    """More replicas while deadlines or latency targets are missed, in proportion; one fewer if those that are left are
+    predicted to keep them. After a change, it waits until what is measured is of the replicas that are there now."""
+
+    def __init__(
+        self,
+        target: Between0And1 = 0.99,
+        ttft_ms: Above0 | None = None,
+        tpot_ms: Above0 | None = None,
+        latency_ms: Above0 | None = None,
+        dead_band: Annotated[float, Meta(ge=0, lt=1)] = 0.1,
+    ) -> None:
+        if not 0 < target < 1:
+            raise ValueError(f"target is a share of requests, between 0 and 1, found {target:g}")
+        if not 0 <= dead_band < 1:
+            raise ValueError(f"deadBand must be from 0 to below 1, found {dead_band:g}")
+        for name, wanted in (("ttftMs", ttft_ms), ("tpotMs", tpot_ms), ("latencyMs", latency_ms)):
+            checked(name, wanted)
+        self.target, self.dead_band = target, dead_band
+        self.ttft_ms, self.tpot_ms, self.latency_ms = ttft_ms, tpot_ms, latency_ms
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        if not view.load and not view.latency_ms.count:
+            return Wish(0, f"no request in the last {view.latency_ms.seconds:g} s: 0")
+        ratio, said = max(self._ratios(view), default=(None, "nothing is measured that has a target"))
+        stay = max(view.target, 1)
+        if ratio is None:
+            return Wish(stay, said)
+        if not view.replicas or self._changing(view):
+            return Wish(stay, f"{said}; {stay} until the last change shows in what is measured")
+        replicas = self._sized(view, ratio)
+        return Wish(replicas, f"{said}: {replicas}")
+
+    def _ratios(self, view: DeploymentView) -> Iterator[tuple[float, str]]:
+        """What is measured over what is wanted; 1 is just kept."""
+        for what, window, wanted in (
+            ("first token after", view.ttft_ms, self.ttft_ms),
+            ("time per token", view.tpot_ms, self.tpot_ms),
+            ("answer after", view.latency_ms, self.latency_ms),
+        ):
+            if wanted is not None and window.p90 is not None:
+                yield (
+                    window.p90 / wanted,
+                    f"{what} {window.p90:.0f} ms (p90 of {window.seconds:g} s), {wanted:g} wanted",
+                )
+        met = view.slo_attainment
+        if met is not None:
+            said = f"{met:.1%} met their deadline, {self.target:.1%} wanted"
+            missed = (1 - met) / (1 - self.target)  # of the misses that are allowed
+            yield (missed if missed <= 1 else max(self.target / max(met, 0.01), 1 + 2 * self.dead_band)), said
+
+    def _changing(self, view: DeploymentView) -> bool:
+        """Whether what is measured is still of fewer or more replicas than there are."""
+        changes = [since for since in (view.since_up_s, view.since_down_s) if since is not None]
+        return bool(view.starting) or min(changes, default=1e9) < view.latency_ms.seconds + (view.start_up_s or 0.0)
+
+    def _sized(self, view: DeploymentView, ratio: float) -> int:
+        rates = [rate for seconds, rate in view.arrivals_per_s.items() if seconds <= view.latency_ms.seconds]
+        rate = max(rates, default=0.0)
+        if ratio > 1 + self.dead_band:
+            view.state["missed"] = {"at": view.now, "per_replica": rate / view.replicas}
+            return ceil(view.replicas * min(ratio, AT_MOST_TIMES) - 1e-9)
+        fewer = view.replicas - 1
+        if not fewer or ratio * view.replicas / fewer > 1 - self.dead_band:
+            return view.replicas
+        missed = view.state.get("missed")
+        if missed is None or view.now - missed["at"] >= FORGET_S:
+            return fewer
+        return view.replicas if rate / fewer > missed["per_replica"] * (1 - self.dead_band) else fewer

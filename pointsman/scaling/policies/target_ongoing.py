@@ -1,0 +1,23 @@
+"""The default: so many requests per replica."""
+
+from typing import Annotated
+
+from pointsman.parameters import Spelled
+from pointsman.scaling.policies.sizing import Above0, Time, checked, mean_load, per_replica, replicas_for
+from pointsman.scaling.policy import Wish
+from pointsman.scaling.view import DeploymentView
+
+
+class TargetOngoing:
+    """As many replicas as give each its share of the requests that are here, running or waiting."""
+
+    def __init__(self, target: Above0 = 2.0, look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0) -> None:
+        checked("target", target)
+        checked("lookBack", look_back_s)
+        self.target, self.look_back_s = target, look_back_s
+        self.windows = (look_back_s,)
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        load, when = mean_load(view, self.look_back_s)
+        replicas = replicas_for(load / self.target, view)
+        return Wish(replicas, per_replica(load, f"requests here ({when})", self.target, replicas))

@@ -1,0 +1,268 @@
+"""An engine that batches continuously, as vLLM does: every step carries on all answers and reads some of the prompts.
+
+Theory of operation. Jobs wait in order, are admitted while there are seats (`max_num_seqs`), budget
+(`max_num_batched_tokens`) and KV blocks, read their prompt in as many steps as the budget makes of it, then write one
+token per step. Answers under way come first: when one needs a block and none is left, the job that was admitted last
+loses its seat and starts again at the head of the queue. A step's length is worked out when it begins; its tokens are
+there when it ends.
+
+All that a step does to answers is counted, not done job by job: which of them need a block, and which are finished, is
+known in advance by the number of the step.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pointsman.simulator.kv_cache import KvCache, Lease
+from pointsman.simulator.performance import Counts, EngineStep, Hardware, Job
+
+
+class Limits(NamedTuple):
+    """How an engine is set up; the names are vLLM's."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    kv_tokens: int | None = None
+    """None: what the hardware has."""
+    time_scale: float = 1.0
+    """2: twice as fast."""
+
+
+class _Seat:
+    """What is kept of a job that runs."""
+
+    __slots__ = ("computed", "lease", "since", "target")
+
+    def __init__(self, lease: Lease, target: int, computed: int) -> None:
+        self.lease = lease
+        self.target = target
+        """Tokens to read before it writes: the prompt, and what it had written before it was sent back."""
+        self.computed = computed
+        self.since = -1
+        """The step in which it wrote first; -1: it still reads."""
+
+
+class ContinuousBatching:
+    """A `Pace` that works as engines do."""
+
+    def __init__(self, hardware: Hardware, limits: Limits = Limits()) -> None:  # noqa: B008
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
+            raise ValueError(f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs")
+        self.counts = Counts()
+        self.cache = KvCache(limits.kv_tokens or hardware.kv_tokens, limits.block_size)
+        self._hardware = hardware
+        self._limits = limits
+        self._waiting: dict[Job, None] = {}
+        self._sent_back: list[Job] = []
+        """Those that lost their seat; the last comes first."""
+        self._seats: dict[Job, _Seat] = {}
+        """In the order of admission."""
+        self._reading: dict[Job, _Seat] = {}
+        self._writing: dict[Job, _Seat] = {}
+        self._context = 0
+        """Tokens in the caches of all that write."""
+        self._step = 0
+        self._blocks_due = [0] * limits.block_size
+        """By step number modulo block size: how many of those that write need a new block in that step."""
+        self._last_steps: dict[int, dict[Job, None]] = {}
+        """Step -> those that write their last token in it."""
+        self._parts: Sequence[tuple[Job, int]] = ()
+        """What the step under way reads of each prompt."""
+        self._ends_at: float | None = None
+        self._has_grown = False
+        """A step is under way, and the blocks that it fills are taken."""
+        self._untold: list[EngineStep] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._seats)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._sent_back)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.cache.usage
+
+    @property
+    def next_at(self) -> float | None:
+        return self._untold[0].at if self._untold else self._ends_at
+
+    def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
+        """Whether such a job could run at all, alone."""
+        return self.cache.blocks_for(prompt_tokens + output_tokens) <= self.cache.capacity
+
+    def submit(self, job: Job, now: float) -> None:
+        if job.output_tokens < 1 or job.prompt_tokens < 1:
+            raise ValueError(f"a job has tokens to read and to write, not {job.prompt_tokens} and {job.output_tokens}")
+        if not self.fits(job.prompt_tokens, job.output_tokens):
+            tokens = job.prompt_tokens + job.output_tokens
+            room = self.cache.capacity * self.cache.block_size
+            raise ValueError(f"a job of {tokens} tokens does not fit into a KV cache of {room}")
+        self._run_until(now)
+        job.arrived = now
+        self._waiting[job] = None
+        if self._ends_at is None:
+            self._begin(now)
+
+    def cancel(self, job: Job, now: float) -> None:
+        self._run_until(now)
+        if job in self._waiting:
+            del self._waiting[job]
+        elif job in self._sent_back:
+            self._sent_back.remove(job)
+        elif job in self._seats:
+            self._leave(job)
+
+    def advance(self, now: float) -> list[EngineStep]:
+        self._run_until(now)
+        told, self._untold = self._untold, []
+        return told
+
+    def generated(self, job: Job) -> int:
+        """Tokens that it has written."""
+        seat = self._writing.get(job)
+        return job.generated if seat is None else job.generated + self._step - seat.since
+
+    # A step
+
+    def _run_until(self, now: float) -> None:
+        while self._ends_at is not None and self._ends_at <= now:
+            ended = self._ends_at
+            self._untold.append(self._end(ended))
+            self._begin(ended)
+
+    def _begin(self, now: float) -> None:
+        """Decide what the next step does, and how long it takes."""
+        may_admit = self._grow_answers()
+        writing = len(self._writing)
+        budget = self._limits.max_num_batched_tokens - writing
+        parts: list[tuple[Job, int]] = []
+        attended = 0.0
+        reading = list(self._reading)
+        while budget > 0:
+            job = reading.pop(0) if reading else self._admit() if may_admit else None
+            if job is None:
+                break
+            seat = self._reading[job]
+            part = min(seat.target - seat.computed, budget)
+            parts.append((job, part))
+            attended += part * (seat.computed + part / 2)
+            budget -= part
+        self._parts = parts
+        if not writing and not parts:
+            self._ends_at = None
+            return
+        tokens = self._limits.max_num_batched_tokens - budget
+        duration_ms = self._hardware.step_ms(tokens, attended, self._context, writing)
+        self._ends_at = now + duration_ms / 1000.0 / self._limits.time_scale
+
+    def _end(self, now: float) -> EngineStep:
+        """Everybody who wrote has one token more; who has read everything has his first."""
+        produced = list(self._writing)
+        finished = list(self._last_steps.pop(self._step, ()))
+        self._step += 1
+        self._has_grown = False
+        self._context += len(self._writing)
+        for job in finished:
+            self._leave(job)
+        for job, part in self._parts:
+            seat = self._reading.get(job)
+            if seat is None:  # cancelled meanwhile
+                continue
+            seat.computed += part
+            if seat.computed == seat.target:
+                produced.append(job)
+                if self._start_writing(job, seat):
+                    finished.append(job)
+        return EngineStep(now, produced, finished)
+
+    def _admit(self) -> Job | None:
+        """Seat the job at the head of the queue; None: nobody waits, or there is no room."""
+        if len(self._seats) >= self._limits.max_num_seqs:
+            return None
+        job = self._sent_back[-1] if self._sent_back else next(iter(self._waiting), None)
+        if job is None:
+            return None
+        target = job.prompt_tokens + job.generated
+        # At least one token is computed, or there would be nothing to go on from.
+        known = self.cache.known(job.hashes, (target - 1) // self.cache.block_size)
+        lease = self.cache.lease(job.hashes, known, self.cache.blocks_for(target))
+        if lease is None:
+            return None
+        if self._sent_back:
+            self._sent_back.pop()
+        else:
+            del self._waiting[job]
+            job.cached_tokens = known * self.cache.block_size
+            self.counts.prefix_queries += job.prompt_tokens
+            self.counts.prefix_hits += job.cached_tokens
+        self._seats[job] = self._reading[job] = _Seat(lease, target, known * self.cache.block_size)
+        return job
+
+    # Answers
+
+    def _start_writing(self, job: Job, seat: _Seat) -> bool:
+        """It has read everything and written one token; True: that was its last."""
+        job.generated += 1
+        if job.generated == job.output_tokens:
+            del self._reading[job]
+            self._forget(job, seat, seat.target)
+            return True
+        self.cache.publish(seat.lease, job.hashes, seat.target // self.cache.block_size)
+        seat.since = self._step
+        del self._reading[job]
+        self._writing[job] = seat
+        self._context += seat.target
+        self._blocks_due[self._residue(seat)] += 1
+        self._last_steps.setdefault(self._last_step(job, seat), {})[job] = None
+        return False
+
+    def _grow_answers(self) -> bool:
+        """Blocks for the tokens that this step adds to answers; False: somebody was sent back to make room."""
+        due = self._step % self.cache.block_size
+        room = True
+        while not self.cache.has_room(self._blocks_due[due]):
+            self._send_back(next(reversed(self._seats)))
+            room = False
+        self.cache.extend(self._blocks_due[due])
+        self._has_grown = True
+        return room
+
+    def _send_back(self, job: Job) -> None:
+        self._leave(job)
+        self._sent_back.append(job)
+        self.counts.preemptions += 1
+
+    def _leave(self, job: Job) -> None:
+        """It gives up its seat; `generated` says how far it came."""
+        seat = self._seats[job]
+        if self._reading.pop(job, None) is not None:
+            self._forget(job, seat, seat.computed)
+            return
+        written = self._step - seat.since
+        tokens = seat.target + written
+        self._blocks_due[self._residue(seat)] -= 1
+        last = self._last_steps.get(self._last_step(job, seat))
+        if last is not None:
+            last.pop(job, None)
+        job.generated += written
+        del self._writing[job]
+        self._context -= tokens
+        self.cache.settle(seat.lease, self.cache.blocks_for(tokens + self._has_grown))
+        self._forget(job, seat, tokens)
+
+    def _forget(self, job: Job, seat: _Seat, tokens: int) -> None:
+        """Its blocks are given back; those that are full may serve others."""
+        del self._seats[job]
+        self.cache.publish(seat.lease, job.hashes, tokens // self.cache.block_size)
+        self.cache.release(seat.lease)
+
+    def _residue(self, seat: _Seat) -> int:
+        """The steps in which an answer needs a block: those in which its tokens fill all that it has."""
+        return (seat.since - seat.target) % self.cache.block_size
+
+    def _last_step(self, job: Job, seat: _Seat) -> int:
+        return seat.since + job.output_tokens - job.generated - 1

@@ -1,0 +1,244 @@
+"""Everything that can be made to go wrong, in one table.
+
+A fault is `{"fault": NAME}` with, if wanted: `on` (work, health, metrics, models, all), and when: `count` (the next n
+requests), `probability`, `seconds` (from now); without any of them until it is cleared. Those of the first table take
+`afterTokens` too: left out, they happen instead of an answer; n, after n tokens of it.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pointsman.simulator.answers import error_body, head_for
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from pointsman.simulator.server import Answering, SimulatedServer
+
+
+PLACES = ("work", "health", "metrics", "models", "all")
+NONSENSE = b"\x00\xff<<< this is not what you asked for >>>\r\n\r\n"
+
+
+class Fault:
+    """One of them, and when it strikes."""
+
+    def __init__(self, name: str, now: float, told: Mapping[str, Any]) -> None:
+        self.name = name
+        self.on: str = told.get("on", "work")
+        self.count: int | None = told.get("count")
+        self.probability: float = told.get("probability", 1.0)
+        self.until: float | None = now + told["seconds"] if "seconds" in told else None
+        self.after_tokens: int | None = told.get("afterTokens")
+        self.delay_s: float = told.get("delayMs", 1000.0) / 1000.0
+        self.status: int = told.get("status", 500)
+        self.kept: bytes | None = None
+        """What it remembers from its first time."""
+        self.told = dict(told)
+
+    def strikes(self, place: str, now: float, chance: Callable[[], float]) -> bool:
+        """Whether it happens to this request; if so, that counts as once."""
+        if self.on not in (place, "all") or self.is_over(now):
+            return False
+        if self.probability < 1.0 and chance() >= self.probability:
+            return False
+        if self.count is not None:
+            self.count -= 1
+        return True
+
+    def is_over(self, now: float) -> bool:
+        return self.count == 0 or (self.until is not None and now >= self.until)
+
+
+# Instead of an answer, or in the middle of one
+
+
+def hang(answering: "Answering", _: Fault) -> None:
+    """Not a word more; the connection stays open."""
+    answering.abandon()
+
+
+def reset(answering: "Answering", _: Fault) -> None:
+    """The connection is reset, as if the machine had died."""
+    answering.abandon()
+    transport = answering.exchange.connection.transport
+    if transport is not None:
+        end: socket.socket = transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+
+def cut(answering: "Answering", _: Fault) -> None:
+    """The connection is closed, without the end that HTTP asks for."""
+    answering.abandon()
+    answering.exchange.connection.close()
+
+
+def end(answering: "Answering", _: Fault) -> None:
+    """The answer ends as HTTP asks for, but the rest of its tokens, its reason and [DONE] are missing."""
+    half = answering.abandon()
+    if answering.is_open:
+        answering.exchange.end_stream()
+    elif half:
+        answering.exchange.connection.close()
+    else:
+        answering.exchange.respond(200, b"")
+
+
+def garbage(answering: "Answering", _: Fault) -> None:
+    """Bytes that are no HTTP, then the connection is closed."""
+    answering.abandon()
+    answering.exchange.connection.write(NONSENSE)
+    answering.exchange.connection.close()
+
+
+def crash(*_: object) -> None:
+    """The process ends with exit code 1."""
+    os._exit(1)
+
+
+ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
+    "hang": hang,
+    "reset": reset,
+    "cut": cut,
+    "end": end,
+    "garbage": garbage,
+    "crash": crash,
+}
+
+# Instead of an answer only
+
+
+def status(answering: "Answering", fault: Fault) -> None:
+    """An error answer; `status` says which (500)."""
+    answering.exchange.respond(fault.status, error_body(fault.status, f"this server was told to answer {fault.status}"))
+
+
+def garbage_body(answering: "Answering", _: Fault) -> None:
+    """200, and a body that means nothing."""
+    answering.exchange.respond(200, NONSENSE)
+
+
+def short_body(answering: "Answering", _: Fault) -> None:
+    """The head promises more bytes than come before the connection is closed."""
+    answering.exchange.connection.write(head_for(1000) + b'{"id": "cmpl-')
+    answering.exchange.cut()
+
+
+def long_body(answering: "Answering", _: Fault) -> None:
+    """More bytes come than the head promises."""
+    answering.exchange.connection.write(head_for(4) + b'{"id": "cmpl-1"}' + NONSENSE)
+    answering.exchange.end()
+
+
+def slow_headers(answering: "Answering", fault: Fault) -> None:
+    """The answer begins `delayMs` (1000) late."""
+    answering.later(fault.delay_s, answering.answer)
+
+
+def slow_tokens(answering: "Answering", fault: Fault) -> None:
+    """`delayMs` (1000) pass between two tokens, at least."""
+    answering.token_delay_s = fault.delay_s
+    answering.answer()
+
+
+def stale(answering: "Answering", fault: Fault) -> None:
+    """The same answer as the first time; for metrics."""
+    fault.kept = fault.kept or answering.server.metrics().encode()
+    answering.exchange.respond(200, fault.kept, "text/plain; version=0.0.4")
+
+
+AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
+    "status": status,
+    "garbage-body": garbage_body,
+    "short-body": short_body,
+    "long-body": long_body,
+    "slow-headers": slow_headers,
+    "slow-tokens": slow_tokens,
+    "stale": stale,
+}
+
+# Not of one request but of the whole server, from the moment they are asked for
+
+
+def refuse(server: "SimulatedServer", fault: Fault) -> None:
+    """Nobody listens on the port; answers under way go on. After `seconds`, somebody does again."""
+    server.stop_listening(fault.until)
+
+
+AT_ONCE: Mapping[str, Callable[["SimulatedServer", Fault], None]] = {"refuse": refuse}
+
+_NUMBERS: Mapping[str, tuple[bool, float, float]] = {
+    "count": (True, 1, float("inf")),
+    "probability": (False, 0, 1),
+    "seconds": (False, 0, float("inf")),
+    "afterTokens": (True, 0, float("inf")),
+    "delayMs": (False, 0, float("inf")),
+    "status": (True, 100, 599),
+}
+"""Whole numbers only?, least, most."""
+
+
+def read_fault(told: object, now: float) -> Fault:
+    """A fault as it is written in JSON. Raises ValueError that says what is wrong."""
+    if not isinstance(told, dict):
+        raise ValueError('a fault is written {"fault": NAME, ...}')
+    name = told.get("fault")
+    known = [*ANY_TIME, *AT_THE_START, *AT_ONCE]
+    if name not in known:
+        raise ValueError(f"there is no fault {name!r}; known: {', '.join(known)}")
+    if told.get("on", "work") not in PLACES:
+        raise ValueError(f"on is one of {', '.join(PLACES)}, not {told['on']!r}")
+    for key, value in told.items():
+        if key in ("fault", "on"):
+            continue
+        if key not in _NUMBERS:
+            raise ValueError(f"{key!r} says nothing about a fault; known: fault, on, {', '.join(_NUMBERS)}")
+        whole, least, most = _NUMBERS[key]
+        kinds = int if whole else int | float
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise ValueError(f"{key} must be a number from {least:g} to {most:g}, not {value!r}")
+    if "afterTokens" in told and name not in ANY_TIME:
+        raise ValueError(f"{name} cannot happen after tokens; these can: {', '.join(ANY_TIME)}")
+    if name in AT_ONCE and ({"on", "count", "probability"} & told.keys()):
+        raise ValueError(f"{name} strikes the whole server at once; it takes seconds only")
+    return Fault(name, now, told)
+
+
+class Faults:
+    """Those that are switched on, in the order in which they came; the first that strikes is done."""
+
+    def __init__(self, seed: str) -> None:
+        self._on: list[Fault] = []
+        self._seed = seed
+        self._random: Random | None = None
+
+    def add(self, fault: Fault) -> None:
+        self._on.append(fault)
+
+    def clear(self) -> None:
+        self._on.clear()
+
+    def told(self, now: float) -> list[dict[str, Any]]:
+        """Those that still are on, as they were written."""
+        return [fault.told for fault in self._current(now)]
+
+    def strike(self, place: str, now: float) -> Fault | None:
+        """The fault that this request meets."""
+        if not self._on:
+            return None
+        return next((fault for fault in self._current(now) if fault.strikes(place, now, self._chance)), None)
+
+    def _chance(self) -> float:
+        if self._random is None:
+            from random import Random  # most servers need none of it
+
+            self._random = Random(self._seed)
+        return self._random.random()
+
+    def _current(self, now: float) -> list[Fault]:
+        self._on = [fault for fault in self._on if not fault.is_over(now)]
+        return self._on

@@ -1,0 +1,254 @@
+"""What the server answers: the OpenAI API, health and metrics as vLLM has them, and the switches for faults."""
+
+import json
+import time
+from types import MappingProxyType
+
+from pointsman.simulator import answers
+from pointsman.simulator.answers import BadCompletionRequest, CompletionRequest, Wording
+from pointsman.simulator.server import Answering, Routes, SimulatedRoute
+
+EVENTS = "text/event-stream; charset=utf-8"
+
+
+def chat(answering: Answering) -> None:
+    data = answers.read_body(answering.exchange.body)
+    _write(answering, answers.read_ask(data, answers.chat_prompt(data)), is_chat=True)
+
+
+def completions(answering: Answering) -> None:
+    data = answers.read_body(answering.exchange.body)
+    _write(answering, answers.read_ask(data, answers.completion_prompt(data)), is_chat=False)
+
+
+def embeddings(answering: Answering) -> None:
+    data = answers.read_body(answering.exchange.body)
+    _check_model(answering, str(data.get("model") or ""))
+    texts = answers.embedding_inputs(data)
+    tokens = sum(map(answers.tokens_of, texts))
+    _check_room(answering, tokens, 1)
+    answering.start(_Embedding(answering, texts, data.get("encoding_format") == "base64"), "", tokens, 1)
+
+
+def models(answering: Answering) -> None:
+    settings = answering.server.settings
+    model = {"id": settings.model, "object": "model", "created": 0, "owned_by": "pointsman"}
+    model |= {"max_model_len": settings.context_tokens}
+    answering.exchange.respond(200, json.dumps({"object": "list", "data": [model]}).encode())
+
+
+def health(answering: Answering) -> None:
+    answering.exchange.respond(200, b"")
+
+
+def metrics(answering: Answering) -> None:
+    answering.exchange.respond(200, answering.server.metrics().encode(), "text/plain; version=0.0.4")
+
+
+def stats(answering: Answering) -> None:
+    """What tests want to know and metrics do not say."""
+    server, tally = answering.server, answering.server.tally
+    told = {
+        "requests": tally.requests,
+        "running": server.pace.running,
+        "waiting": server.pace.waiting,
+        "finished": tally.ended["stop"] + tally.ended["length"],
+        "cancelled": tally.ended["abort"],
+        "promptTokens": tally.prompt_tokens,
+        "writtenTokens": tally.written_tokens,
+        "faults": tally.faults,
+    }
+    answering.exchange.respond(200, json.dumps(told).encode())
+
+
+def show_faults(answering: Answering) -> None:
+    server = answering.server
+    answering.exchange.respond(200, json.dumps(server.faults.told(server.now())).encode())
+
+
+def add_faults(answering: Answering) -> None:
+    """One fault, or a list of them."""
+    try:
+        answering.server.add_faults(json.loads(answering.exchange.body))
+    except ValueError as error:
+        raise BadCompletionRequest(400, str(error)) from None
+    show_faults(answering)
+
+
+def clear_faults(answering: Answering) -> None:
+    answering.server.faults.clear()
+    answering.server.listen_again()
+    show_faults(answering)
+
+
+ROUTES: Routes = MappingProxyType(
+    {
+        (b"POST", b"/v1/chat/completions"): SimulatedRoute("work", chat),
+        (b"POST", b"/v1/completions"): SimulatedRoute("work", completions),
+        (b"POST", b"/v1/embeddings"): SimulatedRoute("work", embeddings),
+        (b"GET", b"/v1/models"): SimulatedRoute("models", models),
+        (b"GET", b"/health"): SimulatedRoute("health", health),
+        (b"GET", b"/metrics"): SimulatedRoute("metrics", metrics),
+        (b"GET", b"/stats"): SimulatedRoute("", stats),
+        (b"GET", b"/faults"): SimulatedRoute("", show_faults),
+        (b"POST", b"/faults"): SimulatedRoute("", add_faults),
+        (b"DELETE", b"/faults"): SimulatedRoute("", clear_faults),
+    }
+)
+
+
+def _check_model(answering: Answering, model: str) -> None:
+    if model != answering.server.settings.model:
+        raise BadCompletionRequest(404, f"The model `{model}` does not exist.", "model")
+
+
+def _check_room(answering: Answering, prompt_tokens: int, output_tokens: int) -> None:
+    most = answering.server.settings.context_tokens
+    if prompt_tokens + output_tokens > most:
+        asked = f"{prompt_tokens} of the prompt and {output_tokens} of the answer"
+        raise BadCompletionRequest(
+            400, f"This model's maximum context length is {most} tokens, and you asked for {asked}."
+        )
+
+
+def _write(answering: Answering, ask: CompletionRequest, *, is_chat: bool) -> None:
+    """Decide how long the answer is, and begin it."""
+    settings = answering.server.settings
+    _check_model(answering, ask.model)
+    prompt_tokens = answers.tokens_of(ask.prompt)
+    _check_room(answering, prompt_tokens, ask.most_tokens or 1)
+    by_itself = min(settings.output_tokens, settings.context_tokens - prompt_tokens)
+    tokens, reason = by_itself, "stop"
+    if ask.most_tokens is not None and (ask.whole or ask.most_tokens < by_itself):
+        tokens, reason = ask.most_tokens, "length"
+    wording = Wording(ask, is_chat, next(answering.server.answer_numbers), int(time.time()))
+    _Writing(answering, ask, wording, tokens, reason).begin(prompt_tokens)
+
+
+class _Writing:
+    """An answer in words."""
+
+    def __init__(
+        self, answering: Answering, ask: CompletionRequest, wording: Wording, tokens: int, reason: str
+    ) -> None:
+        self._answering = answering
+        self._ask = ask
+        self._wording = wording
+        self._tokens = tokens
+        self._reason = reason
+        self._written = 0
+        self._last_at = 0.0
+        self._held = 0
+        """Tokens that the pace gave and that a fault holds back."""
+        fault = answering.fault
+        self._strikes_at = None if fault is None or fault.after_tokens is None else min(fault.after_tokens, tokens)
+
+    def begin(self, prompt_tokens: int) -> None:
+        answering = self._answering
+        if self._ask.stream:
+            # Engines send the head at once, long before the first token.
+            answering.exchange.open_stream(EVENTS)
+            answering.is_open = True
+            if self._strikes_at == 0:
+                self._strike()
+                return
+        text = self._ask.prompt + answers.answer_text(self._ask.prompt, self._tokens)
+        answering.start(self, text, prompt_tokens, self._tokens)
+
+    def token(self, at: float) -> None:
+        self._observe(at)
+        if not self._answering.token_delay_s:
+            self._say()
+            return
+        self._held += 1
+        if self._held == 1:
+            self._answering.later(self._answering.token_delay_s, self._say_held)
+
+    def so_far(self) -> bytes:
+        """Half an answer, as far as it is not a stream."""
+        if self._ask.stream or self._written == 0:
+            return b""
+        body = self._wording.whole(self._tokens, self._reason, self._usage())
+        return answers.head_for(len(body)) + body[: len(body) // 2]
+
+    def _say_held(self) -> None:
+        self._say()
+        self._held -= 1
+        if self._held:
+            self._answering.later(self._answering.token_delay_s, self._say_held)
+
+    def _say(self) -> None:
+        """The next word; after the last one, the end."""
+        exchange = self._answering.exchange
+        if self._strikes_at is not None and self._written >= self._strikes_at:
+            self._strike()
+            return
+        if self._ask.stream:
+            if self._written == 0:
+                exchange.hold(self._wording.first())
+            exchange.hold(self._wording.token(self._written))
+        self._written += 1
+        self._answering.server.tally.written_tokens += 1
+        if self._written == self._tokens:
+            if self._strikes_at == self._tokens:
+                self._strike()
+            else:
+                self._end()
+
+    def _end(self) -> None:
+        used = self._usage()
+        exchange = self._answering.exchange
+        self._answering.finish(self._reason)
+        if self._ask.stream:
+            exchange.end_stream(self._wording.last(self._reason, used if self._ask.with_usage else None))
+        else:
+            exchange.respond(200, self._wording.whole(self._tokens, self._reason, used))
+
+    def _strike(self) -> None:
+        fault = self._answering.fault
+        assert fault is not None
+        self._answering.server.strike(self._answering, fault)
+
+    def _observe(self, at: float) -> None:
+        tally, job = self._answering.server.tally, self._answering.job
+        if job is None:
+            return
+        if self._last_at:
+            tally.between_tokens.observe(at - self._last_at)
+        else:
+            tally.first_token.observe(at - job.arrived)
+        if self._written + 1 == self._tokens:
+            tally.whole.observe(at - job.arrived)
+        self._last_at = at
+
+    def _usage(self) -> dict[str, object]:
+        job = self._answering.job
+        cached = job.cached_tokens if job is not None else 0
+        return answers.usage(answers.tokens_of(self._ask.prompt), cached, self._tokens)
+
+
+class _Embedding:
+    """An answer in numbers, there as soon as the input is read."""
+
+    def __init__(self, answering: Answering, texts: list[str], as_base64: bool) -> None:
+        self._answering = answering
+        self._texts = texts
+        self._as_base64 = as_base64
+
+    def token(self, at: float) -> None:
+        answering = self._answering
+        tokens = sum(map(answers.tokens_of, self._texts))
+        vectors = [
+            {"object": "embedding", "index": place, "embedding": answers.embedding(text, self._as_base64)}
+            for place, text in enumerate(self._texts)
+        ]
+        used = {"prompt_tokens": tokens, "total_tokens": tokens}
+        body = {"object": "list", "data": vectors, "model": answering.server.settings.model, "usage": used}
+        if answering.fault is not None:
+            answering.server.strike(answering, answering.fault)
+            return
+        answering.finish("stop")
+        answering.exchange.respond(200, json.dumps(body).encode())
+
+    def so_far(self) -> bytes:
+        return b""

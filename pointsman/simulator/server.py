@@ -1,0 +1,268 @@
+"""The server: who asks what, when the pace lets answers go on, and which fault strikes.
+
+Everything happens in callbacks of one loop: a request arrives, the timer of the pace's next step fires, or a client is
+gone. Times are those of `now`: the loop's clock, held back while the machine cannot keep up.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from pointsman.http.server import Connection, ServerExchange, listen
+from pointsman.simulator.answers import BadCompletionRequest, block_hashes, error_body
+from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, Faults, read_fault
+from pointsman.simulator.metrics import SimulatedCounters, metrics_text
+from pointsman.simulator.performance import Job, Pace
+
+# One request on its way to its answer: its work for the pace, the fault that it meets, the client that goes away.
+
+
+class Work(Protocol):
+    """What becomes of the tokens."""
+
+    def token(self, at: float) -> None:
+        """One more."""
+        ...
+
+    def so_far(self) -> bytes:
+        """What has been said when a fault strikes, if it is not on its way already."""
+        ...
+
+
+class Answering:
+    """One request, until it is answered or given up."""
+
+    def __init__(
+        self, server: "SimulatedServer", exchange: ServerExchange, answer: Callable[["Answering"], None]
+    ) -> None:
+        self.server = server
+        self.exchange = exchange
+        self.fault: Fault | None = None
+        """Strikes after `after_tokens` tokens."""
+        self.token_delay_s = 0.0
+        self.is_open = False
+        """The head of a stream is out."""
+        self.job: Job | None = None
+        self._answer = answer
+        self._work: Work | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def answer(self) -> None:
+        """Answer as if nothing were wrong."""
+        try:
+            self._answer(self)
+        except BadCompletionRequest as refused:
+            self.exchange.respond(refused.status, error_body(refused.status, str(refused), refused.param))
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call, unless the client is gone by then."""
+
+        def due() -> None:
+            self._timers.discard(timer)
+            call()
+            self.exchange.flush()
+
+        timer = asyncio.get_running_loop().call_later(delay_s, due)
+        self._timers.add(timer)
+        self.exchange.gone = self._gone
+
+    def start(self, work: Work, prompt: str, prompt_tokens: int, output_tokens: int) -> Job:
+        """Give work to the pace. `prompt`: what later prompts may begin with."""
+        settings = self.server.settings
+        hashes = block_hashes(prompt, settings.block_size) if settings.hashes_prompts else ()
+        self._work = work
+        self.job = Job(prompt_tokens, output_tokens, hashes, self)
+        self.exchange.gone = self._gone
+        self.server.tally.prompt_tokens += prompt_tokens
+        self.server.submit(self.job)
+        return self.job
+
+    def token(self, at: float) -> None:
+        """The pace has one token more for it."""
+        if self._work is not None and self.job is not None:
+            self._work.token(at)
+
+    def finish(self, reason: str) -> None:
+        """All is said, or will be in a moment."""
+        self.exchange.gone = None
+        self.job = self._work = None
+        self.server.tally.ended[reason] += 1
+
+    def abandon(self) -> bool:
+        """Do no more for it. What it has said so far is on its way; True: that is half of a plain answer."""
+        self.exchange.gone = None
+        for timer in self._timers:
+            timer.cancel()
+        half = b"" if self._work is None else self._work.so_far()
+        if half:
+            self.exchange.connection.write(half)
+        self.exchange.flush()
+        job, self.job, self._work = self.job, None, None
+        if job is not None:
+            self.server.cancel(job)
+        return bool(half)
+
+    def _gone(self) -> None:
+        """The client is: stop at once."""
+        self._work = None
+        self.abandon()
+        self.server.tally.ended["abort"] += 1
+
+
+MOST_BEHIND_S = 0.05
+"""If the machine is further behind than this, simulated time waits for it."""
+
+
+class Settings(NamedTuple):
+    """What does not change while it runs."""
+
+    model: str
+    output_tokens: int
+    """How long an answer is unless the client wants it shorter."""
+    context_tokens: int
+    block_size: int
+    kv_tokens: int
+    hashes_prompts: bool
+    """The pace has a prefix cache."""
+
+
+class SimulatedRoute(NamedTuple):
+    """What is done for a request."""
+
+    place: str
+    """What faults call it; empty: none strikes here."""
+    answer: Callable[[Answering], None]
+
+
+Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
+"""By method and path."""
+
+
+class SimulatedServer:
+    """One simulated engine."""
+
+    def __init__(self, settings: Settings, routes: Routes, pace: Pace, seed: str) -> None:
+        self.settings = settings
+        self._routes = routes
+        self.pace = pace
+        self.tally = SimulatedCounters()
+        self.faults = Faults(seed)
+        self.answer_numbers = count(1)
+        self._loop = asyncio.get_running_loop()
+        self._held_back = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._connections: set[Connection] = set()
+        self._listener: asyncio.Server | None = None
+        self._address = ("", 0)
+        self._returning: asyncio.Task[int] | None = None
+
+    def now(self) -> float:
+        return self._loop.time() - self._held_back
+
+    # Listening
+
+    async def listen(self, host: str, port: int) -> int:
+        """Take connections; the port that was taken."""
+        self._listener, taken = await listen(host, port, self._handle, self._connections)
+        self._address = (host, taken)
+        return taken
+
+    def stop_listening(self, until: float | None) -> None:
+        """Refuse connections, until then or for good; idle ones are closed."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.close()
+        if until is not None:
+            self._loop.call_later(max(until - self.now(), 0.0), self.listen_again)
+
+    def listen_again(self) -> None:
+        if self._listener is None:
+            self._returning = self._loop.create_task(self.listen(*self._address))
+
+    # Requests
+
+    def _handle(self, exchange: ServerExchange) -> None:
+        route = self._routes.get((exchange.method, exchange.path))
+        if route is None:
+            exchange.respond(404, error_body(404, f"{exchange.asked} is nothing that a simulated server answers"))
+            return
+        answering = Answering(self, exchange, route.answer)
+        if route.place == "work":
+            self.tally.requests += 1
+        fault = self.faults.strike(route.place, self.now()) if route.place else None
+        if fault is None:
+            answering.answer()
+        elif fault.name in AT_THE_START:
+            self.done(fault)
+            AT_THE_START[fault.name](answering, fault)
+        elif fault.after_tokens is None:
+            self.strike(answering, fault)
+        else:
+            answering.fault = fault
+            answering.answer()
+
+    def strike(self, answering: Answering, fault: Fault) -> None:
+        """A fault ends an answer, or takes its place."""
+        self.done(fault)
+        ANY_TIME[fault.name](answering, fault)
+
+    def done(self, fault: Fault) -> None:
+        self.tally.faults[fault.name] = self.tally.faults.get(fault.name, 0) + 1
+
+    def add_faults(self, told: object) -> None:
+        """Switch faults on. Raises ValueError, and then none of them is."""
+        read = [read_fault(one, self.now()) for one in (told if isinstance(told, list) else [told])]
+        for fault in read:
+            if fault.name in AT_ONCE:
+                self.done(fault)
+                AT_ONCE[fault.name](self, fault)
+            else:
+                self.faults.add(fault)
+
+    def metrics(self) -> str:
+        block_size = self.settings.block_size
+        blocks = self.settings.kv_tokens // block_size
+        return metrics_text(self.settings.model, self.pace, self.tally, block_size, blocks)
+
+    # Pace
+
+    def submit(self, job: Job) -> None:
+        self.pace.submit(job, self.now())
+        self._set_timer()
+
+    def cancel(self, job: Job) -> None:
+        self.pace.cancel(job, self.now())
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self.pace.next_at
+        if due is None:
+            return
+        at = due + self._held_back
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._go_on)
+
+    def _go_on(self) -> None:
+        """Hand out the tokens that are due."""
+        self._timer = None
+        due = self.pace.next_at
+        if due is not None and self.now() > due + MOST_BEHIND_S:
+            self._held_back += self.now() - due - MOST_BEHIND_S
+        written: dict[Answering, None] = {}
+        for step in self.pace.advance(self.now()):
+            for job in step.produced:
+                assert isinstance(job.owner, Answering)
+                job.owner.token(step.at)
+                written[job.owner] = None
+        for answering in written:
+            answering.exchange.flush()
+        self._set_timer()

@@ -1,0 +1,47 @@
+"""What gateway, replicas and handles say to each other: calls, and values as blobs.
+
+Enters: values of the user's code. Leaves: bytes, and from them the same values, type for type. The one rule: whoever is
+not a replica reads plain blobs only (`decode_plain`), for the others may hold anything, also code.
+"""
+
+from pointsman.wire.blobs import (
+    KIND_COMPOSED,
+    KIND_PICKLED,
+    KIND_PLAIN,
+    KIND_WITH_BUFFERS,
+    LARGE_BYTES,
+    composed,
+    decode_plain,
+    decode_value,
+    encode_plain,
+    encode_value,
+    files_of,
+)
+from pointsman.wire.calls import (
+    BLOB,
+    COLLECTED,
+    PIECES,
+    BlobAt,
+    CallHead,
+    Form,
+    HandleAt,
+    HttpHead,
+    arguments,
+    decode_call,
+    encode_call,
+    placeholder,
+    placeholder_of_handle,
+    read_template,
+    template,
+)
+from pointsman.wire.failures import CallFailed, UnreadableBlob, Unsendable
+from pointsman.wire.shared_memory import SharedMemory
+
+__all__ = [
+    "CallHead", "HttpHead", "Form", "COLLECTED", "BLOB", "PIECES", "encode_call", "decode_call", "arguments",
+    "template", "read_template", "placeholder", "placeholder_of_handle", "BlobAt", "HandleAt",
+    "encode_value", "decode_value", "encode_plain", "decode_plain", "composed", "files_of",
+    "KIND_PLAIN", "KIND_PICKLED", "KIND_WITH_BUFFERS", "KIND_COMPOSED", "LARGE_BYTES",
+    "SharedMemory",
+    "CallFailed", "UnreadableBlob", "Unsendable",
+]  # fmt: skip

@@ -1,0 +1,277 @@
+"""One value as bytes. The first byte says how.
+
+    0  msgpack       None, bool, int of 64 bits, float, str, bytes, list, dict with str keys; small arrays as Ext 2
+    1  pickle        anything else that has no buffers
+    2  with buffers  pickle, and the buffers of arrays beside it: large ones in shared memory, small ones behind it
+    3  composed      a list or dict with other blobs in it, put together by somebody who may not look into them
+
+Arrays arrive read-only, large or small: large ones are shared, and code that writes into what it was given must not
+work for small inputs and fail for large ones. Copy what is to be changed. (Arrays that are not in one piece, and those
+of dates or objects, have no buffer to share: they are pickled, and arrive as copies.)
+"""
+
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
+from types import NoneType
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Raw
+from msgspec.msgpack import Decoder, Encoder, Ext
+
+from pointsman.wire.failures import UnreadableBlob, Unsendable
+from pointsman.wire.shared_memory import SharedMemory, Span
+
+Bytes: TypeAlias = bytes | memoryview
+
+KIND_PLAIN, KIND_PICKLED, KIND_WITH_BUFFERS, KIND_COMPOSED = 0, 1, 2, 3
+LARGE_BYTES = 256 * 1024
+"""Buffers of a value that are larger in all go through shared memory."""
+EXT_BLOB, EXT_ARRAY = 1, 2
+DEEPEST = 64
+"""Lists and dicts inside each other; what is nested more deeply is pickled."""
+
+_SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
+_NAMES = frozenset({str})
+
+
+class _Buffers(msgspec.Struct, array_like=True):
+    """The head of a blob with buffers."""
+
+    file: str
+    """In shared memory; empty: the buffers are here."""
+    length: int
+    spans: list[Span]
+    pickled: bytes
+    inline: list[memoryview]
+
+
+class _Composed(msgspec.Struct, array_like=True):
+    """The content of a composed blob."""
+
+    template: Raw
+    blobs: list[memoryview]
+
+
+class _FileOnly(msgspec.Struct, array_like=True):
+    file: str
+
+
+# Any value
+
+
+def encode_value(value: Any, shared: SharedMemory | None = None) -> bytes:
+    """A value as a blob, for another replica. Raises `Unsendable`."""
+    size = 0 if type(value) in _SCALARS else _bytes_of_arrays(value)
+    if 0 <= size < LARGE_BYTES:
+        try:
+            return b"\x00" + _encode(value)
+        except (OverflowError, UnicodeEncodeError, RecursionError):
+            pass  # integers beyond 64 bits, half characters
+    buffers: list[memoryview] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            buffers.append(buffer.raw())
+        except BufferError:  # not in one piece
+            return True
+        return False
+
+    try:
+        pickled = pickle.dumps(value, protocol=5, buffer_callback=keep_inside)
+    except Exception as error:  # whatever a class of the user's raises while it is taken apart
+        raise Unsendable(
+            f"a value of type {type(value).__name__} cannot be sent to another process: {error}"
+        ) from error
+    if not buffers:
+        return b"\x01" + pickled
+    if shared is not None and sum(buffer.nbytes for buffer in buffers) >= LARGE_BYTES:
+        try:
+            name, length, spans = shared.put(buffers)
+        except OSError:
+            pass  # no room: then they travel with the rest
+        else:
+            return b"\x02" + _encode(_Buffers(name, length, spans, pickled, []))
+    return b"\x02" + _encode(_Buffers("", 0, [], pickled, buffers))
+
+
+def decode_value(blob: Bytes, shared: SharedMemory | None = None) -> Any:
+    """The value of a blob that a replica of this plane made: it may run code. Raises `UnreadableBlob`."""
+    kind, rest = _parts(blob)
+    if kind == KIND_PLAIN:
+        return _decoded(rest)
+    if kind == KIND_COMPOSED:
+        return _taken_apart(rest, shared)
+    try:
+        if kind == KIND_PICKLED:
+            return pickle.loads(rest)
+        head = _decode_buffers(rest)
+        if not head.file:
+            return pickle.loads(head.pickled, buffers=[buffer.toreadonly() for buffer in head.inline])
+        if shared is None:
+            raise UnreadableBlob("a value is in shared memory, and this process was not told where that is")
+        memory = shared.get(head.file, head.length)
+        buffers = [memory[span.offset : span.offset + span.length] for span in head.spans]
+        return pickle.loads(head.pickled, buffers=buffers)
+    except UnreadableBlob:
+        raise
+    except Exception as error:  # the class is not there, or does not want to be put together
+        raise UnreadableBlob(f"a value cannot be put together here: {type(error).__name__}: {error}") from error
+
+
+def files_of(blob: Bytes) -> str | None:
+    """The file of a blob in shared memory, read without running any code; None: it has none."""
+    if not blob or blob[0] != KIND_WITH_BUFFERS:
+        return None
+    try:
+        return _decode_file(memoryview(blob)[1:]).file or None
+    except msgspec.DecodeError:
+        return None
+
+
+# Values that are made of others
+
+
+def composed(template: Any, blobs: Sequence[bytes]) -> bytes:
+    """A blob of plain data with `placeholder`s in it, for the values of these blobs."""
+    return b"\x03" + _encode([Raw(_encode(template)), blobs])
+
+
+def _taken_apart(rest: memoryview, shared: SharedMemory | None) -> Any:
+    try:
+        content = _decode_composed(rest)
+    except msgspec.DecodeError as error:
+        raise UnreadableBlob(f"a value cannot be read: {error}") from None
+
+    def value_of(code: int, data: memoryview) -> Any:
+        if code == EXT_BLOB:
+            return decode_value(content.blobs[int.from_bytes(data, "little")], shared)
+        return _from_ext(code, data)
+
+    return msgspec.msgpack.decode(content.template, ext_hook=value_of)
+
+
+# Plain values
+
+
+def encode_plain(value: Any) -> bytes:
+    """A value as a plain blob. Raises `Unsendable`, and says what is not plain, and where."""
+    if _bytes_of_arrays(value) < 0:
+        raise Unsendable(_what_is_not_plain(value, "the value"))
+    try:
+        return b"\x00" + _encode(value)
+    except OverflowError:
+        raise Unsendable("the value has an integer of more than 64 bits") from None
+    except UnicodeEncodeError as error:
+        raise Unsendable(f"the value has text that is not Unicode: {error}") from None
+
+
+def decode_plain(blob: Bytes) -> Any:
+    """The value of a plain blob; no other kind is read. Raises `UnreadableBlob`."""
+    kind, rest = _parts(blob)
+    if kind != KIND_PLAIN:
+        raise UnreadableBlob("the value is not plain data, and only replicas may read others")
+    return _decoded(rest)
+
+
+def _bytes_of_arrays(value: Any) -> int:
+    """How many bytes of arrays a plain value has; -1: it is not plain."""
+    return _measured(value, getattr(sys.modules.get("numpy"), "ndarray", None), 0)
+
+
+def _measured(value: Any, array: type | None, depth: int) -> int:
+    kind = type(value)
+    inside: Iterable[Any]
+    if kind in _SCALARS:
+        return 0
+    if kind is list:
+        inside = value
+    elif kind is dict:
+        if not _NAMES.issuperset(map(type, value)):
+            return -1
+        inside = value.values()
+    elif kind is array and _is_simple(value):
+        return int(value.nbytes)
+    else:
+        return -1
+    if _SCALARS.issuperset(map(type, inside)):  # most lists, and quicker than a loop
+        return 0
+    if depth == DEEPEST:
+        return -1
+    total = 0
+    for one in inside:
+        if type(one) not in _SCALARS:
+            size = _measured(one, array, depth + 1)
+            if size < 0:
+                return -1
+            total += size
+    return total
+
+
+def _is_simple(array: Any) -> bool:
+    """Whether shape, type and bytes say everything about it."""
+    dtype = array.dtype
+    return bool(dtype.kind in "biufc" and array.flags.c_contiguous and array.size and dtype.metadata is None)
+
+
+def _what_is_not_plain(value: Any, where: str) -> str:
+    """In words, for the first such thing."""
+    if type(value) is dict:
+        for name, inside in value.items():
+            if type(name) is not str:
+                return f"{where} has the key {name!r} of type {type(name).__name__}; keys must be str"
+            if _bytes_of_arrays(inside) < 0:
+                return _what_is_not_plain(inside, f"{where}[{name!r}]")
+    if type(value) is list:
+        for place, inside in enumerate(value):
+            if _bytes_of_arrays(inside) < 0:
+                return _what_is_not_plain(inside, f"{where}[{place}]")
+    if type(value) in (list, dict):
+        return f"{where} is nested more than {DEEPEST} deep"
+    return (
+        f"{where} is of type {type(value).__name__}; plain are None, bool, int, float, str, bytes, list, dict and "
+        "arrays of numbers"
+    )
+
+
+def _parts(blob: Bytes) -> tuple[int, memoryview]:
+    view = memoryview(blob)
+    if not view.nbytes or view[0] > KIND_COMPOSED:
+        raise UnreadableBlob(f"{bytes(view[:20])!r} does not begin as a value does")
+    return view[0], view[1:]
+
+
+def _decoded(rest: memoryview) -> Any:
+    try:
+        return _decode(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
+        raise UnreadableBlob(f"a value cannot be read: {error}") from None
+    except RecursionError:
+        raise UnreadableBlob("a value is nested too deeply") from None
+
+
+def array_as_ext(value: Any) -> Ext:
+    """Of what msgpack does not know there are only arrays by then."""
+    return Ext(EXT_ARRAY, _encode([value.dtype.str, value.shape, value.data.cast("B")]))
+
+
+def array_from_ext(data: memoryview) -> Any:
+    import numpy
+
+    dtype, shape, content = _decode_array(data)
+    return numpy.frombuffer(content.toreadonly(), dtype).reshape(shape)
+
+
+def _from_ext(code: int, data: memoryview) -> Any:
+    if code != EXT_ARRAY:
+        raise ValueError(f"extension {code} is no value")
+    return array_from_ext(data)
+
+
+_encode = Encoder(enc_hook=array_as_ext).encode
+_decode = Decoder(ext_hook=_from_ext).decode
+_decode_array = Decoder(tuple[str, list[int], memoryview]).decode
+_decode_buffers = Decoder(_Buffers).decode
+_decode_composed = Decoder(_Composed).decode
+_decode_file = Decoder(_FileOnly).decode

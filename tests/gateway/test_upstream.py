@@ -1,0 +1,96 @@
+"""Bytes are written in a row at the end of a turn, in their order, and to nobody who has gone."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from pointsman.gateway.upstream import FEW, LARGE, Outbox
+
+
+class Line:
+    """A transport that remembers what was written."""
+
+    def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
+        self.name, self.closing = name, False
+        self._log = log
+
+    def write(self, data: bytes) -> None:
+        self._log.append((self.name, data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Turns:
+    """An event loop as far as an outbox needs one."""
+
+    def __init__(self) -> None:
+        self.soon: list[Any] = []
+
+    def call_soon(self, call: Any) -> None:
+        self.soon.append(call)
+
+    def turn(self) -> None:
+        calls, self.soon = self.soon, []
+        for call in calls:
+            call()
+
+
+def lay(under_way: int) -> tuple[Outbox, Turns, list[tuple[str, bytes]], Any, Any]:
+    turns, log = Turns(), list[tuple[str, bytes]]()
+    outbox = Outbox(cast(asyncio.AbstractEventLoop, turns), range(under_way))
+    return outbox, turns, log, Line(log, "a"), Line(log, "b")
+
+
+@pytest.mark.parametrize("under_way", [0, FEW])
+def test_with_few_requests_under_way_it_goes_out_at_once(under_way: int) -> None:
+    outbox, turns, log, a, _ = lay(under_way)
+    outbox.write(a, b"1")
+    assert log == [("a", b"1")]
+    assert turns.soon == []
+
+
+def test_otherwise_together_and_in_order_with_one_call() -> None:
+    outbox, turns, log, a, b = lay(FEW + 1)
+    for line, data in ((a, b"1"), (b, b"2"), (a, b"3")):
+        outbox.write(line, data)
+    assert log == []
+    assert len(turns.soon) == 1
+    turns.turn()
+    assert log == [("a", b"1"), ("b", b"2"), ("a", b"3")]
+    outbox.write(b, b"4")
+    turns.turn()
+    assert log[3:] == [("b", b"4")]
+
+
+def test_nothing_overtakes_what_waits() -> None:
+    requests = list(range(FEW + 1))
+    turns, log = Turns(), list[tuple[str, bytes]]()
+    outbox, a = Outbox(cast(asyncio.AbstractEventLoop, turns), requests), cast(Any, Line(log, "a"))
+    outbox.write(a, b"1")
+    requests.clear()  # few are under way now, but the first bytes are not out yet
+    outbox.write(a, b"2")
+    assert log == []
+    turns.turn()
+    assert log == [("a", b"1"), ("a", b"2")]
+
+
+def test_what_is_large_goes_out_at_once_after_what_waits() -> None:
+    outbox, turns, log, a, b = lay(FEW + 1)
+    outbox.write(a, b"1")
+    outbox.write(b, b"x" * (LARGE + 1))
+    assert log == [("a", b"1"), ("b", b"x" * (LARGE + 1))]
+    turns.turn()
+    assert len(log) == 2
+
+
+def test_whoever_has_gone_is_written_nothing_and_a_flush_leaves_nothing() -> None:
+    outbox, turns, log, a, b = lay(FEW + 1)
+    outbox.write(a, b"1")
+    outbox.write(b, b"2")
+    a.closing = True
+    outbox.flush()
+    assert log == [("b", b"2")]
+    turns.turn()
+    assert log == [("b", b"2")]

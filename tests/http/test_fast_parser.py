@@ -1,0 +1,156 @@
+"""Plain requests are read without the parser, and exactly as the parser reads them."""
+
+import pytest
+from httptools import HttpRequestParser
+from hypothesis import given, settings
+
+from pointsman.http.fast_parser import LONG_BYTES, read_fast
+from tests.gateway.memory import Memory, requests, statuses
+from tests.gateway.mutations import mutated
+from tests.gateway.wire import chat
+
+MOST = 5000
+PLAIN = chat()
+
+
+class Parsed:
+    """What the parser makes of the first request in some bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.target = self.body = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.ended = 0
+        parser = HttpRequestParser(self)
+        parser.feed_data(data)
+        self.method, self.version, self.keeps_alive = (
+            parser.get_method(),
+            parser.get_http_version(),
+            parser.should_keep_alive(),
+        )
+
+    def on_url(self, url: bytes) -> None:
+        if not self.ended:
+            self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.ended:
+            assert name.lower() not in self.headers, "what comes twice is not plain"
+            self.headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        if not self.ended:
+            self.body += body
+
+    def on_message_complete(self) -> None:
+        self.ended += 1
+
+
+@given(mutated([PLAIN, chat("accept: */*", "authorization: Bearer key"), chat("connection: keep-alive")], most=2))
+@settings(max_examples=1500)
+def test_what_is_plain_is_read_as_the_parser_reads_it(data: bytes) -> None:
+    read = read_fast(data, MOST)
+    if read is None:
+        return
+    request, start, length = read
+    body = data[start : start + length]
+    assert start + length >= len(data)
+    parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # it raises if this were no good request
+    assert (parsed.method, parsed.version, parsed.keeps_alive, parsed.ended) == (b"POST", "1.1", True, 1)
+    assert (request.method, request.target, request.headers) == (parsed.method, parsed.target, parsed.headers)
+    assert (request.path, request.query, request.keep_alive, request.is_http_1_0) == (request.target, b"", True, False)
+    assert body.ljust(length, b"x") == parsed.body
+
+
+def changed(old: bytes, new: bytes) -> bytes:
+    assert old in PLAIN
+    return PLAIN.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        PLAIN[:30],
+        changed(b"POST", b"PUT"),
+        changed(b"POST ", b"POST  "),
+        changed(b"HTTP/1.1", b"HTTP/1.0"),
+        changed(b"/v1/", b"http://x/v1/"),
+        changed(b"/v1/chat/completions", b"/v1/chat/completions?x=1"),
+        changed(b"/v1/chat/completions", b"/" + b"x" * LONG_BYTES),
+        changed(b"host: ", b"Transfer-Encoding: chunked\r\nhost: "),
+        changed(b"host: ", b"expect: 100-continue\r\nhost: "),
+        changed(b"host: ", b"connection: close\r\nhost: "),
+        changed(b"host: ", b"upgrade: h2c\r\nhost: "),
+        changed(b"host: ", b"content-length: 5\r\nhost: "),
+        changed(b"host: ", b"x: one\r\nx: two\r\nhost: "),
+        changed(b"host: ", b"x: one\r\n two\r\nhost: "),
+        changed(b"host: ", b"x: o\tne\r\nhost: "),
+        changed(b"host: ", b"x: \xff\r\nhost: "),
+        changed(b"host: ", b"x : y\r\nhost: "),
+        changed(b"host: ", b"x\r\nhost: "),
+        changed(b"host: ", b"x: y\nhost: "),
+        changed(b"host: ", b"x: " + b"y" * LONG_BYTES + b"\r\nhost: "),
+        changed(b"host: ", b"not-host: "),
+        changed(b"content-length: ", b"content-length: +"),
+        changed(b"content-length: ", b"content-length: 0x"),
+        changed(b"content-length: ", b"not-content-length: "),
+        PLAIN.replace(b"\r\n", b"\n"),
+    ],
+    ids=repr,
+)
+def test_what_is_left_to_the_parser(data: bytes) -> None:
+    assert read_fast(PLAIN, MOST) is not None
+    assert read_fast(data, MOST) is None
+
+
+def test_requests_in_a_row_are_left_to_the_parser() -> None:
+    assert read_fast(PLAIN[:-1], MOST) is not None
+    assert read_fast(PLAIN + b"P", MOST) is None
+
+
+def test_thousands_of_requests_in_one_piece_are_read_in_one_go() -> None:
+    """Not each from within the one before."""
+    memory = Memory(limits={"maxPipelined": 10_000})
+    client, transport = memory.client()
+    client.data_received(PLAIN[:-5])
+    client.data_received(PLAIN[-5:] + PLAIN * 3_000)
+    for _ in range(3_001):
+        memory.loop.turn()
+        memory.answer_all()
+    assert statuses(bytes(transport.written)) == [200] * 3_001
+    memory.forget()
+
+
+def test_a_head_that_is_too_long_is_left_to_the_parser() -> None:
+    head = PLAIN.index(b"\r\n\r\n") + 4
+    assert read_fast(PLAIN, head) is not None
+    assert read_fast(PLAIN, head - 1) is None
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 40_000])
+@pytest.mark.parametrize("piece", [7, 1_000, 16_384, 1_000_000])
+def test_bodies_in_pieces(size: int, piece: int) -> None:
+    """Whole, cut anywhere, and with the next request right behind: the same goes to the engine."""
+    memory, asked = Memory(), chat(prompt="x" * size)
+    client, transport = memory.client()
+    sent = asked + asked
+    for start in range(0, len(sent), piece):
+        client.data_received(sent[start : start + piece])
+        memory.loop.turn()
+    memory.answer_all()
+    assert statuses(bytes(transport.written)) == [200, 200]
+    bodies = [body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]
+    assert bodies == [asked.partition(b"\r\n\r\n")[2]] * 2
+    memory.forget()
+
+
+def test_after_a_request_that_ends_the_connection_nothing_is_read() -> None:
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(chat("connection: close"))
+    client.data_received(chat())
+    memory.loop.turn()
+    memory.answer_all()
+    assert len([body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]) == 1
+    assert statuses(bytes(transport.written)) == [200]
+    memory.forget()

@@ -1,0 +1,97 @@
+"""Who is told which user config, when, and what becomes of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pointsman.control.desired import Address
+from pointsman.runtimes.local.probes import Configuring
+from tests.runtimes.local.planes import run
+from tests.runtimes.local.processes import eventually
+
+
+class Replica:
+    """Remembers what it was told, and answers with a status."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.heads: list[bytes] = []
+        self.status = 200
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        self.heads.append(head)
+        self.told.append(await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 4\r\nconnection: close\r\n\r\noops" % self.status)
+        writer.close()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Address]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        async with server:
+            yield Address("127.0.0.1", server.sockets[0].getsockname()[1], False)
+
+
+def test_only_who_does_not_know_it_is_told() -> None:
+    async def story() -> None:
+        replica, configuring = Replica(), Configuring(lambda: "s3cret")
+        async with replica.serving() as address:
+            configuring.configure({"a.n": {"x": 1}})
+            configuring.launched("a.n-1", "a.n")
+            configuring.admitted("a.n-1", "a.n", address)
+            configuring.admitted("a.other-1", "a.other", address)
+            configuring.configure({"a.n": {"x": 1}})
+            configuring.configure({"a.n": {"x": 2}})
+            await eventually(lambda: replica.told == [b'{"x":2}'])
+            assert replica.heads[0].startswith(b"POST /configure HTTP/1.1\r\n")
+            assert b"x-pointsman-secret: s3cret\r\n" in replica.heads[0]
+            configuring.configure({})
+            await eventually(lambda: replica.told[1:] == [b"null"])
+            configuring.forget("a.n-1")
+            configuring.configure({"a.n": 5})
+            configuring.admitted("a.n-2", "a.n", address)  # of an earlier plane: nobody knows what it was told
+            await eventually(lambda: replica.told[2:] == [b"5"])
+            assert configuring.problems() == []
+            configuring.close()
+
+    run(story())
+
+
+def test_what_changes_while_one_is_told_is_told_next() -> None:
+    async def story() -> None:
+        replica, configuring = Replica(), Configuring(lambda: "")
+        async with replica.serving() as address:
+            configuring.launched("a.n-1", "a.n")
+            configuring.admitted("a.n-1", "a.n", address)
+            for number in range(5):
+                configuring.configure({"a.n": number})
+            await eventually(lambda: replica.told[-1:] == [b"4"])
+            assert len(replica.told) == 2
+            configuring.close()
+
+    run(story())
+
+
+def test_refusals_are_problems_and_silence_is_tried_again() -> None:
+    async def story() -> None:
+        replica, configuring = Replica(), Configuring(lambda: "")
+        replica.status = 500
+        async with replica.serving() as address:
+            configuring.configure({"a.n": 1})
+            configuring.admitted("a.n-1", "a.n", address)
+            await eventually(lambda: configuring.problems() == ["a.n-1 refused its user config (500): oops"])
+            configuring.look()
+            await asyncio.sleep(0)
+            assert len(replica.told) == 1, "who has refused it is not asked again"
+        configuring.configure({"a.n": 2})
+        await eventually(lambda: "could not be told" in configuring.problems()[0])
+        replica.status = 200
+        server = await asyncio.start_server(replica._answer, "127.0.0.1", address.port)
+        async with server:
+            configuring.look()
+            await eventually(lambda: replica.told[1:] == [b"2"])
+            await eventually(lambda: configuring.problems() == [])
+        configuring.close()
+
+    run(story())

@@ -1,0 +1,31 @@
+"""What clients are told who waited for an instance in vain."""
+
+import pytest
+
+from pointsman.control import InstanceStatus, Phase
+from pointsman.runtimes.local.status import NOBODY, absence_of
+from pointsman.runtimes.traffic import Unavailable
+from tests.runtimes.local.scaling.test_scaled import instance
+
+STARTING = instance("m-1", Phase.STARTING, since=90.0)
+FAILED = instance("m-2", Phase.BACKING_OFF, since=90.0, until=105.0, restarts=2, reason="exit code 7: no weights at /x")
+ONCE = instance("m-2", Phase.BACKING_OFF, until=105.0)
+HOMELESS = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, homeless=True)
+
+
+@pytest.mark.parametrize(
+    ("instances", "start_up_s", "absence"),
+    [
+        ([], 30.0, NOBODY),
+        ([STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
+        ([STARTING], 5.0, Unavailable("m-1 is being started, for 10 s so far", 0.0)),  # any moment
+        ([STARTING], None, Unavailable("m-1 is being started, for 10 s so far")),
+        ([FAILED], 30.0, Unavailable("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
+        ([ONCE], None, Unavailable("m-2 has failed once, and is started again in 5 s", 5.0)),
+        ([HOMELESS], 30.0, Unavailable("there is no place for m-3 yet")),
+        ([HOMELESS, FAILED, STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
+        ([instance("m-4", Phase.STOPPING)], 30.0, Unavailable("m-4 is stopping")),
+    ],
+)  # fmt: skip
+def test_absence(instances: list[InstanceStatus], start_up_s: float | None, absence: Unavailable) -> None:
+    assert absence_of(instances, start_up_s, 100.0) == absence

@@ -1,0 +1,66 @@
+"""Clearing up after a dead keeper, with real processes; a stranger's process is never touched."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pointsman.runtimes.local.supervisor import born
+from pointsman.runtimes.local.supervisor_link import MARK, clear, lives
+from tests.runtimes.local.processes import group, is_alive, until
+
+CHILD = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+FAMILY = ["sh", "-c", "sleep 600 & exec sleep 601"]
+
+
+@contextmanager
+def process(argv: list[str], mark: str = "m-1") -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(argv, start_new_session=True, env=os.environ | {MARK: mark})
+    try:
+        yield started
+    finally:
+        for pid in group(started.pid):
+            os.kill(pid, 9)
+        started.wait()
+
+
+def test_a_group_is_killed_as_a_whole() -> None:
+    with process(FAMILY) as leader:
+        until(lambda: len(group(leader.pid)) == 2)
+        assert asyncio.run(clear("m-1", leader.pid, born(leader.pid)))
+        assert group(leader.pid) == []
+
+
+def test_what_a_dead_leader_has_left_is_killed_if_it_carries_the_mark() -> None:
+    with process(FAMILY) as leader:
+        until(lambda: len(group(leader.pid)) == 2)
+        started = born(leader.pid)
+        leader.kill()
+        leader.wait()
+        assert len(group(leader.pid)) == 1
+        assert asyncio.run(clear("m-2", leader.pid, started))
+        assert len(group(leader.pid)) == 1, "it is the child of another instance"
+        assert asyncio.run(clear("m-1", leader.pid, started))
+        assert group(leader.pid) == []
+
+
+def test_a_process_that_only_has_the_number_is_left_alone() -> None:
+    with process(CHILD) as stranger:
+        boot, _, ticks = born(stranger.pid).partition("/")
+        for other in (f"{boot}/{int(ticks) - 1}", f"another-boot/{ticks}", "", "nonsense", f"{boot}/"):
+            assert asyncio.run(clear("m-1", stranger.pid, other))
+            assert is_alive(stranger.pid)
+
+
+def test_nobody_is_born_where_nobody_is() -> None:
+    with process(CHILD) as child:
+        pid, started = child.pid, born(child.pid)
+        assert started == born(pid) != ""
+        assert lives(pid, started)
+        assert not lives(pid, f"{started}0")
+        child.kill()
+        until(lambda: not lives(pid, started))  # dead, and not reaped yet
+    assert born(pid) == ""
+    assert asyncio.run(clear("m-1", pid, started))

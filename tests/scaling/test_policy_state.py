@@ -1,0 +1,50 @@
+"""Notes of policies: small, plain, and copied before somebody else writes to them."""
+
+import math
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from pointsman.scaling import DeploymentView, Guard, ScalingLimits, Wish
+from pointsman.scaling.policy import MOST_BYTES, TooMuch, ask_with_notes, copied, plain, size_of, understood
+from tests.scaling.views import view
+
+
+def writes(note: Any) -> Any:
+    def policy(view: DeploymentView) -> int:
+        view.state["note"] = note
+        return 3
+
+    return policy
+
+
+@pytest.mark.parametrize("note", [0, "x" * (MOST_BYTES - 20), [math.inf], Lock()])
+def test_a_little_may_be_written_down(note: Any) -> None:
+    assert ask_with_notes(writes(note), view(state={})) == 3
+
+
+def test_whoever_writes_too_much_has_said_nothing() -> None:
+    answer = ask_with_notes(writes("x" * 2**20), view(state={}))
+    assert answer == TooMuch(2**20 + len('{"note":""}'), MOST_BYTES)
+    assert understood(answer) == (
+        "wrote 1024 KiB into view.state; it may keep 64 KiB, and what it wrote this time is forgotten"
+    )
+    guard = Guard("m", ScalingLimits(max_replicas=4), "mine")
+    guard.decide(view(target=1), Wish(2))
+    record = guard.decide(view(target=2), answer)
+    assert record is not None
+    assert (guard.target, record.problem.startswith("wrote 1024 KiB")) == (2, True)
+
+
+def test_what_cannot_be_saved_takes_no_room() -> None:
+    assert plain({"lock": Lock(), "kept": [1, "a"]}) == {"kept": [1, "a"]}
+    assert size_of({"lock": Lock(), "kept": [1, "a"]}) == len('{"kept":[1,"a"]}')
+
+
+def test_a_copy_is_written_to_unless_there_is_none() -> None:
+    notes: dict[str, Any] = {"seen": [1]}
+    copied(notes)["seen"].append(2)
+    assert notes == {"seen": [1]}
+    odd = {"lock": Lock()}
+    assert copied(odd) is odd

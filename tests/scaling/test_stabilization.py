@@ -1,0 +1,39 @@
+"""The least and the most within a delay are what a list of everything would say, in a handful of notes."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.scaling.stabilization import Stabilization
+
+SAID = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 10.0, 60.0]), st.integers(0, 6)), min_size=1, max_size=60)
+
+
+@given(SAID, st.sampled_from([0.0, 5.0, 30.0, 300.0]), st.sampled_from([0.0, 5.0, 30.0, 300.0]))
+def test_the_least_and_the_most_of_the_delay(said: list[tuple[float, int]], up_s: float, down_s: float) -> None:
+    wants, now, before = Stabilization(), 1000.0, 3
+    told = [(-1e9, before)]
+    for step, wanted in said:
+        now += step
+        wants.note(now, wanted, before)
+        told.append((now, wanted))
+        assert wants.least(now, up_s) == min(held(told, now, up_s))
+        assert wants.most(now, down_s) == max(held(told, now, down_s))
+        for notes, falls in ((wants.falling, True), (wants.rising, False)):
+            numbers = [note.replicas for note in notes]
+            assert numbers == sorted(set(numbers), reverse=falls), "a note for each number, and no more"
+
+
+def held(told: list[tuple[float, int]], now: float, delay_s: float) -> list[int]:
+    """Every number that was wanted at some moment of the delay, and the one of now."""
+    spans = [(start, end, wanted) for (start, wanted), (end, _) in pairwise(told)]
+    return [*(wanted for _, end, wanted in spans if end > now - delay_s), told[-1][1]]
+
+
+def test_a_clock_that_was_put_back_does_not_stop_it() -> None:
+    wants = Stabilization()
+    for now, wanted in ((1_000_000.0, 9), (1_000_010.0, 4), (1_000_020.0, 5), (50.0, 5), (120.0, 5)):
+        wants.note(now, wanted, 1)
+    assert wants.most(120.0, 60.0) == 5
+    assert wants.least(120.0, 60.0) == 5

@@ -1,0 +1,301 @@
+"""Every fault, as a client meets it."""
+
+import http.client
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pointsman.engines import Samples, Simulated
+from pointsman.engines.simulated import FaultSpec
+from pointsman.simulator.answers import answer_text
+from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START
+from tests.simulator.servers import MODEL, Served, read_all, serving, until
+
+ENGINE = Simulated(tokens_per_second=2000, first_token_ms=0, output_tokens=8)
+PLAIN = {"model": MODEL, "prompt": "hello"}
+STREAM = PLAIN | {"stream": True}
+SHORT_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Served]:
+    with serving(ENGINE) as served:
+        yield served
+
+
+@pytest.fixture
+def server(process: Served) -> Iterator[Served]:
+    yield process
+    assert process.ask("/faults", method="DELETE").json() == []
+
+
+def told(server: Served, **fault: Any) -> None:
+    answer = server.ask("/faults", fault)
+    assert answer.status == 200, answer.body
+
+
+def said(server: Served, body: dict[str, Any]) -> bytes:
+    """All that comes before the connection is closed or nothing more comes."""
+    client = server.send("/v1/completions", body)
+    client.settimeout(SHORT_S)
+    heard = b""
+    try:
+        while piece := client.recv(65536):
+            heard += piece
+    except TimeoutError:
+        heard += b"..."
+    except ConnectionResetError:
+        heard += b"RESET"
+    finally:
+        client.close()
+    return heard
+
+
+def words(heard: bytes) -> int:
+    """Tokens of a stream."""
+    return heard.count(b'"text": "') - heard.count(b'"text": ""')
+
+
+def is_fine(server: Served) -> bool:
+    return bool(server.ask("/v1/completions", PLAIN).json()["choices"][0]["text"] == answer_text("hello", 8))
+
+
+def test_hang(server: Served) -> None:
+    told(server, fault="hang", count=2)
+    assert said(server, PLAIN) == b"..."
+    assert said(server, STREAM) == b"..."
+    assert is_fine(server)
+
+
+def test_hang_in_the_middle(server: Served) -> None:
+    told(server, fault="hang", count=2, afterTokens=3)
+    heard = said(server, STREAM)
+    assert heard.endswith(b"...")
+    assert words(heard) == 3
+    half = said(server, PLAIN)
+    assert half.startswith(b"HTTP/1.1 200 OK")
+    assert half.endswith(b"...")
+
+
+def test_hang_after_the_head(server: Served) -> None:
+    told(server, fault="hang", count=1, afterTokens=0)
+    heard = said(server, STREAM)
+    assert heard.startswith(b"HTTP/1.1 200 OK")
+    assert heard.endswith(b"\r\n\r\n...")
+
+
+def test_reset(server: Served) -> None:
+    told(server, fault="reset", count=1)
+    assert said(server, PLAIN) == b"RESET"
+    told(server, fault="reset", count=1, afterTokens=2)
+    heard = said(server, STREAM)
+    assert heard.endswith(b"RESET")
+    assert words(heard) <= 2
+
+
+def test_cut(server: Served) -> None:
+    told(server, fault="cut", count=1)
+    assert said(server, PLAIN) == b""
+    told(server, fault="cut", count=2, afterTokens=2)
+    heard = said(server, STREAM)
+    assert words(heard) == 2
+    assert not heard.endswith(b"0\r\n\r\n")
+    head, _, half = said(server, PLAIN).partition(b"\r\n\r\n")
+    assert len(half) < int(head.partition(b"content-length: ")[2])
+
+
+def test_end_without_an_end(server: Served) -> None:
+    told(server, fault="end", count=1, afterTokens=2)
+    answer = server.ask("/v1/completions", STREAM)
+    assert words(answer.body) == 2
+    assert b"[DONE]" not in answer.body
+    told(server, fault="end", count=1)
+    assert server.ask("/v1/completions", PLAIN).body == b""
+    told(server, fault="end", count=1, afterTokens=2)
+    assert said(server, PLAIN).count(b"HTTP/1.1") == 1
+
+
+def test_a_fault_after_more_tokens_than_there_are_strikes_after_the_last(server: Served) -> None:
+    told(server, fault="cut", count=1, afterTokens=100)
+    heard = said(server, STREAM)
+    assert words(heard) == 8
+    assert b"[DONE]" not in heard
+
+
+def test_garbage_instead_of_http(server: Served) -> None:
+    told(server, fault="garbage", count=1)
+    with pytest.raises(http.client.BadStatusLine):
+        server.ask("/v1/completions", PLAIN)
+    told(server, fault="garbage", count=1, afterTokens=1)
+    assert b"this is not what you asked for" in said(server, STREAM)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 400])
+def test_an_error(server: Served, status: int) -> None:
+    told(server, fault="status", status=status, count=1)
+    answer = server.ask("/v1/completions", PLAIN)
+    assert answer.status == status
+    assert answer.json()["error"]["code"] == status
+    assert is_fine(server)
+
+
+def test_garbage_in_the_body(server: Served) -> None:
+    told(server, fault="garbage-body", count=1)
+    answer = server.ask("/v1/completions", PLAIN)
+    assert answer.status == 200
+    with pytest.raises(ValueError, match=r"."):
+        answer.json()
+
+
+def test_lengths_that_are_not_true(server: Served) -> None:
+    told(server, fault="short-body", count=1)
+    with pytest.raises(http.client.IncompleteRead):
+        server.ask("/v1/completions", PLAIN)
+    told(server, fault="long-body", count=1)
+    head, _, body = said(server, PLAIN).partition(b"\r\n\r\n")
+    assert b"content-length: 4" in head
+    assert len(body) > 4
+
+
+def test_slow_headers(server: Served) -> None:
+    told(server, fault="slow-headers", delayMs=5000, count=1)
+    assert said(server, STREAM) == b"..."
+    told(server, fault="slow-headers", delayMs=1, count=1)
+    assert is_fine(server)
+
+
+def test_slow_tokens(server: Served) -> None:
+    told(server, fault="slow-tokens", delayMs=100, count=1)
+    client = server.send("/v1/completions", STREAM)
+    heard = b""
+    most = 0
+    while b"[DONE]" not in heard:
+        piece = client.recv(65536)
+        most = max(most, words(piece))
+        heard += piece
+    client.close()
+    assert words(heard) == 8
+    assert most < 8  # they came one after the other
+    told(server, fault="slow-tokens", delayMs=1, count=1)
+    assert is_fine(server)
+
+
+def test_health_and_work_fail_each_for_itself(server: Served) -> None:
+    told(server, fault="status", on="work")
+    assert server.ask("/health").status == 200
+    assert server.ask("/v1/completions", PLAIN).status == 500
+    server.ask("/faults", method="DELETE")
+    told(server, fault="status", status=503, on="health")
+    assert server.ask("/health").status == 503
+    assert is_fine(server)
+
+
+def test_everything_hangs_but_the_way_back(server: Served) -> None:
+    told(server, fault="hang", on="all")
+    for path in ("/health", "/metrics", "/v1/models"):
+        with pytest.raises(TimeoutError):
+            server.ask(path, timeout_s=0.1)
+    assert [one["fault"] for one in server.ask("/faults").json()] == ["hang"]
+
+
+def test_metrics_that_are_missing_stale_or_nonsense(server: Served) -> None:
+    told(server, fault="status", status=404, on="metrics", count=1)
+    assert server.ask("/metrics").status == 404
+    told(server, fault="garbage-body", on="metrics", count=1)
+    assert ENGINE.metrics(Samples(server.ask("/metrics").body)) is None
+    told(server, fault="stale", on="metrics")
+    before = server.ask("/metrics").body
+    assert ENGINE.metrics(Samples(before)) is not None
+    assert is_fine(server)
+    assert server.ask("/metrics").body == before
+    server.ask("/faults", method="DELETE")
+    assert server.ask("/metrics").body != before
+
+
+def test_refused_connections_for_a_time(server: Served) -> None:
+    idle = socket.create_connection(("127.0.0.1", server.port))
+    until(lambda: idle.getsockname() is not None)
+    told(server, fault="refuse", seconds=SHORT_S)
+    with pytest.raises(ConnectionRefusedError):
+        server.ask("/health")
+    assert read_all(idle) == b""  # an idle connection is closed
+    idle.close()
+
+    def answers_again() -> bool:
+        try:
+            return server.ask("/health").status == 200
+        except ConnectionRefusedError:
+            return False
+
+    until(answers_again)
+
+
+def test_a_probability(server: Served) -> None:
+    told(server, fault="status", probability=0.5)
+    results = [server.ask("/v1/completions", PLAIN).status for _ in range(60)]
+    assert 10 < results.count(500) < 50
+
+
+def test_only_for_a_time(server: Served) -> None:
+    told(server, fault="status", seconds=0.05)
+    assert server.ask("/v1/completions", PLAIN).status == 500
+    until(lambda: server.ask("/v1/completions", PLAIN).status == 200)
+    assert server.ask("/faults").json() == []
+
+
+def test_faults_in_a_row(server: Served) -> None:
+    faults = [{"fault": "status", "count": 1}, {"fault": "status", "status": 503, "count": 2}]
+    assert server.ask("/faults", faults).json() == faults
+    statuses = [server.ask("/v1/completions", PLAIN).status for _ in range(4)]
+    assert statuses == [500, 503, 503, 200]
+
+
+def test_what_was_done_is_counted(server: Served) -> None:
+    before = server.ask("/stats").json()["faults"].get("garbage-body", 0)
+    told(server, fault="garbage-body", count=1)
+    server.ask("/v1/completions", PLAIN)
+    assert server.ask("/stats").json()["faults"]["garbage-body"] == before + 1
+
+
+def test_a_hung_answer_is_no_longer_worked_on(server: Served) -> None:
+    told(server, fault="hang", count=1, afterTokens=1)
+    client = server.send("/v1/completions", STREAM | {"max_tokens": 10_000, "ignore_eos": True})
+    until(lambda: server.ask("/stats").json()["running"] == 0)
+    client.close()
+
+
+@pytest.mark.parametrize("body", [None, STREAM])
+def test_crash(body: dict[str, Any] | None) -> None:
+    faults = [FaultSpec("crash", after_tokens=None if body is None else 2)]
+    with serving(Simulated(tokens_per_second=1000, output_tokens=8, faults=faults)) as served:
+        heard = said(served, body or PLAIN)
+        assert served.process.wait(timeout=5) == 1
+        assert words(heard) <= 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ({"fault": "rust"}, "there is no fault 'rust'; known: hang, reset, "),
+        ({}, "there is no fault None"),
+        (["hang"], "a fault is written"),
+        ({"fault": "hang", "on": "tuesdays"}, "on is one of work, health, metrics, models, all"),
+        ({"fault": "hang", "counts": 1}, "'counts' says nothing about a fault"),
+        ({"fault": "hang", "count": 0}, "count must be a number from 1"),
+        ({"fault": "hang", "probability": 2}, "from 0 to 1, not 2"),
+        ({"fault": "hang", "count": True}, "count must be a number"),
+        ({"fault": "status", "afterTokens": 1}, "status cannot happen after tokens"),
+        ({"fault": "refuse", "count": 1}, "refuse strikes the whole server"),
+    ],
+)
+def test_faults_that_make_no_sense_are_refused(server: Served, fault: object, why: str) -> None:
+    answer = server.ask("/faults", fault)
+    assert answer.status == 400
+    assert why in answer.json()["error"]["message"]
+    assert server.ask("/faults").json() == []
+
+
+def test_every_fault_says_what_it_does() -> None:
+    assert all(function.__doc__ for function in (*ANY_TIME.values(), *AT_THE_START.values(), *AT_ONCE.values()))
