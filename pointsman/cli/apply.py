@@ -3,51 +3,12 @@
 import argparse
 import json
 import sys
-import time
-from typing import Any, TextIO
+from typing import Any
 
-from pointsman.cli.client import Client
-from pointsman.cli.display import DeploymentRow, deployments_of
 from pointsman.cli.manifest import add_file, read_manifest, show_changes
 from pointsman.cli.options import add_command, add_connection, time_span
 
 # Waiting for a plane to get where it should be, with a line for everything that happens on the way.
-
-
-POLL_S = 0.2
-
-
-class Progress:
-    """Looks at a plane again and again."""
-
-    def __init__(self, client: Client, out: TextIO) -> None:
-        self.status: dict[str, Any] = {}
-        """As it was last seen."""
-        self._client = client
-        self._out = out
-        self._said: dict[str, str] = {}
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether everything was ready in time."""
-        began = time.monotonic()
-        while True:
-            self.status = self._client.get("status")
-            deployments = deployments_of(self.status)
-            taken_s = time.monotonic() - began
-            for deployment in deployments:
-                self._tell(deployment)
-            if all(deployment.settled for deployment in deployments):
-                return True
-            if taken_s >= timeout_s:
-                return False
-            time.sleep(min(POLL_S, timeout_s - taken_s))
-
-    def _tell(self, deployment: DeploymentRow) -> None:
-        """Say where it is, if that is news; one that was settled from the start is none."""
-        gist, before = deployment.gist, self._said.get(deployment.name)
-        if gist != before and not (before is None and deployment.settled):
-            print(f"{deployment.name}: {deployment.in_words()}", file=self._out, flush=True)
-        self._said[deployment.name] = gist
 
 
 EXAMPLE = """\
@@ -79,7 +40,6 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """1 if it was to wait and something is not ready in time."""
-    from pointsman.cli.apply import Progress
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
 
@@ -92,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
         return 0
+    from pointsman.cli.progress import Progress
+
     progress = Progress(client, sys.stderr if args.json else sys.stdout)
     ready = progress.wait(args.timeout)
     if args.json:

@@ -194,7 +194,7 @@ def test_a_file_of_endpoints_need_not_be_there_yet(folder: Path) -> None:
 
 
 OWN = """
-from pointsman.engines import Engine, Launch
+from pointsman.engines import Engine, LaunchSpec
 
 class Mine(Engine):
     name = "mine"
@@ -203,7 +203,7 @@ class Mine(Engine):
         self.speed, self.loud = speed, loud
 
     def launch(self, model, host, port):
-        return Launch(("serve", str(port), str(self.speed)))
+        return LaunchSpec(("serve", str(port), str(self.speed)))
 
 class Reader(Mine):
     def __init__(self) -> None:

@@ -238,7 +238,7 @@ def test_it_leaves_when_told(number: signal.Signals) -> None:
 
 def test_it_says_why_it_cannot_start() -> None:
     assert 'there is no hardware "abacus"; known: 8B|' in last_words(
-        "simulated", "--model", "m", "--hardware", "abacus"
+        "simulator", "--model", "m", "--hardware", "abacus"
     )
     assert "there is no fault 'rust'" in last_words("simulator", "--model", "m", "--fault", '{"fault": "rust"}')
     with socket.create_server(("127.0.0.1", 0)) as other:

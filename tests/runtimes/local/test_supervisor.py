@@ -192,11 +192,11 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
 PLANE = """
 import asyncio, os, sys
 from pathlib import Path
-from pointsman.runtimes.local.supervisor_link import KeeperLink
+from pointsman.runtimes.local.supervisor_link import SupervisorLink
 
 async def main():
     state = Path(sys.argv[1])
-    link, _ = await KeeperLink.open(state, grace_s=0.2, stop_grace_s=0.2)
+    link, _ = await SupervisorLink.open(state, grace_s=0.2, stop_grace_s=0.2)
     link.listen(lambda report: print(link.pid, report.pid, flush=True), lambda: None)
     for name, argv in (("family", eval(sys.argv[2])), ("deaf", eval(sys.argv[3]))):
         link.start(name, argv, dict(os.environ), "/", state / f"{name}.log")
