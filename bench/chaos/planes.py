@@ -17,8 +17,8 @@ from pointsman.cli.display import deployments_of
 MARK = "POINTSMAN_LIVE"
 PATIENCE_S = 60.0
 """Far more than anything takes; who waits this long has failed."""
-KEEPER = "local/keeper.py"
-"""In the command line of a keeper."""
+SUPERVISOR = "local/supervisor.py"
+"""In the command line of a supervisor."""
 
 
 class LivePlane:
@@ -134,7 +134,7 @@ class LivePlane:
         return self.admin.is_there()
 
     def processes(self) -> dict[int, str]:
-        """Everything that carries the mark and lives: the plane, its keeper, its engines."""
+        """Everything that carries the mark and lives: the plane, its supervisor, its engines."""
         setting = f"{MARK}={self._mark}".encode()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
@@ -145,9 +145,9 @@ class LivePlane:
                         found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
-    def keepers(self) -> list[int]:
-        """The pids of its keepers; there should be one."""
-        return [pid for pid, command in self.processes().items() if KEEPER in command]
+    def supervisors(self) -> list[int]:
+        """The pids of its supervisors; there should be one."""
+        return [pid for pid, command in self.processes().items() if SUPERVISOR in command]
 
     def said(self) -> str:
         """The end of what the plane has printed."""

@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """As the plane's own records have them."""
     counted: int
     """Requests that the gateway counts as ended."""
-    under_way: int
+    in_flight: int
     """Requests that the gateway still counted when all clients had gone."""
     settled_s: float | None
     """From the end of the load until every instance was ready; None: never."""
@@ -41,8 +41,8 @@ class Outcome(NamedTuple):
                 broken.append(f"{promise}: {len(found)}{examples}")
         if self.counted != len(self.samples):
             broken.append(f"the gateway counts {self.counted} requests, its clients {len(self.samples)}")
-        if self.under_way:
-            broken.append(f"the gateway still counts {self.under_way} requests that nobody waits for")
+        if self.in_flight:
+            broken.append(f"the gateway still counts {self.in_flight} requests that nobody waits for")
         if self.settled_s is None:
             broken.append("not every instance came back")
         return broken

@@ -66,9 +66,9 @@ class Tally:
 class Client(asyncio.Protocol):
     """One connection with one request under way."""
 
-    def __init__(self, request: bytes, tally: Tally, done: Callable[["Client"], None]) -> None:
+    def __init__(self, request: bytes, counters: Tally, done: Callable[["Client"], None]) -> None:
         self._request, self._done = request, done
-        self.tally = tally
+        self.counters = counters
         self._begun: float | None = None
         self._body = b""
         self._parser = httptools.HttpResponseParser(self)
@@ -91,17 +91,17 @@ class Client(asyncio.Protocol):
         assert self._begun is not None
         now, status = time.perf_counter(), self._parser.get_status_code()
         if status == 200 and right(self._body):
-            self.tally.times.append(now - self._begun)
+            self.counters.times.append(now - self._begun)
         else:
-            self.tally.complain(f"status {status}: {self._body[:150].decode(errors='replace')}")
-        if now < self.tally.stop_at:
+            self.counters.complain(f"status {status}: {self._body[:150].decode(errors='replace')}")
+        if now < self.counters.stop_at:
             self.ask()
         else:
             self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._begun is not None:
-            self.tally.complain(f"the connection was closed before an answer ({error or 'no error'})")
+            self.counters.complain(f"the connection was closed before an answer ({error or 'no error'})")
             self._end()
 
     def close(self) -> None:
@@ -143,15 +143,15 @@ async def load(port: int, path: str, clients: int, warm_s: float, seconds: float
         connections.append(made[1])
 
     async def ask(length: float, before: int) -> Loaded:
-        tally, begun = Tally(), time.perf_counter()
-        tally.stop_at = begun + length
+        counters, begun = Tally(), time.perf_counter()
+        counters.stop_at = begun + length
         for client in connections:
-            client.tally = tally
+            client.counters = counters
             client.ask()
         async with asyncio.timeout(length + PATIENCE_S):
             for _ in connections:
                 await ended.acquire()
-        return tally.seen(time.perf_counter() - begun, before)
+        return counters.seen(time.perf_counter() - begun, before)
 
     seen = await ask(warm_s, 0)
     if not seen.errors:

@@ -51,7 +51,7 @@ class InstanceRow:
         self.phase: str = told["phase"]
         self.reason: str = told["reason"]
         self.halted: bool = told.get("halted", False)
-        self.homeless: bool = told.get("homeless", False)
+        self.unplaced: bool = told.get("unplaced", False)
 
     @property
     def state(self) -> str:
@@ -62,7 +62,7 @@ class InstanceRow:
 
     @property
     def _waits_for_a_place(self) -> bool:
-        return self.homeless and self.phase == "backing off"
+        return self.unplaced and self.phase == "backing off"
 
     @property
     def short_reason(self) -> str:
@@ -309,12 +309,12 @@ def scaling_text(told: Mapping[str, Any]) -> str:
 
 def headline(told: Mapping[str, Any]) -> str:
     """What was decided, by whom, and what has come of it."""
-    policy, order, homeless = told["policy"], told["override"], told["homeless"]
-    coming = told["starting"] - homeless  # those without a place count as starting
+    policy, order, unplaced = told["policy"], told["override"], told["unplaced"]
+    coming = told["starting"] - unplaced  # those without a place count as starting
     there = [
         f"{told['ready']} ready",
         f"{coming} on {'its' if coming == 1 else 'their'} way" if coming else "",
-        f"{homeless} without a place" if homeless else "",
+        f"{unplaced} without a place" if unplaced else "",
     ]
     other = "" if told["wanted"] in (None, told["desired"]) else f" wants {told['wanted']}"
     if order is None:

@@ -61,6 +61,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def limits_of(args: argparse.Namespace, known: "KnownLoad", setting: "Setting") -> "ScalingLimits":
     """What holds for every policy. It begins with as many as the load needs then."""
+    import msgspec
 
     from pointsman.errors import PointsmanError
     from pointsman.lab.scaling import Replay
@@ -291,6 +292,8 @@ def _draw(file: Path, compared: "Comparison") -> None:
 
 def _told(compared: "Comparison", newest: int) -> dict[str, Any]:
 
+    import msgspec
+
     told = compared.as_dict()
     for one in told["policies"] if newest else ():
         one["records"] = msgspec.to_builtins(compared.policies[one["policy"]].records[-newest:])
@@ -299,6 +302,7 @@ def _told(compared: "Comparison", newest: int) -> dict[str, Any]:
 
 def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comparison") -> str:
     """The last changes, as `pointsman explain deployment` has them."""
+    import msgspec
 
     from pointsman.cli.display import record_lines
 

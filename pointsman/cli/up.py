@@ -109,8 +109,8 @@ class ProgressView:
 
     def stopping(self) -> None:
         """Somebody has asked to stop."""
-        under_way = self._embedded.gateway.under_way
-        self._say(f"stopping: {under_way} requests under way; Ctrl-C once more to cut them off")
+        in_flight = self._embedded.gateway.in_flight
+        self._say(f"stopping: {in_flight} requests under way; Ctrl-C once more to cut them off")
 
     def stopped(self, cut_off: int) -> None:
         """Everything has ended."""
@@ -134,7 +134,7 @@ class JsonView(ProgressView):
 
     def stopping(self) -> None:
         """Somebody has asked to stop."""
-        self._write({"event": "stopping", "under_way": self._embedded.gateway.under_way})
+        self._write({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
 
     def stopped(self, cut_off: int) -> None:
         """Everything has ended."""

@@ -48,7 +48,7 @@ class Plugins:
         self._registry = registry
         self._problems = problems
         self._built: dict[str, Any] = {}
-        self._under_way: list[str] = []
+        self._in_flight: list[str] = []
 
     def declare(self, spec: PluginSpec, path: FieldPath) -> None:
         """Take an entry in."""
@@ -79,9 +79,9 @@ class Plugins:
     def get(self, name: str) -> Any:
         """The plugin of a declared name; INVALID if there is none."""
         if name not in self._built:
-            self._under_way.append(name)
+            self._in_flight.append(name)
             self._built[name] = self._build(self.declared[name])
-            self._under_way.pop()
+            self._in_flight.pop()
         return self._built[name]
 
     def built(self, *, injected: bool = True) -> dict[str, Any]:
@@ -118,8 +118,8 @@ class Plugins:
         """The plugin that a field refers to, if it has the role; else INVALID, after noting why."""
         if not self.exists(name, path):
             return INVALID
-        if name in self._under_way:
-            circle = " -> ".join([*self._under_way[self._under_way.index(name) :], name])
+        if name in self._in_flight:
+            circle = " -> ".join([*self._in_flight[self._in_flight.index(name) :], name])
             self._problems.add(path, f"these plugins need each other: {circle}")
             return INVALID
         plugin = self.get(name)

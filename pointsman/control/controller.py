@@ -90,13 +90,13 @@ class Controller:
             return []
         before = self.desired or Desired()
         known, fleet = list(self._instances.values()), self.places.taken
-        under_way = [] if self.desired is None else reconcile(before, known, fleet=fleet)
+        in_flight = [] if self.desired is None else reconcile(before, known, fleet=fleet)
         steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
         again = [
             ReconcileStep(What.RESTART, one.id, "its rollout was stopped, and is tried again", one.deployment)
             for one in self._stopped(desired, retry)
         ]
-        return self._located([step for step in [*steps, *again] if step not in under_way], desired)
+        return self._located([step for step in [*steps, *again] if step not in in_flight], desired)
 
     def _stopped(self, desired: Desired, retry: Collection[str]) -> list[Instance]:
         """Instances whose rollout was stopped and is to be tried again, with the recipe that they have."""

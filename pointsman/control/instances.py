@@ -85,7 +85,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is, if somebody else started it."""
     place: Place | None = None
     """Where it is, if it was placed."""
-    homeless: bool = False
+    unplaced: bool = False
     """There is no place for it."""
     halted: bool = False
     """It could not be started so often that it is not tried again: those from before its recipe serve on."""
@@ -151,7 +151,7 @@ class Instance(msgspec.Struct, kw_only=True):
     """Nobody waits for it to go: requests on it may take as long as they take."""
     place: Place | None = None
     """Where it is; None: nowhere, or wherever its runtime started it."""
-    homeless_since: float | None = None
+    unplaced_since: float | None = None
     """When there was no place for it for the first time; None: it has one, or has not been tried."""
 
     @property
@@ -160,9 +160,9 @@ class Instance(msgspec.Struct, kw_only=True):
         return self.spec.name
 
     @property
-    def homeless(self) -> bool:
+    def unplaced(self) -> bool:
         """There was no place for it when it was last tried."""
-        return self.homeless_since is not None
+        return self.unplaced_since is not None
 
     @property
     def may_stay(self) -> bool:
@@ -276,14 +276,14 @@ class Instance(msgspec.Struct, kw_only=True):
             in_service=self.serving is not None,
             restarts=self.restarts,
             reason=reason,
-            since=self.since if self.homeless_since is None else self.homeless_since,
+            since=self.since if self.unplaced_since is None else self.unplaced_since,
             until=self.deadline,
             drain_asked=self.drain_asked,
             endpoint=self.endpoint,
             place=self.place,
-            homeless=self.homeless,
+            unplaced=self.unplaced,
             halted=self.halted,
             recipe=self.recipe,
             start_up_s=self.start_up_s,
-            has_failed=self.failures > 0 and not self.homeless and self.phase in (Phase.STARTING, Phase.BACKING_OFF),
+            has_failed=self.failures > 0 and not self.unplaced and self.phase in (Phase.STARTING, Phase.BACKING_OFF),
         )

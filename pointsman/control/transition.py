@@ -57,9 +57,9 @@ class Transition:
         if isinstance(place, Refused):
             self._wait_for_room(instance, place)
             return
-        if instance.homeless:
+        if instance.unplaced:
             instance.reason = ""  # which was that there is no place
-        instance.place, instance.homeless_since = place, None
+        instance.place, instance.unplaced_since = place, None
         self._enter(instance, Phase.STARTING)
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
         instance.launched_at, instance.start_up_s = self.now, None
@@ -70,8 +70,8 @@ class Transition:
     def _wait_for_room(self, instance: Instance, refused: Refused) -> None:
         """There is no place for it: it is tried again when there may be, and now and then."""
         instance.place, instance.renewing = None, False
-        if instance.homeless_since is None:
-            instance.homeless_since = self.now
+        if instance.unplaced_since is None:
+            instance.unplaced_since = self.now
         instance.failures += 1
         instance.reason = f"no place: {refused.in_short()}"
         self._enter(instance, Phase.BACKING_OFF)
@@ -102,15 +102,15 @@ class Transition:
 
     def _in_line(self) -> list[Instance]:
         """Those who have no place: the important first, then of whom there are fewest, then who waits longest."""
-        homeless = [one for one in self._instances.values() if one.homeless and one.phase is Phase.BACKING_OFF]
-        homeless.sort(key=lambda one: one.homeless_since or 0.0)
+        unplaced = [one for one in self._instances.values() if one.unplaced and one.phase is Phase.BACKING_OFF]
+        unplaced.sort(key=lambda one: one.unplaced_since or 0.0)
         placed = Counter(one.deployment for one in self._instances.values() if one.place is not None)
         ranks = []
-        for instance in homeless:
+        for instance in unplaced:
             priority = instance.spec.ask.priority if instance.spec.ask is not None else 0
             ranks.append((-priority, placed[instance.deployment]))
             placed[instance.deployment] += 1
-        in_line = sorted(zip(ranks, homeless, strict=True), key=lambda one: one[0])
+        in_line = sorted(zip(ranks, unplaced, strict=True), key=lambda one: one[0])
         return [instance for _, instance in in_line]
 
     def launched(self, instance: Instance, host: str, port: int, pid: int) -> None:
@@ -279,7 +279,7 @@ class Transition:
         elif instance.phase is Phase.STOPPING:
             self._kill(instance)
         else:
-            instance.restarts += not instance.homeless
+            instance.restarts += not instance.unplaced
             self.launch(instance)
 
     # Parts of the above

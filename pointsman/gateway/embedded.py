@@ -85,7 +85,7 @@ class Embedded:
         await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
         hurrying.cancel()
         draining.cancel()
-        cut_off = self.gateway.under_way
+        cut_off = self.gateway.in_flight
         self.gateway.cut_off("the gateway is shutting down")
         await self.grpc.close(1.0)
         await closing

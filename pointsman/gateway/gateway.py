@@ -62,7 +62,7 @@ class Gateway:
         self.page_trees: dict[bytes, Page] = {}
         """The same for everything below a path."""
         self._exchanges: dict[str, InFlight] = {}
-        self.names_under_way: Container[str] = ()
+        self.names_in_flight: Container[str] = ()
         """Ids of requests that are not sent anywhere themselves: their steps are."""
         self._arrivals: list[ModelRequest] = []
         """Those who have come in this turn of the loop and have not been handed to their dispatchers."""
@@ -197,7 +197,7 @@ class Gateway:
             del http.headers[b"x-request-id"]
             if 0 < len(given) <= 128 and given.isascii() and given.decode("ascii").isprintable():
                 name = given.decode("ascii")
-                if name not in self._exchanges and name not in self.names_under_way:
+                if name not in self._exchanges and name not in self.names_in_flight:
                     return name
         self._count += 1
         return f"{self._prefix}{self._count:x}"
@@ -222,13 +222,13 @@ class Gateway:
         if exchange is not None:
             exchange.revoke(command.refusal)
 
-    def enter(self, under_way: InFlight) -> None:
+    def enter(self, in_flight: InFlight) -> None:
         """A request is under way: what is decided about it is told to this."""
-        self._exchanges[under_way.request.request_id] = under_way
+        self._exchanges[in_flight.request.request_id] = in_flight
 
-    def leave(self, under_way: InFlight) -> None:
+    def leave(self, in_flight: InFlight) -> None:
         """A request has ended."""
-        self._exchanges.pop(under_way.request.request_id, None)
+        self._exchanges.pop(in_flight.request.request_id, None)
 
     def retry_after(self, lane: Lane) -> int:
         """Seconds after which it is worth trying again: about as long as those who are here will take, or as long as it
@@ -311,7 +311,7 @@ class Gateway:
             lane.stop_timer()
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Requests that have come and are not answered."""
         return len(self._exchanges)
 

@@ -154,7 +154,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
     accounts = {
         (*one, ("strategy", strategy), ("instance", instance)): account
         for one, lane in each
-        for (strategy, instance), account in sorted(lane.dispatcher.tally.accounts.items())
+        for (strategy, instance), account in sorted(lane.dispatcher.counters.accounts.items())
     }
     page.counter("decisions", "Requests sent, by strategy and instance.", {k: a.decisions for k, a in accounts.items()})
     page.histogram("queue_seconds", "Arrival to dispatch.", {k: a.waited_s for k, a in accounts.items() if a.decisions})
@@ -164,21 +164,24 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Requests with a deadline that ended in time, or not.",
         {(*k, ("met", word)): n for k, a in deadlines for word, n in (("true", a.met), ("false", a.missed))},
     )
-    tallies = [(one, lane.dispatcher.tally) for one, lane in each]
+    tallies = [(one, lane.dispatcher.counters) for one, lane in each]
     page.counter(
         "outcomes",
         "Requests by how they ended.",
-        {(*one, ("outcome", what)): n for one, tally in tallies for what, n in sorted(tally.outcomes.items())},
+        {(*one, ("outcome", what)): n for one, counters in tallies for what, n in sorted(counters.outcomes.items())},
     )
     page.counter(
         "failed_tries",
         "Tries that failed; each was retried or refused.",
-        {(*one, ("instance", who)): n for one, tally in tallies for who, n in sorted(tally.retries.items())},
+        {(*one, ("instance", who)): n for one, counters in tallies for who, n in sorted(counters.retries.items())},
     )
     page.counter(
         "policy_errors",
         "Exceptions and broken promises of policies and plugins.",
-        {one: sum(tally.policy_errors.values()) + sum(tally.broken_promises.values()) for one, tally in tallies},
+        {
+            one: sum(counters.policy_errors.values()) + sum(counters.broken_promises.values())
+            for one, counters in tallies
+        },
     )
     prefixes = [(one, producer) for one, lane in each for producer in lane.prefix_producers]
     page.counter(

@@ -32,11 +32,11 @@ LARGE = 8 * 1024
 class Outbox:
     """What is to be written, in its order."""
 
-    __slots__ = ("_loop", "_pending", "_under_way")
+    __slots__ = ("_in_flight", "_loop", "_pending")
 
-    def __init__(self, loop: AbstractEventLoop, under_way: Sized) -> None:
+    def __init__(self, loop: AbstractEventLoop, in_flight: Sized) -> None:
         self._loop = loop
-        self._under_way = under_way
+        self._in_flight = in_flight
         self._pending: list[tuple[Transport, Bytes]] = []
 
     def write(self, transport: Transport, data: Bytes) -> None:
@@ -46,7 +46,7 @@ class Outbox:
             transport.write(data)
         elif self._pending:
             self._pending.append((transport, data))
-        elif len(self._under_way) <= FEW:
+        elif len(self._in_flight) <= FEW:
             transport.write(data)
         else:
             self._pending.append((transport, data))

@@ -198,12 +198,12 @@ class Run:
         if self.over:
             return ()
         self.over = True
-        under_way = self.under_way()
-        for place in under_way:
+        in_flight = self.in_flight()
+        for place in in_flight:
             self.ended_at[place] = now
-        return under_way
+        return in_flight
 
-    def under_way(self) -> list[int]:
+    def in_flight(self) -> list[int]:
         """Steps that have begun and not ended."""
         ended = self.ended_at
         return [place for place, began in enumerate(self.began_at) if began is not None and ended[place] is None]

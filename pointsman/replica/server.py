@@ -74,7 +74,7 @@ class ReplicaServer:
         self._metrics = CustomMetrics()
         self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
         self._batches: dict[Method, Batches] = {}
-        self._under_way: set[ReplicaCall] = set()
+        self._in_flight: set[ReplicaCall] = set()
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,7 +193,7 @@ class ReplicaServer:
             return
         call = ReplicaCall(exchange, head, method, args, kwargs, self._context(head), self._shared, self._ended)
         call.handed_handles = bool(handed)
-        self._under_way.add(call)
+        self._in_flight.add(call)
         if head.deadline_s is not None:
             call.watch(self._loop, head.deadline_s)
         if method.batching is None:
@@ -226,12 +226,12 @@ class ReplicaServer:
         return batches
 
     def _ended(self, call: ReplicaCall) -> None:
-        self._under_way.discard(call)
+        self._in_flight.discard(call)
         if self._stopping:
             self._done_if_nothing_is_left()
 
     def _done_if_nothing_is_left(self) -> None:
-        if not self._under_way:
+        if not self._in_flight:
             self._loop.call_soon(self._done.set)  # after the answer is written
 
     def _soon(self, work: Any) -> None:

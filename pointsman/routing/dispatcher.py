@@ -128,9 +128,9 @@ class Dispatcher:
         return self._journal.records
 
     @property
-    def tally(self) -> Counters:
+    def counters(self) -> Counters:
         """What was counted over all of them."""
-        return self._journal.tally
+        return self._journal.counters
 
     def listen(self, ended: Callable[[Record], None] | None) -> None:
         """Call this with the record of each request that has ended, served or refused; None: nobody any more."""
@@ -180,10 +180,10 @@ class Dispatcher:
 
     def _refuse_double(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
         """Its id is taken, and the record of that name belongs to the first."""
-        self.tally.arrived += 1
+        self.counters.arrived += 1
         why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
-        self.tally.ended("", "", Outcome.REJECTED_OTHER.value, None)
+        self.counters.ended("", "", Outcome.REJECTED_OTHER.value, None)
 
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
@@ -301,7 +301,7 @@ class Dispatcher:
         self._audience.departed(gone)
         for request_id in interrupted:
             self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
-        self.tally.departed(event.instance_id)
+        self.counters.departed(event.instance_id)
 
     def _measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
         self.fleet.measure(event.instance_id, event.metrics, now)

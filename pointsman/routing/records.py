@@ -206,11 +206,11 @@ def _ms(start: float, end: float | None) -> float | None:
 
 
 class Journal:
-    """Records and tally, kept together. A record may have made room for newer ones; the counts are always kept."""
+    """Records and counters, kept together. A record may have made room for newer ones; the counts are always kept."""
 
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
-        self.tally = Counters()
+        self.counters = Counters()
         self.listener: Callable[[Record], None] | None = None
         """Told of each request that has ended, served or refused, with its whole story."""
         self._strategy = strategy
@@ -218,16 +218,16 @@ class Journal:
 
     def go_on_from(self, other: "Journal") -> None:
         """Write on where another stopped."""
-        self.records, self.tally, self.listener = other.records, other.tally, other.listener
+        self.records, self.counters, self.listener = other.records, other.counters, other.listener
 
     def arrived(self, request: RequestMetadata, now: float) -> Record:
-        self.tally.arrived += 1
+        self.counters.arrived += 1
         return self.records.open(request, now)
 
     def went_at_once(self, sent: Sent, made: Decided, trace: Trace | None, now: float) -> None:
         """It arrived and was sent in one."""
-        self.tally.arrived += 1
-        self.tally.dispatched(sent.strategy, made.target_instance_id, 0.0)
+        self.counters.arrived += 1
+        self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)
         record.trace, record.strategy, record.made, record.sent_at = trace, sent.strategy, made, now
 
@@ -239,7 +239,7 @@ class Journal:
 
     def sent(self, sent: Sent, made: Decided | SchedulingDecision) -> None:
         item = sent.item
-        self.tally.dispatched(sent.strategy, made.target_instance_id, item.taken_at - item.enqueued_at)
+        self.counters.dispatched(sent.strategy, made.target_instance_id, item.taken_at - item.enqueued_at)
         record = self.records.get(made.request_id)
         if record is not None:
             record.strategy, record.made, record.failure = sent.strategy, made, None
@@ -252,7 +252,7 @@ class Journal:
 
     def failed(self, request: RequestMetadata, culprit: str, why: str) -> None:
         """A try came to nothing."""
-        self.tally.retries[culprit] += 1
+        self.counters.retries[culprit] += 1
         record = self.records.get(request.request_id)
         if record is not None:
             record.failures += ((culprit, why),)
@@ -275,12 +275,12 @@ class Journal:
     def error(self, error: Exception, whose: str = "") -> None:
         """A policy or plugin raised."""
         said = f"{type(error).__name__}: {error}"
-        self.tally.policy_error(f"{whose}: {said}" if whose else said)
+        self.counters.policy_error(f"{whose}: {said}" if whose else said)
 
     def _ended(self, outcome: str, record: Record | None) -> None:
         if record is None:
-            self.tally.ended(self._strategy, "", outcome, None)
+            self.counters.ended(self._strategy, "", outcome, None)
             return
-        self.tally.ended(record.strategy or self._strategy, record.instance, outcome, record.met_deadline)
+        self.counters.ended(record.strategy or self._strategy, record.instance, outcome, record.met_deadline)
         if self.listener is not None:
             self.listener(record)

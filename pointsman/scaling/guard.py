@@ -204,7 +204,7 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
     numbers: dict[str, float | None] = {
         "replicas": view.replicas,
         "starting": view.starting,
-        "homeless": view.homeless or None,
+        "unplaced": view.unplaced or None,
         "ongoing": view.ongoing,
         "queued": view.queued,
         "arrivals_per_s": view.arrivals_per_s.get(min(view.arrivals_per_s)) if view.arrivals_per_s else None,

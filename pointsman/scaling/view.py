@@ -39,7 +39,7 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     """That take requests now."""
     starting: int = 0
     """On their way: launched, or waiting for a place."""
-    homeless: int = 0
+    unplaced: int = 0
     """Of those, how many have no place: the fleet is full."""
     target: int
     """What was last decided."""

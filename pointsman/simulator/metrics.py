@@ -57,7 +57,7 @@ class SimulatedCounters:
         self.whole = SimulatedHistogram(WHOLE_S)
 
 
-def metrics_text(model: str, pace: Pace, tally: SimulatedCounters, block_size: int, blocks: int) -> str:
+def metrics_text(model: str, pace: Pace, counters: SimulatedCounters, block_size: int, blocks: int) -> str:
     """The body of /metrics."""
     escaped = model.replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{escaped}"'
@@ -66,25 +66,25 @@ def metrics_text(model: str, pace: Pace, tally: SimulatedCounters, block_size: i
         "num_requests_waiting": pace.waiting,
         "kv_cache_usage_perc": pace.kv_usage,
     }
-    counters = {
+    totals = {
         "prefix_cache_queries_total": pace.counts.prefix_queries,
         "prefix_cache_hits_total": pace.counts.prefix_hits,
         "num_preemptions_total": pace.counts.preemptions,
-        "prompt_tokens_total": tally.prompt_tokens,
-        "generation_tokens_total": tally.written_tokens,
+        "prompt_tokens_total": counters.prompt_tokens,
+        "generation_tokens_total": counters.written_tokens,
     }
     lines: list[str] = []
-    for kind, values in (("gauge", gauges), ("counter", counters)):
+    for kind, values in (("gauge", gauges), ("counter", totals)):
         for name, value in values.items():
             lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} {float(value)!r}"]
     lines.append("# TYPE vllm:request_success_total counter")
     lines += [
         f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {float(count)}'
-        for reason, count in tally.ended.items()
+        for reason, count in counters.ended.items()
     ]
-    lines += tally.first_token.lines("vllm:time_to_first_token_seconds", labels)
-    lines += tally.between_tokens.lines("vllm:inter_token_latency_seconds", labels)
-    lines += tally.whole.lines("vllm:e2e_request_latency_seconds", labels)
+    lines += counters.first_token.lines("vllm:time_to_first_token_seconds", labels)
+    lines += counters.between_tokens.lines("vllm:inter_token_latency_seconds", labels)
+    lines += counters.whole.lines("vllm:e2e_request_latency_seconds", labels)
     lines.append("# TYPE vllm:cache_config_info gauge")
     lines.append(f'vllm:cache_config_info{{block_size="{block_size}",engine="0",num_gpu_blocks="{blocks}"}} 1.0')
     return "\n".join(lines) + "\n"

@@ -47,16 +47,16 @@ def metrics(answering: Answering) -> None:
 
 def stats(answering: Answering) -> None:
     """What tests want to know and metrics do not say."""
-    server, tally = answering.server, answering.server.tally
+    server, counters = answering.server, answering.server.counters
     told = {
-        "requests": tally.requests,
+        "requests": counters.requests,
         "running": server.pace.running,
         "waiting": server.pace.waiting,
-        "finished": tally.ended["stop"] + tally.ended["length"],
-        "cancelled": tally.ended["abort"],
-        "promptTokens": tally.prompt_tokens,
-        "writtenTokens": tally.written_tokens,
-        "faults": tally.faults,
+        "finished": counters.ended["stop"] + counters.ended["length"],
+        "cancelled": counters.ended["abort"],
+        "promptTokens": counters.prompt_tokens,
+        "writtenTokens": counters.written_tokens,
+        "faults": counters.faults,
     }
     answering.exchange.respond(200, json.dumps(told).encode())
 
@@ -188,7 +188,7 @@ class _Writing:
                 exchange.hold(self._wording.first())
             exchange.hold(self._wording.token(self._written))
         self._written += 1
-        self._answering.server.tally.written_tokens += 1
+        self._answering.server.counters.written_tokens += 1
         if self._written == self._tokens:
             if self._strikes_at == self._tokens:
                 self._strike()
@@ -210,15 +210,15 @@ class _Writing:
         self._answering.server.strike(self._answering, fault)
 
     def _observe(self, at: float) -> None:
-        tally, job = self._answering.server.tally, self._answering.job
+        counters, job = self._answering.server.counters, self._answering.job
         if job is None:
             return
         if self._last_at:
-            tally.between_tokens.observe(at - self._last_at)
+            counters.between_tokens.observe(at - self._last_at)
         else:
-            tally.first_token.observe(at - job.arrived)
+            counters.first_token.observe(at - job.arrived)
         if self._written + 1 == self._tokens:
-            tally.whole.observe(at - job.arrived)
+            counters.whole.observe(at - job.arrived)
         self._last_at = at
 
     def _usage(self) -> dict[str, object]:

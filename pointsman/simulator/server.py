@@ -74,7 +74,7 @@ class Answering:
         self._work = work
         self.job = Job(prompt_tokens, output_tokens, hashes, self)
         self.exchange.gone = self._gone
-        self.server.tally.prompt_tokens += prompt_tokens
+        self.server.counters.prompt_tokens += prompt_tokens
         self.server.submit(self.job)
         return self.job
 
@@ -87,7 +87,7 @@ class Answering:
         """All is said, or will be in a moment."""
         self.exchange.gone = None
         self.job = self._work = None
-        self.server.tally.ended[reason] += 1
+        self.server.counters.ended[reason] += 1
 
     def abandon(self) -> bool:
         """Do no more for it. What it has said so far is on its way; True: that is half of a plain answer."""
@@ -107,7 +107,7 @@ class Answering:
         """The client is: stop at once."""
         self._work = None
         self.abandon()
-        self.server.tally.ended["abort"] += 1
+        self.server.counters.ended["abort"] += 1
 
 
 MOST_BEHIND_S = 0.05
@@ -146,7 +146,7 @@ class SimulatedServer:
         self.settings = settings
         self._routes = routes
         self.pace = pace
-        self.tally = SimulatedCounters()
+        self.counters = SimulatedCounters()
         self.faults = Faults(seed)
         self.answer_numbers = count(1)
         self._loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ class SimulatedServer:
             return
         answering = Answering(self, exchange, route.answer)
         if route.place == "work":
-            self.tally.requests += 1
+            self.counters.requests += 1
         fault = self.faults.strike(route.place, self.now()) if route.place else None
         if fault is None:
             answering.answer()
@@ -212,7 +212,7 @@ class SimulatedServer:
         ANY_TIME[fault.name](answering, fault)
 
     def done(self, fault: Fault) -> None:
-        self.tally.faults[fault.name] = self.tally.faults.get(fault.name, 0) + 1
+        self.counters.faults[fault.name] = self.counters.faults.get(fault.name, 0) + 1
 
     def add_faults(self, told: object) -> None:
         """Switch faults on. Raises ValueError, and then none of them is."""
@@ -227,7 +227,7 @@ class SimulatedServer:
     def metrics(self) -> str:
         block_size = self.settings.block_size
         blocks = self.settings.kv_tokens // block_size
-        return metrics_text(self.settings.model, self.pace, self.tally, block_size, blocks)
+        return metrics_text(self.settings.model, self.pace, self.counters, block_size, blocks)
 
     # Pace
 

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "pointsman"
 
-FLOOR = {"types", "errors", "parameters", "render", "selection"}
+FLOOR = {"types", "errors", "parameters", "reasons", "render", "selection"}
 DECIDERS = {"routing", "strategies", "placement", "scaling", "pipeline"}
 PURE = FLOOR | DECIDERS | {"engines", "control", "config"}
 """What runtimes stand on."""
@@ -20,7 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "parameters": set(),
     "render": {"types", "errors", "placement", "pipeline"},
-    "selection": {"errors", "render"},
+    "reasons": {"render"},
+    "selection": {"errors", "reasons", "render"},
     "routing": FLOOR,
     "strategies": FLOOR | {"routing"},
     "placement": FLOOR,

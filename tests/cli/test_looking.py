@@ -85,7 +85,7 @@ def test_how_the_plane_is_as_a_whole() -> None:
 
 def test_who_never_had_a_place_waits_for_one_and_says_why() -> None:
     reason = "no place: too little memory: needs 12.0 GiB, 10.6 GiB free"
-    waits = instance("a-1", "backing off", reason=reason, homeless=True)
+    waits = instance("a-1", "backing off", reason=reason, unplaced=True)
     [line] = [line for line in status_text(status(deployment("a", 1, waits))).splitlines() if line.startswith("a-1")]
     assert line.removeprefix("a-1").strip().startswith("waiting for a place  ")
     assert line.endswith("  too little memory: needs 12.0 GiB, 10.6 GiB free")
@@ -330,7 +330,7 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
         "queued": 4,
         "ready": 2,
         "starting": 1,
-        "homeless": 0,
+        "unplaced": 0,
         "records": records,
     }
     plane.answers["GET", "deployments/chat/scaling"] = told
@@ -353,7 +353,7 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
         "    from latency_p90_ms 13170",
     ]
     held = {"replicas": 3, "by": "Ada", "until": 9.0, "for_s": 7200.0}
-    other = {"override": held, "records": [], "problem": "is wrong", "starting": 5, "homeless": 2}
+    other = {"override": held, "records": [], "problem": "is wrong", "starting": 5, "unplaced": 2}
     plane.answers["GET", "deployments/chat/scaling"] = told | other
     assert main(["explain", "deployment", "chat"]) == 0
     shown = capsys.readouterr().out

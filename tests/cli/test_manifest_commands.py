@@ -188,7 +188,7 @@ def test_whoever_waits_for_a_place_is_told_of_once(
 ) -> None:
     def waiting(free: float) -> dict[str, Any]:
         reason = f"no place: too little memory: needs 12.0 GiB, {free} GiB free"
-        return chat("backing off", "backing off", reason=reason, homeless=True)
+        return chat("backing off", "backing off", reason=reason, unplaced=True)
 
     plane.answers["POST", "apply"] = CHANGES
     plane.answers["GET", "status"] = [waiting(10.6), waiting(10.7), waiting(10.5), chat("ready", "ready")]

@@ -204,7 +204,7 @@ def test_running_work_of_negative_priority_is_stopped_for_more_important_work() 
     )
     assert revoked(desk.tell(TimerFired(), 1.0)) == [], "it is stopped once"
     assert sent(desk.tell(Cancelled("low"), 1.0)) == {"high": "i"}
-    assert desk.dispatcher.tally.outcomes == {"EvictedInFlight": 1}
+    assert desk.dispatcher.counters.outcomes == {"EvictedInFlight": 1}
 
 
 def test_work_that_is_not_negative_is_never_stopped() -> None:

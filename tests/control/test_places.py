@@ -186,7 +186,7 @@ def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() ->
     assert list(launches(controller.handle(Exited("batch-1", "exit code 0"), 13.0))) == ["chat-1"]
     controller.handle(ControllerTimer(), 30.0)
     [waits, _] = controller.instances()
-    assert (waits.id, waits.homeless) == ("batch-1", True), "it comes back when there is room"
+    assert (waits.id, waits.unplaced) == ("batch-1", True), "it comes back when there is room"
 
 
 def test_whoever_has_none_comes_before_those_who_have_some() -> None:
@@ -233,7 +233,7 @@ def test_somebody_else_needs_the_place_of_an_instance() -> None:
     controller.handle(Drained("busy-1"), 4.0)
     assert list(launches(controller.handle(Exited("busy-1", "exit code 0"), 5.0))) == ["other-1"]
     controller.handle(ControllerTimer(), 30.0)
-    assert {one.id: one.homeless for one in controller.instances()} == {"busy-1": True, "other-1": False}
+    assert {one.id: one.unplaced for one in controller.instances()} == {"busy-1": True, "other-1": False}
     controller.handle(wish(busy), 31.0)
     assert list(launches(controller.handle(Exited("other-1", "exit code 0"), 32.0))) == ["busy-1"], "it comes back"
 

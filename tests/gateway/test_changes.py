@@ -95,8 +95,8 @@ def test_policies_change_under_load(bed: Bed) -> None:
     with crowd(bed) as asking:
         for turn in range(40):
             configure(bed, {**CHAT_DEPLOYMENT, "scheduling": POLICIES[turn % len(POLICIES)]})
-    assert bed.dispatcher().tally.outcomes == {"served": len(asking.answers)}
-    assert bed.dispatcher().tally.arrived == len(asking.answers)
+    assert bed.dispatcher().counters.outcomes == {"served": len(asking.answers)}
+    assert bed.dispatcher().counters.arrived == len(asking.answers)
     strategies = {record.strategy for record in bed.dispatcher().records.newest()}
     assert len(strategies) > 2
 
@@ -118,7 +118,7 @@ def test_policies_change_while_streams_run_and_requests_wait(bed: Bed) -> None:
     assert clients[0].until(b"[DONE]")
     for client in clients[1:]:
         assert client.answer().events()[-1] == DONE[:-2]
-    assert bed.dispatcher().tally.outcomes == {"served": 4}
+    assert bed.dispatcher().counters.outcomes == {"served": 4}
 
 
 def test_instances_come_and_go_under_load(bed: Bed) -> None:

@@ -86,7 +86,7 @@ def test_nobody_comes_in_without_one(lay: Lay, lines: list[str]) -> None:
     assert (got.status, got.error["type"], got.error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert "Bearer" in got.error["message"]
     assert backend.received == []
-    assert bed.dispatcher().tally.arrived == 0
+    assert bed.dispatcher().counters.arrived == 0
     assert client.stays_open()
 
 

@@ -187,7 +187,7 @@ def test_a_connection_to_an_instance_is_as_good_as_new_after_a_client_that_did_n
     backend = bed.backend(answers(said, answer(b"{}")), max_concurrency=1)
     slow = bed.client(narrow=True)
     slow.send(chat(stream=True))
-    wait_for(lambda: bed.dispatcher().tally.outcomes["served"] == 1)
+    wait_for(lambda: bed.dispatcher().counters.outcomes["served"] == 1)
     assert bed.ask(chat()).body == b"{}"
     assert len(backend.lines) == 1
     assert len(slow.answer().body) > 150_000

@@ -37,15 +37,15 @@ class Turns:
             call()
 
 
-def lay(under_way: int) -> tuple[Outbox, Turns, list[tuple[str, bytes]], Any, Any]:
+def lay(in_flight: int) -> tuple[Outbox, Turns, list[tuple[str, bytes]], Any, Any]:
     turns, log = Turns(), list[tuple[str, bytes]]()
-    outbox = Outbox(cast(asyncio.AbstractEventLoop, turns), range(under_way))
+    outbox = Outbox(cast(asyncio.AbstractEventLoop, turns), range(in_flight))
     return outbox, turns, log, Line(log, "a"), Line(log, "b")
 
 
-@pytest.mark.parametrize("under_way", [0, FEW])
-def test_with_few_requests_under_way_it_goes_out_at_once(under_way: int) -> None:
-    outbox, turns, log, a, _ = lay(under_way)
+@pytest.mark.parametrize("in_flight", [0, FEW])
+def test_with_few_requests_under_way_it_goes_out_at_once(in_flight: int) -> None:
+    outbox, turns, log, a, _ = lay(in_flight)
     outbox.write(a, b"1")
     assert log == [("a", b"1")]
     assert turns.soon == []

@@ -1,4 +1,4 @@
-"""Whoever is killed -9, plane or keeper or both: what should run comes back, and nothing is left behind."""
+"""Whoever is killed -9, plane or supervisor or both: what should run comes back, and nothing is left behind."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ENGINES = ("pointsman.simulator", "pointsman.engines.")
 """In the command line of an engine."""
 CLIENTS = 6
 GRACE_S = 5.0
-"""How long a keeper waits for the next plane."""
+"""How long a supervisor waits for the next plane."""
 
 
 def engines(plane: LivePlane) -> set[int]:
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 def test_a_plane_that_is_killed_under_load_adopts_its_engines(plane: LivePlane) -> None:
     plane.up(manifest(simulated("m", 3), llama("tiny", 1), listen=f"127.0.0.1:{free_port()}"))
-    before, keepers, generation = plane.pids(), plane.keepers(), plane.status()["generation"]
+    before, supervisors, generation = plane.pids(), plane.supervisors(), plane.status()["generation"]
     with Load(plane.url, ["m"], clients=CLIENTS) as load:
         plane.until(lambda: len(load.samples) > 30, "load")
         plane.kill()
@@ -53,10 +53,10 @@ def test_a_plane_that_is_killed_under_load_adopts_its_engines(plane: LivePlane) 
         plane.until(lambda: load.verdicts()["served"] > 60, "load")
     print(f"\nkill -9 of the plane: all ready after {up_s:.2f} s, the first new request served after {served_s:.2f} s")
     print(f"requests: {dict(load.verdicts())}")
-    assert len(keepers) == 1
+    assert len(supervisors) == 1
     if up_s < GRACE_S - 1:  # a machine that is too busy for that finds new ones instead
         assert plane.pids() == before
-        assert plane.keepers() == keepers
+        assert plane.supervisors() == supervisors
     assert orphans(plane) == set()
     assert plane.status()["generation"] == generation
     # What was under way when the plane died is cut off; nothing is wrong, before, then or after.
@@ -78,35 +78,35 @@ def test_a_plane_that_is_killed_and_not_started_again_leaves_nothing(plane: Live
     assert orphans(plane) == set()
 
 
-def test_plane_and_keeper_are_killed(plane: LivePlane) -> None:
+def test_plane_and_supervisor_are_killed(plane: LivePlane) -> None:
     plane.up(manifest(simulated("m", 2), llama("tiny", 1)))
-    before, [keeper] = plane.pids(), plane.keepers()
+    before, [supervisor] = plane.pids(), plane.supervisors()
     plane.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     up_s = plane.up()
-    print(f"\nkill -9 of plane and keeper: all ready after {up_s:.2f} s")
+    print(f"\nkill -9 of plane and supervisor: all ready after {up_s:.2f} s")
     assert set(plane.pids()) == set(before)
     assert not set(plane.pids().values()) & set(before.values())
     assert orphans(plane) == set()
-    assert len(plane.keepers()) == 1
+    assert len(plane.supervisors()) == 1
     with Load(plane.url, ["m"], clients=3) as load:
         plane.until(lambda: len(load.samples) > 10, "load")
     assert load.bad() == []
 
 
-def test_the_keeper_is_killed_under_load(plane: LivePlane) -> None:
+def test_the_supervisor_is_killed_under_load(plane: LivePlane) -> None:
     plane.up(manifest(simulated("m", 3)))
-    before, [keeper] = plane.pids(), plane.keepers()
+    before, [supervisor] = plane.pids(), plane.supervisors()
     with Load(plane.url, ["m"], clients=CLIENTS) as load:
         plane.until(lambda: len(load.samples) > 30, "load")
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
         killed_at = time.monotonic()
         plane.until(lambda: serves(load, killed_at), "served again")
         served_s = time.monotonic() - killed_at
         plane.until(plane.is_settled, "everything ready again")
         ready_s = time.monotonic() - killed_at
         plane.until(lambda: load.verdicts()["served"] > 90, "load")
-    print(f"\nkill -9 of the keeper: served again after {served_s:.2f} s, all ready after {ready_s:.2f} s")
+    print(f"\nkill -9 of the supervisor: served again after {served_s:.2f} s, all ready after {ready_s:.2f} s")
     print(f"requests: {dict(load.verdicts())}")
     # Its engines die with it, all at once, so that there is nobody to try for a moment: whoever was under way then may
     # be told so. Whoever came later has only waited.
@@ -114,7 +114,7 @@ def test_the_keeper_is_killed_under_load(plane: LivePlane) -> None:
     assert all(one.began < killed_at + served_s for one in load.samples if one.verdict is not Verdict.SERVED)
     assert load.verdicts()["refused"] + load.verdicts()["broken off"] <= 2 * CLIENTS
     assert set(plane.pids()) == set(before)
-    assert len(plane.keepers()) == 1
-    assert plane.keepers() != [keeper]
+    assert len(plane.supervisors()) == 1
+    assert plane.supervisors() != [supervisor]
     assert orphans(plane) == set()
     assert plane.status()["problems"] == []

@@ -132,7 +132,7 @@ def test_engines_that_do_not_listen_to_sigterm_are_killed(plane: LivePlane) -> N
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_at_a_terminal(plane: LivePlane, presses: int) -> None:
-    """As under `make run`: the whole foreground group gets the signal, and engines and keeper are not in it."""
+    """As under `make run`: the whole foreground group gets the signal, and engines and supervisor are not in it."""
     file = plane.write(manifest(simulated("m", 2)))
     command = f"{sys.executable} -m pointsman.cli.main up {file} --state {plane.state}"
     makefile = plane.folder / "Makefile"

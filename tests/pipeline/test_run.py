@@ -39,7 +39,7 @@ def test_steps_begin_when_all_that_they_need_is_there() -> None:
     run = Run(diamond(), 10.0)
     assert run.begin() == [0, 1]
     assert run.finished(1, 11.0) == []
-    assert run.under_way() == [0]
+    assert run.in_flight() == [0]
     assert run.finished(0, 12.0) == [2]
     assert not run.over
     assert run.finished(2, 13.0) == ()

@@ -155,7 +155,7 @@ def test_a_client_that_goes_frees_its_place() -> None:
     arrive(dispatcher, "a", "b", "c")
     assert dispatcher.handle(Cancelled("b"), 1.0)[0:0] == []
     assert sent(dispatcher.handle(Cancelled("a"), 1.0)) == [("c", "i")]
-    assert dispatcher.tally.outcomes == {"EvictedContextCancelled": 2}
+    assert dispatcher.counters.outcomes == {"EvictedContextCancelled": 2}
 
 
 def test_waiting_too_long_ends_with_a_reason_that_names_every_instance() -> None:
@@ -229,7 +229,7 @@ def test_what_a_data_source_delivers_is_read_by_extractors_and_a_bad_one_disturb
     assert dispatcher.handle(Scraped("i", {}), 2.0) == []
     roster = dispatcher.fleet.roster
     assert (roster.column(WAITING)[0], roster.column(MEASURED_AT)[0]) == (3, 1.0)
-    assert dispatcher.tally.policy_errors == {"EndpointTable: KeyError: 'queue'": 1}
+    assert dispatcher.counters.policy_errors == {"EndpointTable: KeyError: 'queue'": 1}
 
 
 class Raises:
@@ -269,7 +269,7 @@ def test_a_policy_of_ones_own_is_held_to_its_promises() -> None:
     dispatcher.handle(Joined(instance("i")), 0.0)
     assert sent(arrive(dispatcher, "a", "b", "c")) == [("c", "i")]
     assert [waiting.request_id for waiting in dispatcher.waiting()] == ["a", "b"]
-    assert dispatcher.tally.broken_promises == {
+    assert dispatcher.counters.broken_promises == {
         'request "c" was not waiting, or was decided before': 1,
         'request "ghost" was not waiting, or was decided before': 1,
         'there is no instance "nowhere"': 1,
@@ -282,7 +282,7 @@ def test_fifo_stands_in_for_a_policy_that_raises() -> None:
     dispatcher = dispatcher_for(policy)
     dispatcher.handle(Joined(instance("i")), 0.0)
     assert sent(arrive(dispatcher, "a", "b")) == [("a", "i")]
-    assert dispatcher.tally.policy_errors == {"wild: RuntimeError: no idea": 1}
+    assert dispatcher.counters.policy_errors == {"wild: RuntimeError: no idea": 1}
 
 
 def test_the_same_seed_gives_the_same_log() -> None:

@@ -228,14 +228,14 @@ def test_a_tally_of_nothing() -> None:
 
 
 def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
-    tally = Counters()
+    counters = Counters()
     for strategy, instance, waited in (("fifo", "i", 0.0), ("fifo", "j", 2.0), ("cost", "i", 0.5)):
-        tally.dispatched(strategy, instance, waited)
-    tally.ended("fifo", "i", "served", True)
-    tally.ended("fifo", "j", "served", None)
-    tally.ended("fifo", "", "EvictedTTL", False)
-    tally.ended("cost", "i", "served", True)
-    told = tally.as_dict()
+        counters.dispatched(strategy, instance, waited)
+    counters.ended("fifo", "i", "served", True)
+    counters.ended("fifo", "j", "served", None)
+    counters.ended("fifo", "", "EvictedTTL", False)
+    counters.ended("cost", "i", "served", True)
+    told = counters.as_dict()
     assert told["decisions"] == 3
     assert told["decisions_by_strategy"] == {"cost": 1, "fifo": 2}
     assert told["decisions_by_instance"] == {"i": 2, "j": 1}
@@ -249,23 +249,23 @@ def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
 
 
 def test_instances_that_have_left_are_counted_together() -> None:
-    tally = Counters()
+    counters = Counters()
     for number in range(500):
-        tally.dispatched("fifo", f"i{number}", 1.0)
-        tally.ended("fifo", f"i{number}", "served", True)
-        tally.retries[f"i{number}"] += 1
-        tally.departed(f"i{number}")
-    told = tally.as_dict()
+        counters.dispatched("fifo", f"i{number}", 1.0)
+        counters.ended("fifo", f"i{number}", "served", True)
+        counters.retries[f"i{number}"] += 1
+        counters.departed(f"i{number}")
+    told = counters.as_dict()
     assert told["decisions_by_instance"] == told["retries_by_instance"] == {"(departed)": 500}
     assert told["slo_attainment_by_instance"] == {"(departed)": 1.0}
     assert told["waiting_seconds_by_instance"]["(departed)"]["sum"] == 500.0
-    assert len(tally.accounts) == 1
+    assert len(counters.accounts) == 1
 
 
 def test_messages_without_end_are_counted_together_from_some_number_on() -> None:
-    tally = Counters()
+    counters = Counters()
     for number in range(500):
-        tally.broken_promise(f'request "r{number}" was not waiting')
-        tally.policy_error(f"KeyError: r{number}")
-    assert len(tally.broken_promises) == len(tally.policy_errors) == 101
-    assert tally.broken_promises["(others)"] == 400
+        counters.broken_promise(f'request "r{number}" was not waiting')
+        counters.policy_error(f"KeyError: r{number}")
+    assert len(counters.broken_promises) == len(counters.policy_errors) == 101
+    assert counters.broken_promises["(others)"] == 400

@@ -86,15 +86,15 @@ def test_tokens_can_be_read_back(name: str) -> None:
 @both_lengths
 def test_a_session_id_is_bound_by_its_first_dispatch(long: bool) -> None:
     fleet = fleet_of(THREE, long=long)
-    scorer, keeper = SessionAffinityScorer(strategy="session_id"), SessionAffinityFilter(strategy="session_id")
+    scorer, supervisor = SessionAffinityScorer(strategy="session_id"), SessionAffinityFilter(strategy="session_id")
     cycle, roster = scene(THREE, fleet=fleet, headers={"x-session-id": "s"})
     assert scores(scorer, cycle, roster) == [0.0] * 3
-    assert kept(keeper, cycle, roster) == [0, 1, 2]
-    for plugin in (scorer, keeper):
+    assert kept(supervisor, cycle, roster) == [0, 1, 2]
+    for plugin in (scorer, supervisor):
         go(plugin, cycle, roster, 2)
         go(plugin, cycle, roster, 0)  # outvoted: the session stays where it was
     assert scores(scorer, cycle, roster) == [0.0, 0.0, 1.0]
-    assert kept(keeper, cycle, roster) == [2]
+    assert kept(supervisor, cycle, roster) == [2]
     others, _ = scene(THREE, headers={"x-session-id": "t"})
     assert scores(scorer, others, roster) == [0.0] * 3
 

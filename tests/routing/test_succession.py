@@ -138,7 +138,7 @@ def test_everybody_is_taken_over(before: str, after: str) -> None:
     running = [name for name in (f"r{n}" for n in range(9)) if name in old.ledger]
     held = {name: [(str(hold.endpoint), hold.tokens) for hold in old.ledger.holds(name)] for name in running}
     loads = columns(old, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
-    records, arrived = old.records, old.tally.arrived
+    records, arrived = old.records, old.counters.arrived
     new = MAKERS[after]()
     commands = new.succeed(old, 11.0)
     assert sent(commands) == [], "there was no room before, and there is none now"
@@ -147,15 +147,15 @@ def test_everybody_is_taken_over(before: str, after: str) -> None:
     assert {name: [(str(hold.endpoint), hold.tokens) for hold in new.ledger.holds(name)] for name in running} == held
     assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == loads
     assert new.records is records
-    assert new.tally.arrived == arrived == 9
+    assert new.counters.arrived == arrived == 9
     assert drained(new, running, 12.0) == Counter({f"r{n}": 1 for n in range(9)})
     assert (len(new), len(new.ledger)) == (0, 0)
     assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == {
         LOAD: [0.0, 0.0], IN_FLIGHT_REQUESTS: [0.0, 0.0], IN_FLIGHT_TOKENS: [0.0, 0.0]
     }  # fmt: skip
-    assert new.tally.outcomes == {"served": 9}
+    assert new.counters.outcomes == {"served": 9}
     assert {record.state for record in new.records.newest()} == {"served"}
-    assert new.tally.policy_errors == {}
+    assert new.counters.policy_errors == {}
 
 
 @pytest.mark.parametrize("after", MAKERS)
@@ -371,8 +371,8 @@ class Successions(RuleBasedStateMachine):
         assert set(self.left.values()) <= {1}
         assert len(self.left) + len(self.running) + len(waiting) == self.arrived
         assert sum(columns(self.dispatcher, IN_FLIGHT_REQUESTS)[IN_FLIGHT_REQUESTS]) == len(self.running)
-        assert self.dispatcher.tally.arrived == self.arrived
-        assert self.dispatcher.tally.policy_errors == {}
+        assert self.dispatcher.counters.arrived == self.arrived
+        assert self.dispatcher.counters.policy_errors == {}
 
     def teardown(self) -> None:
         if hasattr(self, "dispatcher"):

@@ -228,8 +228,8 @@ def test_another_policy_under_load(before: str, after: str) -> None:
             yard.end(name)
         assert sorted(yard.sent()) == [f"r{n}" for n in range(8)], "each was sent exactly once"
         assert yard.carrier.refused == []
-        tally = lane.dispatcher.tally
-        assert (tally.arrived, tally.outcomes) == (8, {"served": 8})
+        counters = lane.dispatcher.counters
+        assert (counters.arrived, counters.outcomes) == (8, {"served": 8})
         assert {record.state for record in lane.dispatcher.records.newest()} == {"served"}
         used = {record.strategy for record in lane.dispatcher.records.newest()}
         assert used == {before, after}
@@ -314,7 +314,7 @@ def test_policies_may_change_as_often_as_they_like() -> None:
             yard.end(name)
         assert len(yard.sent()) == 100
         assert yard.carrier.refused == []
-        assert yard.traffic.lanes["a"].dispatcher.tally.outcomes == {"served": 100}
+        assert yard.traffic.lanes["a"].dispatcher.counters.outcomes == {"served": 100}
 
     run(work)
 
@@ -417,7 +417,7 @@ def test_a_deployment_that_comes_back_goes_on_where_it_was() -> None:
         traffic.update("a", instance("i", 5))
         assert sorted(yard.sent()) == ["r0", "r1"], "news of its instances is heard again"
         yard.end("r0", "r1")
-        assert lane.dispatcher.tally.outcomes == {"served": 2}
+        assert lane.dispatcher.counters.outcomes == {"served": 2}
 
     run(work)
 
@@ -433,7 +433,7 @@ def test_a_deployment_that_comes_back_after_it_was_gone_begins_anew() -> None:
         traffic.admit("a", instance("i"))
         yard.arrive("r")
         yard.end("r")
-        assert traffic.lanes["a"].dispatcher.tally.arrived == 1
+        assert traffic.lanes["a"].dispatcher.counters.arrived == 1
 
     run(work)
 

@@ -42,8 +42,8 @@ def test_everything_that_is_taken_in_is_told() -> None:
     measured.started(20.0)
     measured.started(40.0)
     measured.started(600.0)
-    view = told(measured, 120.0, homeless=1, since_up_s=7.0, state={"seen": 1})
-    assert (view.ongoing, view.queued, view.replicas, view.target, view.homeless) == (6.0, 1.0, 2, 3, 1)
+    view = told(measured, 120.0, unplaced=1, since_up_s=7.0, state={"seen": 1})
+    assert (view.ongoing, view.queued, view.replicas, view.target, view.unplaced) == (6.0, 1.0, 2, 3, 1)
     assert view.load == 7.0
     assert view.ongoing_windows[30.0].mean == 6.0
     assert view.queued_windows[30.0].mean == pytest.approx(0.5)

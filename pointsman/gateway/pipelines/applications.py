@@ -51,9 +51,9 @@ class Applications:
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._prepared: dict[str, PreparedApplication] = {}
-        self._under_way: dict[str, PipelineRequest] = {}
+        self._in_flight: dict[str, PipelineRequest] = {}
         """By request id."""
-        gateway.names_under_way = self._under_way
+        gateway.names_in_flight = self._in_flight
         self._secret = b""
         self._files = SharedFiles(gateway.loop)
         self._export = exporting()
@@ -132,7 +132,7 @@ class Applications:
         """A request is on its way; whoever has made it begins it."""
         passage = PipelineRequest(self._gateway, self, application, asked, audience, caller)
         audience.wait_for(passage)
-        self._under_way[asked.request_id] = passage
+        self._in_flight[asked.request_id] = passage
         if caller is None:
             self.records.add(passage.journal.record)
         return passage
@@ -241,7 +241,7 @@ class Applications:
 
     def ended(self, passage: PipelineRequest, status: int | None, seconds: float) -> None:
         """A request has ended: its shared memory is given back, and it is counted."""
-        self._under_way.pop(passage.asked.request_id, None)
+        self._in_flight.pop(passage.asked.request_id, None)
         self._files.ended(passage)
         if passage.caller is not None:
             return
@@ -257,7 +257,7 @@ class Applications:
 
     def __len__(self) -> int:
         """Requests under way."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
 
 def _deadline(wanted: Extension, now: float) -> float | None:

@@ -61,8 +61,8 @@ SIGHTS = st.builds(
     since_up_s=st.none() | st.floats(0, 4000),
     since_down_s=st.none() | st.floats(0, 4000),
     idle_s=st.none() | st.floats(0, 4000),
-    homeless=st.integers(0, 2),
-).map(lambda view: msgspec.structs.replace(view, homeless=min(view.homeless, view.starting)))
+    unplaced=st.integers(0, 2),
+).map(lambda view: msgspec.structs.replace(view, unplaced=min(view.unplaced, view.starting)))
 
 
 def plainest(view: DeploymentView, shows: Callable[[DeploymentView], bool]) -> DeploymentView:

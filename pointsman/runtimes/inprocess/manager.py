@@ -182,7 +182,7 @@ class ControlPlaneManager:
     def metrics(self) -> dict[str, Any]:
         """Counts since the start, and what is under way now; docs/metrics.md explains each."""
         dispatcher = self._dispatcher
-        return dispatcher.tally.as_dict() | {
+        return dispatcher.counters.as_dict() | {
             "waiting": len(dispatcher) - dispatcher.running,
             "running": dispatcher.running,
             "instances": len(dispatcher.fleet),

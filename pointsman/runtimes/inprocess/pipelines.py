@@ -147,25 +147,25 @@ class Pipeline:
 
     async def _run_async(self, values: list[Any]) -> Any:
         run, first = Run(self.flow, time.monotonic()), len(self._paths)
-        under_way: dict[asyncio.Task[Any], int] = {}
+        in_flight: dict[asyncio.Task[Any], int] = {}
 
         def begin(places: Sequence[int]) -> None:
             for place in places:
-                under_way[asyncio.ensure_future(self._calls[place].result(values))] = place
+                in_flight[asyncio.ensure_future(self._calls[place].result(values))] = place
 
         begin(run.begin())
         try:
-            while under_way:
-                ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            while in_flight:
+                ended, _ = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
-                    place = under_way.pop(task)
+                    place = in_flight.pop(task)
                     result = await task
                     if hasattr(result, "__aiter__"):
                         result = [piece async for piece in result]
                     values[first + place] = self._kept(place, result)
                     begin(run.finished(place, time.monotonic()))
         finally:
-            for task in under_way:  # one has failed: what the others do is of no use any more
+            for task in in_flight:  # one has failed: what the others do is of no use any more
                 task.cancel()
         return self._output(values)
 

@@ -1,4 +1,4 @@
-"""What engines write, as the keeper keeps it: a file per instance, and the older half beside it as `.1`."""
+"""What engines write, as the supervisor keeps it: a file per instance, and the older half beside it as `.1`."""
 
 import os
 from collections.abc import Container
@@ -8,7 +8,7 @@ from pointsman.errors import PointsmanError
 
 FOLDER = "logs"
 OURS = "[pointsman] "
-"""Begins the keeper's own lines."""
+"""Begins the supervisor's own lines."""
 PIECE = 64 * 1024
 LONGEST_WORDS = 300
 KEPT = 100

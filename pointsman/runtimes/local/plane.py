@@ -276,7 +276,7 @@ class Plane:
         self._scaling.close()
         self._empty.clear()
         self._tell(control.PlaneStopping())
-        with suppress(TimeoutError):  # the keeper ends the rest
+        with suppress(TimeoutError):  # the supervisor ends the rest
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
         self._hands.close()
@@ -350,7 +350,7 @@ class Plane:
         running = self._at_work
         self._looking = running.loop.call_later(LOOK_S, self._look)
         self._forget_the_gone()
-        if any(one.homeless for one in self._controller.instances()):
+        if any(one.unplaced for one in self._controller.instances()):
             self._see_worker(self.current)  # others may have left
         self._hands.configuring.look()
         if self._files.look():

@@ -1,7 +1,7 @@
-"""The engine processes of a plane: started, signalled, adopted and mourned, through the keeper and with the store.
+"""The engine processes of a plane: started, signalled, adopted and mourned, through the supervisor and with the store.
 
 Enters: launches and signals. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what the store does not
-know does not run, and what it knows has an end that is reported, whoever dies: engine, keeper or plane.
+know does not run, and what it knows has an end that is reported, whoever dies: engine, supervisor or plane.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ HOST = "127.0.0.1"
 ORPHANS_STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL when no plane has come back."""
 RETRY_S = 1.0
-"""After a keeper could not be started."""
-LOST = "its keeper died, and took it along"
+"""After a supervisor could not be started."""
+LOST = "its supervisor died, and took it along"
 UNREMARKABLE = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 """Who ends by these has not said why."""
 
@@ -85,17 +85,17 @@ class Processes:
         self._ports = Ports(HOST)
         self._known: dict[str, StoredInstance] = {}
         """Started or about to be, and not known to have ended; the same as in the store."""
-        self._keeper: SupervisorLink | None = None
+        self._supervisor: SupervisorLink | None = None
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
-        """Launches that wait for a keeper, or for a stranger of the same name to end."""
+        """Launches that wait for a supervisor, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
         """Processes that the store does not know, by name: they are being killed."""
         self._replacing: asyncio.Task[None] | None = None
         self.problem = ""
-        """Why there is no keeper; empty: there is one."""
+        """Why there is no supervisor; empty: there is one."""
 
     async def open(self) -> list[Adopted]:
-        """Find or start the keeper. What still runs from an earlier plane; what should not is ended first."""
+        """Find or start the supervisor. What still runs from an earlier plane; what should not is ended first."""
         (self._state / FOLDER).mkdir(exist_ok=True)
         self._known = {instance.id: instance for instance in self._store.instances()}
         prune(self._state, self._known)
@@ -135,18 +135,18 @@ class Processes:
         env = _environment(os.environ, launch.env) | {MARK: instance_id}
         log = log_file(self._state, instance_id)
 
-        def start(keeper: SupervisorLink) -> None:
-            keeper.start(instance_id, launch.argv, env, cwd if Path(cwd).is_dir() else str(self._state), log)
+        def start(supervisor: SupervisorLink) -> None:
+            supervisor.start(instance_id, launch.argv, env, cwd if Path(cwd).is_dir() else str(self._state), log)
 
         self._held[instance_id] = start
         self._start_held()
 
     def signal(self, instance_id: str, number: signal.Signals) -> None:
-        """To its whole group. One that waits for a keeper is never started."""
+        """To its whole group. One that waits for a supervisor is never started."""
         if self._held.pop(instance_id, None) is not None:
             self._ended(instance_id, "it was stopped before it was started")
-        elif self._keeper is not None:
-            self._keeper.signal(instance_id, number)
+        elif self._supervisor is not None:
+            self._supervisor.signal(instance_id, number)
 
     def address(self, instance_id: str) -> Address | None:
         """Where an instance listens; None: it has no process."""
@@ -154,22 +154,22 @@ class Processes:
         return None if known is None else Address(known.host, known.port, False)
 
     async def close(self) -> None:
-        """End whatever is left, and the keeper."""
+        """End whatever is left, and the supervisor."""
         if self._replacing is not None:
             self._replacing.cancel()
-        if self._keeper is not None:
-            keeper, self._keeper = self._keeper, None
-            await keeper.end()
+        if self._supervisor is not None:
+            supervisor, self._supervisor = self._supervisor, None
+            await supervisor.end()
         for instance in list(self._known.values()):
             if instance.pid is not None:
                 await clear(instance.id, instance.pid, instance.born)
             self._forget(instance.id)
 
-    # The keeper
+    # The supervisor
 
     async def _connect(self) -> tuple[list[StoredInstance], list[StoredInstance]]:
-        """Talk to a keeper, and compare what it runs with what we know: who was not known to run, and who does not."""
-        keeper, running = await SupervisorLink.open(
+        """Connect to a supervisor; return the processes that run but were unknown, and those known that do not run."""
+        supervisor, running = await SupervisorLink.open(
             self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S
         )
         found, ended = [], []
@@ -185,15 +185,15 @@ class Processes:
         known = {instance.id: instance.pid for instance in self._known.values()}
         self._strangers = {one.id: one.pid for one in running if known.get(one.id) != one.pid}
         for stranger in self._strangers:
-            keeper.signal(stranger, signal.SIGKILL)
-        self._keeper = keeper
+            supervisor.signal(stranger, signal.SIGKILL)
+        self._supervisor = supervisor
         self.problem = ""
-        keeper.listen(self._hear, self._lost)
+        supervisor.listen(self._hear, self._lost)
         return found, ended
 
     def _lost(self) -> None:
-        old, self._keeper = self._keeper, None
-        self.problem = "the keeper of the engine processes is gone; another is being started"
+        old, self._supervisor = self._supervisor, None
+        self.problem = "the supervisor of the engine processes is gone; another is being started"
         if old is not None:
             self._replacing = asyncio.get_running_loop().create_task(self._replace(old))
 
@@ -209,7 +209,7 @@ class Processes:
                 found, ended = await self._connect()
                 break
             except (PointsmanError, OSError) as error:
-                self.problem = f"no keeper can be started: {error}"
+                self.problem = f"no supervisor can be started: {error}"
                 await asyncio.sleep(RETRY_S)
         for instance in found:
             self._tell(Launched(instance.id, instance.pid or 0, instance.host, instance.port))
@@ -218,9 +218,9 @@ class Processes:
         self._start_held()
 
     def _start_held(self) -> None:
-        if self._keeper is not None:
+        if self._supervisor is not None:
             for instance_id in [one for one in self._held if one not in self._strangers]:
-                self._held.pop(instance_id)(self._keeper)
+                self._held.pop(instance_id)(self._supervisor)
 
     def _hear(self, report: Report) -> None:
         match report:
@@ -237,7 +237,7 @@ class Processes:
             case keeping.ProcessExited():
                 self._ended(report.id, self._end_in_words(report))
             case keeping.Confused():
-                self.problem = f"the keeper did not understand: {report.why}"
+                self.problem = f"the supervisor did not understand: {report.why}"
 
     def _note(self, process: EngineProcess) -> None:
         known = self._known.get(process.id)
@@ -268,10 +268,10 @@ class Processes:
         return f"killed by {name}: {words}" if remarkable else f"killed by {name}"
 
 
-async def _has_ended(keeper: SupervisorLink) -> bool:
+async def _has_ended(supervisor: SupervisorLink) -> bool:
     """Whether it has, a moment after it has hung up."""
     for _ in range(20):
-        if not keeper.lives:
+        if not supervisor.lives:
             return True
         await asyncio.sleep(0.005)
     return False

@@ -29,7 +29,7 @@ def absence_of(instances: Iterable[InstanceStatus], start_up_s: float | None, no
 
 
 def _absence(one: InstanceStatus, start_up_s: float | None, now: float) -> Unavailable:
-    if one.homeless:
+    if one.unplaced:
         return Unavailable(f"there is no place for {one.id} yet")
     if one.phase is Phase.STARTING:
         left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
@@ -137,7 +137,7 @@ def instance_status(instance: InstanceStatus, load: dict[str, Any], now: float) 
         "pid": instance.pid,
         "restarts": instance.restarts,
         "halted": instance.halted,
-        "homeless": instance.homeless,
+        "unplaced": instance.unplaced,
         "reason": instance.reason,
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),

@@ -1,12 +1,12 @@
 """The parent of all engine processes of a plane. It outlives the plane, and takes them along if nobody comes back.
 
-A program of its own (`python -I -S keeper.py LISTENER_FD SOCKET_PATH`), in one file, as it runs without the package:
-the standard library only, one thread, and nothing to decide. Enters: JSON lines over a unix socket, from one plane at a
-time. Leaves: JSON lines about processes. The one rule: no engine outlives the keeper, and whatever a plane sends, the
-keeper lives.
+A program of its own (`python -I -S supervisor.py LISTENER_FD SOCKET_PATH`), in one file, because it runs without the
+package: standard library only, one thread, no decisions. Enters: JSON lines over a unix socket, from one plane at a
+time. Leaves: JSON lines about processes. The one rule: no engine outlives the supervisor, and the supervisor survives
+whatever a plane sends.
 
     asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log}  signal{id, number}  list{}  end{}
-    says    keeper{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why}
+    says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why}
             exited{id, pid, code | signal}  confused{why}
 
 Each engine has a session and a process group of its own; signals go to the whole group, and when its leader exits, so
@@ -33,7 +33,7 @@ STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL when nobody came back."""
 LONGEST_S = 1e6
 FIRST_VISIT_S = 10.0
-"""Whoever started the keeper connects within this."""
+"""Whoever started the supervisor connects within this."""
 GROUP_GRACE_S = 2.0
 """A killed process may take this long to vanish; what hangs in the kernel for longer is not waited for."""
 LOG_BYTES = 8 * 1024 * 1024
@@ -188,14 +188,14 @@ class Supervisor:
             return
         if self._plane is not None:
             with suppress(OSError):
-                plane.sendall(_line({"say": "keeper", "pid": os.getpid(), "busy": True}))
+                plane.sendall(_line({"say": "supervisor", "pid": os.getpid(), "busy": True}))
             plane.close()
             return
         plane.setblocking(False)
         self._plane, self._heard, self._unsaid = plane, b"", b""
         self._alone_until = None
         self._selector.register(plane, selectors.EVENT_READ, self._talk)
-        self._say({"say": "keeper", "pid": os.getpid(), "busy": False})
+        self._say({"say": "supervisor", "pid": os.getpid(), "busy": False})
 
     def _talk(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -221,7 +221,7 @@ class Supervisor:
         try:
             message = json.loads(line)
             self._asks[message["ask"]](message)
-        except Exception as error:  # whatever a plane sends, the keeper lives
+        except Exception as error:  # whatever a plane sends, the supervisor lives
             self._say({"say": "confused", "why": f"{type(error).__name__}: {error}: {line[:200]!r}"})
 
     def _part(self) -> None:
@@ -437,12 +437,12 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _die_with(keeper: int) -> Callable[[], None]:
-    """What a child does before it becomes the engine: it dies if the keeper does."""
+def _die_with(supervisor: int) -> Callable[[], None]:
+    """What a child does before it becomes the engine: it dies if the supervisor does."""
 
     def prepare() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # it died before we could say so
+        if os.getppid() != supervisor:  # it died before we could say so
             os._exit(1)
 
     return prepare
@@ -462,11 +462,11 @@ def main(listener: str, path: str) -> None:
     """Keep until the end. Signals are only noted: handlers, unlike SIG_IGN, are not passed on to engines."""
     os.umask(0o077)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Supervisor(socket.socket(fileno=int(listener)), path)
+    supervisor = Supervisor(socket.socket(fileno=int(listener)), path)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: keeper.end_soon())
-    keeper.run()
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.end_soon())
+    supervisor.run()
 
 
 if __name__ == "__main__":

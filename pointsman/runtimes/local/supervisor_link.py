@@ -1,4 +1,4 @@
-"""Process groups that lost their keeper, known by pid and start time: nobody else's process is ever signalled."""
+"""Process groups that lost their supervisor, known by pid and start time: nobody else's process is ever signalled."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.client import reachable
-from pointsman.runtimes.local import supervisor as keeper
+from pointsman.runtimes.local import supervisor as supervisor
 from pointsman.runtimes.local.supervisor import born
 
 MARK = "POINTSMAN_INSTANCE"
@@ -95,13 +95,13 @@ def _is_marked(pid: int, instance_id: str) -> bool:
     return f"{MARK}={instance_id}".encode() in environment
 
 
-# The plane's end of the line to its keeper: connects to the one that lives, or starts one; then asks and hears.
+# The plane's end of the line to its supervisor: connects to the one that lives, or starts one; then asks and hears.
 
 
-SOCKET = "keeper.sock"
+SOCKET = "supervisor.sock"
 END_S = 20.0
 ANSWER_S = 10.0
-"""A keeper that does not answer within this is not used."""
+"""A supervisor that does not answer within this is not used."""
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
@@ -112,8 +112,8 @@ class EngineProcess(msgspec.Struct, frozen=True):
     born: str
 
 
-class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="keeper"):
-    """The keeper is there; busy: for somebody else."""
+class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
+    """The supervisor is there; busy: for somebody else."""
 
     pid: int
     busy: bool
@@ -150,7 +150,7 @@ class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
 
 
 class Confused(msgspec.Struct, frozen=True, tag_field="say", tag="confused"):
-    """The keeper did not understand."""
+    """The supervisor did not understand."""
 
     why: str
 
@@ -162,14 +162,14 @@ _SAID: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.json
 
 
 class SupervisorLink(asyncio.Protocol):
-    """A conversation with a keeper."""
+    """A conversation with a supervisor."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid, self.born = 0, ""
         self.gone = asyncio.Event()
-        """The keeper has hung up."""
+        """The supervisor has hung up."""
         self._child = child
-        """The keeper, if this plane started it."""
+        """The supervisor, if this plane started it."""
         self._transport: asyncio.Transport | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._heard = b""
@@ -182,15 +182,15 @@ class SupervisorLink(asyncio.Protocol):
     async def open(
         cls, state: Path, *, grace_s: float, stop_grace_s: float
     ) -> tuple["SupervisorLink", list[EngineProcess]]:
-        """Talk to the keeper of a state directory, which is started if there is none. Also: what it runs already."""
+        """Connect to the supervisor of a state directory, starting one if there is none. Also returns what it runs."""
         link = await cls._existing(state) or await cls._started(state)
-        link.born = keeper.born(link.pid)
+        link.born = supervisor.born(link.pid)
         link._ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
         link._ask(ask="list")
         running = await link._answer()
         if not isinstance(running, ProcessesRunning):
             link.close()
-            raise PointsmanError(f"the keeper (pid {link.pid}) does not say what it runs; end it and try again")
+            raise PointsmanError(f"the supervisor (pid {link.pid}) does not say what it runs; end it and try again")
         return link, list(running.instances)
 
     @classmethod
@@ -208,13 +208,13 @@ class SupervisorLink(asyncio.Protocol):
             if greeting is None:  # it is leaving
                 return None
             await asyncio.sleep(0.02)
-        raise PointsmanError(f"the keeper in {state} talks to another plane; stop that one first")
+        raise PointsmanError(f"the supervisor in {state} talks to another plane; stop that one first")
 
     @classmethod
     async def _started(cls, state: Path) -> "SupervisorLink":
         path = state / SOCKET
         path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as listener, path.with_name("keeper.log").open("wb") as log:
+        with socket.socket(socket.AF_UNIX) as listener, path.with_name("supervisor.log").open("wb") as log:
             mask = os.umask(0o177)
             try:
                 with reachable(path) as short:
@@ -223,7 +223,7 @@ class SupervisorLink(asyncio.Protocol):
                 os.umask(mask)
             listener.listen(8)
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), str(path)],
+                [sys.executable, "-I", "-S", supervisor.__file__, str(listener.fileno()), str(path)],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -237,7 +237,7 @@ class SupervisorLink(asyncio.Protocol):
             child.kill()
             await link.wait()
             link.close()
-            raise PointsmanError(f"the keeper could not be started; see {path.with_name('keeper.log')}")
+            raise PointsmanError(f"the supervisor could not be started; see {path.with_name('supervisor.log')}")
         link.pid = greeting.pid
         return link
 
@@ -265,7 +265,7 @@ class SupervisorLink(asyncio.Protocol):
         self._ask(ask="signal", id=name, number=int(number))
 
     async def end(self, timeout_s: float = END_S) -> None:
-        """Everything is stopped; the keeper is gone when this returns. One that takes longer is killed."""
+        """Everything is stopped; the supervisor is gone when this returns. One that takes longer is killed."""
         self._on_lost = None
         self._ask(ask="end")
         try:
@@ -290,7 +290,7 @@ class SupervisorLink(asyncio.Protocol):
     # Hearing
 
     def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
-        """From now on tell these what happens, and that the keeper went away unasked."""
+        """From now on tell these what happens, and that the supervisor went away unasked."""
         self._on_report, self._on_lost = on_report, on_lost
         for report in self._unheard:
             on_report(report)
@@ -325,7 +325,7 @@ class SupervisorLink(asyncio.Protocol):
         return None
 
     async def wait(self) -> None:
-        """Wait for the end of the keeper, which comes a moment after it has hung up."""
+        """Wait for the end of the supervisor, which comes a moment after it has hung up."""
         pause = 0.002
         while self.lives:
             await asyncio.sleep(pause)
@@ -333,5 +333,5 @@ class SupervisorLink(asyncio.Protocol):
 
     @property
     def lives(self) -> bool:
-        """Whether there is a keeper, listening or not."""
+        """Whether there is a supervisor, listening or not."""
         return lives(self.pid, self.born) if self._child is None else self._child.poll() is None

@@ -49,7 +49,7 @@ class Budget:
         month, notes = f"{shown(view.now):%Y-%m}", view.state
         if notes.get("month") != month:
             notes.update(month=month, spent=0.0, at=view.now)
-        running = view.replicas + view.starting - view.homeless
+        running = view.replicas + view.starting - view.unplaced
         notes["spent"] += running * cost * max(view.now - notes["at"], 0.0) / HOUR_S
         notes["at"] = view.now
         hours_left = (month_ends(view.now) - view.now) / HOUR_S

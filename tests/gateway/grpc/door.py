@@ -174,7 +174,7 @@ def _patient(how: dict[str, Any]) -> dict[str, Any]:
 async def _settled(door: Door) -> None:
     """Nothing is under way any more."""
     for _ in range(500):
-        if not door.gateway.under_way and not len(door.applications):
+        if not door.gateway.in_flight and not len(door.applications):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"requests are left over: {list(door.gateway._exchanges)}")

@@ -134,15 +134,15 @@ def test_calls_under_way_are_finished_and_new_ones_refused(door: Door, tmp_path:
         watching: Any = HealthStub(channel)
         told = watching.Watch(HealthCheckRequest(), timeout=PATIENCE_S)
         assert next(told).status == SERVING
-        under_way = call.future(request("forever", str(mark)), timeout=PATIENCE_S)
+        in_flight = call.future(request("forever", str(mark)), timeout=PATIENCE_S)
         wait_for(mark.exists)
         closing = door.thread.loop.create_task
         patient = door.thread.call(lambda: closing(another.close(PATIENCE_S)))
         assert [one.status for one in told] == [NOT_SERVING], "whoever watches holds nothing up"
         assert not patient.done()
         door.thread.call(lambda: door.gateway.cut_off("the gateway is shutting down"))
-        assert under_way.code() is grpc.StatusCode.UNAVAILABLE
-        assert "the gateway is shutting down" in under_way.details()
+        assert in_flight.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the gateway is shutting down" in in_flight.details()
         door.thread.run(another.close(1.0))
         wait_for(patient.done)
     with pytest.raises(OSError, match="refused"):

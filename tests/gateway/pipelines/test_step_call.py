@@ -22,7 +22,7 @@ IMPATIENT = {
 
 
 class Listener:
-    """A conductor that writes down what it hears."""
+    """A listener that writes down what it hears."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []

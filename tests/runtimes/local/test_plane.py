@@ -461,8 +461,8 @@ def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_anew(sta
     run(story())
 
 
-def test_when_plane_and_keeper_are_killed_the_next_plane_clears_up(state: Path) -> None:
-    """An engine that dies with its keeper may leave children of its own; they have its group and its mark."""
+def test_when_plane_and_supervisor_are_killed_the_next_plane_clears_up(state: Path) -> None:
+    """An engine that dies with its supervisor may leave children of its own; they have its group and its mark."""
     engine = f"{sys.executable} -m pointsman.simulator --model family --port {{port}}"
     family = f"""
   - name: family
@@ -487,17 +487,17 @@ def test_when_plane_and_keeper_are_killed_the_next_plane_clears_up(state: Path) 
     run(story())
 
 
-def test_when_the_keeper_is_killed_everything_is_started_anew(state: Path) -> None:
+def test_when_the_supervisor_is_killed_everything_is_started_anew(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated(replicas=2))) as scene:
             await scene.until_ready("m-1", "m-2")
             before = scene.pids()
-            keeper = scene.plane._at_work.processes._keeper
-            assert keeper is not None
-            os.kill(keeper.pid, signal.SIGKILL)
+            supervisor = scene.plane._at_work.processes._supervisor
+            assert supervisor is not None
+            os.kill(supervisor.pid, signal.SIGKILL)
             await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")
             await scene.until_ready("m-1", "m-2")
-            assert scene.instances()["m-1"]["reason"] == "its keeper died, and took it along"
+            assert scene.instances()["m-1"]["reason"] == "its supervisor died, and took it along"
             assert not any(map(is_alive, before.values()))
             assert scene.plane.status()["problems"] == []
 

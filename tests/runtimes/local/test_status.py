@@ -10,7 +10,7 @@ from tests.runtimes.local.scaling.test_scaled import instance
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
 FAILED = instance("m-2", Phase.BACKING_OFF, since=90.0, until=105.0, restarts=2, reason="exit code 7: no weights at /x")
 ONCE = instance("m-2", Phase.BACKING_OFF, until=105.0)
-HOMELESS = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, homeless=True)
+UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=True)
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ HOMELESS = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, homeless=
         ([STARTING], None, Unavailable("m-1 is being started, for 10 s so far")),
         ([FAILED], 30.0, Unavailable("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
         ([ONCE], None, Unavailable("m-2 has failed once, and is started again in 5 s", 5.0)),
-        ([HOMELESS], 30.0, Unavailable("there is no place for m-3 yet")),
-        ([HOMELESS, FAILED, STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
+        ([UNPLACED], 30.0, Unavailable("there is no place for m-3 yet")),
+        ([UNPLACED, FAILED, STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
         ([instance("m-4", Phase.STOPPING)], 30.0, Unavailable("m-4 is stopping")),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The keeper as a real process with real children."""
+"""The supervisor as a real process with real children."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.http.client import reachable
-from pointsman.runtimes.local import supervisor as keeper
+from pointsman.runtimes.local import supervisor as supervisor
 from pointsman.runtimes.local.supervisor_link import (
     SOCKET,
     EngineProcess,
@@ -180,7 +180,7 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
         first.link.close()
         second = await Hold.of(state, grace_s=0.3)
         assert {process.id: process.pid for process in second.running} == pids
-        assert all(process.born == keeper.born(process.pid) != "" for process in second.running)
+        assert all(process.born == supervisor.born(process.pid) != "" for process in second.running)
         assert second.link.pid == first.link.pid
         await second.link.end()
         assert not any(map(is_alive, pids.values()))
@@ -221,14 +221,14 @@ def test_when_the_plane_is_killed_everything_dies_after_the_grace_time(state: Pa
     assert not (state / SOCKET).exists()
 
 
-def test_when_the_keeper_is_killed_its_children_die_and_the_plane_is_told(state: Path) -> None:
+def test_when_the_supervisor_is_killed_its_children_die_and_the_plane_is_told(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
         os.kill(hold.link.pid, signal.SIGKILL)
         await eventually(lambda: hold.lost)
         await eventually(lambda: not is_alive(pid))
-        again = await Hold.of(state)  # a dead keeper's socket is in nobody's way
+        again = await Hold.of(state)  # a dead supervisor's socket is in nobody's way
         assert again.link.pid != hold.link.pid
         await again.link.end()
         await hold.link.wait()
@@ -236,7 +236,7 @@ def test_when_the_keeper_is_killed_its_children_die_and_the_plane_is_told(state:
     run(story())
 
 
-def test_a_terminated_keeper_takes_everything_along(state: Path) -> None:
+def test_a_terminated_supervisor_takes_everything_along(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pids = [await hold.start("a", SLEEP), await hold.start("b", DEAF)]
@@ -267,7 +267,7 @@ def test_who_escaped_its_group_is_found_in_the_end(state: Path) -> None:
     run(story())
 
 
-def test_a_keeper_that_hangs_is_killed_in_the_end(state: Path) -> None:
+def test_a_supervisor_that_hangs_is_killed_in_the_end(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
@@ -339,7 +339,7 @@ def test_who_talks_without_end_is_hung_up_on_and_the_next_is_served(state: Path)
         hold = await Hold.of(state, grace_s=30.0)
         pid = await hold.start("a", SLEEP)
         hold.link._transport.write(  # type: ignore[union-attr]
-            b"x" * (keeper.LINE_BYTES + 2 * keeper.PIECE)
+            b"x" * (supervisor.LINE_BYTES + 2 * supervisor.PIECE)
         )
         await eventually(lambda: hold.lost)
         again = await Hold.of(state)
@@ -384,22 +384,22 @@ def test_a_state_directory_may_have_a_long_path(tmp_path: Path) -> None:
 
 
 def test_logs_are_bounded_and_keep_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOG_BYTES", 1000)
-    log = keeper.Log(str(tmp_path / "a.log"))
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 1000)
+    log = supervisor.Log(str(tmp_path / "a.log"))
     for number in range(1000):
         log.write(b"line %d\n" % number)
     log.close()
     kept = (tmp_path / "a.log.1").read_text() + (tmp_path / "a.log").read_text()
     assert len(kept) <= 2000
     assert kept.endswith("line 998\nline 999\n")
-    again = keeper.Log(str(tmp_path / "a.log"))  # a restart goes on where the last one ended
+    again = supervisor.Log(str(tmp_path / "a.log"))  # a restart goes on where the last one ended
     again.write(b"and on\n")
     again.close()
     assert (tmp_path / "a.log").read_text().endswith("line 999\nand on\n")
 
 
 def test_a_log_that_cannot_be_written_costs_nobody_anything() -> None:
-    log = keeper.Log("/nowhere/a.log")
+    log = supervisor.Log("/nowhere/a.log")
     log.write(b"lost\n")
     log.note("lost too")
     log.close()

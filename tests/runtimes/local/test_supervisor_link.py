@@ -1,4 +1,4 @@
-"""Clearing up after a dead keeper, with real processes; a stranger's process is never touched."""
+"""Clearing up after a dead supervisor, with real processes; a stranger's process is never touched."""
 
 import asyncio
 import os

@@ -153,9 +153,9 @@ def test_a_fleet_that_is_too_small_says_who_has_no_place_and_serves_when_it_grow
     fleet.apply(wish(deployment("chat", 20)))
     fleet.run_until(10.0)
     assert len(fleet.in_service) == 8
-    homeless = [one for one in fleet.instances() if one.homeless]
-    assert len(homeless) == 12
-    assert all("no place: no room on one GPU: needs" in one.reason for one in homeless)
+    unplaced = [one for one in fleet.instances() if one.unplaced]
+    assert len(unplaced) == 12
+    assert all("no place: no room on one GPU: needs" in one.reason for one in unplaced)
     for number in (1, 2):
         fleet.see(worker(number))
     fleet.run_until(12.0)

@@ -31,7 +31,7 @@ class ScalingDecider:
         """Of an application's policy: its own; None: it is of one deployment, whose guard has them."""
         self.woken = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._thinker = PolicyRunner(name)
+        self._runner = PolicyRunner(name)
 
     @property
     def key(self) -> str:
@@ -41,7 +41,7 @@ class ScalingDecider:
     @property
     def is_thinking(self) -> bool:
         """Whether its policy has not answered yet; one that hangs never will."""
-        return self._thinker.is_thinking
+        return self._runner.is_thinking
 
     @property
     def of_application(self) -> bool:
@@ -52,7 +52,7 @@ class ScalingDecider:
         """What the policy says of each deployment: a number, a wish, or what went wrong."""
         if not self.of_application:
             [(deployment, view)] = views.items()
-            return {deployment: await self._thinker.ask(lambda: ask_with_notes(self.policy, view), self.time_limit_s)}
+            return {deployment: await self._runner.ask(lambda: ask_with_notes(self.policy, view), self.time_limit_s)}
         by_name = {self.nodes[deployment]: view for deployment, view in views.items()}
         seen = ApplicationView(
             name=self.name,
@@ -60,7 +60,7 @@ class ScalingDecider:
             deployments={name: msgspec.structs.replace(view, name=name) for name, view in by_name.items()},
             state=copied(self.notes or {}),
         )
-        answer = await self._thinker.ask(lambda: ask_with_notes(self.policy, seen), self.time_limit_s)
+        answer = await self._runner.ask(lambda: ask_with_notes(self.policy, seen), self.time_limit_s)
         if not isinstance(answer, TooSlow | TooMuch):
             self.notes = dict(seen.state)
         found = by_node(answer, by_name)

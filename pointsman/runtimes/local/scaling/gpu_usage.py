@@ -39,7 +39,7 @@ class GpuUsage:
         self._gpus: dict[tuple[str, int], Gpu] = {}
         """By worker and index, as places name them."""
         self._busy: dict[int, float] = {}
-        self._thinker = PolicyRunner("GPU usage")
+        self._runner = PolicyRunner("GPU usage")
         self._read_at: float | None = None
         self._reading: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -52,8 +52,8 @@ class GpuUsage:
         """Read all of them again, if these deployments have any and it is time."""
         if not self._gpus or not any(self._gpus_of(one) for one in instances if one.deployment in deployments):
             return
-        under_way = self._reading is not None and not self._reading.done()
-        if not under_way and (self._read_at is None or self._clock() - self._read_at >= EVERY_S):
+        in_flight = self._reading is not None and not self._reading.done()
+        if not in_flight and (self._read_at is None or self._clock() - self._read_at >= EVERY_S):
             self._begin({gpu.index: gpu for one in instances for gpu in self._gpus_of(one)}.values())
         if self._reading is not None:
             await asyncio.shield(self._reading)  # others wait for it too
@@ -88,7 +88,7 @@ class GpuUsage:
         self._idle = loop.call_later(self._let_go_s, self._let_go)
 
     async def _read(self, gpus: Collection[Gpu]) -> None:
-        told = await self._thinker.ask(lambda: self._drivers.busy(gpus), self._limit_s)
+        told = await self._runner.ask(lambda: self._drivers.busy(gpus), self._limit_s)
         self._busy = told if isinstance(told, dict) else {}
 
     def _let_go(self) -> None:

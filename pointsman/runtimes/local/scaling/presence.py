@@ -12,7 +12,7 @@ class ReplicaCounts:
     """Of a node with shards, a replica is one of each."""
 
     def __init__(self) -> None:
-        self.ready = self.starting = self.homeless = 0
+        self.ready = self.starting = self.unplaced = 0
         self.trouble = ""
         """Why an instance that should run does not; empty: all do."""
         self.loaded_at: float | None = None
@@ -25,7 +25,7 @@ class ReplicaCounts:
         mine = [one for one in instances if one.deployment in members and one.endpoint is None]
         self.ready = min(_counts(mine, members, Phase.READY))
         self.starting = max(_counts(mine, members, *ON_THEIR_WAY))
-        self.homeless = max(_counts([one for one in mine if one.homeless], members, *Phase))
+        self.unplaced = max(_counts([one for one in mine if one.unplaced], members, *Phase))
         failed = (one for one in mine if one.has_failed and one.reason)
         self.trouble = next((f"{one.id} does not run: {one.reason}" for one in failed), "")
         self.loaded_at = None if not self.ready else now if self.loaded_at is None else self.loaded_at

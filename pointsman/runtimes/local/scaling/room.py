@@ -45,17 +45,17 @@ class RoomMaker:
     def look(self, one: Scaled, now: float) -> Seen:
         """What is to be told of a deployment, and whether somebody makes room for it."""
         instances = self._controller.instances()
-        homeless = [each for each in instances if each.deployment in one.members and each.homeless]
-        if homeless and self._is_waited_for(one, instances):
-            going = self._who_goes(one, homeless[0].deployment, instances, now)
+        unplaced = [each for each in instances if each.deployment in one.members and each.unplaced]
+        if unplaced and self._is_waited_for(one, instances):
+            going = self._who_goes(one, unplaced[0].deployment, instances, now)
             if going:
                 records = [record for each in going for record in self._makes_room(each, one, now)]
                 return Seen(tuple(records), any(not each.is_used for each in going))
             for each in instances:
                 if each.phase is Phase.DRAINING:  # it may have been let to take its time
                     self._evict(each.id, f"{one.name} waits for its place")
-        told = [self._no_room(one, homeless, now)] if len(homeless) > one.told_homeless else []
-        one.told_homeless = len(homeless)
+        told = [self._no_room(one, unplaced, now)] if len(unplaced) > one.told_unplaced else []
+        one.told_unplaced = len(unplaced)
         return Seen(tuple(told))
 
     def _is_waited_for(self, one: Scaled, instances: Sequence[InstanceStatus]) -> bool:
@@ -98,16 +98,16 @@ class RoomMaker:
         self._evict(instance, why)
         return other.note(why, now), one.note(f"{instance} of {other.name}, which {reason}, makes room for it", now)
 
-    def _no_room(self, one: Scaled, homeless: Sequence[InstanceStatus], now: float) -> ScalingRecord:
+    def _no_room(self, one: Scaled, unplaced: Sequence[InstanceStatus], now: float) -> ScalingRecord:
         """How many have no place, why, and what would help. Told when they become more, and not all the time."""
-        ask, fleet = self._ask(homeless[0].deployment), self._controller.places.taken
-        number = f"{len(homeless)} of {one.target} {'has' if len(homeless) == 1 else 'have'} no place"
+        ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
+        number = f"{len(unplaced)} of {one.target} {'has' if len(unplaced) == 1 else 'have'} no place"
         helps = never = ""
         if ask is not None and fleet is not None:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
-        why = homeless[0].reason.removeprefix("no place: ")
+        why = unplaced[0].reason.removeprefix("no place: ")
         problem = "; ".join(filter(None, [f"{number}: {why}", helps]))
         in_vain = f"no worker could take it, even with nothing else there: {never}"
         return one.note(in_vain if never else "started as soon as there is room", now, problem)

@@ -61,7 +61,7 @@ class Scaled:
         """It made room for somebody else, and comes back when it is asked for."""
         self.presence = ReplicaCounts()
         self._told_trouble = ReportThrottle()
-        self.told_homeless = 0
+        self.told_unplaced = 0
         """Instances without a place that people know of."""
         if saved.recipe != deciding.recipe:
             self.guard.notes = {}
@@ -136,7 +136,7 @@ class Scaled:
         self.see(instances, now)
         lane.start_up_s = self.start_up_s
         dispatcher = lane.dispatcher
-        running, here, arrived = dispatcher.running, len(dispatcher), dispatcher.tally.arrived
+        running, here, arrived = dispatcher.running, len(dispatcher), dispatcher.counters.arrived
         came = 0 if self._arrived is None else max(arrived - self._arrived, 0)
         self._arrived = arrived
         if came or here or not self.used_at:
@@ -163,7 +163,7 @@ class Scaled:
             now=now,
             replicas=self.presence.ready,
             starting=self.presence.starting,
-            homeless=self.presence.homeless,
+            unplaced=self.presence.unplaced,
             target=guard.target,
             min_replicas=limits.min_replicas,
             max_replicas=limits.max_replicas,

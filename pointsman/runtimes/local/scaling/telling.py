@@ -38,7 +38,7 @@ def in_full(one: Scaled, lane: Lane, now: float) -> dict[str, Any]:
         "queued": len(lane.dispatcher) - lane.dispatcher.running,
         "ready": presence.ready,
         "starting": presence.starting,
-        "homeless": presence.homeless,
+        "unplaced": presence.unplaced,
         "start_up_s": one.start_up_s,
         "trouble": presence.trouble,
         "limits": msgspec.to_builtins(one.guard.limits),

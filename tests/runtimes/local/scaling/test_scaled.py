@@ -59,11 +59,11 @@ def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
         instance("m.0-1"),
         instance("m.0-2"),
         instance("m.1-1"),
-        instance("m.1-2", Phase.BACKING_OFF, homeless=True),
+        instance("m.1-2", Phase.BACKING_OFF, unplaced=True),
         instance("other-1"),
     ]
     one.see(shards, 0.0)
-    assert (one.presence.ready, one.presence.starting, one.presence.homeless) == (1, 1, 1)
+    assert (one.presence.ready, one.presence.starting, one.presence.unplaced) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

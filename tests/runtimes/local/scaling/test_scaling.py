@@ -347,7 +347,7 @@ def test_what_no_machine_is_large_enough_for_says_so(state: Path) -> None:
             assert told["why"] == f"no worker could take it, even with nothing else there: {short}"
             assert told["by"] == "pointsman", "that is not what the policy says"
             waits = scene.instances()["m-1"]
-            assert (waits["homeless"], waits["reason"]) == (True, f"no place: {short}")
+            assert (waits["unplaced"], waits["reason"]) == (True, f"no place: {short}")
 
     run(story())
 

@@ -13,16 +13,16 @@ LONG_S = 20.0
 
 def test_what_it_says_comes_back_whatever_it_is() -> None:
     async def story() -> None:
-        thinker = PolicyRunner("m")
-        assert await thinker.ask(lambda: 3, LONG_S) == 3
-        assert await thinker.ask(lambda: "many", LONG_S) == "many"
-        assert isinstance(await thinker.ask(lambda: 1 // 0, LONG_S), ZeroDivisionError)
+        runner = PolicyRunner("m")
+        assert await runner.ask(lambda: 3, LONG_S) == 3
+        assert await runner.ask(lambda: "many", LONG_S) == "many"
+        assert isinstance(await runner.ask(lambda: 1 // 0, LONG_S), ZeroDivisionError)
 
         def leaves() -> object:
             raise SystemExit(3)
 
-        assert isinstance(await thinker.ask(leaves, LONG_S), SystemExit)
-        assert await thinker.ask(threading.get_ident, LONG_S) != threading.get_ident()
+        assert isinstance(await runner.ask(leaves, LONG_S), SystemExit)
+        assert await runner.ask(threading.get_ident, LONG_S) != threading.get_ident()
 
     run(story())
 
@@ -36,17 +36,17 @@ def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
         return 7
 
     async def story() -> None:
-        thinker = PolicyRunner("m")
-        assert await thinker.ask(hangs, 0.01) == TooSlow(0.01)
+        runner = PolicyRunner("m")
+        assert await runner.ask(hangs, 0.01) == TooSlow(0.01)
         for _ in range(3):
-            answer = await thinker.ask(hangs, 0.01)
+            answer = await runner.ask(hangs, 0.01)
             assert isinstance(answer, TooSlow)
         assert len(calls) == 1
         gate.set()
         done: list[object] = []
 
         async def again() -> bool:
-            done.append(await thinker.ask(lambda: 5, LONG_S))
+            done.append(await runner.ask(lambda: 5, LONG_S))
             return done[-1] == 5
 
         while not await again():  # the late answer itself counts for nothing
