@@ -9,13 +9,12 @@ from typing import Any, TypeAlias
 
 Sentence: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 
-ROUTING: Mapping[str, Sentence] = {}
-
-PLACEMENT: Mapping[str, Sentence] = {}
-
-CONTROL: Mapping[str, Sentence] = {}
-
-SENTENCES: Mapping[str, Sentence] = {**ROUTING, **PLACEMENT, **CONTROL}
+SENTENCES: Mapping[str, Sentence] = {
+    "text": "{text}",
+    # routing
+    # placement
+    # control and scaling
+}
 
 
 def sentence(code: str, facts: Mapping[str, Any]) -> str:
