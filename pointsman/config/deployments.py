@@ -11,7 +11,7 @@ import msgspec
 from pointsman.config.building import arguments_of, built
 from pointsman.config.picker import picker_plan
 from pointsman.config.picker_schema import DeploymentSpec, InlinePicker, SchedulingSpec
-from pointsman.config.plan import DeploymentPlan, PickerPlan, ScalingPlan
+from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
 from pointsman.config.scaling import first_wait_s, scaling
@@ -26,6 +26,7 @@ from pointsman.parameters import packaged
 from pointsman.placement.asks import Arrangement, Ask
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.placement.needs import Need
+from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import LabelExpression, LabelSelector
 from pointsman.strategies import SchedulingPolicy
 

@@ -8,7 +8,7 @@ from typing import Any
 from pointsman.config.building import arguments_of, built
 from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
 from pointsman.config.picker_schema import SchedulingSpec
-from pointsman.config.plan import PYTHON, DeploymentPlan, ScalingPlan
+from pointsman.config.plan import PYTHON, DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scaling import NodeScaling, first_wait_s
@@ -18,6 +18,7 @@ from pointsman.control import desired
 from pointsman.pipeline.building import INGRESS, file_version
 from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
 from pointsman.pipeline.options import NodeOptions
+from pointsman.scaling.limits import ScalingPlan
 
 PYTHON_PATH = "PYTHONPATH"
 FIFO = SchedulingSpec(policy="fifo")

@@ -16,7 +16,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
-from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
 from pointsman.strategies.dispatching import dispatcher_for
@@ -113,28 +113,6 @@ def _parts(profile: Profile[Endpoint]) -> str:
     return " > ".join(
         [*(name for name, _ in profile.filters), *filter(None, [" + ".join(scorers)]), profile.picker_name]
     )
-
-
-class MetricQuery(msgspec.Struct, frozen=True):
-    """A number that a Prometheus knows."""
-
-    name: str
-    url: str
-    query: str
-
-
-class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who says how many instances there are, and within what."""
-
-    policy: Any
-    """A `ScalingPolicy`, or a function; None: that of the application decides."""
-    policy_name: str
-    limits: ScalingLimits
-    recipe: str
-    """What the policy was made from. Where it is equal, so is the policy."""
-    metrics: tuple[MetricQuery, ...] = ()
-    cost_per_replica_hour: float | None = None
-    notes: tuple[str, ...] = ()
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,14 +11,14 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.building import built
-from pointsman.config.plan import MetricQuery, PickerPlan, ScalingPlan
+from pointsman.config.plan import PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.schema import MetricSpec, ScalingSpec
 from pointsman.config.validation import INVALID, Section, Validator, is_url, unmarked, usable
 from pointsman.errors import PointsmanError
 from pointsman.pipeline.graph import Node
-from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.limits import MetricQuery, ScalingLimits, ScalingPlan
 from pointsman.scaling.policies.budget import Budget
 from pointsman.scaling.policies.combined import Combined
 from pointsman.scaling.policies.scheduled import Scheduled

@@ -1,5 +1,7 @@
 """What holds for every policy, also for the user's own: bounds, delays, smoothing, steps, cool-downs."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -37,3 +39,25 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
         """How many there are before anybody was asked."""
         wanted = self.min_replicas if self.initial_replicas is None else self.initial_replicas
         return min(max(wanted, self.min_replicas), self.max_replicas)
+
+
+class MetricQuery(msgspec.Struct, frozen=True):
+    """A number that a Prometheus knows."""
+
+    name: str
+    url: str
+    query: str
+
+
+class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Who says how many instances there are, and within what."""
+
+    policy: Any
+    """A `ScalingPolicy`, or a function; None: that of the application decides."""
+    policy_name: str
+    limits: ScalingLimits
+    recipe: str
+    """What the policy was made from. Where it is equal, so is the policy."""
+    metrics: tuple[MetricQuery, ...] = ()
+    cost_per_replica_hour: float | None = None
+    notes: tuple[str, ...] = ()

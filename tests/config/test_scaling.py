@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pointsman.config import load_application, load_manifest
-from pointsman.config.plan import DeploymentPlan, MetricQuery, ScalingPlan
+from pointsman.config.plan import DeploymentPlan
 from pointsman.config.registry import scaling_policies
 from pointsman.config.validation import unmarked
 from pointsman.errors import ConfigError
@@ -24,6 +24,7 @@ from pointsman.scaling import (
     ScheduleEntry,
     TargetOngoing,
 )
+from pointsman.scaling.limits import MetricQuery, ScalingPlan
 from pointsman.types import RequestMetadata
 
 OWN = """

@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.config.schema import GatewaySpec
 from pointsman.control import ReconcileStep
 from pointsman.parameters import camel_case, duration_text
 from pointsman.render.text import text_table
+from pointsman.scaling.limits import ScalingPlan
 
 AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that hold from the next start of the plane on."""

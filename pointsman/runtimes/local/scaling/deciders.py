@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import ApplicationPlan, PointsmanPlan, ScalingPlan
+from pointsman.config.plan import ApplicationPlan, PointsmanPlan
 from pointsman.runtimes.local.scaling.thinking import PolicyRunner
+from pointsman.scaling.limits import ScalingPlan
 from pointsman.scaling.policy import TooMuch, TooSlow, ask_with_notes, by_node, copied
 from pointsman.scaling.view import ApplicationView, DeploymentView
 

@@ -10,10 +10,10 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from pointsman.config.plan import MetricQuery
 from pointsman.control.desired import Address
 from pointsman.engines import Samples
 from pointsman.http.probe_client import Unanswered, ask
+from pointsman.scaling.limits import MetricQuery
 
 CUSTOM = "pointsman_custom_metric"
 PATH = "/metrics"

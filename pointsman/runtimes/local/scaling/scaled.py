@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus
 from pointsman.routing.records import Record
 from pointsman.runtimes.local.scaling.presence import ReplicaCounts
 from pointsman.runtimes.local.store import SCALING_HISTORY
 from pointsman.runtimes.traffic import Lane
 from pointsman.scaling.guard import OURSELVES, Guard
+from pointsman.scaling.limits import ScalingPlan
 from pointsman.scaling.measuring import Measurements, windows_of
 from pointsman.scaling.policy import TooMuch, TooSlow, Wish, copied, understood
 from pointsman.scaling.records import ReportThrottle, ScalingRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.plan import DeploymentPlan, PointsmanPlan, ScalingPlan
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.errors import PointsmanError, UnknownName
@@ -21,6 +21,7 @@ from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.local.scaling.telling import in_full, load_seen
 from pointsman.runtimes.local.store import Store
 from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.scaling.limits import ScalingPlan
 from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
 

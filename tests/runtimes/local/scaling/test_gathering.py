@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pointsman.config.plan import MetricQuery
 from pointsman.control.desired import Address
 from pointsman.http.probe_client import Unanswered
 from pointsman.runtimes.local.scaling.gathering import Gatherer, answer_of
+from pointsman.scaling.limits import MetricQuery
 from tests.runtimes.local.planes import run
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from pointsman.config.plan import ScalingPlan
 from pointsman.control import InstanceStatus, Phase
 from pointsman.runtimes.local.scaling.scaled import Saved, Scaled
 from pointsman.runtimes.local.scaling.staying import spares
 from pointsman.runtimes.local.scaling.telling import in_short
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
+from pointsman.scaling.limits import ScalingPlan
 
 
 def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> Scaled:
