@@ -29,7 +29,7 @@ with pm.InputNode() as dag_input:
 if __name__ == "__main__":
     print("in this process:", dag.execute(1, 2, 3))
     app = pm.build(dag)
-    print(app.draw(text=True))
+    print(app.draw())
     app.m1.set_options(num_replicas=2)
     handle = app.deploy()
     print("on replicas:", handle.remote(1, 2, 3).result())

@@ -37,12 +37,11 @@ class Application:
 
         return to_yaml(self.name, self.graph)
 
-    def draw(self, *, text: bool = False) -> str:
-        """A picture of the graph: SVG, or text for a terminal."""
-        from pointsman.render.graph_svg import graph_svg
-        from pointsman.render.graph_text import graph_text
-
-        return graph_text(self.name, self.graph) if text else graph_svg(self.name, self.graph)
+    def draw(self, path: Path | str | None = None) -> str:
+        """The graph as text: for a terminal, or in the format that the suffix of `path` says (.mmd, .dot, .txt), which
+        is then written there."""
+        drawing = import_module("pointsman.render.graph_formats")
+        return str(drawing.draw(self.name, self.graph, None if path is None else Path(path)))
 
     def deploy(self, runtime: str = "local", **options: Any) -> Any:
         """Run it, and give a handle to it. Options are those of the runtime."""

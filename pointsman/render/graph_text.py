@@ -1,79 +1,35 @@
-"""Lines between two rows of boxes, in characters.
-
-Links that would cross or touch share a track, which tells less than they do; the boxes themselves say what they take.
-"""
+"""A graph in a terminal: the input on top, calls side by side below it, the output at the bottom."""
 
 from collections.abc import Iterable, Sequence
 
 from pointsman.pipeline.graph import Graph
-from pointsman.render.graph import Edge, Parts, Role, headline, parts_of
-from pointsman.render.graph_layers import layers_of
+from pointsman.render.graph import Edge, GraphParts, Role, headline, parts_of
 from pointsman.render.svg import cells, cut
 
-UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
-CORNERS = " ││││┘┐┤│└┌├─┴┬┼"
-"""By the sum of directions."""
-
-
-def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
-    """Links from a column above to a column below: a row of tracks, and one of arrows."""
-    marks: dict[int, int] = {}
-    for group in _groups(links):
-        columns = [column for link in group for column in link]
-        first, last = min(columns), max(columns)
-        for column in range(first, last + 1):
-            marks[column] = (LEFT if column > first else 0) | (RIGHT if column < last else 0)
-        for above, below in group:
-            marks[above] |= UP
-            marks[below] |= DOWN
-    end = max(marks, default=-1) + 1
-    ends = {below for _, below in links}
-    return [
-        "".join(CORNERS[marks.get(column, 0)] for column in range(end)),
-        "".join("▼" if column in ends else " " for column in range(end)).rstrip(),
-    ]
-
-
-def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Those whose columns overlap, from left to right."""
-    groups: list[list[tuple[int, int]]] = []
-    reached = -1
-    for link in sorted(set(links), key=min):
-        if groups and min(link) <= reached:
-            groups[-1].append(link)
-        else:
-            groups.append([link])
-        reached = max(reached, *link)
-    return groups
-
-
-# A graph in a terminal: the input on top, then what is called side by side, the output at the bottom.
-
-
-LEAST_WIDTH = 24
-WIDEST, LONGEST_LIST = 60, 40
-"""Of a box, for the sake of names, and of what it takes; with borders."""
+MIN_WIDTH = 24
+MAX_BOX_WIDTH, MAX_LIST_WIDTH = 60, 40
+"""Of a box for its names, and for the list of what it takes; borders included."""
 APART = 2
 SOLID, DASHED = ("─", "│"), ("╌", "╎")
+UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
+CORNERS = " ││││┘┐┤│└┌├─┴┬┼"
+"""Line characters by the sum of their directions."""
 
 
 def graph_text(name: str, graph: Graph, width: int = 100) -> str:
     """The graph, drawn. A stage that is wider than `width` goes on in the next line."""
-    drawing = _GraphText(parts_of(graph), max(width, LEAST_WIDTH))
-    title = _wrapped([f"{name}:", *headline(graph).split()], max(width, LEAST_WIDTH), " ")
+    drawing = _GraphText(parts_of(graph), max(width, MIN_WIDTH))
+    title = _wrapped([f"{name}:", *headline(graph).split()], max(width, MIN_WIDTH), " ")
     return "\n".join([*title, "", *drawing.flow(), *drawing.held()])
 
 
 class _GraphText:
     """Lines of one picture."""
 
-    def __init__(self, parts: Parts, width: int) -> None:
+    def __init__(self, parts: GraphParts, width: int) -> None:
         self._parts = parts
         self._width = width
-        stages = [
-            [one for one in layer if one < len(parts.boxes) and parts.boxes[one].role is not Role.HELD]
-            for layer in layers_of(parts).layers
-        ]
+        stages = [[one for one in layer if parts.boxes[one].role is not Role.HELD] for layer in parts.layers]
         self._stages = [stage for stage in stages if stage]
         self._words = [self._said(one) for one in range(len(parts.boxes))]
         self._wide = [min(max(map(cells, words)) + 4, width) for words in self._words]
@@ -102,11 +58,8 @@ class _GraphText:
 
     def _said(self, one: int) -> list[str]:
         box, edges = self._parts.boxes[one], self._parts.edges
-        room, short = min(WIDEST, self._width) - 4, min(LONGEST_LIST, self._width) - 4
-        lines = ["  ".join([box.name, *box.marks])]
-        if box.kind is not None:
-            lines.append(f"{box.kind.value} {box.detail}" if box.detail else box.caption)
-        lines += box.notes
+        room, short = min(MAX_BOX_WIDTH, self._width) - 4, min(MAX_LIST_WIDTH, self._width) - 4
+        lines = box.lines
         lines += _listed("←", [self._source(edge) for edge in edges if edge.target == one and not edge.held], short)
         holders = [self._parts.boxes[edge.source].node for edge in edges if edge.target == one and edge.held]
         lines += _listed("held by", holders, short)
@@ -193,3 +146,38 @@ def _wrapped(words: Sequence[str], width: int, between: str) -> list[str]:
 def _plain(words: str) -> str:
     """In one line, and nothing that a terminal would obey."""
     return "".join(one if one.isprintable() else "\ufffd" for one in words)
+
+
+# Lines between two rows of boxes
+
+
+def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
+    """Links from a column above to a column below: a row of tracks, and one of arrows."""
+    marks: dict[int, int] = {}
+    for group in _groups(links):
+        columns = [column for link in group for column in link]
+        first, last = min(columns), max(columns)
+        for column in range(first, last + 1):
+            marks[column] = (LEFT if column > first else 0) | (RIGHT if column < last else 0)
+        for above, below in group:
+            marks[above] |= UP
+            marks[below] |= DOWN
+    end = max(marks, default=-1) + 1
+    ends = {below for _, below in links}
+    return [
+        "".join(CORNERS[marks.get(column, 0)] for column in range(end)),
+        "".join("▼" if column in ends else " " for column in range(end)).rstrip(),
+    ]
+
+
+def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Those whose columns overlap, from left to right."""
+    groups: list[list[tuple[int, int]]] = []
+    reached = -1
+    for link in sorted(set(links), key=min):
+        if groups and min(link) <= reached:
+            groups[-1].append(link)
+        else:
+            groups.append([link])
+        reached = max(reached, *link)
+    return groups
