@@ -58,10 +58,10 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
     """What would be done where nothing runs yet, as the admin API says it."""
     import msgspec
 
+    from pointsman.config.changes import changes_between
+    from pointsman.config.revision import EndpointsFiles
     from pointsman.control import Controller
     from pointsman.control.events import WorkerSeen
-    from pointsman.runtimes.local.changes import changes_between
-    from pointsman.runtimes.local.watching import EndpointsFiles
 
     controller = Controller()
     machine = _this_machine(plan)
@@ -69,7 +69,6 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
         controller.handle(WorkerSeen(machine), 0.0)
     listed = EndpointsFiles()
     listed.configure(plan)
-    listed.look()
     changes = changes_between(None, plan, controller.preview(listed.desired()))
     return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
 
@@ -77,10 +76,9 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
 def _this_machine(plan: "PointsmanPlan") -> "Worker | None":
     """What a plane would see here; None: it cannot be looked at, and instances would get no places."""
     from pointsman.runtimes.local.detection import detect
-    from pointsman.runtimes.local.status import worker_labels
 
     try:
-        worker = detect(labels=worker_labels(plan))
+        worker = detect(labels=plan.worker_labels())
     except Exception:  # drivers are somebody else's
         return None
     return worker if worker.memory_bytes else None

@@ -10,8 +10,8 @@ from pointsman.cli.manifest import read_manifest
 from pointsman.cli.options import add_command, add_state, state_folder
 
 if TYPE_CHECKING:
+    from pointsman.config.revision import ManifestText
     from pointsman.gateway.embedded import Embedded
-    from pointsman.runtimes.local import ManifestText
 
 EXAMPLE = """\
 example:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     import uvloop
 
-    from pointsman.runtimes.local import ManifestText
+    from pointsman.config.revision import ManifestText
 
     manifest = None
     if args.file is not None:

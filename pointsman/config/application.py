@@ -5,12 +5,12 @@ is that of all documents: every mistake at once, each with its line. No code of 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.nodes import Nodes
-from pointsman.config.plan import ApplicationPlan
+from pointsman.config.nodes import Nodes, deployment_name
+from pointsman.config.plan import ApplicationPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
 from pointsman.config.validation import INVALID, usable
@@ -309,3 +309,21 @@ def _circle(start: str, leads: Mapping[str, Sequence[str]]) -> list[str]:
                 seen.add(following)
                 ways.append([*way, following])
     return []
+
+
+def applications_status(plan: PointsmanPlan) -> list[dict[str, Any]]:
+    """Applications, their nodes, and the deployments that run each node, as plain data."""
+    models = {name: one.name for one in plan.deployments if not one.internal for name in one.names}
+    return [{"name": one.name, "path": f"/{one.name}", "nodes": [*_nodes(one, models)]} for one in plan.applications]
+
+
+def _nodes(plan: ApplicationPlan, models: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for node in plan.graph.nodes:
+        if node.kind is NodeKind.MODEL:
+            yield {"name": node.name, "kind": "model", "deployments": [models.get(node.code, node.code)]}
+        else:
+            ranks = range(node.options.shards) if node.options.shards > 1 else [None]
+            names = [deployment_name(plan.name, node.name, rank) for rank in ranks]
+            yield {"name": node.name, "kind": node.kind.value, "deployments": names}
+    if plan.graph.has_ingress:
+        yield {"name": INGRESS, "kind": INGRESS, "deployments": [deployment_name(plan.name, INGRESS)]}

@@ -246,6 +246,10 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The names that clients may use."""
         return [name for plan in self.deployments if not plan.internal for name in plan.names]
 
+    def worker_labels(self) -> dict[str, str]:
+        """The labels of the machine that runs the plane."""
+        return {name: value for worker in self.workers for name, value in worker.labels.items()}
+
     def user_configs(self) -> dict[str, Any]:
         """By deployment, where there is one."""
         return {name: config for one in self.applications for name, config in one.user_configs.items()}

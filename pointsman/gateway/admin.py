@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from pointsman.config.changes import Changes
+from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
@@ -21,7 +23,6 @@ from pointsman.http.requests import HttpRequest
 from pointsman.placement.fleet import Snapshot
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record
-from pointsman.runtimes.local.changes import Changes, ManifestText
 
 # What can be asked of a plane, and what it is asked with.
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines.response_sink import BLOB_TYPE
@@ -22,7 +23,6 @@ from pointsman.http.client import Requesting
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream
-from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.shared import SOCKET
 from pointsman.wire import CallFailed, Unsendable, decode_value, encode_plain
 

@@ -11,7 +11,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from pointsman.config.changes import Changes
 from pointsman.config.plan import PointsmanPlan
+from pointsman.config.revision import ManifestText
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admin import Admin
@@ -23,7 +25,7 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.server import Listeners
 from pointsman.http.client import reachable
 from pointsman.placement.fleet import Snapshot
-from pointsman.runtimes.local import Changes, ManifestText, Plane
+from pointsman.runtimes.local import Plane
 from pointsman.runtimes.local.shared import SOCKET
 
 

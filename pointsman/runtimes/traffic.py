@@ -7,11 +7,10 @@ rule: whatever the dispatcher says is carried out at once, in its order.
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from pointsman.config.plan import DeploymentPlan
+from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
@@ -36,14 +35,6 @@ from pointsman.types import ExecutionInstance
 
 FAILURES_IN_A_ROW = 3
 """So many requests in a row that fail on an instance call for a look at it."""
-
-
-class Unavailable(msgspec.Struct, frozen=True):
-    """Nobody of a deployment takes requests: why, for clients to read, and when somebody may."""
-
-    why: str
-    retry_s: float | None = None
-    """In so many seconds; None: nobody knows."""
 
 
 class Carrier(Protocol):
@@ -334,9 +325,11 @@ class Traffic:
         """Call once, as soon as no request is under way on an instance."""
         self._lane(deployment).when_idle(instance_id, call)
 
-    def status(self, deployment: str) -> dict[str, object]:
-        """How its requests are doing: plain data."""
-        lane, now = self._lane(deployment), time.monotonic()
+    def status(self, deployment: str) -> dict[str, Any] | None:
+        """How its requests are doing, as plain data; None if nothing of it is in service."""
+        lane, now = self.lanes.get(deployment) or self._closing.get(deployment), time.monotonic()
+        if lane is None:
+            return None
         dispatcher = lane.dispatcher
         return {
             "strategy": dispatcher.strategy,

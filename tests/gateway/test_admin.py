@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pointsman.config.changes import Change, Changes
+from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
-from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 from pointsman.types import Worker
 from tests.gateway.backends import OK, answer, answers, hangs
 from tests.gateway.bed import Bed, Lay

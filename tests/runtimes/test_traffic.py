@@ -155,8 +155,9 @@ def test_what_a_lane_says_of_itself() -> None:
         yard.arrive("r0", "r1")
         yard.traffic.measured("a", "i", Metrics(waiting_queue_size=3, running_requests_size=1, kv_cache_usage=0.5))
         told = yard.traffic.status("a")
+        assert told is not None
         assert (told["strategy"], told["waiting"], told["running"]) == ("fifo", 1, 1)
-        [(name, one)] = told["instances"].items()  # type: ignore[attr-defined]
+        [(name, one)] = told["instances"].items()
         assert (name, one["in_flight"], one["max_concurrency"], one["waiting"]) == ("i", 1, 1, 3)
         assert one["metrics_age_s"] >= 0
         json.dumps(told)

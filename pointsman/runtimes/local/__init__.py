@@ -4,8 +4,7 @@ Enters: manifests, and what an operator asks. Leaves: running engines, kept at w
 them. The one rule: no engine outlives its plane for longer than the grace time, however the plane ends.
 """
 
-from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 from pointsman.runtimes.local.plane import Plane
 from pointsman.runtimes.local.store import stored_manifest
 
-__all__ = ["Plane", "ManifestText", "Changes", "Change", "stored_manifest"]
+__all__ = ["Plane", "stored_manifest"]

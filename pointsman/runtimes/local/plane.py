@@ -14,12 +14,22 @@ from typing import Any
 
 import msgspec
 
+from pointsman.config.application import applications_status
+from pointsman.config.changes import Changes, changes_between
 from pointsman.config.plan import PointsmanPlan
-from pointsman.control import Controller, Desired
+from pointsman.config.revision import (
+    EndpointsFiles,
+    ManifestText,
+    Revision,
+    first_revision,
+    load_document,
+    load_revision,
+)
+from pointsman.control import Controller, Desired, InstanceStatus
 from pointsman.control import events as control
+from pointsman.control.status import Unavailable, deployments_status, is_ready, unavailability
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
-from pointsman.runtimes.local.changes import Changes, ManifestText, changes_between
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.detection.usage import GpuDrivers
@@ -29,19 +39,10 @@ from pointsman.runtimes.local.processes import Processes
 from pointsman.runtimes.local.scaling import Scaling
 from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
 from pointsman.runtimes.local.scaling.scaled import Scaled
+from pointsman.runtimes.local.scaling.telling import in_short
 from pointsman.runtimes.local.shared import Shared
-from pointsman.runtimes.local.status import (
-    absence_of,
-    applications_status,
-    deployments_status,
-    is_ready,
-    with_scaling,
-    worker_labels,
-)
 from pointsman.runtimes.local.store import Lock, Store
-from pointsman.runtimes.local.wanted import Wanted, load, load_wanted, save, wanted_at_start
-from pointsman.runtimes.local.watching import EndpointsFiles
-from pointsman.runtimes.traffic import Traffic, Unavailable
+from pointsman.runtimes.traffic import Traffic
 from pointsman.types import Worker
 
 LOOK_S = 1.0
@@ -77,7 +78,7 @@ class Plane:
         self._orphan_grace_s = orphan_grace_s
         self._running: PlaneParts | None = None
         self._controller = Controller()
-        self._wanted = Wanted()
+        self._revision = Revision()
         self._hands = CommandExecutor(
             traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s
         )
@@ -132,7 +133,8 @@ class Plane:
         try:
             store = Store(self.state)
             self._remember(store)
-            wanted = wanted_at_start(store, manifest)
+            stored = store.manifest()
+            wanted = first_revision(None if stored is None else stored[1], store.applications(), manifest)
             if wanted is None:
                 raise PointsmanError(f"nothing was ever applied in {self.state}; give a manifest to start with")
             plan = wanted.plan()
@@ -160,38 +162,38 @@ class Plane:
     def plan(self, manifest: ManifestText) -> Changes:
         """What applying a manifest, or deploying an application, would change. Raises `ConfigError` with everything
         that is wrong with it."""
-        return self._changes(*self._wanted.changed(manifest, load(manifest)))
+        return self._changes(*self._revision.changed(manifest, load_document(manifest)))
 
     async def apply(self, manifest: ManifestText) -> Changes:
         """Put a manifest in force, or an application beside it. Raises `ConfigError` with all that is wrong with it;
         nothing has changed then."""
         async with self._applying:
             # In a thread, as it may import modules of the user's own, and requests go on meanwhile.
-            plan = await asyncio.to_thread(load, manifest)
-            return self._put_in_force(*self._wanted.changed(manifest, plan))
+            plan = await asyncio.to_thread(load_document, manifest)
+            return self._put_in_force(*self._revision.changed(manifest, plan))
 
     async def deploy(self, document: ManifestText) -> Changes:
         """Put an application in force beside the manifest, instead of the one that has had its name."""
         async with self._applying:
-            plan = await asyncio.to_thread(load, document)
+            plan = await asyncio.to_thread(load_document, document)
             if not plan.application_alone:
                 raise PointsmanError(f"{document.file or 'this'} is a manifest; pointsman apply puts it in force")
-            return self._put_in_force(*self._wanted.changed(document, plan))
+            return self._put_in_force(*self._revision.changed(document, plan))
 
     async def rollback(self, name: str) -> Changes:
         """Put the version of an application in force that was before this one; once more: the one before that."""
         async with self._applying:
-            self._wanted.find(name)
+            self._revision.find(name)
             before = self._at_work.store.application_before(name)
             if before is None:
                 raise PointsmanError(f'there is no version of "{name}" before the one in force')
-            plan = await asyncio.to_thread(load, before)
-            return self._put_in_force(*self._wanted.changed(before, plan), rolled_back=name)
+            plan = await asyncio.to_thread(load_document, before)
+            return self._put_in_force(*self._revision.changed(before, plan), rolled_back=name)
 
     async def delete(self, name: str) -> Changes:
         """Take an application out of force, and forget its versions."""
         async with self._applying:
-            return self._put_in_force(self._wanted.without_application(name))
+            return self._put_in_force(self._revision.without_application(name))
 
     def application(self, name: str) -> str:
         """The document of an application in force, as we write it."""
@@ -203,27 +205,35 @@ class Plane:
     @property
     def ready(self) -> bool:
         """Whether every deployment has an instance that takes requests."""
-        return is_ready(self.current, self._controller.instances(), self._scaling.resting())
+        return self._is_ready()
+
+    def _is_ready(self) -> bool:
+        names = [one.name for one in self.current.deployments]
+        return is_ready(names, self._controller.instances(), self._scaling.resting())
 
     def status(self) -> dict[str, Any]:
         """What runs and how it is doing: plain data."""
         problems = [*self._files.problems(), *self._hands.problems(), *filter(None, [self._blind])]
-        problems += [*self._wanted.broken.values(), *self._scaling.problems()]
+        problems += [*self._revision.broken.values(), *self._scaling.problems()]
         if self._running is not None and self._running.processes.problem:
             problems.append(self._running.processes.problem)
         now, instances = time.monotonic(), self._controller.instances()
         return {
-            "ready": is_ready(self.current, instances, self._scaling.resting()),
+            "ready": self._is_ready(),
             "state_dir": str(self.state),
             "generation": self.generation,
             "uptime_s": round(now - self._began, 3),
-            "worker": {**msgspec.to_builtins(self._machine), "labels": worker_labels(self.current)},
-            "deployments": [
-                *with_scaling(deployments_status(self._desired(), instances, self._traffic, now), self._scaling.each())
-            ],
+            "worker": {**msgspec.to_builtins(self._machine), "labels": self.current.worker_labels()},
+            "deployments": self._deployments_status(instances, now),
             "applications": applications_status(self.current),
             "problems": problems,
         }
+
+    def _deployments_status(self, instances: Sequence[InstanceStatus], now: float) -> list[dict[str, Any]]:
+        internal = {name for name, lane in self._traffic.lanes.items() if lane.plan.internal}
+        scaled = {one.name: {"scaling": in_short(one)} for one in self._scaling.each()}
+        found = deployments_status(self._desired(), instances, self._traffic.status, internal, now)
+        return [one | scaled.get(one["name"], {}) for one in found]
 
     def fleet(self) -> Snapshot:
         """The workers that are known, and what instances have of them."""
@@ -293,30 +303,28 @@ class Plane:
         stored = store.manifest()
         if stored is not None:
             self.generation, manifest = stored
-            self._wanted = Wanted(manifest)
+            self._revision = Revision(manifest)
             with suppress(ConfigError):  # it may name what is not there any more; it only says what differs
-                self._wanted = load_wanted(manifest, store.applications(), was_in_force=True)
-                self.current = self._wanted.plan()
+                self._revision = load_revision(manifest, store.applications(), was_in_force=True)
+                self.current = self._revision.plan()
 
-    def _changes(self, wanted: Wanted, retry: Collection[str] = ()) -> Changes:
+    def _changes(self, wanted: Revision, retry: Collection[str] = ()) -> Changes:
         plan, files = wanted.plan(), self._files.copy()
         files.configure(plan)
-        files.look()
-        before = None if self._wanted.manifest is None else self.current
+        before = None if self._revision.manifest is None else self.current
         desired = self._scaling.desired(files.desired(), plan)
         return changes_between(before, plan, self._controller.preview(desired, retry))
 
-    def _put_in_force(self, wanted: Wanted, retry: Collection[str] = (), rolled_back: str = "") -> Changes:
+    def _put_in_force(self, wanted: Revision, retry: Collection[str] = (), rolled_back: str = "") -> Changes:
         store = self._at_work.store
         if self._stopping is not None:
             raise PointsmanError("this plane is being stopped, and changes nothing any more")
         plan, changes = wanted.plan(), self._changes(wanted, retry)
-        self.generation = save(store, self._wanted, wanted, changes, rolled_back) or self.generation
-        self._wanted, self.current = wanted, plan
+        self.generation = _save(store, self._revision, wanted, changes, rolled_back) or self.generation
+        self._revision, self.current = wanted, plan
         self._hands.configure(plan.deployments)
         self._hands.folder = "" if wanted.manifest is None else wanted.manifest.folder
         self._files.configure(plan)
-        self._files.look()
         self._hands.configuring.configure(plan.user_configs())
         for call in self.reconfigured:
             call(plan)
@@ -335,7 +343,7 @@ class Plane:
         instances = self._controller.instances()
         ours = [*pids, *(one.pid for one in instances if one.pid is not None)]
         try:
-            worker = self._look_at_machine(ours, labels=worker_labels(plan))
+            worker = self._look_at_machine(ours, labels=plan.worker_labels())
         except Exception as error:  # drivers are somebody else's; without places everything runs all the same
             self._blind = (
                 f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
@@ -375,7 +383,7 @@ class Plane:
     def _absence(self, deployment: str) -> Unavailable:
         mine = [one for one in self._controller.instances() if one.deployment == deployment]
         lane = self._traffic.lanes.get(deployment)  # None: its deployment is gone
-        return absence_of(mine, None if lane is None else lane.start_up_s, time.monotonic())
+        return unavailability(mine, None if lane is None else lane.start_up_s, time.monotonic())
 
     def _tell(self, event: control.ControllerEvent) -> None:
         """Tell the controller, and do what it says. What happens meanwhile is told after that."""
@@ -415,3 +423,22 @@ class Plane:
         self._news_due = False
         for listener in list(self.listeners):
             listener()
+
+
+def _save(store: Store, before: Revision, after: Revision, changes: Changes, rolled_back: str = "") -> int | None:
+    """Store a revision. The generation of its manifest, None if that has not changed."""
+    now, generation = time.time(), None
+    known, manifest = before.manifest, after.manifest
+    if manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder)):
+        generation = store.save_manifest(manifest, changes, now)
+        changes = Changes()  # they are recorded once
+    stored = store.applications()
+    for name, one in after.deployed.items():
+        if name == rolled_back:
+            store.roll_back_application(name, changes, now)
+        elif name not in stored or not one.is_same(before.deployed.get(name), stored[name]):
+            store.save_application(name, one.document, changes, now)
+    for name in stored:
+        if name not in after.deployed and name not in after.broken:
+            store.delete_application(name, changes, now)
+    return generation

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.config.changes import Change, Changes
+from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 
 # One plane per state directory: whoever runs there holds its lock, and loses it with its last breath.
 

@@ -9,9 +9,9 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from pointsman.config.revision import ManifestText
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
-from pointsman.runtimes.local import ManifestText
 from tests.gateway.bed import LoopThread
 from tests.gateway.grpc.door import NODES, SHOP, refusal, request
 from tests.gateway.wire import wait_for

@@ -8,8 +8,9 @@ from typing import Any
 
 import uvloop
 
+from pointsman.config.revision import ManifestText
 from pointsman.routing.events import Arrived, Ended, Refuse, Revoke, Send
-from pointsman.runtimes.local import ManifestText, Plane
+from pointsman.runtimes.local import Plane
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import RequestMetadata
 from tests.runtimes.local.processes import eventually

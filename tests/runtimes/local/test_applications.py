@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import yaml
 
+from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.probe_client import ask
-from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.store import Store
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.processes import is_alive

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pointsman.config.revision import ManifestText
 from pointsman.control import DesiredEndpoint
 from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.probe_client import ask
-from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.processes import Ports
 from pointsman.runtimes.local.store import Store, stored_manifest
 from pointsman.types import Worker
@@ -392,7 +392,7 @@ PLANE = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from pointsman.runtimes.local import ManifestText
+from pointsman.config.revision import ManifestText
 from tests.runtimes.local.planes import run, stage
 
 async def main():

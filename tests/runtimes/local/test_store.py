@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pointsman.config.changes import Change, Changes
+from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.changes import Change, Changes, ManifestText
 from pointsman.runtimes.local.store import (
     APPLICATION_HISTORY,
     APPLICATIONS,

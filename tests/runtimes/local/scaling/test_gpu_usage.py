@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
+from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.detection.usage import ASK_AGAIN_S, GpuDrivers
 from pointsman.runtimes.local.scaling.gpu_usage import EVERY_S, GpuUsage
 from pointsman.scaling.view import DeploymentView

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.local import ManifestText
 from pointsman.runtimes.local.store import Store
 from tests.runtimes.local.planes import manifest, run, running, simulated
 from tests.runtimes.local.scaling.test_scaling import module as module

@@ -20,15 +20,6 @@ SECRET = frozenset({"adminKeySha256", "keys", "tls"})
 """Settings whose values are not shown."""
 
 
-class ManifestText(msgspec.Struct, frozen=True):
-    """A manifest as it was written, and where: paths in it are relative to its folder."""
-
-    text: str
-    folder: str
-    file: str = ""
-    """What it is called in problems."""
-
-
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that changes."""
 

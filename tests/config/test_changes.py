@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from pointsman.config import load_manifest
+from pointsman.config.changes import Change, Changes, changes_between
 from pointsman.control import ReconcileStep, What
-from pointsman.runtimes.local.changes import Change, Changes, changes_between
 
 BEFORE = """
 deployments:

@@ -3,8 +3,7 @@
 import pytest
 
 from pointsman.control import InstanceStatus, Phase
-from pointsman.runtimes.local.status import NOBODY, absence_of
-from pointsman.runtimes.traffic import Unavailable
+from pointsman.control.status import NONE_WANTED, Unavailable, unavailability
 from tests.runtimes.local.scaling.test_scaled import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
@@ -14,9 +13,9 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
 
 
 @pytest.mark.parametrize(
-    ("instances", "start_up_s", "absence"),
+    ("instances", "start_up_s", "expected"),
     [
-        ([], 30.0, NOBODY),
+        ([], 30.0, NONE_WANTED),
         ([STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
         ([STARTING], 5.0, Unavailable("m-1 is being started, for 10 s so far", 0.0)),  # any moment
         ([STARTING], None, Unavailable("m-1 is being started, for 10 s so far")),
@@ -27,5 +26,7 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
         ([instance("m-4", Phase.STOPPING)], 30.0, Unavailable("m-4 is stopping")),
     ],
 )  # fmt: skip
-def test_absence(instances: list[InstanceStatus], start_up_s: float | None, absence: Unavailable) -> None:
-    assert absence_of(instances, start_up_s, 100.0) == absence
+def test_clients_hear_of_the_instance_that_will_be_ready_first(
+    instances: list[InstanceStatus], start_up_s: float | None, expected: Unavailable
+) -> None:
+    assert unavailability(instances, start_up_s, 100.0) == expected

@@ -1,0 +1,226 @@
+"""The documents in force: one manifest, the applications deployed beside it, and the files of endpoints they name.
+
+A revision never changes: each operation returns the next one, which is checked as a whole before it takes effect.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pointsman.config import ApplicationPlan, PointsmanPlan, load_application, load_manifest
+from pointsman.config.application import missing_models
+from pointsman.config.deployments import load_endpoints
+from pointsman.config.plan import DeploymentPlan
+from pointsman.control.desired import Desired, DesiredEndpoint
+from pointsman.errors import ConfigError, PointsmanError, UnknownName
+
+
+class ManifestText(msgspec.Struct, frozen=True):
+    """A document as it was written. Its paths are relative to its folder."""
+
+    text: str
+    folder: str
+    file: str = ""
+    """Its name in error messages."""
+
+
+NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
+"""In force where only applications were ever deployed."""
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """An application in force."""
+
+    document: ManifestText
+    plan: ApplicationPlan
+
+    def is_same(self, before: "Deployed | None", stored: ManifestText) -> bool:
+        """Whether it equals the version in force, as text or as what the text builds."""
+        if (self.document.text, self.document.folder) == (stored.text, stored.folder):
+            return True
+        return before is not None and (before.plan.text, before.plan.folder) == (self.plan.text, self.plan.folder)
+
+
+class Revision(msgspec.Struct, frozen=True):
+    """A manifest and the applications beside it."""
+
+    manifest: ManifestText | None = None
+    """None: none was ever applied."""
+    base: PointsmanPlan = PointsmanPlan()
+    """What the manifest builds."""
+    deployed: Mapping[str, Deployed] = {}
+    """Applications beside the manifest, by name."""
+    broken: Mapping[str, str] = {}
+    """Stored applications that no longer load, and why."""
+
+    def changed(self, document: ManifestText, plan: PointsmanPlan) -> "tuple[Revision, list[str]]":
+        """With another manifest, or with an application beside it; and the deployments that the document names."""
+        named = [one.name for one in plan.deployments]
+        if plan.application_alone:
+            return self.with_application(document, plan.applications[0]), named
+        return msgspec.structs.replace(self, manifest=document, base=plan), named
+
+    def with_application(self, document: ManifestText, plan: ApplicationPlan) -> "Revision":
+        """With this application in place of any other of its name."""
+        deployed = {**self.deployed, plan.name: Deployed(document, plan)}
+        return msgspec.structs.replace(self, deployed=deployed, broken=_without(self.broken, plan.name))
+
+    def without_application(self, name: str) -> "Revision":
+        """Without an application that was deployed. Raises if there is none."""
+        if name not in self.broken:
+            self.find(name)
+        return msgspec.structs.replace(self, deployed=_without(self.deployed, name), broken=_without(self.broken, name))
+
+    def find(self, name: str) -> Deployed:
+        """A deployed application. Raises if there is none, or if it belongs to the manifest."""
+        if name in self.deployed:
+            return self.deployed[name]
+        own = [one.name for one in self.base.applications]
+        if name in own:
+            raise PointsmanError(_belongs_to(self.manifest, name))
+        raise UnknownName("application", name, [*own, *self.deployed])
+
+    def plan(self) -> PointsmanPlan:
+        """Everything in one plan. Raises `ConfigError` where names clash or models are missing."""
+        whole = self.base.with_applications(one.plan for one in self.deployed.values())
+        own = {one.name for one in self.base.applications}
+        problems = [_belongs_to(self.manifest, name) for name in self.deployed if name in own]
+        names = [plan.name for plan in whole.deployments]
+        twice = sorted({name for name in names if names.count(name) > 1}) if not problems else ()
+        problems += [
+            f'two deployments are called "{name}": one of the manifest, one of an application' for name in twice
+        ]
+        for name, one in self.deployed.items():
+            missing = missing_models(one.plan.graph, self.base.models())
+            problems += [f'application "{name}", {words}' for words in missing]
+        if problems:
+            raise ConfigError(problems)
+        return whole
+
+
+def load_document(document: ManifestText, *, was_in_force: bool = False) -> PointsmanPlan:
+    """What a document builds. Raises `ConfigError`."""
+    return load_manifest(document.text, document.folder, document.file, was_in_force=was_in_force)
+
+
+def load_revision(
+    manifest: ManifestText | None, applications: Mapping[str, ManifestText], *, was_in_force: bool = False
+) -> Revision:
+    """Build stored documents again. Raises `ConfigError` if the manifest does not load; an application that does not
+    is listed as broken. `was_in_force`: the manifest is not new."""
+    revision = Revision(
+        manifest, PointsmanPlan() if manifest is None else load_document(manifest, was_in_force=was_in_force)
+    )
+    broken = {}
+    for name, document in applications.items():
+        try:
+            plan = load_application(document.text, document.folder, document.file, was_in_force=True)
+            more = revision.with_application(document, plan)
+            more.plan()
+        except ConfigError as error:
+            broken[name] = f'application "{name}" is not in force, as it cannot be loaded any more: {error}'
+        else:
+            revision = more
+    return msgspec.structs.replace(revision, broken=broken)
+
+
+def first_revision(
+    stored: ManifestText | None, applications: Mapping[str, ManifestText], given: ManifestText | None
+) -> Revision | None:
+    """What a plane starts with: what is stored, with the document that it was given. None: there is neither."""
+    if given is None:
+        return None if stored is None else load_revision(stored, applications, was_in_force=True)
+    plan = load_document(given)
+    if not plan.application_alone:
+        return load_revision(given, applications)
+    [application] = plan.applications
+    others = {name: document for name, document in applications.items() if name != application.name}
+    return load_revision(NOTHING, others).with_application(given, application)
+
+
+def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {known: entry for known, entry in entries.items() if known != name}
+
+
+def _belongs_to(manifest: ManifestText | None, application: str) -> str:
+    where = manifest.file if manifest is not None and manifest.file else "that is in force"
+    return f'application "{application}" is part of the manifest {where}; change it there, and apply that'
+
+
+class EndpointsFile(msgspec.Struct):
+    """A file that lists endpoints, and what it listed when it was last readable."""
+
+    path: Path
+    seen: tuple[int, int, int] | None = None
+    """(inode, time of change, size) when it was last read; None if it was missing."""
+    endpoints: tuple[DesiredEndpoint, ...] = ()
+    problem: str = ""
+
+    def read(self, plan: DeploymentPlan) -> bool:
+        """Read it if it has changed. Whether it lists other endpoints now."""
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            gone = f"{self.path}: {error.strerror}"
+            self.problem = f"{gone}; the endpoints that it last listed are kept" if self.endpoints else gone
+            self.seen = None
+            return False
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen == self.seen:
+            return False
+        self.seen, self.problem = seen, ""
+        before = self.endpoints
+        try:
+            self.endpoints = load_endpoints(self.path, [endpoint.name for endpoint in plan.desired.endpoints])
+        except ConfigError as error:
+            self.problem = f"{error}; the endpoints that it last listed are kept"
+        return self.endpoints != before
+
+
+class EndpointsFiles:
+    """The endpoints files of a plan."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, EndpointsFile] = {}
+        """By deployment."""
+        self._plan = PointsmanPlan()
+
+    def configure(self, plan: PointsmanPlan) -> None:
+        """Take over another plan, and read its files."""
+        self._plan = plan
+        before, self._files = self._files, {}
+        for one in plan.deployments:
+            if one.endpoints_file is not None:
+                known = before.get(one.name)
+                kept = known.endpoints if known is not None and known.path == one.endpoints_file else ()
+                self._files[one.name] = EndpointsFile(one.endpoints_file, endpoints=kept)
+        self.look()
+
+    def look(self) -> bool:
+        """Read files that have changed. Whether other endpoints are listed now."""
+        changed = False
+        for plan in self._plan.deployments:
+            if plan.name in self._files and self._files[plan.name].read(plan):
+                changed = True
+        return changed
+
+    def desired(self) -> Desired:
+        """What the plan wants, with the endpoints of the files."""
+        wanted = {}
+        for name, deployment in self._plan.desired().deployments.items():
+            file = self._files.get(name)
+            more = file.endpoints if file is not None else ()
+            wanted[name] = msgspec.structs.replace(deployment, endpoints=(*deployment.endpoints, *more))
+        return Desired(wanted)
+
+    def problems(self) -> list[str]:
+        """Which files cannot be read, and why."""
+        return [file.problem for file in self._files.values() if file.problem]
+
+    def copy(self) -> "EndpointsFiles":
+        """A copy to try another plan on."""
+        twin = EndpointsFiles()
+        twin._files = {name: msgspec.structs.replace(one) for name, one in self._files.items()}
+        return twin

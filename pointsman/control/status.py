@@ -1,0 +1,117 @@
+"""What runs and how it is doing, as plain data: the fields of the admin API and of `pointsman status`."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import msgspec
+
+from pointsman.control.desired import Desired, DesiredDeployment
+from pointsman.control.instances import InstanceStatus, Phase
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """No instance of a deployment takes requests: why, in words for clients, and when one may."""
+
+    why: str
+    retry_s: float | None = None
+    """Seconds until then; None if unknown."""
+
+
+NONE_WANTED = Unavailable("none is wanted now; the operator may start some")
+
+
+def unavailability(instances: Iterable[InstanceStatus], start_up_s: float | None, now: float) -> Unavailable:
+    """Why none of a deployment's instances takes requests: the reason of the one that will be ready first.
+
+    `start_up_s`: how long a start takes, None if unknown. Failures inside are for operators, in `pointsman status`.
+    """
+    found = [_unavailability(one, start_up_s, now) for one in instances if one.endpoint is None]
+    return min(found, key=lambda one: float("inf") if one.retry_s is None else one.retry_s, default=NONE_WANTED)
+
+
+def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -> Unavailable:
+    if one.unplaced:
+        return Unavailable(f"there is no place for {one.id} yet")
+    if one.phase is Phase.STARTING:
+        left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
+        return Unavailable(f"{one.id} is being started, for {now - one.since:.0f} s so far", left_s)
+    if one.phase is Phase.BACKING_OFF and one.until is not None:
+        times = "once" if one.restarts == 0 else f"{one.restarts + 1} times"
+        left_s = max(one.until - now, 0.0)
+        why = f"{one.id} has failed {times}, and is started again in {left_s:.0f} s"
+        return Unavailable(why, left_s + (start_up_s or 0.0))
+    return Unavailable(f"{one.id} is {one.phase.value}")
+
+
+def is_ready(deployments: Iterable[str], instances: Iterable[InstanceStatus], at_zero: Set[str]) -> bool:
+    """Whether each deployment has an instance that takes requests, or is scaled to zero."""
+    served = {one.deployment for one in instances if one.phase is Phase.READY}
+    return all(name in served or name in at_zero for name in deployments)
+
+
+UNKNOWN_LOAD = {
+    "in_flight": 0,
+    "max_concurrency": None,
+    "waiting": None,
+    "running": None,
+    "kv_cache_usage": None,
+    "metrics_age_s": None,
+}
+"""Of an instance that is not in service."""
+NO_REQUESTS: dict[str, Any] = {"strategy": "", "waiting": 0, "running": 0, "instances": {}}
+"""Of a deployment that is not in service."""
+
+
+def deployments_status(
+    desired: Desired,
+    instances: Sequence[InstanceStatus],
+    load_of: Callable[[str], Mapping[str, Any] | None],
+    internal: Container[str],
+    now: float,
+) -> list[dict[str, Any]]:
+    """The desired deployments in their order, then those that are on their way out.
+
+    `load_of`: a deployment's requests, None if it takes none. `internal`: those that only applications call.
+    """
+    members: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
+    for one in instances:
+        members.setdefault(one.deployment, []).append(one)
+    return [
+        {"name": name, **_deployment_status(desired.deployments.get(name), found, load_of(name) or NO_REQUESTS, now)}
+        | {"internal": name in internal}
+        for name, found in members.items()
+    ]
+
+
+def _deployment_status(
+    wanted: DesiredDeployment | None, members: Sequence[InstanceStatus], load: Mapping[str, Any], now: float
+) -> dict[str, Any]:
+    return {
+        "model": "" if wanted is None else wanted.model,
+        "aliases": [] if wanted is None else list(wanted.aliases),
+        "internal": False,
+        "desired": 0 if wanted is None else wanted.replicas + len(wanted.endpoints),
+        "ready": sum(one.phase is Phase.READY for one in members),
+        "strategy": load["strategy"],
+        "waiting": load["waiting"],
+        "running": load["running"],
+        "instances": [_instance_status(one, load["instances"].get(one.id, UNKNOWN_LOAD), now) for one in members],
+    }
+
+
+def _instance_status(instance: InstanceStatus, load: Mapping[str, Any], now: float) -> dict[str, Any]:
+    host = f"[{instance.host}]" if ":" in instance.host else instance.host
+    scheme = "https" if instance.tls else "http"
+    return {
+        "id": instance.id,
+        "phase": instance.phase.value,
+        "url": f"{scheme}://{host}:{instance.port}" if host else "",
+        "pid": instance.pid,
+        "restarts": instance.restarts,
+        "halted": instance.halted,
+        "unplaced": instance.unplaced,
+        "reason": instance.reason,
+        "place": "" if instance.place is None else str(instance.place),
+        "since_s": round(now - instance.since, 3),
+        **load,
+    }
