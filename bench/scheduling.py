@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from bench import naive
 from bench.measure import cpu_us
 from pointsman.render.text import text_table
+from pointsman.routing.dispatch_plan import DispatcherSettings
+from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
 from pointsman.routing.filters import HasRoom, ServesModel
@@ -33,7 +35,7 @@ from pointsman.strategies import (
     SloAwareStrategy,
     Strategy,
 )
-from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 MODEL, ADAPTER = "llama", "adapter-1"
@@ -286,7 +288,7 @@ def dispatch_rows() -> list[list[str]]:
 
 
 def dispatching(endpoints: int, traced: bool) -> float:
-    dispatcher = dispatcher_for(FifoStrategy(), traced=traced)
+    dispatcher = Dispatcher(plan_for(FifoStrategy()), DispatcherSettings(traced=traced))
     for n in range(endpoints):
         dispatcher.handle(Joined(ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64)), 0.0)
     turn = 0

@@ -21,7 +21,7 @@ from pointsman.errors import did_you_mean
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.producers import InflightLoadProducer
-from pointsman.routing.queue import BandSettings, UtilizationDetector
+from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, UtilizationDetector
 from pointsman.selection import (
     Filter,
     Picker,
@@ -145,9 +145,7 @@ class Profiles:
 # The `flowControl` of a document: limits, bands and the policies that they name.
 
 
-REQUEST_TTL_S = 60.0
-BAND_REQUESTS = 5_000
-BAND_BYTES = 1_000_000_000
+DEFAULT_BAND = BandSettings()
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_POLICIES = {
     "fairness policy": "global-strict-fairness-policy",
@@ -211,8 +209,8 @@ class FlowControls:
             self._plugins.note("defaultRequestTTL of a band is ignored; that of flowControl holds for all")
         return BandSettings(
             priority=band.priority,
-            max_requests=self._amount(band.max_requests, *path, "maxRequests") or BAND_REQUESTS,
-            max_bytes=self._amount(band.max_bytes, *path, "maxBytes") or BAND_BYTES,
+            max_requests=self._amount(band.max_requests, *path, "maxRequests") or DEFAULT_BAND.max_requests,
+            max_bytes=self._amount(band.max_bytes, *path, "maxBytes") or DEFAULT_BAND.max_bytes,
             fairness=self._policy(band.fairness_policy_ref, "fairness policy", *path, "fairnessPolicyRef"),
             ordering=self._policy(band.ordering_policy_ref, "ordering policy", *path, "orderingPolicyRef"),
         )

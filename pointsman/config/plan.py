@@ -11,7 +11,7 @@ from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
-from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.dispatch_plan import DispatchPlan
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
@@ -19,7 +19,7 @@ from pointsman.routing.routes import ConfiguredRoute
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
-from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.strategies.dispatching import plan_for
 
 PYTHON = "python"
 """The engine type of replicas."""
@@ -46,7 +46,6 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
             default_band=self.default_band,
             default_negative_band=self.default_negative_band,
             limits=deepcopy(self.limits),  # a policy may count, and each queue counts for itself
-            detector=self.detector,
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,
             default_request_ttl_s=self.request_ttl_s,
@@ -70,16 +69,8 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What the author should know: names that were accepted and do nothing."""
 
-    def dispatcher(
-        self,
-        *,
-        first_wait_s: float | None = None,
-        max_tries: int = 3,
-        traced: bool = True,
-        keep_records: int = 10_000,
-        seed: int = 0,
-    ) -> Dispatcher:
-        """A dispatcher that works as the document says. One per plan: the plugins remember what they were sent.
+    def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
+        """How a dispatcher schedules as the document says. For one dispatcher: plugins remember what they were sent.
 
         With flow control, requests wait in its queue while the pool is saturated. Without, and if it `queues`, they
         wait until an instance has room; if not, what cannot be sent at once is refused, and requests of negative
@@ -87,18 +78,14 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         flow = self.flow_control
         waits = flow is not None or self.queues
-        return Dispatcher(
+        return DispatchPlan(
             ConfiguredRoute(self.scheduler),
             lambda: FlowControl(first_wait_s=first_wait_s) if flow is None else flow.build(first_wait_s),
-            plugins=self.plugins.values(),
-            saturation_gates=flow is not None,
+            plugins=tuple(self.plugins.values()),
+            detector=None if flow is None else flow.detector,
             shedding=None if waits else LegacyAdmission(self.saturation_detector),
             make_eviction=InFlightEviction if flow is not None and flow.enable_eviction else None,
             waits=waits,
-            max_tries=max_tries,
-            traced=traced,
-            keep_records=keep_records,
-            seed=seed,
         )
 
     def summary(self) -> str:
@@ -161,20 +148,12 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Where its instances run, if they are replicas."""
         return "" if self.desired.engine is None else str(self.desired.engine.parameters.get("folder", ""))
 
-    def dispatcher(self, *, max_tries: int = 3, keep_records: int = 10_000, seed: int = 0) -> Dispatcher:
-        """A dispatcher that schedules as the document says; what cannot be sent at once waits. One per plan."""
+    def dispatch_plan(self) -> DispatchPlan:
+        """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""
         if self.policy is not None:
-            return dispatcher_for(
-                self.policy,
-                first_wait_s=self.first_wait_s,
-                max_tries=max_tries,
-                keep_records=keep_records,
-                seed=seed,
-            )
+            return plan_for(self.policy, first_wait_s=self.first_wait_s)
         assert self.picker is not None, "a deployment has a policy or a picker"
-        return self.picker.dispatcher(
-            first_wait_s=self.first_wait_s, max_tries=max_tries, keep_records=keep_records, seed=seed
-        )
+        return self.picker.dispatch_plan(self.first_wait_s)
 
     def summary(self) -> str:
         """What runs and who decides."""

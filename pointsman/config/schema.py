@@ -7,6 +7,7 @@ from msgspec import Meta
 from pointsman.config.validation import Quantity, Section
 from pointsman.parameters import Duration, ExistingFile, FileName, Spelled
 from pointsman.pipeline.graph import CALL
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS
 
 # What runs and how it is reached, as the parts of a `Pointsman` document: workers, engines, endpoints, gateway.
 
@@ -198,7 +199,7 @@ class UpstreamSpec(Section, frozen=True):
     """Between two pieces of a stream."""
     idle_timeout: Time = 30.0
     """Unused connections are closed after this."""
-    max_tries: Count = 5
+    max_tries: Count = DEFAULT_SETTINGS.max_tries
     retry_budget: Amount = 0.2
     """Retries per request over the last minutes, beyond a few that are always allowed; more are refused."""
 
@@ -220,7 +221,7 @@ class GatewaySpec(Section, frozen=True):
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
     """On SIGTERM, streams under way get this long to end."""
-    keep_records: Count = 10_000
+    keep_records: Count = DEFAULT_SETTINGS.keep_records
     """Decision records kept, the newest."""
 
 

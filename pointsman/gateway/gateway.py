@@ -19,6 +19,7 @@ from pointsman.gateway.openai import BadRequest, metadata, read_body
 from pointsman.gateway.tenants import Keys, Tenant
 from pointsman.gateway.upstream import FEW, Outbox, UpstreamPool
 from pointsman.http.requests import HttpRequest
+from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal, Refuse, Revoke, Send
 from pointsman.routing.queue.refusals import START_ONE
@@ -47,9 +48,7 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         self.upstream = settings.upstream
-        self.traffic: Traffic = Traffic(
-            loop, self, max_tries=settings.upstream.max_tries, keep_records=settings.keep_records
-        )
+        self.traffic: Traffic = Traffic(loop, self, _dispatcher_settings(settings))
         self.traffic.gone = self._gone
         self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
         self.retries = RetryBudget(settings.upstream.retry_budget)
@@ -76,7 +75,7 @@ class Gateway:
         """Take new settings over, as far as they can change while it runs."""
         self.settings = settings
         self.limits, self.upstream = settings.limits, settings.upstream
-        self.traffic.max_tries, self.traffic.keep_records = settings.upstream.max_tries, settings.keep_records
+        self.traffic.settings = _dispatcher_settings(settings)
         self.retries.share = settings.upstream.retry_budget
         self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
 
@@ -324,3 +323,7 @@ def _with_absence(refusal: Refusal, lane: Lane) -> Refusal:
     if absence is None:
         return refusal
     return Refusal(refusal.outcome, f"{refusal.why.partition(f'; {START_ONE}')[0]}; {absence.why}")
+
+
+def _dispatcher_settings(settings: GatewaySpec) -> DispatcherSettings:
+    return DispatcherSettings(max_tries=settings.upstream.max_tries, keep_records=settings.keep_records)

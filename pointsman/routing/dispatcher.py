@@ -9,13 +9,14 @@ an answer or with a refusal that says why. Work is dispatched on events, as much
 instance may have room again. Who is here is kept in a `RequestTable`; instances are found by a `Sender`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Unplaced
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
 from pointsman.routing.endpoints import EndpointTable, Extractor
 from pointsman.routing.events import (
     Arrived,
@@ -32,19 +33,17 @@ from pointsman.routing.events import (
     Outcome,
     Refusal,
     Refuse,
-    Revoke,
     Scraped,
     ShuttingDown,
     TimerFired,
     WakeAt,
 )
 from pointsman.routing.hooks import PluginHooks
-from pointsman.routing.plugins import Admitter
-from pointsman.routing.pools import Pool, Pools, Sent
-from pointsman.routing.queue import FlowControl, InFlightEviction, Queued
+from pointsman.routing.ledger import Sent
+from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal, Record, Records
-from pointsman.routing.request_table import RequestTable
-from pointsman.routing.routes import BatchPolicy, Chooser, Route
+from pointsman.routing.request_table import Pool, RequestTable
+from pointsman.routing.routes import Chooser
 from pointsman.routing.sending import Sender
 from pointsman.types import RequestMetadata
 
@@ -52,50 +51,43 @@ from pointsman.types import RequestMetadata
 class Dispatcher:
     """Admission, queue, choice, retry, release: `handle(event, now) -> commands`."""
 
-    def __init__(
-        self,
-        route: Route,
-        make_queue: Callable[[], FlowControl],
-        *,
-        policy: BatchPolicy | None = None,
-        plugins: Iterable[Any] = (),
-        saturation_gates: bool = False,
-        shedding: Admitter | None = None,
-        make_eviction: Callable[[], InFlightEviction] | None = None,
-        waits: bool = True,
-        max_tries: int = 3,
-        traced: bool = True,
-        keep_records: int = 10_000,
-        seed: int = 0,
-    ) -> None:
-        """`policy`: decides by batch; `route` stands in when it raises. `plugins`: told of what concerns them by their
-        roles. `saturation_gates`: the queue holds work back while its detector finds the pool saturated. Without
-        `waits`, what cannot be sent at once is refused, and `shedding` is asked first. `make_eviction`: running work
-        of negative priority may be stopped for more important work. `traced`: keep why, for every decision."""
-        told = list(plugins)
-        self.fleet = EndpointTable(extractors=[plugin for plugin in told if isinstance(plugin, Extractor)])
-        self._journal = Journal(keep_records, route.name)
-        self._pools = Pools(make_queue, make_eviction, self.fleet)
-        self._register = RequestTable(self.fleet, self._pools, self._journal)
-        self.ledger, self._waiting, self._sent = self._register.ledger, self._register.waiting, self._register.sent
-        self._chooser = Chooser(route, self.fleet, traced=traced, seed=seed)
-        self._audience = PluginHooks(told, shedding, self._journal)
-        self._sender = Sender(
-            self._register, self._chooser, policy, self._audience, gated=saturation_gates, waits=waits
-        )
-        self._evicts = make_eviction is not None
-        self._max_tries = max_tries
-        self.strategy = route.name if policy is None else policy.name
-        """Who decides."""
-        self._unhindered = policy is None and not saturation_gates and self._audience.admits_everybody
-        """Nobody but the choice itself stands between a request and an instance."""
-        self._wake_at: float | None = None
-        """For when the timer is set."""
-        self._due: float | None = None
-        """When the first of those who wait will have waited too long."""
-        self._unsaid: list[DispatcherCommand] = []
-        """Made while an event was handled that turned out to be wrong; they are said with the next one."""
+    def __init__(self, plan: DispatchPlan, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
+        self.fleet = EndpointTable()
+        self._journal = Journal(settings.keep_records, plan.route.name)
+        self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
+        self._table = RequestTable(plan, self.fleet, self._journal)
+        self._pools, self.ledger = self._table.pools, self._table.ledger
+        self._max_tries = settings.max_tries
         self._open = True
+        self._configure(plan)
+        self._wake_at: float | None = None
+        """What the timer is set for."""
+        self._due: float | None = None
+        """When the next waiting request expires."""
+        self._unsaid: list[DispatcherCommand] = []
+        """Commands of an event whose handler raised; they leave with the next one."""
+
+    def _configure(self, plan: DispatchPlan) -> None:
+        self.strategy = plan.strategy
+        """What decides, by name."""
+        self.fleet.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
+        self._journal.strategy = plan.route.name
+        self._chooser.route = plan.route
+        self._hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
+        self._sender = Sender(plan, self._table, self.fleet, self._chooser, self._hooks)
+        self._evicts = plan.make_eviction is not None
+        self._unhindered = self._open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
+        """Only the choice itself stands between a request and an instance."""
+
+    def reconfigure(self, plan: DispatchPlan, now: float) -> list[DispatcherCommand]:
+        """Schedule by another plan from now on. Instances, requests, reservations and records stay as they are."""
+        commands, self._unsaid = self._unsaid, []
+        self._configure(plan)
+        self._table.configure(plan, now, commands)
+        for pool in self._pools.waiting():
+            self._sender.send_waiting(pool, now, commands)
+        self._set_timer(commands)
+        return commands
 
     def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
         """Take one event in; carry the commands out in their order."""
@@ -111,15 +103,6 @@ class Dispatcher:
             self._evict(now, commands)
         if self._pools.busy or self._wake_at is not None:
             self._set_timer(commands)
-        return commands
-
-    def succeed(self, predecessor: "Dispatcher", now: float) -> list[DispatcherCommand]:
-        """Take everything over from another dispatcher, which must not be used any more."""
-        commands, predecessor._unsaid = predecessor._unsaid, []
-        self._register.go_on_from(predecessor._register, now, commands)
-        for pool in self._pools.waiting():
-            self._sender.send_waiting(pool, now, commands)
-        self._set_timer(commands)
         return commands
 
     @property
@@ -138,12 +121,12 @@ class Dispatcher:
 
     def __len__(self) -> int:
         """Requests that have arrived and not left."""
-        return len(self._register)
+        return len(self._table)
 
     @property
     def running(self) -> int:
         """Requests that were sent and have not ended."""
-        return len(self._sent)
+        return len(self._table.sent)
 
     def waiting(self) -> list[RequestMetadata]:
         """The requests that wait, per model in the order in which they would go."""
@@ -151,8 +134,9 @@ class Dispatcher:
 
     def explain(self, request_id: str, now: float) -> Record | None:
         """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
-        if request_id in self._waiting:
-            self._sender.look(self._waiting[request_id], now)
+        item = self._table.waiting.get(request_id)
+        if item is not None:
+            self._sender.look(item, now)
         return self.records.get(request_id)
 
     # Requests
@@ -164,13 +148,13 @@ class Dispatcher:
         entered: dict[str, Pool] = {}
         for given in requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
-            if request.request_id in self._waiting or request.request_id in self._sent:
+            if request.request_id in self._table:
                 self._refuse_double(request, commands)
                 continue
             self._journal.arrived(request, now)
             denial = self._denial(request, now)
             if denial is not None:
-                self._register.refuse(request, denial, now, commands)
+                self._table.refuse(request, denial, now, commands)
                 continue
             pool = self._enter(request, now, commands)
             if pool is not None:
@@ -188,10 +172,10 @@ class Dispatcher:
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, "shutting down: nothing new is taken; send it elsewhere")
-        if self._audience.admits_everybody:
+        if self._hooks.admits_everybody:
             return None
         serving = self.fleet.serving(request.model_name)
-        why = self._audience.denial(self._chooser.cycle(request, now), serving)
+        why = self._hooks.denial(self._chooser.cycle(request, now), serving)
         return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> Pool | None:
@@ -200,31 +184,31 @@ class Dispatcher:
         pool = self._pools.of(request.model_name)
         if pool is None:
             why = f'no instance serves "{request.model_name}", and too many such models are waited for already'
-            self._register.refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
+            self._table.refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
             return None
         try:
             offered = pool.queue.offer(item, now, pool.is_empty)
         except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
-            self._register.refuse_unordered(request, error, now, commands)
+            self._table.refuse_unordered(request, error, now, commands)
             return None
         for displaced, refusal in offered.displaced:
-            self._register.refuse(displaced.request, refusal, now, commands)
+            self._table.refuse(displaced.request, refusal, now, commands)
         if offered.refusal is not None:
             self._sender.look(item, now)
-            self._register.refuse(request, offered.refusal, now, commands)
+            self._table.refuse(request, offered.refusal, now, commands)
             return None
-        self._waiting[request.request_id] = item
+        self._table.wait(item)
         return pool
 
     def _first_token(self, event: FirstToken, now: float, commands: list[DispatcherCommand]) -> None:
-        sent = self._sent.get(event.request_id)
+        sent = self._table.sent.get(event.request_id)
         if sent is not None and not sent.begun:
             sent.begun = True
             self.ledger.first_token(event.request_id)
             self._journal.first_token(event.request_id, now)
 
     def _ended(self, event: Ended, now: float, commands: list[DispatcherCommand]) -> None:
-        sent = self._register.released(event.request_id, now)
+        sent = self._table.take_back(event.request_id, now)
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
@@ -234,12 +218,12 @@ class Dispatcher:
             self._sender.room_on(sent.endpoint, now, commands)
 
     def _failed(self, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
-        sent = self._register.released(event.request_id, now)
+        sent = self._table.take_back(event.request_id, now)
         if sent is None:
             return
         if sent.revoked is not None:
             sent.pool.queue.ended(sent.item, 0)
-            self._register.left(sent.item.request, sent.revoked, now)
+            self._table.leave(sent.item.request, sent.revoked, now)
         else:
             self._try_again(sent, event, now, commands)
         self._sender.room_on(sent.endpoint, now, commands)
@@ -250,9 +234,11 @@ class Dispatcher:
         item.tries += 1
         item.excluded |= {culprit}
         if event.retry and not sent.begun and item.tries < self._max_tries and self._open:
-            sent.pool.queue.put_back(item)
-            self._waiting[item.request.request_id] = item
-            self._pools.of(item.request.model_name)
+            try:
+                self._table.wait_again(sent)
+            except Exception as error:  # a user's ordering
+                sent.pool.queue.ended(item, 0)
+                self._table.refuse_unordered(item.request, error, now, commands)
             self._sender.send_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
@@ -263,22 +249,22 @@ class Dispatcher:
         else:
             when = f"at try {item.tries} of {self._max_tries}" if self._open else "while shutting down"
         why = f'"{culprit}" failed {when}: {event.why}'
-        self._register.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
+        self._table.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
     def _cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
         gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
-        item = self._waiting.get(event.request_id)
+        item = self._table.waiting.get(event.request_id)
         if item is not None:
             pool = self._pools.of(item.request.model_name)
             assert pool is not None, "somebody waits in it"
             pool.queue.cancel(event.request_id)
-            self._register.left(item.request, gone, now)
+            self._table.leave(item.request, gone, now)
             self._sender.send_waiting(pool, now, commands)
             return
-        sent = self._register.released(event.request_id, now)
+        sent = self._table.take_back(event.request_id, now)
         if sent is not None:
             sent.pool.queue.ended(sent.item, 0)
-            self._register.left(sent.item.request, sent.revoked or gone, now)
+            self._table.leave(sent.item.request, sent.revoked or gone, now)
             self._sender.room_on(sent.endpoint, now, commands)
 
     # Instances
@@ -298,7 +284,7 @@ class Dispatcher:
         interrupted = self.ledger.on(gone)
         self.fleet.remove(event.instance_id)
         self._pools.members_changed(now)
-        self._audience.departed(gone)
+        self._hooks.departed(gone)
         for request_id in interrupted:
             self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
         self.counters.departed(event.instance_id)
@@ -309,7 +295,7 @@ class Dispatcher:
 
     def _scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self.fleet[event.instance_id]
-        self._audience.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
+        self._hooks.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
         self._sender.room_on(endpoint, now, commands)
 
     # Time
@@ -322,7 +308,7 @@ class Dispatcher:
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._sender.look(item, now)
-                self._register.refuse(item.request, self._with_reason(item.request, refusal), now, commands)
+                self._table.refuse(item.request, self._with_reason(item.request, refusal), now, commands)
             self._sender.send_waiting(pool, now, commands)  # those who stood behind may be luckier
 
     def _with_reason(self, request: RequestMetadata, refusal: Refusal) -> Refusal:
@@ -336,7 +322,7 @@ class Dispatcher:
         self._open = self._unhindered = False
         for pool in self._pools.waiting():
             for item, refusal in pool.queue.drain():
-                self._register.refuse(item.request, refusal, now, commands)
+                self._table.refuse(item.request, refusal, now, commands)
 
     def _set_timer(self, commands: list[DispatcherCommand]) -> None:
         due = self._due = self._pools.next_expiry()
@@ -351,8 +337,7 @@ class Dispatcher:
             if pool.eviction is None:
                 continue
             for item, refusal in pool.eviction.victims(now, self._sender.saturation(pool, now), pool.queue.blocked):
-                self._sent[item.request.request_id].revoked = refusal
-                commands.append(Revoke(item.request, refusal))
+                self._table.revoke(item.request.request_id, refusal, commands)
 
 
 _HANDLERS: dict[type[DispatcherEvent], Callable[[Dispatcher, Any, float, list[DispatcherCommand]], None]] = {

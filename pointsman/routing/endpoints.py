@@ -271,19 +271,6 @@ class EndpointTable:
         """Seconds since the engine was last measured; None: never."""
         return None if endpoint.metrics is None else now - float(self._columns[MEASURED_AT][endpoint.row])
 
-    def go_on_from(self, other: "EndpointTable") -> None:
-        """Take over the members of another fleet, with what was observed and learned of them, but no reservations."""
-        for before, instance in zip(other.roster, other.instances(), strict=True):
-            endpoint = self.add(msgspec.structs.replace(instance, current_load=before.instance.current_load))
-            if before.metrics is not None:
-                measured_at = float(other._columns[MEASURED_AT][before.row])
-                self.measure(instance.instance_id, before.metrics, measured_at)
-            endpoint._attributes.update(before._attributes)
-
-    def twin_of(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint of the same instance here; one of an instance that has left is its own twin."""
-        return self._by_id.get(str(endpoint), endpoint)
-
     def lightness_of(self, endpoint: Endpoint) -> float:
         """Its lightness as it stands."""
         return float(self._columns[LIGHTNESS][endpoint.row])

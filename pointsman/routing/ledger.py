@@ -1,12 +1,33 @@
 """What this dispatcher has sent and not yet seen end. Every reservation is released exactly once."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.routing.endpoints import Endpoint, EndpointTable
+from pointsman.routing.events import Refusal
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, RequestCycle
+from pointsman.routing.queue import Queued
 from pointsman.selection import Column, SchedulingResult
+
+if TYPE_CHECKING:
+    from pointsman.routing.request_table import Pool
+
+
+class Sent(msgspec.Struct, eq=False):
+    """A request that an instance is serving."""
+
+    item: Queued
+    pool: "Pool"
+    endpoint: Endpoint
+    strategy: str
+    lightness: float
+    """Of the endpoint, just before the request was sent."""
+    begun: bool = False
+    """Whether part of the answer is out: then the request must not be sent again."""
+    revoked: Refusal | None = None
+    """Set while the request is being stopped for more important work."""
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Refusal
-from pointsman.routing.pools import Sent
+from pointsman.routing.ledger import Sent
 from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
 
@@ -213,12 +213,8 @@ class Journal:
         self.counters = Counters()
         self.listener: Callable[[Record], None] | None = None
         """Told of each request that has ended, served or refused, with its whole story."""
-        self._strategy = strategy
-        """Whose requests they are until somebody has decided."""
-
-    def go_on_from(self, other: "Journal") -> None:
-        """Write on where another stopped."""
-        self.records, self.counters, self.listener = other.records, other.counters, other.listener
+        self.strategy = strategy
+        """What requests are counted under until a strategy has decided."""
 
     def arrived(self, request: RequestMetadata, now: float) -> Record:
         self.counters.arrived += 1
@@ -279,8 +275,8 @@ class Journal:
 
     def _ended(self, outcome: str, record: Record | None) -> None:
         if record is None:
-            self.counters.ended(self._strategy, "", outcome, None)
+            self.counters.ended(self.strategy, "", outcome, None)
             return
-        self.counters.ended(record.strategy or self._strategy, record.instance, outcome, record.met_deadline)
+        self.counters.ended(record.strategy or self.strategy, record.instance, outcome, record.met_deadline)
         if self.listener is not None:
             self.listener(record)

@@ -1,98 +1,224 @@
-"""One queue per model, so that no model's requests hold up another's, and what is known of requests under way."""
+"""The table of requests: every request that has arrived and not left, waiting in a queue or sent to an instance.
 
-from collections.abc import Sequence
+Each model has a queue of its own, so that no model's requests hold up another's. The one rule: a request is in the
+table exactly once, and only the table moves it, from waiting to sent and back, and out.
+"""
 
-import msgspec
+from collections.abc import Mapping, Sequence
 
-from pointsman.routing.endpoints import EndpointTable
-from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Refuse
-from pointsman.routing.ledger import Hold, Ledger
-from pointsman.routing.pools import Pools, Sent
-from pointsman.routing.queue import Queued
+from pointsman.routing.dispatch_plan import DispatchPlan
+from pointsman.routing.endpoints import Endpoint, EndpointTable
+from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Refuse, Revoke
+from pointsman.routing.ledger import Hold, Ledger, Sent
+from pointsman.routing.queue import FlowControl, InFlightEviction, PoolSaturation, Queued
 from pointsman.routing.records import Journal
 from pointsman.types import RequestMetadata
 
-# Who has arrived and not left: those who wait, those who were sent, and how each of them leaves.
-#
-# One of these is what a dispatcher hands on when another takes its place. The one rule: a request is in it once,
-# waiting or sent.
+MAX_POOLS = 1_000
+"""With this many models asked for, requests for another model are refused unless an instance serves it."""
+
+
+class Pool:
+    """The requests for one model."""
+
+    __slots__ = ("_fleet", "eviction", "model", "queue", "running", "saturation")
+
+    queue: FlowControl
+    eviction: InFlightEviction | None
+    """Stops running requests for more important ones of the same model; None: nothing is stopped."""
+    saturation: PoolSaturation | None
+    """Says how full the instances are; None: saturation holds nothing back."""
+
+    def __init__(self, model: str, plan: DispatchPlan, fleet: EndpointTable) -> None:
+        self.model = model
+        self.running = 0
+        """Requests that were sent and have not ended."""
+        self._fleet = fleet
+        self.configure(plan)
+
+    def configure(self, plan: DispatchPlan) -> None:
+        """Start with an empty queue of the form that the plan says."""
+        self.queue = plan.make_queue()
+        self.eviction = None if plan.make_eviction is None else plan.make_eviction()
+        self.saturation = None if plan.detector is None else PoolSaturation(plan.detector)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no instance serves the model."""
+        return not len(self._fleet.serving(self.model))
+
+
+class Pools:
+    """The pool of each model. Clients choose the names: pools of models that no instance serves are bounded."""
+
+    def __init__(self, plan: DispatchPlan, fleet: EndpointTable) -> None:
+        self._plan = plan
+        self._fleet = fleet
+        self._by_model: dict[str, Pool] = {}
+        self.busy: dict[str, Pool] = {}
+        """At least those in which a request waits."""
+
+    def of(self, model: str) -> Pool | None:
+        """The pool of this model; None if requests wait for too many models that no instance serves."""
+        pool = self._by_model.get(model)
+        if pool is None:
+            if len(self._by_model) >= MAX_POOLS and not len(self._fleet.serving(model)) and not self._forget():
+                return None
+            pool = self._by_model[model] = Pool(model, self._plan, self._fleet)
+        self.busy[model] = pool
+        return pool
+
+    def idle(self, model: str) -> Pool | None:
+        """The pool of this model if a new request may be sent without entering its queue."""
+        pool = self._by_model.get(model)
+        return pool if pool is not None and pool.queue.is_open else None
+
+    def configure(self, plan: DispatchPlan) -> list[tuple[Pool, list[Queued]]]:
+        """Give each pool an empty queue by another plan; those that had waiting requests, with these in order."""
+        self._plan = plan
+        left = [(pool, list(pool.queue.waiting())) for pool in self.waiting()]
+        for pool in self._by_model.values():
+            before = pool.queue
+            pool.configure(plan)
+            pool.queue.continue_from(before)
+        return left
+
+    def _forget(self) -> int:
+        """Forget pools that have neither requests nor instances; how many."""
+        idle = [m for m, pool in self._by_model.items() if not len(pool.queue) and not pool.running and pool.is_empty]
+        for model in idle:
+            del self._by_model[model]
+        return len(idle)
+
+    def waiting(self) -> list[Pool]:
+        """Those in which a request waits."""
+        if not self.busy:
+            return []
+        waiting = [pool for pool in self.busy.values() if len(pool.queue)]
+        if len(waiting) < len(self.busy):
+            self.busy = {pool.model: pool for pool in waiting}
+        return waiting
+
+    def members_changed(self, now: float) -> None:
+        """Instances have come, gone or changed."""
+        for pool in self._by_model.values():
+            pool.queue.pool_changed(pool.is_empty, now)
+
+    def with_expired(self, now: float) -> list[Pool]:
+        """Those in which a request has waited too long."""
+        return [pool for pool in self.waiting() if (due := pool.queue.next_expiry()) is not None and due <= now]
+
+    def next_expiry(self) -> float | None:
+        """When the next waiting request expires; None: never, as things stand."""
+        waiting = self.waiting()
+        if not waiting:
+            return None
+        return min((due for pool in waiting if (due := pool.queue.next_expiry()) is not None), default=None)
 
 
 class RequestTable:
-    """The requests of one dispatcher, and all that is counted and written down of them."""
+    """The requests of one dispatcher. `waiting` and `sent` are for reading: only the methods change them."""
 
-    __slots__ = ("fleet", "journal", "ledger", "pools", "sent", "waiting")
+    __slots__ = ("_fleet", "_sent", "_waiting", "journal", "ledger", "pools", "sent", "waiting")
 
-    def __init__(self, fleet: EndpointTable, pools: Pools, journal: Journal) -> None:
-        self.fleet = fleet
-        self.ledger = Ledger(fleet)
-        self.pools = pools
+    waiting: Mapping[str, Queued]
+    sent: Mapping[str, Sent]
+
+    def __init__(self, plan: DispatchPlan, fleet: EndpointTable, journal: Journal) -> None:
         self.journal = journal
-        self.waiting: dict[str, Queued] = {}
-        self.sent: dict[str, Sent] = {}
+        self._fleet = fleet
+        self.ledger = Ledger(fleet)
+        self.pools = Pools(plan, fleet)
+        self.waiting = self._waiting = dict[str, Queued]()
+        self.sent = self._sent = dict[str, Sent]()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.sent)
+        return len(self._waiting) + len(self._sent)
 
-    # Leaving
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting or request_id in self._sent
 
-    def released(self, request_id: str, now: float) -> Sent | None:
-        """Take a request that was sent back from its instance. None: it is not out, or came back before."""
-        sent = self.sent.pop(request_id, None)
-        if sent is not None:
-            self.ledger.release(request_id)
-            sent.pool.ended(sent.item, now)
+    # Waiting and sent
+
+    def wait(self, item: Queued) -> None:
+        """A request that its queue has let in waits from now on."""
+        self._waiting[item.request.request_id] = item
+
+    def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
+        """A request that did not wait is on its instance from now on, and reserves its share of it."""
+        request_id = item.request.request_id
+        sent = Sent(item, pool, endpoint, strategy, self._fleet.lightness_of(endpoint))
+        self.ledger.reserve(request_id, holds)
+        pool.running += 1
+        if pool.eviction is not None:
+            pool.eviction.started(item)
+        self._sent[request_id] = sent
         return sent
 
+    def send_waiting(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
+        """The same for a request that was popped from the queue of its pool."""
+        pool.queue.served(item)
+        del self._waiting[item.request.request_id]
+        return self.send(item, pool, endpoint, strategy, holds)
+
+    def take_back(self, request_id: str, now: float) -> Sent | None:
+        """A request has left its instance. None: it was not sent, or left before.
+
+        Follow it with `wait_again`, or tell the queue of the pool that the request has ended.
+        """
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            self.ledger.release(request_id)
+            pool = sent.pool
+            pool.running -= 1
+            if pool.eviction is not None:
+                pool.eviction.ended(sent.item, now)
+        return sent
+
+    def wait_again(self, sent: Sent) -> None:
+        """A request that was taken back waits where it stood before. Raises what a user's ordering raises."""
+        sent.pool.queue.put_back(sent.item)
+        self._waiting[sent.item.request.request_id] = sent.item
+        self.pools.busy[sent.pool.model] = sent.pool
+
+    def revoke(self, request_id: str, refusal: Refusal, commands: list[DispatcherCommand]) -> None:
+        """A sent request is to be stopped; it leaves when its runtime says so."""
+        sent = self._sent[request_id]
+        sent.revoked = refusal
+        commands.append(Revoke(sent.item.request, refusal))
+
+    # Out
+
     def refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[DispatcherCommand]) -> None:
-        """It leaves, and is told why."""
-        self.left(request, refusal, now)
+        """A request leaves with a refusal."""
+        self.leave(request, refusal, now)
         commands.append(Refuse(request, refusal))
 
-    def left(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
-        """It has left by itself, or whoever sent it knows."""
-        self.waiting.pop(request.request_id, None)
+    def leave(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
+        """A request leaves, and its client has gone or knows already."""
+        self._waiting.pop(request.request_id, None)
         self.journal.refused(request, refusal, now)
 
     def refuse_unordered(
         self, request: RequestMetadata, error: Exception, now: float, commands: list[DispatcherCommand]
     ) -> None:
-        """An ordering of somebody's own has raised, and nothing was taken in."""
+        """A request leaves because a user's ordering raised on it."""
         self.journal.error(error)
         why = f"it cannot be put in order: {type(error).__name__}: {error}"
         self.refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
 
-    # Taking over
+    # Another plan
 
-    def go_on_from(self, other: "RequestTable", now: float, commands: list[DispatcherCommand]) -> None:
-        """Take everything over from another, which must not be used any more: its instances and what is known of them,
-        its records and counts, the requests that run and those that wait."""
-        self.journal.go_on_from(other.journal)
-        self.fleet.go_on_from(other.fleet)
-        self.pools.go_on_from(other.pools)
-        for before in other.sent.values():
-            self._go_on_running(before, other.ledger.holds(before.item.request.request_id))
-        for pool in other.pools.waiting():
-            for item in pool.queue.waiting():
-                self._go_on_waiting(item, now, commands)
-
-    def _go_on_running(self, before: Sent, holds: Sequence[Hold]) -> None:
-        request = before.item.request
-        pool = self.pools.of(request.model_name)
-        assert pool is not None, "somebody serves it"
-        item = pool.queue.take_over_sent(before.item)
-        pool.started(item)
-        sent = Sent(item, pool, self.fleet.twin_of(before.endpoint), before.strategy, before.lightness)
-        sent.begun, sent.revoked = before.begun, before.revoked
-        self.sent[request.request_id] = sent
-        replace, twin_of = msgspec.structs.replace, self.fleet.twin_of
-        self.ledger.reserve(request.request_id, [replace(hold, endpoint=twin_of(hold.endpoint)) for hold in holds])
-
-    def _go_on_waiting(self, before: Queued, now: float, commands: list[DispatcherCommand]) -> None:
-        request = before.request
-        pool = self.pools.of(request.model_name)
-        assert pool is not None, "its pool was taken over"
-        try:
-            self.waiting[request.request_id] = pool.queue.take_over(before)
-        except Exception as error:
-            self.refuse_unordered(request, error, now, commands)
+    def configure(self, plan: DispatchPlan, now: float, commands: list[DispatcherCommand]) -> None:
+        """Put waiting requests into the order of another plan. They stay, and so does the time they have waited."""
+        waiting = self.pools.configure(plan)
+        for sent in self._sent.values():  # first, so that they need not be compared with those that wait
+            sent.pool.queue.adopt(sent.item)
+            if sent.pool.eviction is not None:
+                sent.pool.eviction.started(sent.item)
+        for pool, items in waiting:
+            for item in items:
+                try:
+                    pool.queue.adopt(item)
+                except Exception as error:
+                    self.refuse_unordered(item.request, error, now, commands)

@@ -4,22 +4,19 @@ Enters: a pool in which somebody waits, and the time. Leaves: commands. The one 
 place on the instance before anybody else is looked at.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
-from pointsman.routing.decisions import Choice, Decided, refusal_text
-from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.decisions import refusal_text
+from pointsman.routing.dispatch_plan import DispatchPlan
+from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Send
 from pointsman.routing.hooks import PluginHooks
 from pointsman.routing.ledger import Hold, holds_of
-from pointsman.routing.plugins import RequestCycle
-from pointsman.routing.pools import Pool, Sent
 from pointsman.routing.queue import Queued
-from pointsman.routing.request_table import RequestTable
+from pointsman.routing.request_table import Pool, RequestTable
 from pointsman.routing.routes import BatchPolicy, Chooser, pool_wide
 from pointsman.selection import SchedulingFailure
-from pointsman.types import RequestMetadata, SchedulingDecision
+from pointsman.types import RequestMetadata
 
 LOOK_PAST = 8
 """How many requests that wait for an instance which has not failed them yet do not hold up those behind them."""
@@ -29,48 +26,25 @@ LOOK_AGAIN = 3
 
 
 class Sender:
-    """Finds instances for the requests of one dispatcher."""
+    """Finds instances for the requests of one dispatcher, as its plan says."""
 
-    __slots__ = (
-        "_audience",
-        "_chooser",
-        "_fleet",
-        "_gated",
-        "_journal",
-        "_ledger",
-        "_policy",
-        "_pools",
-        "_register",
-        "_sent",
-        "_waiting",
-        "_waits",
-    )
+    __slots__ = ("_chooser", "_fleet", "_hooks", "_journal", "_policy", "_pools", "_table", "_waits")
 
     def __init__(
-        self,
-        register: RequestTable,
-        chooser: Chooser,
-        policy: BatchPolicy | None,
-        audience: PluginHooks,
-        *,
-        gated: bool,
-        waits: bool,
+        self, plan: DispatchPlan, table: RequestTable, fleet: EndpointTable, chooser: Chooser, hooks: PluginHooks
     ) -> None:
-        """`policy`: decides by batch; the route of `chooser` stands in when it raises. `gated`: nobody is sent while
-        the pool is saturated. Without `waits`, whoever cannot be sent is refused."""
-        self._register = register
-        self._fleet, self._ledger, self._journal = register.fleet, register.ledger, register.journal
-        self._pools, self._waiting, self._sent = register.pools, register.waiting, register.sent
+        self._policy = plan.policy
+        self._waits = plan.waits
+        self._table = table
+        self._pools, self._journal = table.pools, table.journal
+        self._fleet = fleet
         self._chooser = chooser
-        self._policy = policy
-        self._audience = audience
-        self._gated = gated
-        self._waits = waits
+        self._hooks = hooks
 
     def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
         """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
         pool = self._pools.idle(given.model_name)
-        if pool is None or given.request_id in self._sent:
+        if pool is None or given.request_id in self._table.sent:
             return False
         request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
         item = Queued(request)
@@ -82,9 +56,13 @@ class Sender:
             pool.queue.goes_at_once(item, now)
         except Exception:  # it will happen again in the queue, and is told there
             return False
-        sent, headers = self._dispatch(cycle, choice, item, pool)
+        result = choice.result
+        target = result.target
+        sent = self._table.send(item, pool, target, self._chooser.route.name, holds_of(cycle, result))
+        headers = self._hooks.dispatched(cycle, result)
         self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
-        self._tell(sent, choice.decided, headers, commands)
+        answer = self._hooks.answer_headers(request, target)
+        commands.append(Send(request, choice.decided, target, headers, answer))
         return True
 
     def room_on(self, endpoint: Endpoint, now: float, commands: list[DispatcherCommand]) -> None:
@@ -111,24 +89,25 @@ class Sender:
             if failure is not None and not failure.failures:
                 pool.queue.drop(item)  # nobody was even asked: waiting will not help
                 refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure))
-                self._register.refuse(item.request, refusal, now, commands)
+                self._table.refuse(item.request, refusal, now, commands)
             elif failure is not None and (item.excluded or pool_wide(failure)):
                 passed.append(item)
                 if not item.excluded:
                     break
             elif failure is not None:
-                pool.queue.set_aside(item)
+                pool.queue.park(item)
         for item in passed:
             pool.queue.put_back(item)
         if not self._waits:
             self._refuse_waiting(pool, now, commands)
 
     def saturation(self, pool: Pool, now: float) -> float:
-        """How full the instances of a pool are, if that holds anybody back."""
-        if not self._gated:
+        """How full the instances of a pool are, if that holds anything back."""
+        gate = pool.saturation
+        if gate is None:
             return 0.0
-        told = self._audience.ask(pool.queue, pool.queue.saturation_of, self._fleet.serving(pool.model), now)
-        return 0.0 if told is None else float(told)
+        full = self._hooks.ask(gate.detector, gate.of, self._fleet.serving(pool.model), now)
+        return 0.0 if full is None else float(full)
 
     def _send(
         self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand]
@@ -140,30 +119,22 @@ class Sender:
         except Exception as error:
             self._journal.error(error)
             pool.queue.drop(item)
-            self._register.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
+            self._table.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
             return None
         failure = choice if isinstance(choice, SchedulingFailure) else None
         self._journal.tried(item.request, cycle.trace, failure)
         if isinstance(choice, SchedulingFailure):
             return failure
-        if item.enqueued_at < now:
-            self._fleet.sent_from_backlog(choice.result.target)
-        pool.queue.served(item)
-        del self._waiting[item.request.request_id]
-        sent, headers = self._dispatch(cycle, choice, item, pool)
-        self._journal.sent(sent, choice.decided)
-        self._tell(sent, choice.decided, headers, commands)
-        return None
-
-    def _dispatch(
-        self, cycle: RequestCycle, choice: Choice, item: Queued, pool: Pool
-    ) -> tuple[Sent, Mapping[str, str | None]]:
-        """It goes to the instance that was chosen, with the headers that plugins want on it."""
         result = choice.result
         target = result.target
-        sent = Sent(item, pool, target, self._chooser.route.name, self._fleet.lightness_of(target))
-        self._ledger.reserve(item.request.request_id, holds_of(cycle, result))
-        return sent, self._audience.dispatched(cycle, result)
+        if item.enqueued_at < now:
+            self._fleet.sent_from_backlog(target)
+        sent = self._table.send_waiting(item, pool, target, self._chooser.route.name, holds_of(cycle, result))
+        headers = self._hooks.dispatched(cycle, result)
+        self._journal.sent(sent, choice.decided)
+        answer = self._hooks.answer_headers(item.request, target)
+        commands.append(Send(item.request, choice.decided, target, headers, answer))
+        return None
 
     def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]) -> bool:
         """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
@@ -178,27 +149,11 @@ class Sender:
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self._fleet[made.target_instance_id]
             pool.queue.take(item, now)
-            pool.queue.served(item)
-            del self._waiting[made.request_id]
-            sent = Sent(item, pool, endpoint, policy.name, self._fleet.lightness_of(endpoint))
-            self._ledger.reserve(made.request_id, [Hold(endpoint, item.request.input_tokens)])
-            self._journal.sent(sent, made)
-            self._tell(sent, made, {}, commands)
+            holds = [Hold(endpoint, item.request.input_tokens)]
+            self._journal.sent(self._table.send_waiting(item, pool, endpoint, policy.name, holds), made)
+            answer = self._hooks.answer_headers(item.request, endpoint)
+            commands.append(Send(item.request, made, endpoint, {}, answer))
         return True
-
-    def _tell(
-        self,
-        sent: Sent,
-        made: Decided | SchedulingDecision,
-        headers: Mapping[str, str | None],
-        commands: list[DispatcherCommand],
-    ) -> None:
-        """Say that it is to be sent."""
-        request = sent.item.request
-        sent.pool.started(sent.item)
-        self._sent[request.request_id] = sent
-        answer = self._audience.answer_headers(request, sent.endpoint)
-        commands.append(Send(request, made, sent.endpoint, headers, answer))
 
     # Those for whom there is nobody
 
@@ -216,7 +171,7 @@ class Sender:
     def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
         """Why it waits although there is an instance for it."""
         pool = self._pools.of(item.request.model_name)
-        if not self._gated or pool is None:
+        if pool is None or pool.saturation is None:
             return None
         why = f"held back: the pool is saturated to {self.saturation(pool, now):.0%}"
         serving = self._fleet.serving(pool.model)
@@ -232,4 +187,4 @@ class Sender:
             failure = None if record is None else record.failure
             why = "every instance is saturated" if failure is None else refusal_text(item.request, failure)
             outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
-            self._register.refuse(item.request, Refusal(outcome, why), now, commands)
+            self._table.refuse(item.request, Refusal(outcome, why), now, commands)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pointsman.config.plan import DeploymentPlan
 from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
@@ -194,7 +195,7 @@ class Traffic:
     """All lanes, by deployment and by the names of their models."""
 
     def __init__(
-        self, loop: AbstractEventLoop, carrier: Carrier, *, max_tries: int = 5, keep_records: int = 10_000
+        self, loop: AbstractEventLoop, carrier: Carrier, settings: DispatcherSettings = DEFAULT_SETTINGS
     ) -> None:
         self.failing: Callable[[str, str], None] | None = None
         """(instance, why) is called when clients' requests fail in a row on an instance."""
@@ -212,9 +213,8 @@ class Traffic:
         """Lanes of deployments that are gone, until their last instance is."""
         self._loop = loop
         self._carrier = carrier
-        self.max_tries = max_tries
-        """How often a request is sent in all; for lanes and policies that come from now on. So is the next."""
-        self.keep_records = keep_records
+        self.settings = settings
+        """For lanes that are opened from now on."""
 
     # Deployments
 
@@ -236,7 +236,7 @@ class Traffic:
                 changed |= lane.plan.first_wait_s != plan.first_wait_s
                 lane.plan = plan
                 if changed:
-                    self._replace_dispatcher(lane)
+                    lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), time.monotonic()))
         self.by_model = {
             model: lane
             for lane in self.lanes.values()
@@ -247,21 +247,10 @@ class Traffic:
             self._end_if_empty(name)
 
     def _open(self, plan: DeploymentPlan) -> Lane:
-        lane = Lane(plan, self._dispatcher(plan), self._carrier, self._loop)
+        lane = Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._loop)
         lane.failing, lane.wanted = self._is_failing, self._is_wanted
         lane.absence = lambda: None if self.absence is None else self.absence(plan.name)
         return lane
-
-    def _dispatcher(self, plan: DeploymentPlan) -> Dispatcher:
-        return plan.dispatcher(max_tries=self.max_tries, keep_records=self.keep_records)
-
-    def _replace_dispatcher(self, lane: Lane) -> None:
-        """Another policy decides from now on; requests that wait or run go over to it, and nobody notices."""
-        successor = self._dispatcher(lane.plan)
-        lane.stop_timer()
-        commands = successor.succeed(lane.dispatcher, time.monotonic())
-        lane.dispatcher = successor
-        lane.carry_out(commands)
 
     def _end_if_empty(self, name: str) -> None:
         """Of a deployment that is gone, the last instance is, too: whoever still waits need not wait any longer."""

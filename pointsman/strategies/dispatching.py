@@ -1,11 +1,14 @@
-"""A policy at work: the dispatcher that carries a scheduling policy out on a live queue."""
+"""A scheduling policy as the plan of a dispatcher: its order kept by a queue, its choices made request by request."""
 
 from typing import Any
 
-from pointsman.routing.dispatcher import Dispatcher
-from pointsman.routing.queue import BandSettings, FlowControl, Queued
+from pointsman.routing.dispatch_plan import DispatchPlan
+from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, FlowControl, Queued
 from pointsman.strategies.base import SchedulingPolicy, Strategy
 from pointsman.strategies.fifo import FifoStrategy
+
+MAX_WAITING = 10_000
+"""Requests that may wait for one model."""
 
 
 class StrategyOrder:
@@ -31,30 +34,22 @@ def keeps_its_order(policy: SchedulingPolicy) -> bool:
     )
 
 
-def dispatcher_for(
+def plan_for(
     policy: SchedulingPolicy,
     *,
-    max_waiting: int = 10_000,
-    ttl_s: float = 60.0,
+    max_waiting: int = MAX_WAITING,
+    ttl_s: float = REQUEST_TTL_S,
     first_wait_s: float | None = None,
-    max_tries: int = 3,
-    traced: bool = True,
-    keep_records: int = 10_000,
-    seed: int = 0,
-) -> Dispatcher:
-    """A dispatcher whose queue is in the policy's order and whose choices are the policy's.
+) -> DispatchPlan:
+    """A plan whose queue is in the policy's order and whose choices are the policy's.
 
-    `max_waiting` requests may wait per model, each for `ttl_s` seconds; for `first_wait_s`, if that is given, while
-    there is no instance. FIFO decides while a policy of the user's own raises.
+    At most `max_waiting` requests wait per model, each at most `ttl_s` seconds, or `first_wait_s`, if given, while
+    there is no instance. FIFO decides while a user's policy raises.
     """
     strategy = policy if isinstance(policy, Strategy) else FifoStrategy()
     band = BandSettings(max_requests=max_waiting, max_bytes=None, ordering=StrategyOrder(strategy))
-    return Dispatcher(
+    return DispatchPlan(
         strategy,
         lambda: FlowControl([band], single_band=True, default_request_ttl_s=ttl_s, first_wait_s=first_wait_s),
         policy=None if keeps_its_order(policy) else policy,
-        max_tries=max_tries,
-        traced=traced,
-        keep_records=keep_records,
-        seed=seed,
     )

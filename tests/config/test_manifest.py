@@ -11,6 +11,8 @@ from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
+from pointsman.routing.dispatch_plan import DispatcherSettings
+from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, Ended, Joined, Measured, Outcome, Refuse, Send
 from pointsman.routing.events import DispatcherCommand as Told
@@ -33,7 +35,7 @@ def test_the_examples_load_without_a_note(file: Path) -> None:
     assert isinstance(plan, PointsmanPlan)
     assert plan.notes == ()
     for one in plan.deployments:
-        one.dispatcher()
+        Dispatcher(one.dispatch_plan())
 
 
 def test_a_deployment_of_an_engine() -> None:
@@ -296,7 +298,9 @@ class Desk:
     """The dispatcher of a deployment with instances of one slot each."""
 
     def __init__(self, scheduling: str, *instances: str) -> None:
-        self.dispatcher = deployment(SIMULATED + scheduling).dispatcher(keep_records=3)
+        self.dispatcher = Dispatcher(
+            deployment(SIMULATED + scheduling).dispatch_plan(), DispatcherSettings(keep_records=3)
+        )
         for name in instances:
             one = ExecutionInstance(instance_id=name, model_name="m", max_concurrency=1)
             self.dispatcher.handle(Joined(one), 0.0)

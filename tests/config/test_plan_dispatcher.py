@@ -6,6 +6,7 @@ import pytest
 
 from pointsman.config import load_picker
 from pointsman.errors import ConfigError, UnknownName
+from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, Metrics
 from pointsman.routing.events import (
@@ -46,7 +47,7 @@ class Desk:
 
     def __init__(self, document: str, *instances: ExecutionInstance | str, **settings: Any) -> None:
         self.now = 0.0
-        self.dispatcher: Dispatcher = load_picker(document).dispatcher(**settings)
+        self.dispatcher = Dispatcher(load_picker(document).dispatch_plan(), DispatcherSettings(**settings))
         for one in instances:
             self.tell(Joined(instance(one) if isinstance(one, str) else one))
 
@@ -396,7 +397,7 @@ def test_a_session_comes_back_to_its_instance_by_the_header_of_the_answer() -> N
     plan = load_picker(
         "featureGates: [flowControl]\nplugins:\n- type: session-affinity-filter\n- type: random-picker\n"
     )
-    dispatcher = plan.dispatcher()
+    dispatcher = Dispatcher(plan.dispatch_plan())
     for name in "abcdefgh":
         dispatcher.handle(Joined(ExecutionInstance(instance_id=name)), 0.0)
         dispatcher.handle(Measured(name, Metrics()), 0.0)

@@ -14,6 +14,7 @@ from pointsman.config.plan import DeploymentPlan
 from pointsman.config.registry import scaling_policies
 from pointsman.config.validation import unmarked
 from pointsman.errors import ConfigError
+from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.events import Arrived, Refuse, TimerFired
 from pointsman.scaling import (
     SCALING_POLICIES,
@@ -136,7 +137,7 @@ FLOW = "  scheduling: {config: {featureGates: [flowControl], flowControl: {noEnd
     ],
 )
 def test_how_long_requests_wait_for_a_first_instance(section: str, more: str, words: str) -> None:
-    dispatcher = plan(section, more).dispatcher()
+    dispatcher = Dispatcher(plan(section, more).dispatch_plan())
     dispatcher.handle(Arrived((RequestMetadata("r", model_name="m"),)), 0.0)
     [refused] = [one for one in dispatcher.handle(TimerFired(), 1e6) if isinstance(one, Refuse)]
     assert words in refused.refusal.why

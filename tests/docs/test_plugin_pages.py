@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import pytest
 
-from pointsman.config.picker import BAND_BYTES, BAND_REQUESTS, DEFAULT_DETECTOR, DEFAULT_POLICIES, REQUEST_TTL_S
+from pointsman.config.picker import DEFAULT_BAND, DEFAULT_DETECTOR, DEFAULT_POLICIES
 from pointsman.config.picker_schema import BandTemplate, FlowControlSpec
 from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
 from pointsman.config.validation import Field, fields_of, unmarked
 from pointsman.parameters import Duration, DurationText, Parameters
 from pointsman.routing.events import Outcome, Refusal
+from pointsman.routing.queue import REQUEST_TTL_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 TYPES = list(plugins())
@@ -216,7 +217,10 @@ def test_flow_control_has_every_field_with_its_default() -> None:
     assert defaults["defaultPriorityBand"] == "see below"
     assert flow["defaultRequestTTL"][0] == f"`{REQUEST_TTL_S:g}s`"
     assert flow["enableEviction"][0] == "`false`"
-    assert (defaults["maxRequests"], defaults["maxBytes"]) == (str(BAND_REQUESTS), str(BAND_BYTES))
+    assert (defaults["maxRequests"], defaults["maxBytes"]) == (
+        str(DEFAULT_BAND.max_requests),
+        str(DEFAULT_BAND.max_bytes),
+    )
     assert defaults["saturationDetector"] == DEFAULT_DETECTOR
     assert defaults["fairnessPolicyRef"] == DEFAULT_POLICIES["fairness policy"]
     assert defaults["orderingPolicyRef"] == DEFAULT_POLICIES["ordering policy"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pointsman.routing.decisions import Choice
+from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import LOAD, MEASURED_AT, METRICS, WAITING, Attribute, Endpoint, Metrics
 from pointsman.routing.events import (
@@ -36,7 +37,7 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import FifoStrategy, SchedulingPolicy
-from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 
@@ -48,8 +49,8 @@ def request(name: str, model: str = "m", **facts: Any) -> RequestMetadata:
     return RequestMetadata(name, "hello", model_name=model, **facts)
 
 
-def fifo(*instances: ExecutionInstance, **settings: Any) -> Dispatcher:
-    dispatcher = dispatcher_for(FifoStrategy(), **settings)
+def fifo(*instances: ExecutionInstance, max_tries: int = 3, seed: int = 0, **queue: Any) -> Dispatcher:
+    dispatcher = Dispatcher(plan_for(FifoStrategy(), **queue), DispatcherSettings(max_tries=max_tries, seed=seed))
     for each in instances:
         dispatcher.handle(Joined(each), 0.0)
     return dispatcher
@@ -223,7 +224,7 @@ class Reads:
 
 
 def test_what_a_data_source_delivers_is_read_by_extractors_and_a_bad_one_disturbs_nobody() -> None:
-    dispatcher = Dispatcher(FifoStrategy(), FlowControl, plugins=[Reads()])
+    dispatcher = Dispatcher(DispatchPlan(FifoStrategy(), FlowControl, plugins=(Reads(),)))
     dispatcher.handle(Joined(instance("i")), 0.0)
     dispatcher.handle(Scraped("i", {"queue": 3}), 1.0)
     assert dispatcher.handle(Scraped("i", {}), 2.0) == []
@@ -240,7 +241,7 @@ class Raises:
 
 
 def test_a_route_that_raises_refuses_the_request_and_nothing_else() -> None:
-    broken = Dispatcher(Raises(), lambda: dispatcher_for(FifoStrategy())._pools.of("m").queue)  # type: ignore[union-attr]
+    broken = Dispatcher(DispatchPlan(Raises(), plan_for(FifoStrategy()).make_queue))
     assert refused(arrive(broken, "a")) == [("a", Outcome.REJECTED_OTHER)]
     assert len(broken) == 0
 
@@ -265,7 +266,7 @@ class Wild(SchedulingPolicy):
 
 
 def test_a_policy_of_ones_own_is_held_to_its_promises() -> None:
-    dispatcher = dispatcher_for(Wild())
+    dispatcher = Dispatcher(plan_for(Wild()))
     dispatcher.handle(Joined(instance("i")), 0.0)
     assert sent(arrive(dispatcher, "a", "b", "c")) == [("c", "i")]
     assert [waiting.request_id for waiting in dispatcher.waiting()] == ["a", "b"]
@@ -279,7 +280,7 @@ def test_a_policy_of_ones_own_is_held_to_its_promises() -> None:
 def test_fifo_stands_in_for_a_policy_that_raises() -> None:
     policy = Wild()
     policy.raising = True
-    dispatcher = dispatcher_for(policy)
+    dispatcher = Dispatcher(plan_for(policy))
     dispatcher.handle(Joined(instance("i")), 0.0)
     assert sent(arrive(dispatcher, "a", "b")) == [("a", "i")]
     assert dispatcher.counters.policy_errors == {"wild: RuntimeError: no idea": 1}
@@ -314,7 +315,7 @@ class Fire(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(["fifo", "batch"]), waiting=st.integers(1, 20))
     def start(self, policy: str, waiting: int) -> None:
         chosen = FifoStrategy() if policy == "fifo" else Wild()
-        self.dispatcher = dispatcher_for(chosen, max_waiting=waiting, ttl_s=20, max_tries=2)
+        self.dispatcher = Dispatcher(plan_for(chosen, max_waiting=waiting, ttl_s=20), DispatcherSettings(max_tries=2))
 
     def tell(self, event: DispatcherEvent) -> None:
         for command in self.dispatcher.handle(event, self.now):

@@ -1,4 +1,4 @@
-"""A dispatcher that takes over from another in the middle of everything: nobody is lost, or counted twice."""
+"""A dispatcher whose plan changes in the middle of everything: no request is lost, or counted twice."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LATENCY_MS, LOAD, Metrics
 from pointsman.routing.events import (
@@ -47,7 +48,7 @@ from pointsman.strategies import (
     SchedulingPolicy,
     SloAwareStrategy,
 )
-from pointsman.strategies.dispatching import dispatcher_for
+from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 
@@ -66,28 +67,28 @@ class FirstFit(SchedulingPolicy):
         return made
 
 
-def fair(fairness: FairnessPolicy, *, evicts: bool = False) -> Dispatcher:
+def fair(fairness: FairnessPolicy, *, evicts: bool = False) -> DispatchPlan:
     band = BandSettings(fairness=fairness)
-    return Dispatcher(
+    return DispatchPlan(
         FifoStrategy(),
         lambda: FlowControl([band], default_band=band),
         make_eviction=InFlightEviction if evicts else None,
     )
 
 
-MAKERS: dict[str, Callable[[], Dispatcher]] = {
-    "fifo": lambda: dispatcher_for(FifoStrategy()),
-    "priority": lambda: dispatcher_for(PriorityStrategy()),
-    "slo-aware": lambda: dispatcher_for(SloAwareStrategy()),
-    "cost-optimized": lambda: dispatcher_for(CostOptimizedStrategy()),
-    "adaptive": lambda: dispatcher_for(AdaptiveStrategy()),
-    "first-fit": lambda: dispatcher_for(FirstFit()),
+PLANS: dict[str, Callable[[], DispatchPlan]] = {
+    "fifo": lambda: plan_for(FifoStrategy()),
+    "priority": lambda: plan_for(PriorityStrategy()),
+    "slo-aware": lambda: plan_for(SloAwareStrategy()),
+    "cost-optimized": lambda: plan_for(CostOptimizedStrategy()),
+    "adaptive": lambda: plan_for(AdaptiveStrategy()),
+    "first-fit": lambda: plan_for(FirstFit()),
     "strict": lambda: fair(GlobalStrictFairnessPolicy()),
     "round robin": lambda: fair(RoundRobinFairnessPolicy()),
     "token counter": lambda: fair(VirtualTokenCounterFairnessPolicy(default_output_tokens=10)),
     "evicting": lambda: fair(GlobalStrictFairnessPolicy(), evicts=True),
 }
-OURS = [name for name in MAKERS if name != "first-fit"]
+OURS = [name for name in PLANS if name != "first-fit"]
 """Those who know which instances have failed a request; a user's own policy is not told."""
 
 
@@ -103,9 +104,9 @@ def sent(commands: list[DispatcherCommand]) -> list[str]:
     return [command.request.request_id for command in commands if isinstance(command, Send)]
 
 
-def busy(make: Callable[[], Dispatcher]) -> Dispatcher:
-    """Two instances with two places each: four requests run, two of them with the first token out, five wait."""
-    dispatcher = make()
+def busy(plan: str) -> Dispatcher:
+    """Two instances with two slots each: four requests run, two of them with the first token out, five wait."""
+    dispatcher = Dispatcher(PLANS[plan]())
     for name in ("i", "j"):
         dispatcher.handle(Joined(instance(name)), 0.0)
     for number in range(9):
@@ -131,157 +132,153 @@ def drained(dispatcher: Dispatcher, running: list[str], now: float) -> Counter[s
     return ended
 
 
-@pytest.mark.parametrize("after", MAKERS)
-@pytest.mark.parametrize("before", MAKERS)
+@pytest.mark.parametrize("after", PLANS)
+@pytest.mark.parametrize("before", PLANS)
 def test_everybody_is_taken_over(before: str, after: str) -> None:
-    old = busy(MAKERS[before])
-    running = [name for name in (f"r{n}" for n in range(9)) if name in old.ledger]
-    held = {name: [(str(hold.endpoint), hold.tokens) for hold in old.ledger.holds(name)] for name in running}
-    loads = columns(old, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
-    records, arrived = old.records, old.counters.arrived
-    new = MAKERS[after]()
-    commands = new.succeed(old, 11.0)
+    dispatcher = busy(before)
+    running = [name for name in (f"r{n}" for n in range(9)) if name in dispatcher.ledger]
+    held = {name: dispatcher.ledger.holds(name) for name in running}
+    loads = columns(dispatcher, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
+    records, arrived = dispatcher.records, dispatcher.counters.arrived
+    commands = dispatcher.reconfigure(PLANS[after](), 11.0)
     assert sent(commands) == [], "there was no room before, and there is none now"
     assert [command for command in commands if isinstance(command, Refuse | Revoke)] == []
-    assert (new.running, len(new)) == (4, 9)
-    assert {name: [(str(hold.endpoint), hold.tokens) for hold in new.ledger.holds(name)] for name in running} == held
-    assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == loads
-    assert new.records is records
-    assert new.counters.arrived == arrived == 9
-    assert drained(new, running, 12.0) == Counter({f"r{n}": 1 for n in range(9)})
-    assert (len(new), len(new.ledger)) == (0, 0)
-    assert columns(new, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == {
+    assert (dispatcher.running, len(dispatcher)) == (4, 9)
+    assert {name: dispatcher.ledger.holds(name) for name in running} == held
+    assert columns(dispatcher, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == loads
+    assert dispatcher.records is records
+    assert dispatcher.counters.arrived == arrived == 9
+    assert drained(dispatcher, running, 12.0) == Counter({f"r{n}": 1 for n in range(9)})
+    assert (len(dispatcher), len(dispatcher.ledger)) == (0, 0)
+    assert columns(dispatcher, LOAD, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS) == {
         LOAD: [0.0, 0.0], IN_FLIGHT_REQUESTS: [0.0, 0.0], IN_FLIGHT_TOKENS: [0.0, 0.0]
     }  # fmt: skip
-    assert new.counters.outcomes == {"served": 9}
-    assert {record.state for record in new.records.newest()} == {"served"}
-    assert new.counters.policy_errors == {}
+    assert dispatcher.counters.outcomes == {"served": 9}
+    assert {record.state for record in dispatcher.records.newest()} == {"served"}
+    assert dispatcher.counters.policy_errors == {}
 
 
-@pytest.mark.parametrize("after", MAKERS)
+@pytest.mark.parametrize("after", PLANS)
 def test_those_who_wait_go_in_the_order_of_the_new_policy(after: str) -> None:
-    old = busy(MAKERS["fifo"])
+    dispatcher = busy("fifo")
     waiting = {"r4", "r5", "r6", "r7", "r8"}
-    fresh = MAKERS[after]()
+    fresh = Dispatcher(PLANS[after]())
     for name in ("i", "j"):
         fresh.handle(Joined(instance(name, limit=0)), 0.0)
-    for asked in old.waiting():
+    for asked in dispatcher.waiting():
         fresh.handle(Arrived((asked,)), 11.0)
-    new = MAKERS[after]()
-    new.succeed(old, 11.0)
-    assert {asked.request_id for asked in new.waiting()} == waiting
+    dispatcher.reconfigure(PLANS[after](), 11.0)
+    assert {asked.request_id for asked in dispatcher.waiting()} == waiting
     if after not in ("round robin", "token counter"):  # there, whose turn it was before is part of the order
-        assert [asked.request_id for asked in new.waiting()] == [asked.request_id for asked in fresh.waiting()]
+        assert [asked.request_id for asked in dispatcher.waiting()] == [asked.request_id for asked in fresh.waiting()]
 
 
-@pytest.mark.parametrize("after", MAKERS)
+@pytest.mark.parametrize("after", PLANS)
 def test_what_there_is_room_for_goes_at_once(after: str) -> None:
     """The old policy gave a request to nobody; for the new one there is room."""
-    old = dispatcher_for(FifoStrategy())
+    dispatcher = Dispatcher(plan_for(FifoStrategy()))
     for number in range(3):
-        old.handle(Arrived((request(f"r{number}"),)), 0.0)
-    old.fleet.add(instance("i", limit=None))  # not told to the dispatcher: nobody has been placed yet
-    new = MAKERS[after]()
-    assert sorted(sent(new.succeed(old, 1.0))) == ["r0", "r1", "r2"]
-    assert (new.running, len(new)) == (3, 3)
+        dispatcher.handle(Arrived((request(f"r{number}"),)), 0.0)
+    dispatcher.fleet.add(instance("i", limit=None))  # the dispatcher has had no event since, so nothing has been placed
+    assert sorted(sent(dispatcher.reconfigure(PLANS[after](), 1.0))) == ["r0", "r1", "r2"]
+    assert (dispatcher.running, len(dispatcher)) == (3, 3)
 
 
 @pytest.mark.parametrize("after", OURS)
 @pytest.mark.parametrize("before", OURS)
 def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
     """A request that failed on two instances is sent once more, to the third, and then refused."""
-    old = MAKERS[before]()
+    dispatcher = Dispatcher(PLANS[before](), DispatcherSettings(max_tries=3))
     for name in "ijk":
-        old.handle(Joined(instance(name)), 0.0)
-    old.handle(Arrived((request("r"),)), 1.0)
+        dispatcher.handle(Joined(instance(name)), 0.0)
+    dispatcher.handle(Arrived((request("r"),)), 1.0)
     for _ in range(2):
-        old.handle(Failed("r", "oops"), 2.0)
-    failed = [who for who, _ in old.records.newest()[0].failures]
+        dispatcher.handle(Failed("r", "oops"), 2.0)
+    failed = [who for who, _ in dispatcher.records.newest()[0].failures]
     assert len(set(failed)) == 2
-    new = MAKERS[after]()
-    new.succeed(old, 3.0)
-    [record] = new.records.newest()
+    dispatcher.reconfigure(PLANS[after](), 3.0)
+    [record] = dispatcher.records.newest()
     assert record.instance not in failed
-    commands = new.handle(Failed("r", "oops again"), 4.0)
+    commands = dispatcher.handle(Failed("r", "oops again"), 4.0)
     [refusal] = [command.refusal for command in commands if isinstance(command, Refuse)]
     assert refusal.outcome is Outcome.EVICTED_OTHER
     assert "try 3 of 3" in refusal.why
-    assert len(new) == 0
+    assert len(dispatcher) == 0
 
 
-@pytest.mark.parametrize("after", MAKERS)
+@pytest.mark.parametrize("after", PLANS)
 def test_what_had_begun_is_not_sent_again(after: str) -> None:
-    new = MAKERS[after]()
-    new.succeed(busy(MAKERS["fifo"]), 11.0)
-    commands = new.handle(Failed("r0", "cut off"), 12.0)
+    dispatcher = busy("fifo")
+    dispatcher.reconfigure(PLANS[after](), 11.0)
+    commands = dispatcher.handle(Failed("r0", "cut off"), 12.0)
     assert "r0" not in sent(commands)
     assert [command.request.request_id for command in commands if isinstance(command, Refuse)] == ["r0"]
-    commands = new.handle(Failed("r2", "refused"), 13.0)
+    commands = dispatcher.handle(Failed("r2", "refused"), 13.0)
     assert not [command for command in commands if isinstance(command, Refuse)]
-    assert "r2" in new.records.newest()[-3].request_id
+    assert "r2" in dispatcher.records.newest()[-3].request_id
 
 
-@pytest.mark.parametrize("after", MAKERS)
+@pytest.mark.parametrize("after", PLANS)
 def test_nobody_waits_longer_because_the_policy_changed(after: str) -> None:
     """A minute is a minute, however often policies change in it."""
-    old = busy(MAKERS["fifo"])
-    waiting = [asked.request_id for asked in old.waiting()]
-    new = old
+    dispatcher = busy("fifo")
+    waiting = [asked.request_id for asked in dispatcher.waiting()]
     for at in (11.0, 30.0, 50.0):
-        before, new = new, MAKERS[after]()
-        new.succeed(before, at)
+        dispatcher.reconfigure(PLANS[after](), at)
     refused = [
         (command.request.request_id, command.refusal.outcome)
-        for command in new.handle(TimerFired(), 69.0)  # they came from 4 to 8 seconds
+        for command in dispatcher.handle(TimerFired(), 69.0)  # they came from 4 to 8 seconds
         if isinstance(command, Refuse)
     ]
     assert sorted(refused) == [(name, Outcome.EVICTED_TTL) for name in sorted(waiting)]
-    waited = [record for record in new.records.newest() if record.request_id in waiting]
+    waited = [record for record in dispatcher.records.newest() if record.request_id in waiting]
     assert all(record.ended_at is not None and record.ended_at - record.arrived_at >= 60.0 for record in waited)
 
 
 def test_whoever_was_let_in_stays_in_a_smaller_queue() -> None:
-    new = dispatcher_for(FifoStrategy(), max_waiting=2)
-    commands = new.succeed(busy(MAKERS["fifo"]), 11.0)
+    dispatcher = busy("fifo")
+    commands = dispatcher.reconfigure(plan_for(FifoStrategy(), max_waiting=2), 11.0)
     assert not [command for command in commands if isinstance(command, Refuse)]
-    assert len(new) == 9
+    assert len(dispatcher) == 9
 
 
-@pytest.mark.parametrize("after", MAKERS)
-def test_a_timer_is_asked_for_anew(after: str) -> None:
-    """Whoever carried commands out for the old one has stopped its timer."""
-    new = MAKERS[after]()
-    commands = new.succeed(busy(MAKERS["fifo"]), 11.0)
-    assert [command for command in commands if isinstance(command, WakeAt)]
+@pytest.mark.parametrize("after", PLANS)
+def test_the_timer_stays_set_while_the_first_deadline_is_the_same(after: str) -> None:
+    dispatcher = busy("fifo")
+    commands = dispatcher.reconfigure(PLANS[after](), 11.0)
+    assert [command for command in commands if isinstance(command, WakeAt)] == []
 
 
-@pytest.mark.parametrize("after", MAKERS)
+def test_the_timer_is_set_anew_for_another_deadline() -> None:
+    dispatcher = busy("fifo")  # the first of those that wait arrived at 4.0
+    assert dispatcher.reconfigure(plan_for(FifoStrategy(), ttl_s=20.0), 11.0) == [WakeAt(24.0)]
+
+
+@pytest.mark.parametrize("after", PLANS)
 def test_what_was_measured_and_learned_is_kept(after: str) -> None:
-    old = busy(MAKERS["fifo"])
+    dispatcher = busy("fifo")
     metrics = Metrics(waiting_queue_size=5, running_requests_size=3, kv_cache_usage=0.5)
-    old.handle(Measured("i", metrics), 10.0)
-    old.handle(Ended("r0", 5), 10.5)
-    learned = columns(old, LATENCY_MS)
-    new = MAKERS[after]()
-    new.succeed(old, 11.0)
-    assert new.fleet["i"].metrics == metrics
-    assert new.fleet.age_of(new.fleet["i"], 12.0) == 2.0
-    assert new.fleet["j"].metrics is None
-    assert repr(columns(new, LATENCY_MS)) == repr(learned)
-    new.handle(Changed(instance("i", can_accept_request=False)), 12.0)
-    new.handle(Left("j", "crashed"), 13.0)
-    assert [str(endpoint) for endpoint in new.fleet.roster] == ["i"]
+    dispatcher.handle(Measured("i", metrics), 10.0)
+    dispatcher.handle(Ended("r0", 5), 10.5)
+    learned = columns(dispatcher, LATENCY_MS)
+    dispatcher.reconfigure(PLANS[after](), 11.0)
+    assert dispatcher.fleet["i"].metrics == metrics
+    assert dispatcher.fleet.age_of(dispatcher.fleet["i"], 12.0) == 2.0
+    assert dispatcher.fleet["j"].metrics is None
+    assert repr(columns(dispatcher, LATENCY_MS)) == repr(learned)
+    dispatcher.handle(Changed(instance("i", can_accept_request=False)), 12.0)
+    dispatcher.handle(Left("j", "crashed"), 13.0)
+    assert [str(endpoint) for endpoint in dispatcher.fleet.roster] == ["i"]
 
 
 def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
-    old = fair(GlobalStrictFairnessPolicy(), evicts=True)
-    old.handle(Joined(instance("i", limit=1)), 0.0)
-    old.handle(Arrived((request("low", priority=-1),)), 0.0)
-    old._sent["low"].revoked = Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work")
-    new = MAKERS["evicting"]()
-    new.succeed(old, 1.0)
-    new.handle(Cancelled("low"), 2.0)
-    [record] = new.records.newest()
+    dispatcher = Dispatcher(PLANS["evicting"]())
+    dispatcher.handle(Joined(instance("i", limit=1)), 0.0)
+    dispatcher.handle(Arrived((request("low", priority=-1),)), 0.0)
+    dispatcher._table.revoke("low", Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work"), [])
+    dispatcher.reconfigure(PLANS["evicting"](), 1.0)
+    dispatcher.handle(Cancelled("low"), 2.0)
+    [record] = dispatcher.records.newest()
     assert record.refusal is not None
     assert record.refusal.outcome is Outcome.EVICTED_IN_FLIGHT
 
@@ -289,9 +286,9 @@ def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
 class Successions(RuleBasedStateMachine):
     """Anything may happen in between, and every request still leaves exactly once."""
 
-    @initialize(make=st.sampled_from(sorted(MAKERS)))
-    def start(self, make: str) -> None:
-        self.dispatcher = MAKERS[make]()
+    @initialize(plan=st.sampled_from(sorted(PLANS)))
+    def start(self, plan: str) -> None:
+        self.dispatcher = Dispatcher(PLANS[plan]())
         self.now = 0.0
         self.arrived = 0
         self.running: set[str] = set()
@@ -314,10 +311,9 @@ class Successions(RuleBasedStateMachine):
         self.now += 0.5
         self.carry_out(self.dispatcher.handle(event, self.now))
 
-    @rule(make=st.sampled_from(sorted(MAKERS)))
-    def succeed(self, make: str) -> None:
-        before, self.dispatcher = self.dispatcher, MAKERS[make]()
-        self.carry_out(self.dispatcher.succeed(before, self.now))
+    @rule(plan=st.sampled_from(sorted(PLANS)))
+    def reconfigure(self, plan: str) -> None:
+        self.carry_out(self.dispatcher.reconfigure(PLANS[plan](), self.now))
 
     @rule(count=st.integers(1, 3), priority=st.integers(-2, 2), user=st.sampled_from("xyz"))
     def arrive(self, count: int, priority: int, user: str) -> None:

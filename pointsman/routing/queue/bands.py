@@ -133,7 +133,7 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Band:
     """The waiting work of one priority: flows, each in order, and whose turn it is."""
 
-    __slots__ = ("aside", "flows", "in_flight", "ordering", "priority", "room", "turns")
+    __slots__ = ("flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
 
     def __init__(
         self, priority: int, settings: BandSettings, *, place: str = "", setting: str = "priorityBands[]"
@@ -143,7 +143,7 @@ class Band:
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
         """Only those with waiting work."""
-        self.aside = Parked()
+        self.parked = Parked()
         self.in_flight = 0
         """Requests served and not ended; turns may want to hear of their end."""
         place = place or f"at priority {priority}"
@@ -172,8 +172,8 @@ class Band:
 
     def take(self, item: Queued) -> None:
         """It goes to be served."""
-        if item in self.aside:
-            self.aside.remove(item)
+        if item in self.parked:
+            self.parked.remove(item)
             self.put(item)  # so that it has its turn like everybody
         flow = self.flows[item.flow]
         flow.discard(item)
@@ -182,8 +182,8 @@ class Band:
 
     def discard(self, item: Queued) -> None:
         """It leaves without having had its turn."""
-        if item in self.aside:
-            self.aside.remove(item)
+        if item in self.parked:
+            self.parked.remove(item)
             return
         flow = self.flows[item.flow]
         was_head = flow.first() is item
@@ -193,7 +193,7 @@ class Band:
 
     def in_order(self) -> Iterator[Queued]:
         """Everybody, as they would be taken if nobody came or went. Tried out on a copy of the turns; for display."""
-        yield from self.aside
+        yield from self.parked
         turns = deepcopy(self.turns)
         left = {name: deque(flow.in_order()) for name, flow in self.flows.items()}
         while (name := turns.next()) is not None:

@@ -21,7 +21,7 @@ class Deadlines:
         self.no_endpoint_ttl_s = no_endpoint_ttl_s
         self.pool_is_empty: bool | None = None
         """None: nobody has said yet."""
-        self._changed_at = -inf
+        self.changed_at = -inf
         self._served: LazyHeap[Queued] = LazyHeap()
         """By deadline while instances run, as of some time in the past: a change of the pool only ever moves it on."""
         self._alone: LazyHeap[Queued] = LazyHeap()
@@ -46,11 +46,7 @@ class Deadlines:
         """Whether there is anybody to serve; only a change is news."""
         if is_empty is not self.pool_is_empty:
             self.pool_is_empty = is_empty
-            self._changed_at = now
-
-    def go_on_from(self, other: "Deadlines") -> None:
-        """What was true of the pool for another is true here."""
-        self.pool_is_empty, self._changed_at = other.pool_is_empty, other._changed_at
+            self.changed_at = now
 
     def first(self) -> tuple[Queued, float] | None:
         """Who expires first, and when; None if nobody ever will."""
@@ -66,7 +62,7 @@ class Deadlines:
         return None
 
     def _due(self, item: Queued, budget_s: float) -> float:
-        start = item.enqueued_at if item.enqueued_at > self._changed_at else self._changed_at
+        start = item.enqueued_at if item.enqueued_at > self.changed_at else self.changed_at
         return start + budget_s
 
 

@@ -6,7 +6,7 @@ with a refusal that says why. In between a request is
     offer -> waiting -> pop, take -> held -> served -> ended
                 ^                     |        |
                 +------ put_back -----+--------+
-                +------ set_aside ----+
+                +------ park ----+
 
 and out of waiting also by cancel, expire, drain or an offer that displaces it, out of held also by drop.
 
@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 
 from pointsman.errors import PointsmanError
 from pointsman.routing.events import Refusal
-from pointsman.routing.plugins import Endpoints
 from pointsman.routing.queue import refusals
 from pointsman.routing.queue.bands import Band, Bands, BandSettings, Occupancy, check_bounds
 from pointsman.routing.queue.eviction import Deadlines, Sheddable, shorter_ttl
 from pointsman.routing.queue.items import BandDepth, Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
-from pointsman.routing.queue.saturation import PoolSaturation, SaturationDetector, UtilizationDetector
+
+REQUEST_TTL_S = 60.0
+"""How long a request may wait unless it or a setting says otherwise."""
 
 _WAITS = Offered()
 
@@ -40,10 +41,9 @@ class FlowControl:
         default_negative_band: BandSettings | None = None,
         single_band: bool = False,
         limits: UsageLimitPolicy | None = None,
-        detector: SaturationDetector | None = None,
         max_requests: int | None = None,
         max_bytes: int | None = None,
-        default_request_ttl_s: float = 60.0,
+        default_request_ttl_s: float = REQUEST_TTL_S,
         no_endpoint_request_ttl_s: float | None = None,
         first_wait_s: float | None = None,
     ) -> None:
@@ -54,7 +54,6 @@ class FlowControl:
         check_bounds(max_requests, max_bytes)
         self._total = Occupancy(max_requests, max_bytes, "in all", "flowControl")
         self._limits = StaticUsageLimitPolicy() if limits is None else limits
-        self._pool = PoolSaturation(UtilizationDetector() if detector is None else detector)
         self._ttl_s = default_request_ttl_s
         given = (first_wait_s, no_endpoint_request_ttl_s, default_request_ttl_s)
         self._deadlines = Deadlines(next(limit for limit in given if limit is not None))
@@ -93,33 +92,27 @@ class FlowControl:
         self._waits(item)
         return Offered(None, displaced) if displaced else _WAITS
 
-    def go_on_from(self, other: "FlowControl") -> None:
-        """This queue is made in the place of another: how long there have been instances is known."""
-        self._deadlines.go_on_from(other._deadlines)
+    def continue_from(self, before: "FlowControl") -> None:
+        """This queue takes the place of another: how long there have been instances is known."""
+        self._deadlines.pool_is_empty = before._deadlines.pool_is_empty
+        self._deadlines.changed_at = before._deadlines.changed_at
 
-    def take_over(self, before: Queued) -> Queued:
-        """A request that waits in another queue waits here from now on, for as long as it might have waited there.
+    def adopt(self, item: Queued) -> None:
+        """Take over a request that waits in another queue or was served from it, with the time that it has waited.
 
-        There is always room for it, as it was let in before.
+        There is always room for it, as it was let in before. Take over those that were served first: they count for
+        the turns, but have no place in the order unless they are put back.
         """
-        item = Queued(before.request)
+        served = item.stage is QueueStage.SERVED
         item.band = self._bands.of(item.priority)
-        item.enqueued_at = before.enqueued_at
         item.ttl_s = shorter_ttl(self._ttl_s, item.request.timeout_s)
-        item.tries, item.excluded = before.tries, before.excluded
-        item.order_key = item.band.ordering.key(item)
         item.seq = self._arrivals = self._arrivals + 1
+        item.order_key = None if served else item.band.ordering.key(item)
         item.band.put(item)
         self._enter(item)
         self._waits(item)
-        return item
-
-    def take_over_sent(self, before: Queued) -> Queued:
-        """A request that went through another queue and is being served: from here on it is one of ours."""
-        item = self.take_over(before)
-        self.take(item, before.taken_at)
-        self.served(item)
-        return item
+        if served:
+            self.served(self._hold(item, item.taken_at))
 
     @property
     def is_open(self) -> bool:
@@ -142,19 +135,22 @@ class FlowControl:
 
         There is always room for it, as it was let in before.
         """
-        if item.stage is QueueStage.SERVED:
+        served = item.stage is QueueStage.SERVED
+        if not served:
+            self._expect(item, QueueStage.HELD)
+        elif item.order_key is None:  # it was served from another queue
+            item.order_key = item.band.ordering.key(item)
+        item.band.put(item)
+        if served:
             item.band.in_flight -= 1
             self._enter(item)
-        else:
-            self._expect(item, QueueStage.HELD)
-        item.band.put(item)
         self._waits(item)
         item.band.turns.returned(item)
 
-    def set_aside(self, item: Queued) -> None:
+    def park(self, item: Queued) -> None:
         """Nobody can take it now, for reasons of its own: it waits beside the order, and its flow is not charged."""
         self._expect(item, QueueStage.HELD)
-        item.band.aside.add(item)
+        item.band.parked.add(item)
         self._waits(item)
         item.band.turns.returned(item)
 
@@ -162,14 +158,10 @@ class FlowControl:
 
     def look_again(self, number: int) -> None:
         """So many of those that were set aside may be popped once more, before those in the order."""
-        self._looks = self._looks_allowed = min(number, sum(len(band.aside) for band in self._bands.high_to_low))
-
-    def saturation_of(self, endpoints: Endpoints, now: float) -> float:
-        """How full the pool is, as `pop` wants to know it."""
-        return self._pool.of(endpoints, now)
+        self._looks = self._looks_allowed = min(number, sum(len(band.parked) for band in self._bands.high_to_low))
 
     def pop(self, now: float, saturation: float) -> Queued | None:
-        """Who goes next; None if nobody may go now. Follow it with `served`, `put_back`, `set_aside` or `drop`.
+        """Who goes next; None if nobody may go now. Follow it with `served`, `put_back`, `park` or `drop`.
 
         Of the bands that have work, the highest goes; if it is blocked, those below wait too.
         """
@@ -178,7 +170,7 @@ class FlowControl:
             return None
         ceilings = self._limits.ceilings(saturation, self._bands.priorities)
         for band, ceiling in zip(self._bands.high_to_low, ceilings, strict=True):
-            look = self._looks > 0 and len(band.aside) > 0
+            look = self._looks > 0 and len(band.parked) > 0
             if not band.flows and not look:
                 continue
             if saturation >= ceiling:
@@ -190,7 +182,7 @@ class FlowControl:
     def _once_more(self, band: Band) -> Queued:
         first_look = self._looks == self._looks_allowed
         self._looks -= 1
-        return band.aside.first() if first_look else band.aside.longest_unseen()
+        return band.parked.first() if first_look else band.parked.longest_unseen()
 
     def take(self, item: Queued, now: float) -> None:
         """This one goes, whoever's turn it is: somebody who sees all that waits has chosen it. Follow it as `pop`."""
@@ -282,7 +274,7 @@ class FlowControl:
                 requests=band.room.requests,
                 size_bytes=band.room.size_bytes,
                 flows={name: len(flow) for name, flow in band.flows.items()},
-                aside=len(band.aside),
+                parked=len(band.parked),
             )
             for band in self._bands.high_to_low
         ]

@@ -107,5 +107,5 @@ class BandDepth(msgspec.Struct, frozen=True):
     size_bytes: int
     flows: dict[str, int]
     """Requests per flow, of flows that have any in the order."""
-    aside: int = 0
+    parked: int = 0
     """Requests beside the order: nobody can take them now, for reasons of their own."""

@@ -8,6 +8,8 @@ from typing import Any
 from pointsman.config import build_policy
 from pointsman.errors import ConfigError, UnknownName
 from pointsman.routing.decisions import Unplaced
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
+from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
     Arrived,
@@ -27,11 +29,12 @@ from pointsman.routing.events import (
     ShuttingDown,
     TimerFired,
 )
+from pointsman.routing.queue import REQUEST_TTL_S
 from pointsman.routing.records import Record
 from pointsman.routing.topology import Nearness, nearness, tree
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import SchedulingPolicy
-from pointsman.strategies.dispatching import dispatcher_for, keeps_its_order
+from pointsman.strategies.dispatching import MAX_WAITING, keeps_its_order, plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 REFUSALS_KEPT = 10_000
@@ -52,11 +55,11 @@ class ControlPlaneManager:
         parameters: Mapping[str, Any] | None = None,
         on_decision: Callable[[SchedulingDecision], None] | None = None,
         on_refusal: Callable[[RequestMetadata, Refusal], None] | None = None,
-        max_waiting: int = 10_000,
-        ttl_s: float = 60.0,
-        max_tries: int = 3,
+        max_waiting: int = MAX_WAITING,
+        ttl_s: float = REQUEST_TTL_S,
+        max_tries: int = DEFAULT_SETTINGS.max_tries,
         clock: Callable[[], float] = time.time,
-        seed: int = 0,
+        seed: int = DEFAULT_SETTINGS.seed,
     ) -> None:
         """`scheduling_policy`: an object, a built-in name, or `package.module:Name`, made with `parameters`.
         `arrival_time` of requests is on `clock`."""
@@ -65,9 +68,8 @@ class ControlPlaneManager:
         elif parameters:
             raise ConfigError([f'policy "{scheduling_policy.name}" is made already; parameters go with a name'])
         self.policy = scheduling_policy
-        self._dispatcher = dispatcher_for(
-            scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s, max_tries=max_tries, seed=seed
-        )
+        plan = plan_for(scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s)
+        self._dispatcher = Dispatcher(plan, DispatcherSettings(max_tries=max_tries, seed=seed))
         self._clock = clock
         self._on_decision = on_decision
         self._on_refusal = on_refusal

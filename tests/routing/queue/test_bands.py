@@ -17,7 +17,7 @@ def pop(queue: FlowControl, saturation: float = 0.0) -> Queued | None:
 
 def set_all_aside(queue: FlowControl) -> None:
     while (one := pop(queue)) is not None:
-        queue.set_aside(one)
+        queue.park(one)
 
 
 def looked_at(queue: FlowControl, looks: int) -> list[str]:
@@ -26,7 +26,7 @@ def looked_at(queue: FlowControl, looks: int) -> list[str]:
     seen = []
     while (one := pop(queue)) is not None:
         seen.append(one.request.request_id)
-        queue.set_aside(one)
+        queue.park(one)
     return seen
 
 
@@ -52,7 +52,7 @@ def test_those_in_the_order_go_by_and_those_aside_still_count() -> None:
     assert one is not None
     assert one.request.request_id == "late"
     assert len(queue) == 4
-    assert queue.depths()[0].aside == 3
+    assert queue.depths()[0].parked == 3
     assert [waiting.request.request_id for waiting in queue.waiting()] == ["0", "1", "2"]
 
 

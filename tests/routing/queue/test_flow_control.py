@@ -12,10 +12,8 @@ from pointsman.routing.queue import (
     QueueStage,
     RoundRobinFairnessPolicy,
     SoftReflectiveCeilingPolicy,
-    StaticUsageLimitPolicy,
 )
 from pointsman.routing.queue.bands import MOST_DYNAMIC_BANDS
-from tests.routing.fleets import scene, waiting
 from tests.routing.queue.waiting import ids, item, left, offer, served
 
 FULL, NOBODY = Outcome.REJECTED_CAPACITY, Outcome.REJECTED_NO_ENDPOINTS
@@ -155,12 +153,6 @@ def test_the_policy_is_asked_once_per_dispatch() -> None:
     queue = FlowControl(bands(1), limits=SoftReflectiveCeilingPolicy())
     offer(queue, *(item(f"{n}") for n in range(3)))
     assert [len(served(queue, 1, saturation=0.75)) for _ in range(6)] == [0, 0, 1, 0, 0, 1]
-
-
-def test_saturation_is_that_of_the_detector() -> None:
-    queue = FlowControl(limits=StaticUsageLimitPolicy(0.5))
-    _, roster = scene([waiting(3), waiting(2)])
-    assert queue.saturation_of(roster, now=0.0) == pytest.approx(0.5)
 
 
 # Bounds

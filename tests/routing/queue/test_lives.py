@@ -48,7 +48,7 @@ class Lives(RuleBasedStateMachine):
         self.pool_is_empty = False
         self.offered = 0
         self.waiting: set[Queued] = set()
-        self.aside: set[Queued] = set()
+        self.parked: set[Queued] = set()
         """Those of the waiting ones that are beside the order."""
         self.held: list[Queued] = []
         self.served: list[Queued] = []
@@ -58,7 +58,7 @@ class Lives(RuleBasedStateMachine):
         for one, refusal in pairs:
             assert refusal.why
             self.waiting.remove(one)
-            self.aside.discard(one)
+            self.parked.discard(one)
             self.left.append(one)
 
     @rule(
@@ -83,16 +83,16 @@ class Lives(RuleBasedStateMachine):
     def pop(self, saturation: float, looks: int) -> None:
         self.queue.look_again(looks)
         one = self.queue.pop(self.now, saturation)
-        in_order = self.waiting - self.aside
+        in_order = self.waiting - self.parked
         if one is None:
             assert saturation >= 1.0 or not (self.waiting if looks else in_order)
             return
         self.waiting.remove(one)
         assert saturation < 1.0
-        if one in self.aside:
+        if one in self.parked:
             assert looks, "beside the order until somebody wants to look again"
-            rivals = [other for other in self.aside if other.band is one.band and other is not one]
-            self.aside.remove(one)
+            rivals = [other for other in self.parked if other.band is one.band and other is not one]
+            self.parked.remove(one)
         else:
             rivals = [
                 other for other in in_order if other.band is one.band and other.flow == one.flow and other is not one
@@ -108,11 +108,11 @@ class Lives(RuleBasedStateMachine):
         one = sorted(self.waiting, key=lambda one: one.seq)[number % len(self.waiting)]
         self.queue.take(one, self.now)
         self.waiting.remove(one)
-        self.aside.discard(one)
+        self.parked.discard(one)
         self.held.append(one)
 
     @precondition(lambda self: self.held)
-    @rule(how=st.sampled_from(["served", "put back", "set aside", "drop"]), which=st.randoms(use_true_random=False))
+    @rule(how=st.sampled_from(["served", "put back", "park", "drop"]), which=st.randoms(use_true_random=False))
     def decide(self, how: str, which: object) -> None:
         one = self.held.pop(which.randrange(len(self.held)))  # type: ignore[attr-defined]
         if how == "served":
@@ -121,10 +121,10 @@ class Lives(RuleBasedStateMachine):
         elif how == "put back":
             self.queue.put_back(one)
             self.waiting.add(one)
-        elif how == "set aside":
-            self.queue.set_aside(one)
+        elif how == "park":
+            self.queue.park(one)
             self.waiting.add(one)
-            self.aside.add(one)
+            self.parked.add(one)
         else:
             self.queue.drop(one)
             self.left.append(one)
@@ -146,7 +146,7 @@ class Lives(RuleBasedStateMachine):
         assert (cancelled is not None) is (f"{number}" in ids(self.waiting))
         if cancelled is not None:
             self.waiting.remove(cancelled)
-            self.aside.discard(cancelled)
+            self.parked.discard(cancelled)
             self.left.append(cancelled)
 
     @rule(later=st.integers(0, 5), pool_is_empty=st.booleans())
@@ -184,8 +184,8 @@ class Lives(RuleBasedStateMachine):
         assert len(self.queue) == len(inside) == sum(depth.requests for depth in depths)
         size_bytes = sum(one.size_bytes for one in inside)
         assert self.queue.waiting_bytes == size_bytes == sum(depth.size_bytes for depth in depths)
-        assert sum(sum(depth.flows.values()) for depth in depths) == len(self.waiting - self.aside)
-        assert sum(depth.aside for depth in depths) == len(self.aside)
+        assert sum(sum(depth.flows.values()) for depth in depths) == len(self.waiting - self.parked)
+        assert sum(depth.parked for depth in depths) == len(self.parked)
 
 
 TestLives = Lives.TestCase
