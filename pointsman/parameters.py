@@ -7,10 +7,13 @@ is written `queueThreshold`; nested parameters are `Parameters` structs. The mar
 import importlib.util
 import re
 from collections.abc import Callable
+from decimal import Decimal
+from math import ceil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 
 class Parameters(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -41,8 +44,23 @@ class DurationText(msgspec.Struct, frozen=True):
     """In YAML this may be written 200ms, 1.5s or 1m30s; a bare number is seconds."""
 
 
+class QuantityText(msgspec.Struct, frozen=True):
+    """In YAML this may be written 500, 2k or 1Gi."""
+
+
 Duration = Annotated[float, DurationText()]
 """Seconds."""
+Quantity = Annotated[int, QuantityText()]
+
+Number = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Above0 = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Wait = Annotated[Duration, Meta(ge=0)]
+Time = Annotated[Duration, Meta(gt=0)]
+Size = Annotated[Quantity, Meta(ge=0)]
+Bytes = Annotated[Quantity, Meta(ge=1)]
 
 
 class FileName(msgspec.Struct, frozen=True):
@@ -96,6 +114,33 @@ def duration_text(length_s: float) -> str:
         count, milliseconds = divmod(milliseconds, size)
         parts += [f"{count}{unit}"] if count else []
     return ("-" if length_s < 0 else "") + ("".join(parts) or "0s")
+
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d{1,2})?)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|)")
+
+
+def quantity(text: str) -> int:
+    """Read 500, 2k, 1Gi, 1e9; fractions round up. Raises ValueError, with an example, for anything else."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f'"{text}" is not an amount; write for example 500, 2k or 1Gi')
+    return ceil(Decimal(match[1]) * (_DECIMAL | _BINARY)[match[2]])
+
+
+def unmarked(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and the marks of its `Annotated`."""
+    if get_origin(annotation) is Annotated:
+        kind, *marks = get_args(annotation)
+        return kind, tuple(marks)
+    return annotation, ()
+
+
+def yaml_name(field: msgspec.structs.FieldInfo) -> str:
+    """How a field is written in YAML: in camel case without its unit of seconds, unless it is `Spelled`."""
+    spelled = next((mark.name for mark in unmarked(field.type)[1] if isinstance(mark, Spelled)), None)
+    return spelled or camel_case(field.name.removesuffix("_s"))
 
 
 def camel_case(name: str) -> str:

@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
 
 
 def _size(text: str) -> int:
-    from pointsman.config.validation import quantity
+    from pointsman.parameters import quantity
 
     try:
         found = quantity(text.replace(" ", "").removesuffix("B"))

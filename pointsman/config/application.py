@@ -12,7 +12,7 @@ from typing import Any
 from pointsman.config.nodes import Nodes, deployment_name
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problems
-from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
+from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec
 from pointsman.config.validation import INVALID, usable
 from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import did_you_mean
@@ -187,10 +187,10 @@ class _Reading:
             if name not in OF_MODELS and self._problems.written((*path, spelled)):
                 self._problems.add((*path, spelled), "is of a deployment of the manifest; say it there")
 
-    def _options(self, spec: OptionsSpec, path: FieldPath) -> NodeOptions:
-        given = {name: getattr(spec, _field(name)) for name in NodeOptions.__struct_fields__}
-        if (spec.gpu_memory or spec.gpu_share) and spec.gpus == 0:
-            field = "gpuMemory" if spec.gpu_memory else "gpuShare"
+    def _options(self, spec: NodeOptions, path: FieldPath) -> NodeOptions:
+        given = {name: getattr(spec, name) for name in NodeOptions.__struct_fields__}
+        if (spec.gpu_memory_bytes or spec.gpu_share) and spec.gpus == 0:
+            field = "gpuMemory" if spec.gpu_memory_bytes else "gpuShare"
             self._problems.add((*path, field), "is given without gpus; say how many, such as gpus: 1")
         return NodeOptions(**{name: value for name, value in given.items() if value is not INVALID})
 
@@ -279,11 +279,6 @@ class _Reading:
             elif not of_node and isinstance(reference, HandleTo):
                 self._problems.add(path, "a handle is given to a class, under args of its node")
         return template
-
-
-def _field(option: str) -> str:
-    """What an option is called in `OptionsSpec`."""
-    return {"num_replicas": "replicas"}.get(option) or option.removesuffix("_s").removesuffix("_bytes")
 
 
 def _handles(node: Node, *fields: str) -> list[str]:

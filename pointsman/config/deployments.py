@@ -10,24 +10,30 @@ import msgspec
 
 from pointsman.config.building import arguments_of, built
 from pointsman.config.picker import picker_plan
-from pointsman.config.picker_schema import DeploymentSpec, InlinePicker, SchedulingSpec
+from pointsman.config.picker_schema import InlinePicker
 from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
 from pointsman.config.scaling import first_wait_s, scaling
-from pointsman.config.schema import EndpointSpec, EngineSpec, LifecycleSpec, PlacementSpec, ResourcesSpec, WorkerSpec
+from pointsman.config.schema import (
+    DeploymentSpec,
+    EndpointSpec,
+    PlacementSpec,
+    ResourcesSpec,
+    SchedulingSpec,
+    WorkerSpec,
+)
 from pointsman.config.validation import INVALID, Validator, base_url, usable
 from pointsman.config.yaml import read_yaml, text_of
-from pointsman.control import desired
-from pointsman.control.desired import DesiredEndpoint
+from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
 from pointsman.parameters import packaged
-from pointsman.placement.asks import Arrangement, Ask
+from pointsman.placement.asks import Ask, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.placement.needs import Need
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.selection import LabelExpression, LabelSelector
+from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy
 
 # The `scheduling` of a deployment: a policy by its name, or the plugins of a picker.
@@ -84,38 +90,26 @@ def ask_of(
         found for place, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", place)))
     )
     need = _need(spec, deployment, engine, problems, path, notes)
-    if need is None or selector is None or INVALID in (spec.arrangement, spec.cpus, spec.priority):
+    rules = {name: getattr(spec, name) for name in PlacementRules.__struct_fields__}
+    if need is None or selector is None or INVALID in rules.values():
         return None
     return Ask(
+        **rules | {"cpu": spec.cpu or not need.tensor_parallel_sizes},
         instance_id="",
         deployment=deployment,
         need=need,
         engine=engine.ability,
-        cpus=spec.cpus,
         gpu_share=None if spec.resources is None else spec.resources.gpu_share,
-        exclusive=spec.exclusive,
-        gpu_models=frozenset(spec.gpu_models),
         selector=selector,
-        workers=frozenset(spec.workers),
         gpus=gpus,
-        arrangement=Arrangement(spec.arrangement),
-        several_gpus=spec.several_gpus,
-        several_workers=spec.several_workers,
-        partial_offload=spec.partial_offload,
-        cpu=spec.cpu or not need.tensor_parallel_sizes,
-        mixed_gpus=spec.mixed_gpus,
-        priority=spec.priority,
-        preempts=spec.preempts,
-        near=spec.near,
-        all_or_nothing=spec.all_or_nothing,
-        overcommit=spec.overcommit,
     )
 
 
 def _selector(spec: PlacementSpec, problems: Problems, path: FieldPath) -> LabelSelector | None:
     expressions = []
-    for place, given in usable(spec.selector.match_expressions):
-        expression = LabelExpression(given.key, given.operator, tuple(given.values))
+    for place, expression in usable(spec.selector.match_expressions):
+        if INVALID in msgspec.structs.astuple(expression):
+            return None
         try:
             expression.check()
         except ValueError as error:
@@ -308,12 +302,12 @@ class Deployments:
             self.notes += [f"{spec.name}: {note}" for note in how.picker.notes]
         if grows is not None:
             self.notes += [f"{spec.name}: {note}" for note in grows.notes]
-        wanted = desired.DesiredDeployment(
+        wanted = DesiredDeployment(
             name=spec.name,
             model=spec.model,
             aliases=tuple(spec.aliases),
             replicas=_first_replicas(spec, grows),
-            engine=desired.DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
+            engine=DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
             max_concurrency=spec.max_concurrency,
@@ -363,7 +357,7 @@ class Deployments:
                 serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
 
-    def _engine(self, spec: EngineSpec, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
+    def _engine(self, spec: DesiredEngine, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
         """The adapter, and its parameters as they hold: with paths resolved and defaults filled in."""
         if not spec.type:
             if spec.type == "":
@@ -395,22 +389,13 @@ class Deployments:
             self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as there is")
         return file
 
-    def _lifecycle(self, spec: LifecycleSpec, path: FieldPath) -> desired.Lifecycle:
-        if spec is INVALID or INVALID in msgspec.structs.astuple(spec):
-            return desired.Lifecycle()
-        if spec.backoff_max < spec.backoff:
-            self._problems.add((*path, "backoffMax"), f"must be at least backoff, which is {spec.backoff:g}s")
-        return desired.Lifecycle(
-            start_timeout_s=spec.start_timeout,
-            probe_interval_s=spec.probe_interval,
-            probe_timeout_s=spec.probe_timeout,
-            failures_until_unhealthy=spec.failures_until_unhealthy,
-            drain_timeout_s=spec.drain_timeout,
-            stop_grace_s=spec.stop_grace,
-            backoff_s=spec.backoff,
-            backoff_max_s=spec.backoff_max,
-            start_attempts=spec.start_attempts,
-        )
+    def _lifecycle(self, lifecycle: Lifecycle, path: FieldPath) -> Lifecycle:
+        if lifecycle is INVALID or INVALID in msgspec.structs.astuple(lifecycle):
+            return Lifecycle()
+        if lifecycle.backoff_max_s < lifecycle.backoff_s:
+            message = f"must be at least backoff, which is {lifecycle.backoff_s:g}s"
+            self._problems.add((*path, "backoffMax"), message)
+        return lifecycle
 
 
 def _first_replicas(spec: DeploymentSpec, grows: ScalingPlan | None) -> int:

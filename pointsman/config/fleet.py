@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from pointsman.config.problems import FieldPath, Names, Problems, found
-from pointsman.config.validation import INVALID, Section, Validator, quantity, usable
+from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
 from pointsman.errors import did_you_mean
+from pointsman.parameters import quantity
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.placement.gpu_models import KNOWN_GPUS, gpu_vendor, known_gpu, short_gpu_name

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.deployments import reads_endpoints
-from pointsman.config.picker_schema import KINDS, PluginSpec, SchedulingSpec
+from pointsman.config.picker_schema import PluginSpec
 from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import (
     ELSEWHERE,
@@ -24,9 +24,11 @@ from pointsman.config.registry import (
     policies,
     scaling_policies,
 )
-from pointsman.config.schema import ApplicationDocument, EndpointSpec, EngineSpec, OptionsSpec, ScalingSpec
-from pointsman.config.validation import Field, QuantityText, fields_of, unmarked
-from pointsman.parameters import DurationText, FileName, PluginRef
+from pointsman.config.schema import KINDS, ApplicationDocument, EndpointSpec, ScalingSpec, SchedulingSpec
+from pointsman.config.validation import Field, fields_of
+from pointsman.control.desired import DesiredEngine
+from pointsman.parameters import DurationText, FileName, PluginRef, QuantityText, unmarked
+from pointsman.pipeline.options import NodeOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -96,15 +98,15 @@ class _Schemas:
             schema = self.fields(fields_of(kind), kind.__doc__ or "")
             if kind is PluginSpec:
                 schema |= self._typed(schema, "type", list(plugins()), ELSEWHERE, PARAMETERS_ELSEWHERE)
-            if issubclass(kind, OptionsSpec):
+            if issubclass(kind, NodeOptions):
                 schema["properties"] |= {"scheduling": self.of(SchedulingSpec)}
-            if issubclass(kind, OptionsSpec | ApplicationDocument):
+            if issubclass(kind, NodeOptions | ApplicationDocument):
                 schema["properties"] |= {"scaling": self.of(ScalingSpec)}
             if kind is SchedulingSpec:
                 schema |= self._typed(schema, "policy", list(policies()))
             if kind is ScalingSpec:
                 schema |= self._typed(schema, "policy", list(scaling_policies()))
-            if kind is EngineSpec:
+            if kind is DesiredEngine:
                 schema |= self._typed(schema, "type", [engine for engine in engines() if can_be_started(engine)])
             if kind is EndpointSpec:
                 readers = [engine for engine in engines() if reads_endpoints(engine)]
@@ -116,8 +118,9 @@ class _Schemas:
         properties = {}
         for name, field in fields.items():
             properties[name] = self.of(field.annotation)
-            if isinstance(field.default, bool | int | float | str) and field.default != "":
-                properties[name]["default"] = field.default.value if isinstance(field.default, Enum) else field.default
+            default = field.default.value if isinstance(field.default, Enum) else field.default
+            if isinstance(default, bool | int | float | str) and default != "":
+                properties[name]["default"] = default
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         required = [name for name, field in fields.items() if not field.optional]
         return schema | ({"required": required} if required else {}) | {"description": description.partition("\n")[0]}

@@ -15,12 +15,12 @@ from pointsman.config.application import application_plan, load_application, mis
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy, workers
 from pointsman.config.picker import picker_plan
-from pointsman.config.picker_schema import KINDS, EndpointPickerConfig, Pointsman
+from pointsman.config.picker_schema import EndpointPickerConfig
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import plugins, policies, scaling_policies, strangers
 from pointsman.config.scaling import policy as scaling_policy
-from pointsman.config.schema import ApplicationDocument, GatewaySpec, KeySpec, TenantSpec
+from pointsman.config.schema import KINDS, ApplicationDocument, GatewaySpec, KeySpec, Pointsman, TenantSpec
 from pointsman.config.validation import INVALID, Validator, host_and_port, is_loopback, usable
 from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import ConfigError, UnknownName, did_you_mean

@@ -7,14 +7,13 @@ from typing import Any
 
 from pointsman.config.building import arguments_of, built
 from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
-from pointsman.config.picker_schema import SchedulingSpec
 from pointsman.config.plan import PYTHON, DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scaling import NodeScaling, first_wait_s
-from pointsman.config.schema import PlacementSpec, ResourcesSpec, SelectorSpec
+from pointsman.config.schema import PlacementSpec, ResourcesSpec, SchedulingSpec, SelectorSpec
 from pointsman.config.validation import INVALID, Validator
-from pointsman.control import desired
+from pointsman.control.desired import DesiredDeployment, DesiredEngine, Lifecycle
 from pointsman.pipeline.building import INGRESS, file_version
 from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
 from pointsman.pipeline.options import NodeOptions
@@ -104,15 +103,13 @@ class Nodes:
             ask = ask_of(_placement(options), name, engine, self._problems, path, self._notes)
         if len(self._problems):
             return None
-        wanted = desired.DesiredDeployment(
+        wanted = DesiredDeployment(
             name=name,
             model=name,
             replicas=options.num_replicas if grows is None else grows.limits.first,
-            engine=desired.DesiredEngine(
-                PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))
-            ),
+            engine=DesiredEngine(PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))),
             max_concurrency=options.max_concurrency,
-            lifecycle=desired.Lifecycle(
+            lifecycle=Lifecycle(
                 start_timeout_s=options.start_timeout_s,
                 probe_interval_s=options.health_check_period_s,
                 probe_timeout_s=options.health_check_timeout_s,

@@ -1,31 +1,11 @@
-"""The documents that can be loaded, as types: the published `EndpointPickerConfig`, and our own `Pointsman`.
-
-Fields are snake case here and camel case in YAML; those that end in "ref" hold the name of a plugin of the document.
-"""
-
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
-
-from pointsman.config.schema import (
-    ApplicationDocument,
-    Count,
-    EndpointSpec,
-    EngineSpec,
-    GatewaySpec,
-    LifecycleSpec,
-    PlacementSpec,
-    PriceSpec,
-    ScalingSpec,
-    WorkerSpec,
-)
-from pointsman.config.validation import Quantity, Section
-from pointsman.parameters import Duration, ExistingFile, FileName, Spelled
+"""The published `EndpointPickerConfig` as types. Fields that end in "ref" hold the name of a plugin of the document."""
 
 # ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
+from typing import Annotated, Any, Literal
 
-# EndpointPickerConfig
+from pointsman.config.validation import Section
+from pointsman.parameters import Duration, Quantity, Spelled
 
 
 class PluginSpec(Section, frozen=True):
@@ -167,66 +147,8 @@ class EndpointPickerConfig(PickerBody, frozen=True):
     kind: Literal["EndpointPickerConfig"] = "EndpointPickerConfig"
 
 
-# Pointsman
-
-
 class InlinePicker(PickerBody, frozen=True):
     """The body of an EndpointPickerConfig inside another document."""
 
     api_version: PickerVersion | None = None
     kind: Literal["EndpointPickerConfig"] | None = None
-
-
-class SchedulingSpec(Section, frozen=True):
-    """How requests of a deployment are scheduled: by a policy, or by the plugins of an EndpointPickerConfig."""
-
-    policy: str = ""
-    """A built-in policy, or your own class as package.module:Name."""
-    parameters: dict[str, Any] = {}
-    config: InlinePicker | None = None
-
-
-class DeploymentSpec(Section, frozen=True):
-    """A named set of equal instances of one model."""
-
-    name: str
-    model: str
-    """What clients call it."""
-    aliases: list[str] = []
-    """Further names that clients may use."""
-    replicas: Annotated[int, Meta(ge=0)] = 1
-    """Instances of `engine` to run."""
-    engine: EngineSpec | None = None
-    endpoints: list[EndpointSpec] = []
-    """Servers that somebody else started; beside those of `engine`, or instead of them."""
-    endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
-    """A YAML list of more of them, watched for changes."""
-    max_concurrency: Count | None = None
-    """Requests at once on each instance; left out: what the engine says."""
-    labels: dict[str, str] = {}
-    lifecycle: LifecycleSpec = LifecycleSpec()
-    placement: PlacementSpec = PlacementSpec()
-    price: PriceSpec | None = None
-    scaling: ScalingSpec | None = None
-    """How many instances there are; left out: always `replicas`."""
-    scheduling: SchedulingSpec | None = None
-
-
-class Pointsman(Section, frozen=True):
-    """Our own document."""
-
-    api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
-    kind: Literal["Pointsman"] = "Pointsman"
-    workers: list[WorkerSpec] = []
-    """Empty: this machine."""
-    deployments: list[DeploymentSpec] = []
-    applications: list[ExistingFile] = []
-    """Files of `Application` documents, each a pipeline."""
-    gateway: GatewaySpec = GatewaySpec()
-
-
-KINDS: dict[str, type[Section]] = {
-    "EndpointPickerConfig": EndpointPickerConfig,
-    "Pointsman": Pointsman,
-    "Application": ApplicationDocument,
-}

@@ -13,10 +13,10 @@ from typing import Any, get_type_hints
 import msgspec
 
 from pointsman.config.problems import FieldPath, Problems, a
-from pointsman.config.validation import Field, unmarked
+from pointsman.config.validation import Field
 from pointsman.engines import ENGINES, Engine
 from pointsman.errors import did_you_mean
-from pointsman.parameters import Spelled, camel_case
+from pointsman.parameters import Spelled, camel_case, unmarked
 from pointsman.routing.endpoints import Extractor
 from pointsman.routing.plugins import (
     Admitter,

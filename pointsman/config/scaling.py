@@ -14,9 +14,10 @@ from pointsman.config.building import built
 from pointsman.config.plan import PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.registry import scaling_policies
-from pointsman.config.schema import MetricSpec, ScalingSpec
-from pointsman.config.validation import INVALID, Section, Validator, is_url, unmarked, usable
+from pointsman.config.schema import ScalingSpec
+from pointsman.config.validation import INVALID, Section, Validator, is_url, usable
 from pointsman.errors import PointsmanError
+from pointsman.parameters import unmarked
 from pointsman.pipeline.graph import Node
 from pointsman.scaling.limits import MetricQuery, ScalingLimits, ScalingPlan
 from pointsman.scaling.policies.budget import Budget
@@ -37,15 +38,15 @@ HOURS_OF_A_MONTH = 28 * 24
 
 def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
     """Notes; problems have been noted as such."""
-    notes = []
+    notes, most = [], spec.max_replicas
     for one, where in _with_inner(policy, (*path, "parameters")):
         if isinstance(one, Budget):
             _check_budget(one, spec, problems, path, where)
         if isinstance(one, Scheduled):
             notes += [
-                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {spec.max} (max)'
+                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {most} (max)'
                 for entry, _ in one.entries
-                if entry.replicas > spec.max
+                if entry.replicas > most
             ]
     return notes
 
@@ -67,9 +68,9 @@ def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section
         problems.add((*section, "costPerReplicaHour") if cost == 0 else section, says)
         return
     for name, money, hours in (("perHour", budget.per_hour, 1), ("perMonth", budget.per_month, HOURS_OF_A_MONTH)):
-        least = spec.min * cost * hours
+        least = spec.min_replicas * cost * hours
         if money is not None and money * (1 + 1e-9) < least:
-            costs = f"{money:g} does not pay for min, which is {spec.min} and costs {least:g}"
+            costs = f"{money:g} does not pay for min, which is {spec.min_replicas} and costs {least:g}"
             problems.add((*path, name), f"{costs}; raise it, or lower min")
 
 
@@ -146,7 +147,7 @@ def scaling(
     elif asked and spec.policy and spec.parameters is not INVALID:
         made = policy(spec.policy, spec.parameters, problems, path)
     notes: list[str] = []
-    readable = INVALID not in (spec.min, spec.max, spec.cost_per_replica_hour)
+    readable = INVALID not in (spec.min_replicas, spec.max_replicas, spec.cost_per_replica_hour)
     if made is not None and made is not INVALID and readable:
         notes = check_sense(made, spec, problems, path)
     if len(problems):  # of the document: nothing of it will run
@@ -175,43 +176,31 @@ def first_wait_s(plan: ScalingPlan | None, picker: PickerPlan | None) -> float |
 
 def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
     """What holds for the policy, whichever it is."""
-    return ScalingLimits(
-        min_replicas=spec.min,
-        max_replicas=spec.max,
-        initial_replicas=spec.initial if spec.initial is not None else replicas,
-        up_delay_s=spec.up_delay,
-        down_delay_s=spec.down_delay,
-        up_factor=spec.up_factor,
-        down_factor=spec.down_factor,
-        max_step=spec.max_step,
-        cooldown_s=spec.cooldown,
-        idle_timeout_s=spec.idle_timeout,
-        wait_s=spec.wait,
-        turn_s=spec.turn,
-        interval_s=spec.interval,
-        time_limit_s=spec.time_limit,
-    )
+    limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
+    if spec.initial_replicas is None:
+        limits["initial_replicas"] = replicas
+    return ScalingLimits(**limits)
 
 
 def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, path: FieldPath) -> None:
-    least, most = spec.min, spec.max
+    least, most = spec.min_replicas, spec.max_replicas
     if least is INVALID or most is INVALID:
         return
     if most < least:
         problems.add((*path, "max"), f"must be at least min, which is {least}, found {most}")
         return
-    if replicas is not None and spec.initial is not None:
+    if replicas is not None and spec.initial_replicas is not None:
         problems.add((*path, "initial"), "replicas beside it says the same; keep one of them")
-    begins = {(*path, "initial"): spec.initial, (*path[:-1], "replicas"): replicas}
+    begins = {(*path, "initial"): spec.initial_replicas, (*path[:-1], "replicas"): replicas}
     for where, number in begins.items():
         if number is not None and number is not INVALID and not least <= number <= most:
             problems.add(where, f"must be between min and max of its scaling, {least} and {most}, found {number}")
 
 
 def _check_interval(spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
-    if spec.interval is not INVALID and spec.interval < SHORTEST_INTERVAL_S:
+    if spec.interval_s is not INVALID and spec.interval_s < SHORTEST_INTERVAL_S:
         why = "measuring and asking take up to a millisecond of the plane each time"
-        problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval * 1000:g}ms: {why}")
+        problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval_s * 1000:g}ms: {why}")
 
 
 def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[MetricQuery, ...]:
@@ -223,7 +212,7 @@ def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[Me
     return tuple(made)
 
 
-def _query(spec: MetricSpec, problems: Problems, path: FieldPath) -> MetricQuery:
+def _query(spec: MetricQuery, problems: Problems, path: FieldPath) -> MetricQuery:
     if spec.query == "":
         problems.add((*path, "query"), "must not be empty")
     if spec.url is not INVALID and not is_url(spec.url):

@@ -1,25 +1,37 @@
-"""The `scaling` of a deployment, a node or an application, as types."""
+"""Our own documents as types: `Pointsman` and `Application`. The published one is in `picker_schema`.
 
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
-
-from pointsman.config.validation import Quantity, Section
-from pointsman.parameters import Duration, ExistingFile, FileName, Spelled
-from pointsman.pipeline.graph import CALL
-from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS
-
-# What runs and how it is reached, as the parts of a `Pointsman` document: workers, engines, endpoints, gateway.
-
+Fields are snake case here and camel case in YAML. A section whose settings another package declares has that package's
+type, or one derived from it.
+"""
 
 # ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
+from typing import Annotated, Any, Literal
 
-Count = Annotated[int, Meta(ge=1)]
-Bytes = Annotated[Quantity, Meta(ge=1)]
-Rate = Annotated[float, Meta(gt=0)]
-Amount = Annotated[float, Meta(ge=0)]
-Time = Annotated[Duration, Meta(gt=0)]
+from pointsman.config.picker_schema import EndpointPickerConfig, InlinePicker
+from pointsman.config.validation import Section
+from pointsman.control.desired import DesiredEndpoint, DesiredEngine, Lifecycle
+from pointsman.parameters import (
+    Above0,
+    Amount,
+    Bytes,
+    Count,
+    ExistingFile,
+    FileName,
+    FileOrName,
+    Number,
+    Share,
+    Spelled,
+    Time,
+)
+from pointsman.pipeline.graph import CALL
+from pointsman.pipeline.options import NodeOptions
+from pointsman.placement.asks import Arrangement, PlacementRules
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS
+from pointsman.scaling.limits import MetricQuery, ScalingLimits
+from pointsman.selection import LabelExpression
+
+DEFAULT_POLICY = "target-ongoing"
 
 
 class WorkerSpec(Section, frozen=True):
@@ -29,105 +41,42 @@ class WorkerSpec(Section, frozen=True):
     labels: dict[str, str] = {}
 
 
-class EngineSpec(Section, frozen=True):
-    """What runs the model."""
-
-    type: str
-    """llama.cpp, vllm, sglang, command, simulated, or your own class as package.module:Name."""
-    parameters: dict[str, Any] = {}
-
-
-class EndpointSpec(Section, frozen=True):
+class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
     """A server that somebody else started."""
 
-    url: str
-    """http://host:port"""
     name: str = ""
     """Its host and port if left out."""
-    engine: str = "openai"
-    """Whose metrics it speaks: vllm, llama.cpp, sglang, simulated. openai: none; our own counts must do."""
-    max_concurrency: Count | None = None
-    labels: dict[str, str] = {}
-
-
-class LifecycleSpec(Section, frozen=True):
-    """How long things may take."""
-
-    start_timeout: Time = 120.0
-    probe_interval: Time = 2.0
-    probe_timeout: Time = 5.0
-    failures_until_unhealthy: Count = 2
-    drain_timeout: Time = 60.0
-    stop_grace: Time = 10.0
-    backoff: Time = 0.5
-    backoff_max: Time = 60.0
-    start_attempts: Count = 3
-
-
-class ExpressionSpec(Section, frozen=True):
-    """One demand on one label."""
-
-    key: str
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    values: list[str] = []
 
 
 class SelectorSpec(Section, frozen=True):
     """Demands on the labels of workers, as Kubernetes writes them."""
 
     match_labels: dict[str, str] = {}
-    match_expressions: list[ExpressionSpec] = []
+    match_expressions: list[LabelExpression] = []
 
 
 class ResourcesSpec(Section, frozen=True):
     """What an instance needs, said by hand instead of worked out from the files of its model."""
 
-    gpus: Annotated[int, Meta(ge=0)] = 1
+    gpus: Number = 1
     gpu_memory: Bytes | None = None
     """On each of its GPUs."""
-    gpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    gpu_share: Share | None = None
     """Of each of its GPUs: others may have the rest."""
     memory: Bytes | None = None
     """Of the machine."""
 
 
-class PlacementSpec(Section, frozen=True):
+class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
     """Where instances may be, and which place is best."""
 
-    arrangement: Literal["spread", "binpack"] = "spread"
-    """spread: over workers and racks; binpack: on few, so that large holes stay whole."""
+    arrangement: Arrangement = Arrangement.SPREAD
     selector: SelectorSpec = SelectorSpec()
-    workers: list[str] = []
-    """Chosen by hand; empty: any."""
     gpus: list[str] = []
-    """The same for GPUs, as worker/0."""
-    gpu_models: list[str] = []
-    """GPUs that it may have; empty: any that its engine runs on."""
-    several_gpus: bool = True
-    """It may be divided among GPUs of one worker."""
-    several_workers: bool = False
-    """It may be divided among workers."""
-    partial_offload: bool = False
-    """Some of its layers may be on the CPU."""
-    cpu: bool = False
-    """It may do without a GPU, also if its engine usually has one."""
-    mixed_gpus: bool = False
-    """GPUs of different models may be in one instance."""
-    exclusive: bool = False
-    """No other instance may be on its GPUs."""
-    all_or_nothing: bool = False
-    """Replicas are started only if there is a place for all of them."""
-    near: str = ""
-    """A deployment whose instances it should be near to."""
-    priority: int = 0
-    preempts: bool = False
-    """Instances of negative priority may be stopped to make room."""
-    overcommit: bool = False
-    """It is placed although it does not fit."""
-    cpus: Amount = 0.0
+    """Chosen by hand, as worker/0; empty: any."""
     resources: ResourcesSpec | None = None
     """Left out: worked out from the files of the model."""
-    model_files: Annotated[str, FileName(or_name=True)] = ""
+    model_files: FileOrName = ""
     """What it is worked out from; left out: what the engine loads."""
     context: Count | None = None
     """Tokens of a request that room is kept for, and how many requests; left out: what the engine says."""
@@ -145,10 +94,10 @@ class TenantSpec(Section, frozen=True):
     """Who may send how much. What is left out is not limited."""
 
     name: str
-    requests_per_minute: Rate | None = None
-    tokens_per_minute: Rate | None = None
+    requests_per_minute: Above0 | None = None
+    tokens_per_minute: Above0 | None = None
     """Prompt and answer together."""
-    cost_budget: Rate | None = None
+    cost_budget: Above0 | None = None
     """The most that its requests may cost per `cost_period`."""
     cost_period: Time = 86400.0
     max_priority: int | None = None
@@ -225,108 +174,67 @@ class GatewaySpec(Section, frozen=True):
     """Decision records kept, the newest."""
 
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
-
-
-DEFAULT_POLICY = "target-ongoing"
-Number = Annotated[int, Meta(ge=0)]
-Wait = Annotated[Duration, Meta(ge=0)]
-Factor = Annotated[float, Meta(gt=0, le=1)]
-
-
-class MetricSpec(Section, frozen=True):
-    """A number that a Prometheus knows, for the policy."""
-
-    name: str
-    """Where the policy finds it: view.metrics[NAME]."""
-    url: str
-    """Of the Prometheus: http://host:port"""
-    query: str
-    """In its own language; the values that come back are added up."""
-
-
-class ScalingSpec(Section, frozen=True, kw_only=True):
+class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
     """How many instances there are, and who decides that."""
 
     policy: str = DEFAULT_POLICY
     """A built-in policy, or a class or function of your own as package.module:Name."""
     parameters: dict[str, Any] = {}
-    min: Number = 1
-    max: Count
-    initial: Number | None = None
-    up_delay: Wait = 0.0
-    """More are wanted for so long before there are more."""
-    down_delay: Wait = 300.0
-    up_factor: Factor = 1.0
-    """Of the difference to what is wanted, what is added at once."""
-    down_factor: Factor = 1.0
-    max_step: Count | None = None
-    cooldown: Wait = 0.0
-    """Between two changes."""
-    idle_timeout: Wait = 300.0
-    """With `min` 0: the last one goes when nobody has asked for so long."""
-    wait: Wait | None = None
-    """While there is no instance: how long requests wait for the first one."""
-    turn: Wait = 30.0
-    """With `min` 0: how long it keeps its last place while it is busy and another is waited for."""
-    interval: Time = 1.0
-    """How often the policy is asked."""
-    time_limit: Time = 0.5
-    """What it may take to answer."""
+    max_replicas: Annotated[Count, Spelled("max")]
     cost_per_replica_hour: Amount | None = None
     """Of one instance, for policies that look at it."""
-    metrics: list[MetricSpec] = []
+    metrics: list[MetricQuery] = []
 
 
-# An `Application` document as types: nodes, calls of them, and what is answered.
+class SchedulingSpec(Section, frozen=True):
+    """How requests of a deployment are scheduled: by a policy, or by the plugins of an EndpointPickerConfig."""
+
+    policy: str = ""
+    """A built-in policy, or your own class as package.module:Name."""
+    parameters: dict[str, Any] = {}
+    config: InlinePicker | None = None
 
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
+class DeploymentSpec(Section, frozen=True):
+    """A named set of equal instances of one model."""
 
-
-Share = Annotated[float, Meta(gt=0, le=1)]
-Size = Annotated[Quantity, Meta(ge=0)]
-
-
-class OptionsSpec(Section, frozen=True, kw_only=True):
-    """What can be said of a node. The defaults are those of `NodeOptions`."""
-
-    replicas: Annotated[int, Meta(ge=0)] = 1
-    shards: Count = 1
-    """Processes that make up one replica: a call goes to all of them."""
-    max_concurrency: Count = 16
-    """Calls that a replica is given at once."""
-    threads: Count = 1
-    """How many of them run side by side, where the code is not async."""
-    cpus: Amount = 0.0
-    memory: Size = 0
-    """Of the machine."""
-    gpus: Annotated[int, Meta(ge=0)] = 0
-    gpu_memory: Size = 0
-    """On each of its GPUs."""
-    gpu_share: Share | None = None
-    """Of each of its GPUs; others may have the rest."""
+    name: str
+    model: str
+    """What clients call it."""
+    aliases: list[str] = []
+    """Further names that clients may use."""
+    replicas: Number = 1
+    """Instances of `engine` to run."""
+    engine: DesiredEngine | None = None
+    endpoints: list[EndpointSpec] = []
+    """Servers that somebody else started; beside those of `engine`, or instead of them."""
+    endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
+    """A YAML list of more of them, watched for changes."""
+    max_concurrency: Count | None = None
+    """Requests at once on each instance; left out: what the engine says."""
     labels: dict[str, str] = {}
-    """That a worker must have to be chosen."""
-    idempotent: bool = False
-    """A call may be made again if its replica dies."""
-    deadline_share: Share | None = None
-    """Of the time that a request has in all, what a call of this node may take."""
-    user_config: Any = None
-    """Handed to `reconfigure`, before the first call and whenever it changes."""
-    scheduling: dict[str, Any] | None = None
-    """As of a deployment; left out: fifo."""
-    scaling: dict[str, Any] | None = None
-    """As of a deployment; left out: always `replicas`."""
-    env: dict[str, str] = {}
-    start_timeout: Time = 120.0
-    health_check_period: Time = 2.0
-    health_check_timeout: Time = 5.0
-    graceful_shutdown: Time = 60.0
-    """What calls under way get to end before a replica is stopped."""
+    lifecycle: Lifecycle = Lifecycle()
+    placement: PlacementSpec = PlacementSpec()
+    price: PriceSpec | None = None
+    scaling: ScalingSpec | None = None
+    """How many instances there are; left out: always `replicas`."""
+    scheduling: SchedulingSpec | None = None
 
 
-class NodeSpec(OptionsSpec, frozen=True, kw_only=True):
+class Pointsman(Section, frozen=True):
+    """Our own document."""
+
+    api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
+    kind: Literal["Pointsman"] = "Pointsman"
+    workers: list[WorkerSpec] = []
+    """Empty: this machine."""
+    deployments: list[DeploymentSpec] = []
+    applications: list[ExistingFile] = []
+    """Files of `Application` documents, each a pipeline."""
+    gateway: GatewaySpec = GatewaySpec()
+
+
+class NodeSpec(NodeOptions, frozen=True, kw_only=True):
     """One node: a class, a function, or a model of the manifest."""
 
     name: str
@@ -355,7 +263,7 @@ class CallSpec(Section, frozen=True, kw_only=True):
     kwargs: dict[str, Any] = {}
 
 
-class IngressSpec(OptionsSpec, frozen=True, kw_only=True):
+class IngressSpec(NodeOptions, frozen=True, kw_only=True):
     """What HTTP requests pass through first, if it has a preprocessor or a schema."""
 
     preprocessor: str = ""
@@ -382,3 +290,10 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     """Folders where modules are found besides, relative to this file."""
     scaling: dict[str, Any] | None = None
     """Of all nodes at once: the policy sees them all, and its limits hold for nodes that have none of their own."""
+
+
+KINDS: dict[str, type[Section]] = {
+    "EndpointPickerConfig": EndpointPickerConfig,
+    "Pointsman": Pointsman,
+    "Application": ApplicationDocument,
+}

@@ -6,48 +6,34 @@ collector has at least one problem more. The one rule: never stop at the first p
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from decimal import Decimal
 from enum import Enum
 from ipaddress import ip_address
-from math import ceil, isfinite
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from pointsman.config.problems import FieldPath, Problems, bounds_in_words, expected, found, is_list, is_mapping, listed
 from pointsman.errors import did_you_mean
-from pointsman.parameters import DurationText, FileName, PluginRef, ReadBy, Spelled, seconds
+from pointsman.parameters import (
+    DurationText,
+    FileName,
+    PluginRef,
+    QuantityText,
+    ReadBy,
+    quantity,
+    seconds,
+    unmarked,
+    yaml_name,
+)
 
 # The base of everything that is written as fields with values.
 
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Snake case here, camel case in YAML; a field that nobody knows is an error."""
-
-
-# Amounts with a unit, as Kubernetes writes them: 500, 1k, 1Gi.
-
-
-class QuantityText(msgspec.Struct, frozen=True):
-    """In YAML this may be written 500, 2k or 1Gi."""
-
-
-Quantity = Annotated[int, QuantityText()]
-
-_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
-_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d{1,2})?)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|)")
-
-
-def quantity(text: str) -> int:
-    """Read 500, 2k, 1Gi, 1e9; fractions round up. Raises ValueError, with an example, for anything else."""
-    match = _FORM.fullmatch(text)
-    if match is None:
-        raise ValueError(f'"{text}" is not an amount; write for example 500, 2k or 1Gi')
-    amount = Decimal(match[1]) * (_DECIMAL | _BINARY)[match[2]]
-    return ceil(amount)
 
 
 # Where servers are, as people write it: http://host:port and host:port.
@@ -336,18 +322,10 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
     """The fields of a struct by their names in YAML."""
     fields = {}
     for info in msgspec.structs.fields(kind):
-        spelled = next((m.name for m in unmarked(info.type)[1] if isinstance(m, Spelled)), info.encode_name)
+        written = yaml_name(info)
         default = None if info.default is msgspec.NODEFAULT else info.default
-        fields[spelled] = Field(info.name, (spelled,), info.type, not info.required, default)
+        fields[written] = Field(info.name, (written,), info.type, not info.required, default)
     return fields
-
-
-def unmarked(annotation: Any) -> tuple[Any, Collection[Any]]:
-    """A type and the marks of its `Annotated`."""
-    if get_origin(annotation) is Annotated:
-        kind, *marks = get_args(annotation)
-        return kind, marks
-    return annotation, ()
 
 
 def _may_be_none(kind: Any) -> bool:

@@ -5,27 +5,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pointsman.parameters import Count, Time
 from pointsman.placement.asks import Ask
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """How long things may take, in seconds, and how often they may fail."""
 
-    start_timeout_s: float = 120.0
+    start_timeout_s: Time = 120.0
     """From launch to the first completion."""
-    probe_interval_s: float = 2.0
-    probe_timeout_s: float = 5.0
+    probe_interval_s: Time = 2.0
+    probe_timeout_s: Time = 5.0
     """An instance that does not answer within this has failed the probe."""
-    failures_until_unhealthy: int = 2
+    failures_until_unhealthy: Count = 2
     """Probes in a row."""
-    drain_timeout_s: float = 60.0
+    drain_timeout_s: Time = 60.0
     """Requests under way get this long to end before the instance is stopped."""
-    stop_grace_s: float = 10.0
+    stop_grace_s: Time = 10.0
     """From SIGTERM to SIGKILL."""
-    backoff_s: float = 0.5
+    backoff_s: Time = 0.5
     """Before the first restart after a crash; doubles each time, back to this after `backoff_max_s` without one."""
-    backoff_max_s: float = 60.0
-    start_attempts: int = 3
+    backoff_max_s: Time = 60.0
+    start_attempts: Count = 3
     """So often in a row one of a new recipe may fail to start while older ones serve; then its rollout is stopped."""
 
 
@@ -52,7 +53,7 @@ class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """http://host:port or https://host:port, without a path."""
     engine: str = "openai"
     """Whose metrics it speaks: vllm, llama.cpp, sglang, simulated; openai: none."""
-    max_concurrency: int | None = None
+    max_concurrency: Count | None = None
     labels: Mapping[str, str] = {}
 
     @property

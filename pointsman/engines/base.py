@@ -7,7 +7,7 @@ commands and requests, and reads text; a runtime does the rest.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -16,7 +16,6 @@ from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
 """For servers in Python: without compiled bytecode they start slowly, vLLM three times so."""
 DEFAULT_CONCURRENCY = 16

@@ -5,12 +5,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pointsman.engines.base import Engine, LaunchSpec, Positive, ProbeRequest, Work
+from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest, Work
 from pointsman.engines.llama_cpp import LlamaCpp, llama_cpp_metrics
 from pointsman.engines.prometheus import Samples
 from pointsman.engines.sglang import Sglang, sglang_metrics
 from pointsman.engines.vllm import Vllm, vllm_metrics
 from pointsman.errors import ConfigError
+from pointsman.parameters import Count
 from pointsman.placement.asks import EngineAbility
 from pointsman.routing.endpoints import Metrics
 
@@ -33,7 +34,7 @@ class Command(Engine):
         health: str = "/health",
         metrics: Literal["none", "vllm", "llama.cpp", "sglang"] = "none",
         metrics_path: str = "/metrics",
-        slots: Positive | None = None,
+        slots: Count | None = None,
         work: Work = "completions",
         env: Mapping[str, str] | None = None,
     ) -> None:

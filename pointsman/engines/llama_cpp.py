@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive, WeightFiles
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, WeightFiles
 from pointsman.engines.prometheus import Samples
-from pointsman.parameters import ExistingFile
+from pointsman.parameters import Count, ExistingFile
 from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
@@ -33,10 +33,10 @@ class LlamaCpp(Engine):
         self,
         model: ExistingFile,
         *,
-        context_tokens: Positive = 2048,
-        slots: Positive = 4,
-        threads: Positive = 1,
-        batch_tokens: Positive = 256,
+        context_tokens: Count = 2048,
+        slots: Count = 4,
+        threads: Count = 1,
+        batch_tokens: Count = 256,
         prompt_cache_mib: Annotated[int, msgspec.Meta(ge=0)] = 256,
         embeddings: bool = False,
         pooling: Literal["model", "mean", "cls", "last"] = "model",

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive, ProbeRequest
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import ConfigError
+from pointsman.parameters import Count
 
 
 class Python(Engine):
@@ -27,9 +28,9 @@ class Python(Engine):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         version: str = "",
-        threads: Positive = 1,
+        threads: Count = 1,
         rank: Annotated[int, msgspec.Meta(ge=0)] | None = None,
-        shards: Positive = 1,
+        shards: Count = 1,
         preprocessor: str = "",
         schema: str = "",
         env: Mapping[str, str] | None = None,

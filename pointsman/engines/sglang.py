@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, Positive, WeightFiles
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
 from pointsman.engines.prometheus import Samples, share, whole
-from pointsman.parameters import FileOrName
+from pointsman.parameters import Count, FileOrName
 from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
@@ -22,8 +22,8 @@ class Sglang(Engine):
         *,
         args: Sequence[str] = (),
         python: str = "",
-        tensor_parallel_size: Positive = 1,
-        max_running_requests: Positive | None = None,
+        tensor_parallel_size: Count = 1,
+        max_running_requests: Count | None = None,
         embeddings: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, Positive
+from pointsman.engines.base import BYTECODE, Engine, LaunchSpec
 from pointsman.engines.prometheus import Samples
 from pointsman.engines.vllm import vllm_metrics
 from pointsman.errors import ConfigError
-from pointsman.parameters import Parameters
+from pointsman.parameters import Above0, Amount, Count, Parameters
 from pointsman.routing.endpoints import Metrics
 
 MeasuredHardware = Literal[
@@ -26,8 +26,6 @@ Fault = Literal[
 ]  # fmt: skip
 MID_ANSWER = ("hang", "reset", "cut", "end", "garbage", "crash")
 """Those that can happen in the middle of an answer."""
-Above = Annotated[float, msgspec.Meta(gt=0.0)]
-AtLeastZero = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class FaultSpec(Parameters, frozen=True, omit_defaults=True):
@@ -35,11 +33,11 @@ class FaultSpec(Parameters, frozen=True, omit_defaults=True):
 
     fault: Fault
     on: Literal["work", "health", "metrics", "models", "all"] = "work"
-    count: Positive | None = None
+    count: Count | None = None
     probability: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
-    seconds: AtLeastZero | None = None
+    seconds: Amount | None = None
     after_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    delay_ms: AtLeastZero | None = None
+    delay_ms: Amount | None = None
     status: Annotated[int, msgspec.Meta(ge=100, le=599)] | None = None
 
     def __post_init__(self) -> None:
@@ -58,16 +56,16 @@ class Simulated(Engine):
         self,
         *,
         hardware: MeasuredHardware = "8B|h100_sxm|vllm|tp1",
-        time_scale: Above = 1.0,
-        tokens_per_second: Above | None = None,
-        first_token_ms: AtLeastZero | None = None,
-        max_num_seqs: Positive = 256,
-        max_num_batched_tokens: Positive = 8192,
-        block_size: Positive = 16,
-        kv_tokens: Positive | None = None,
-        context_tokens: Positive = 32_768,
-        output_tokens: Positive = 128,
-        start_seconds: AtLeastZero = 0.0,
+        time_scale: Above0 = 1.0,
+        tokens_per_second: Above0 | None = None,
+        first_token_ms: Amount | None = None,
+        max_num_seqs: Count = 256,
+        max_num_batched_tokens: Count = 8192,
+        block_size: Count = 16,
+        kv_tokens: Count | None = None,
+        context_tokens: Count = 32_768,
+        output_tokens: Count = 128,
+        start_seconds: Amount = 0.0,
         seed: int = 0,
         faults: list[FaultSpec] | None = None,
     ) -> None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, Positive, WeightFiles
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
-from pointsman.parameters import FileOrName
+from pointsman.parameters import Count, FileOrName
 from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
@@ -23,8 +23,8 @@ class Vllm(Engine):
         args: Sequence[str] = (),
         executable: str = "",
         python: str = "",
-        tensor_parallel_size: Positive = 1,
-        max_num_seqs: Positive | None = None,
+        tensor_parallel_size: Count = 1,
+        max_num_seqs: Count | None = None,
         embeddings: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:

@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import yaml
 
 from pointsman.errors import did_you_mean
-from pointsman.parameters import camel_case
+from pointsman.parameters import yaml_name
 from pointsman.pipeline.graph import CALL, Access, Call, FromInput, FromStep, Graph, HandleTo, Node, Template
 from pointsman.pipeline.options import NodeOptions
 
@@ -21,10 +22,7 @@ MARK = "$"
 """Keys that begin with it are references: $input, $step and $handle."""
 INPUT, STEP, HANDLE = "$input", "$step", "$handle"
 
-_OTHERWISE = {"num_replicas": "replicas", "memory_bytes": "memory", "gpu_memory_bytes": "gpuMemory"}
-OPTIONS: Mapping[str, str] = {
-    name: _OTHERWISE.get(name) or camel_case(name.removesuffix("_s")) for name in NodeOptions.__struct_fields__
-}
+OPTIONS: Mapping[str, str] = {field.name: yaml_name(field) for field in msgspec.structs.fields(NodeOptions)}
 """The options of a node, by their names in Python -> in YAML."""
 _UNITS = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 

@@ -4,6 +4,7 @@ from enum import Enum
 
 import msgspec
 
+from pointsman.parameters import Amount
 from pointsman.placement.needs import Need
 from pointsman.render.text import gib
 from pointsman.selection import LabelSelector
@@ -22,10 +23,10 @@ class Tier(Enum):
 class Arrangement(Enum):
     """How instances are laid out over the fleet."""
 
-    BINPACK = "binpack"
-    """On few GPUs and workers, so that large holes stay whole."""
     SPREAD = "spread"
     """Over many, so that the loss of one costs little."""
+    BINPACK = "binpack"
+    """On few GPUs and workers, so that large holes stay whole."""
 
 
 class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,39 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
     partial_offload: bool = False
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an instance may be, and which place is best. The `placement` section of a document has the same fields."""
+
+    arrangement: Arrangement = Arrangement.BINPACK
+    workers: frozenset[str] = frozenset()
+    """Chosen by hand; empty: any."""
+    gpu_models: frozenset[str] = frozenset()
+    """GPUs that it may have; empty: any."""
+    several_gpus: bool = True
+    """It may be divided among GPUs of one worker."""
+    several_workers: bool = False
+    """It may be divided among workers."""
+    partial_offload: bool = False
+    """Some of its layers may be on the CPU."""
+    cpu: bool = False
+    """It may do without a GPU, also if its engine usually has one."""
+    mixed_gpus: bool = False
+    """GPUs of different models may be in one instance."""
+    exclusive: bool = False
+    """No other instance may be on its GPUs."""
+    all_or_nothing: bool = False
+    """It is of no use without the other instances of its deployment: all of them have a place, or none gets one."""
+    near: str = ""
+    """A deployment whose instances it should be near to."""
+    priority: int = 0
+    preempts: bool = False
+    """Instances of negative priority may be stopped to make room."""
+    overcommit: bool = False
+    """It is placed although it does not fit; that is said."""
+    cpus: Amount = 0.0
+
+
+class Ask(PlacementRules, frozen=True, kw_only=True):
     """One instance that needs a place."""
 
     instance_id: str
@@ -49,35 +82,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Whose instances are spread; empty: it stands alone."""
     need: Need
     engine: EngineAbility = EngineAbility()
-    cpus: float = 0.0
     gpu_share: float | None = None
     """Of each of its GPUs, 0 to 1, beside the memory; None: the memory it needs is all that counts."""
-    exclusive: bool = False
-    """No other instance may be on its GPUs."""
-    gpu_models: frozenset[str] = frozenset()
-    """GPUs that it may have; empty: any."""
     selector: LabelSelector = LabelSelector()
-    workers: frozenset[str] = frozenset()
-    """Chosen by hand; empty: any."""
     gpus: frozenset[tuple[str, int]] = frozenset()
     """(worker, index), chosen by hand; empty: any."""
-    arrangement: Arrangement = Arrangement.BINPACK
-    several_gpus: bool = True
-    several_workers: bool = False
-    partial_offload: bool = False
-    cpu: bool = False
-    """The tiers that are allowed beside one GPU; an engine that needs no GPU may always use the CPU."""
-    mixed_gpus: bool = False
-    """GPUs of different models may be in one instance."""
-    priority: int = 0
-    preempts: bool = False
-    """Instances of negative priority may be stopped to make room."""
-    all_or_nothing: bool = False
-    """It is of no use without the other instances of its deployment: all of them have a place, or none gets one."""
-    near: str = ""
-    """A deployment whose instances it should be near to."""
-    overcommit: bool = False
-    """It is placed although it does not fit; that is said."""
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:

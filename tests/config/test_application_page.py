@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from pointsman.config.application import TAKEN
-from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec, OptionsSpec
+from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec
 from pointsman.config.validation import fields_of
+from pointsman.pipeline.options import NodeOptions
 from tests.config.test_manifest_page import disagreements, page_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "applications.md"
-OF_INGRESS = {name: field for name, field in fields_of(IngressSpec).items() if name not in fields_of(OptionsSpec)}
+OF_INGRESS = {name: field for name, field in fields_of(IngressSpec).items() if name not in fields_of(NodeOptions)}
 EXPECTED = {
     "the document": fields_of(ApplicationDocument),
     "`nodes[]`": fields_of(NodeSpec),

@@ -175,7 +175,7 @@ def test_it_is_json_and_refers_to_nothing_that_is_not_there(kind: str | None) ->
 
 
 def test_every_engine_completes_with_its_parameters() -> None:
-    spec = json_schema("Pointsman")["$defs"]["EngineSpec"]
+    spec = json_schema("Pointsman")["$defs"]["DesiredEngine"]
     names = {choice["const"] for choice in spec["properties"]["type"]["anyOf"] if "const" in choice}
     assert names == {"command", "llama.cpp", "python", "sglang", "simulated", "vllm"}
     cases = {case["if"]["properties"]["type"]["const"]: case["then"]["properties"] for case in spec["allOf"]}

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 import yaml
 
-from pointsman.config.picker_schema import InlinePicker, Pointsman
+from pointsman.config.picker_schema import InlinePicker
 from pointsman.config.problems import Problems, is_list, is_mapping
 from pointsman.config.registry import can_be_started, engines
-from pointsman.config.validation import Field, Validator, fields_of, unmarked
+from pointsman.config.schema import Pointsman
+from pointsman.config.validation import Field, Validator, fields_of
 from pointsman.engines.simulated import FaultSpec
+from pointsman.parameters import unmarked
 
 PAGE = Path(__file__).parents[2] / "docs" / "manifest.md"
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -80,7 +82,7 @@ def agrees(said: str, field: Field) -> bool:
         return said == empty(field.annotation)
     problems = Problems("")
     value = Validator(problems).value(yaml.safe_load(said), field.annotation, ())
-    default = list(field.default) if isinstance(field.default, tuple) else field.default
+    default = type(value)(field.default) if isinstance(field.default, tuple) else field.default
     return not problems and bool(value == default)
 
 

@@ -12,8 +12,8 @@ import pytest
 from pointsman.config import load_application, load_manifest
 from pointsman.config.plan import DeploymentPlan
 from pointsman.config.registry import scaling_policies
-from pointsman.config.validation import unmarked
 from pointsman.errors import ConfigError
+from pointsman.parameters import unmarked
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.events import Arrived, Refuse, TimerFired
 from pointsman.scaling import (

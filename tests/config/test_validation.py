@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.config.problems import FieldPath, Problems
-from pointsman.config.validation import INVALID, Quantity, Validator, quantity
-from pointsman.parameters import Duration, Parameters, PluginRef, ReadBy, Spelled, duration_text, seconds
+from pointsman.config.validation import INVALID, Validator
+from pointsman.parameters import (
+    Duration,
+    Parameters,
+    PluginRef,
+    Quantity,
+    ReadBy,
+    Spelled,
+    duration_text,
+    quantity,
+    seconds,
+)
 
 
 class Color(Enum):

@@ -12,8 +12,8 @@ from pointsman.config.picker import DEFAULT_BAND, DEFAULT_DETECTOR, DEFAULT_POLI
 from pointsman.config.picker_schema import BandTemplate, FlowControlSpec
 from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
-from pointsman.config.validation import Field, fields_of, unmarked
-from pointsman.parameters import Duration, DurationText, Parameters
+from pointsman.config.validation import Field, fields_of
+from pointsman.parameters import Duration, DurationText, Parameters, unmarked
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.queue import REQUEST_TTL_S
 

@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.config import load_application
-from pointsman.config.schema import OptionsSpec
-from pointsman.config.validation import fields_of
 from pointsman.pipeline import (
     Access,
     Call,
@@ -21,7 +19,7 @@ from pointsman.pipeline import (
     NodeKind,
     NodeOptions,
 )
-from pointsman.pipeline.document import OPTIONS, graph_document, read, to_yaml, written
+from pointsman.pipeline.document import graph_document, read, to_yaml, written
 
 INPUT = FromInput((Access(0),))
 WHOLE = "expected a list of keys, such as [0] or [user, {attribute: name}]; [] is the whole input"
@@ -122,14 +120,6 @@ def test_what_is_no_reference_is_noted_with_the_way_to_it(data: Any, path: Any, 
     notes: list[Any] = []
     read(data, lambda *note: notes.append(note))
     assert notes == [(path, message)]
-
-
-def test_every_option_has_a_field_with_the_same_default() -> None:
-    fields = fields_of(OptionsSpec)
-    assert set(OPTIONS.values()) == set(fields)
-    usual = NodeOptions()
-    for name, spelled in OPTIONS.items():
-        assert (fields[spelled].default or None) == (getattr(usual, name) or None), name
 
 
 def test_what_is_as_usual_is_left_out() -> None:

@@ -1,7 +1,8 @@
 """Never above so much money."""
 
+from pointsman.parameters import Above0
 from pointsman.scaling.calendar import month_ends, shown
-from pointsman.scaling.policies.sizing import Above0, checked
+from pointsman.scaling.policies.sizing import checked
 from pointsman.scaling.policy import ScalingPolicy, Wish, ask_inner
 from pointsman.scaling.view import DeploymentView
 

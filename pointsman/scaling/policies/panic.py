@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from pointsman.parameters import Spelled
-from pointsman.scaling.policies.sizing import Above0, Above1, Time, checked, mean_load, per_replica, replicas_for
+from pointsman.parameters import Above0, Spelled, Time
+from pointsman.scaling.policies.sizing import Above1, checked, mean_load, per_replica, replicas_for
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 

@@ -3,9 +3,9 @@
 import math
 from typing import Annotated
 
-from pointsman.parameters import Spelled
+from pointsman.parameters import Above0, Spelled, Wait
 from pointsman.scaling.policies.forecast import DEFAULT, UNSETTLED, Habits, learn, levels, spread
-from pointsman.scaling.policies.sizing import Above0, AtLeast1, Between0And1, Wait, checked
+from pointsman.scaling.policies.sizing import AtLeast1, Between0And1, checked
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 from pointsman.selection.arrays import np

@@ -3,8 +3,8 @@
 from math import ceil
 from typing import Annotated
 
-from pointsman.parameters import Spelled
-from pointsman.scaling.policies.sizing import Above0, Time, checked, mean_of, per_replica, replicas_for
+from pointsman.parameters import Above0, Spelled, Time
+from pointsman.scaling.policies.sizing import checked, mean_of, per_replica, replicas_for
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 

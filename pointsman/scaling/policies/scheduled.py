@@ -5,9 +5,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pointsman.parameters import Parameters, ReadBy
+from pointsman.parameters import Parameters, ReadBy, Time
 from pointsman.scaling.calendar import Cron, in_words, shown, zone_of
-from pointsman.scaling.policies.sizing import Time, checked
+from pointsman.scaling.policies.sizing import checked
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 

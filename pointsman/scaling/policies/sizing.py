@@ -6,7 +6,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pointsman.parameters import Duration
 from pointsman.scaling.view import DeploymentView, Window
 from pointsman.scaling.windows import looking_back
 
@@ -14,13 +13,9 @@ from pointsman.scaling.windows import looking_back
 # as a check, for policies that are made in Python.
 
 
-Above0 = Annotated[float, Meta(gt=0)]
 Above1 = Annotated[float, Meta(gt=1)]
 AtLeast1 = Annotated[float, Meta(ge=1)]
 Between0And1 = Annotated[float, Meta(gt=0, lt=1)]
-Share = Annotated[float, Meta(gt=0, le=1)]
-Time = Annotated[Duration, Meta(gt=0)]
-Wait = Annotated[Duration, Meta(ge=0)]
 
 
 def checked(name: str, value: float | None, above: float = 0.0) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pointsman.scaling.policies.sizing import Above0, Between0And1, checked
+from pointsman.parameters import Above0
+from pointsman.scaling.policies.sizing import Between0And1, checked
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 

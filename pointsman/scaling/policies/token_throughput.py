@@ -1,6 +1,7 @@
 """So many tokens per second, and so much KV cache, per replica."""
 
-from pointsman.scaling.policies.sizing import Above0, Share, checked, replicas_for
+from pointsman.parameters import Above0, Share
+from pointsman.scaling.policies.sizing import checked, replicas_for
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 
