@@ -16,6 +16,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute
+from pointsman.scaling.autoscaler import DeploymentScaling, PolicyPlan, ScalingSetup
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import SchedulingPolicy
@@ -188,6 +189,15 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The document as it is written by us: where it is equal, so is the application."""
     notes: tuple[str, ...] = ()
 
+    def scaled_together(self) -> dict[str, str]:
+        """Deployments that the application's own policy decides about, and their nodes; of shards, the first."""
+        leaders = {one.follows for one in self.deployments}
+        return {
+            one.name: one.name.removeprefix(f"{self.name}.").removesuffix(".0" if one.name in leaders else "")
+            for one in self.deployments
+            if one.scaling is not None and one.scaling.policy is None
+        }
+
     def summary(self) -> str:
         """What runs."""
         nodes = [plan.summary() for plan in self.deployments]
@@ -210,6 +220,24 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     def desired(self) -> Desired:
         """What should run, for the controller."""
         return Desired({plan.name: plan.desired for plan in self.deployments})
+
+    def scaling_setup(self) -> ScalingSetup:
+        """Which deployments are scaled, by which policies."""
+        alone = [
+            PolicyPlan(name=one.name, plan=one.scaling, nodes={one.name: one.name})
+            for one in self.deployments
+            if one.scaling is not None and one.scaling.policy is not None
+        ]
+        together = [
+            PolicyPlan(name=one.name, plan=one.scaling, nodes=one.scaled_together(), of_application=True)
+            for one in self.applications
+            if one.scaling is not None
+        ]
+        deployments = {
+            one.name: DeploymentScaling(replicas=one.desired.replicas, plan=one.scaling, follows=one.follows)
+            for one in self.deployments
+        }
+        return ScalingSetup(deployments, (*alone, *together))
 
     def summary(self) -> str:
         """One line: what it would run."""

@@ -97,3 +97,12 @@ class Desired(msgspec.Struct, frozen=True):
     """All deployments, by name."""
 
     deployments: Mapping[str, DesiredDeployment] = {}
+
+    def with_replicas(self, targets: Mapping[str, int]) -> "Desired":
+        """The same with these numbers of replicas."""
+        changed = {
+            name: msgspec.structs.replace(self.deployments[name], replicas=replicas)
+            for name, replicas in targets.items()
+            if name in self.deployments
+        }
+        return Desired({**self.deployments, **changed})

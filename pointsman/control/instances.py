@@ -33,12 +33,15 @@ however long that takes. When it falls silent it is withdrawn and unhealthy, and
 again. Once drained it is gone; if an operator asked for that, it stays, out of service.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import msgspec
 
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
 from pointsman.placement.asks import Place
+from pointsman.scaling.deployment import ReplicaCounts
 from pointsman.types import ExecutionInstance
 
 FIRST_PROBES_S = 0.05
@@ -95,6 +98,27 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """From the launch of its process until it was ready; None: it was not yet, or we did not see its launch."""
     has_failed: bool = False
     """It ended, hung or did not start, and has not been ready since."""
+
+
+def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
+    """Replicas of a deployment, or of the shards of a node: a replica is one instance of each."""
+    mine = [one for one in instances if one.deployment in deployments and one.endpoint is None]
+    failed = (one for one in mine if one.has_failed and one.reason)
+    return ReplicaCounts(
+        ready=min(_counts(mine, deployments, Phase.READY)),
+        starting=max(_counts(mine, deployments, Phase.STARTING, Phase.BACKING_OFF)),
+        unplaced=max(_counts([one for one in mine if one.unplaced], deployments, *Phase)),
+        trouble=next((f"{one.id} does not run: {one.reason}" for one in failed), ""),
+        start_ups={
+            (one.id, str(one.pid)): one.start_up_s for one in mine if one.start_up_s is not None and one.pid is not None
+        },
+    )
+
+
+def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *phases: Phase) -> list[int]:
+    """By deployment, how many instances are in one of these phases."""
+    counted = Counter(one.deployment for one in instances if one.phase in phases)
+    return [counted[name] for name in deployments]
 
 
 class Instance(msgspec.Struct, kw_only=True):

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pointsman.gateway.usage import Usage
 from pointsman.routing.counters import Histogram
-from pointsman.runtimes.local.scaling.scaled import Scaled
 from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.scaling.deployment import ScaledDeployment
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -213,7 +213,7 @@ def _escaped(text: str) -> str:
 # What `/metrics` says of deployments that are scaled.
 
 
-def scaling_metrics(page: Page, scaled: Iterable[Scaled]) -> None:
+def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
     """Add them to the page."""
     each = [((("deployment", one.name), ("policy", one.policy_name)), one) for one in scaled]
     page.gauge("scaling_target", "Instances that were decided on.", {labels: one.target for labels, one in each})

@@ -32,6 +32,10 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.deployment}: {self.in_words()}"
 
+    def as_json(self) -> str:
+        """As it is saved."""
+        return msgspec.json.encode(self).decode()
+
     def in_words(self) -> str:
         """From what to what, why, and what kept it from being what was wanted."""
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"

@@ -4,7 +4,7 @@ import pytest
 
 from pointsman.control import InstanceStatus, Phase
 from pointsman.control.status import NONE_WANTED, Unavailable, unavailability
-from tests.runtimes.local.scaling.test_scaled import instance
+from tests.scaling.test_deployment import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
 FAILED = instance("m-2", Phase.BACKING_OFF, since=90.0, until=105.0, restarts=2, reason="exit code 7: no weights at /x")

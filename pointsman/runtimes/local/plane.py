@@ -30,19 +30,19 @@ from pointsman.control import events as control
 from pointsman.control.status import Unavailable, deployments_status, is_ready, unavailability
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.placement.fleet import Snapshot
+from pointsman.runtimes.local.autoscaling import PlaneScaling
 from pointsman.runtimes.local.detection import detect
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.detection.usage import GpuDrivers
 from pointsman.runtimes.local.executor import CommandExecutor, PlaneParts
 from pointsman.runtimes.local.logs import log_file, tail
+from pointsman.runtimes.local.metric_sources import GpuUsage
 from pointsman.runtimes.local.processes import Processes
-from pointsman.runtimes.local.scaling import Scaling
-from pointsman.runtimes.local.scaling.gpu_usage import GpuUsage
-from pointsman.runtimes.local.scaling.scaled import Scaled
-from pointsman.runtimes.local.scaling.telling import in_short
 from pointsman.runtimes.local.shared import Shared
 from pointsman.runtimes.local.store import Lock, Store
 from pointsman.runtimes.traffic import Traffic
+from pointsman.scaling.deployment import ScaledDeployment
+from pointsman.scaling.status import scaling_summary
 from pointsman.types import Worker
 
 LOOK_S = 1.0
@@ -83,7 +83,7 @@ class Plane:
             traffic, self._tell, lambda: self._at_work, self._deployment_of, scrape_interval_s
         )
         self._gpu_usage = GpuUsage(gpu_drivers)
-        self._scaling = Scaling(
+        self._scaling = PlaneScaling(
             traffic,
             self._controller,
             self._tell_wanted,
@@ -231,7 +231,7 @@ class Plane:
 
     def _deployments_status(self, instances: Sequence[InstanceStatus], now: float) -> list[dict[str, Any]]:
         internal = {name for name, lane in self._traffic.lanes.items() if lane.plan.internal}
-        scaled = {one.name: {"scaling": in_short(one)} for one in self._scaling.each()}
+        scaled = {one.name: {"scaling": scaling_summary(one)} for one in self._scaling.each()}
         found = deployments_status(self._desired(), instances, self._traffic.status, internal, now)
         return [one | scaled.get(one["name"], {}) for one in found]
 
@@ -261,13 +261,13 @@ class Plane:
 
     def scaling(self, deployment: str) -> dict[str, Any]:
         """How many instances there are of a deployment, and why: plain data."""
-        return self._scaling.told(deployment)
+        return self._scaling.status(deployment)
 
     def load_seen(self, deployment: str) -> dict[str, Any]:
         """What has come for a deployment that is scaled, to rehearse policies on."""
-        return self._scaling.load_seen(deployment)
+        return self._scaling.load_history(deployment)
 
-    def scaled(self) -> list[Scaled]:
+    def scaled(self) -> list[ScaledDeployment]:
         """The deployments that are scaled."""
         return self._scaling.each()
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.routing.events import Arrived, Cancelled
+from pointsman.routing.events import Arrived
 from pointsman.types import RequestMetadata, Worker
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
-from tests.runtimes.local.scaling.test_gathering import server
 from tests.runtimes.local.test_applications import diamond
+from tests.runtimes.local.test_metric_sources import server
 
 GIB = 2**30
 
@@ -227,19 +227,6 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
     run(story())
 
 
-def test_a_first_instance_comes_although_the_policy_is_broken(
-    state: Path, tmp_path: Path, module: Callable[[str], str]
-) -> None:
-    async def story() -> None:
-        spec = scaled(policy=f"{module(WRONG)}:raises", parameters={}, min=0)
-        async with running(state, manifest(spec, folder=tmp_path)) as scene:
-            scene.request("r")
-            await scene.until(lambda: len(scene.carrier.sent) == 1, "the request sent")
-            scene.end("r")
-
-    run(story())
-
-
 def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
     text = manifest(scaled("a", gib=3, min=0, idleTimeout="1h"), scaled("b", gib=3, min=0, idleTimeout="1h"))
 
@@ -263,122 +250,6 @@ def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
             await scene.until(lambda: len(scene.carrier.sent) == 3, "a serves again")
             assert set(scene.instances()) == {"a-1"}
             scene.end("a2", "a")
-
-    run(story())
-
-
-def test_two_that_are_always_busy_take_turns(state: Path) -> None:
-    """Each has its place for a turn; then it ends what it does, and what comes meanwhile waits for its next one."""
-    busy: dict[str, Any] = {"gib": 3, "min": 0, "max": 1, "turn": "300ms", "idleTimeout": "1h"}
-    text = manifest(scaled("a", slots=1, **busy), scaled("b", slots=1, **busy))
-
-    async def story() -> None:
-        async with running(state, text, look_at_machine=machine(4)) as scene:
-
-            def sent() -> list[str]:
-                return [one.request.request_id for one in scene.carrier.sent]
-
-            for name in ("a1", "a2", "b1", "b2"):
-                scene.request(name, name[0])
-            await scene.until(lambda: sent() == ["a1"], "a serves")
-            await scene.until(lambda: scene.instances()["a-1"]["phase"] == "draining", "its turn is over")
-            scene.end("a1", "a")
-            await scene.until(lambda: sent() == ["a1", "b1"], "b serves, although somebody waits for a")
-            await scene.until(lambda: scene.instances()["b-1"]["phase"] == "draining", "its turn is over, too")
-            scene.end("b1", "b")
-            await scene.until(lambda: sent() == ["a1", "b1", "a2"], "a serves again")
-            scene.end("a2", "a")
-            await scene.until(lambda: sent() == ["a1", "b1", "a2", "b2"], "everybody was served")
-            scene.end("b2", "b")
-            assert changes(scene, "b") == [(0, 1)], "it is wanted all the time"
-            told = [one["why"] for one in records(scene, "b")]
-            assert "a-1 of a, which has had its turn, makes room for it" in told
-            assert "b-1 makes room for a, which has none and for which a request waits" in told
-
-    run(story())
-
-
-def test_who_has_several_makes_room_for_who_has_none(state: Path) -> None:
-    text = manifest(scaled("a", gib=3, min=1, max=2, downDelay="1h"), scaled("b", gib=3, min=0, max=2))
-
-    async def story() -> None:
-        async with running(state, text, look_at_machine=machine(7)) as scene:
-            for number in range(4):
-                scene.request(f"a{number}", "a")
-            await scene.until_ready("a-1", "a-2")
-            scene.request("b1", "b")
-            await scene.until(lambda: scene.instances()["a-2"]["phase"] == "draining", "one of them goes")
-            on_it = [one for one in scene.carrier.sent if one.decision.target_instance_id == "a-2"]
-            for one in on_it:
-                scene.end(one.request.request_id, "a")
-            await scene.until(lambda: {"a-1", "b-1"} <= scene.ready(), "b has its first")
-            assert scene.instances()["a-1"]["restarts"] == 0
-            assert wanted(scene, "a") == 2, "and it comes back when there is room"
-            assert any("a-2 of a, which has others" in one["why"] for one in records(scene, "b"))
-            scene.end("b1", "b")
-            await scene.until_ready("a-1", "a-2")
-            for one in [one for one in scene.carrier.sent if one not in on_it and one.request.model_name == "a"]:
-                scene.end(one.request.request_id, "a")
-
-    run(story())
-
-
-def test_whoever_must_stay_makes_no_room(state: Path) -> None:
-    text = manifest(scaled("a", gib=3, min=1), scaled("b", gib=3, min=0))
-
-    async def story() -> None:
-        async with running(state, text, look_at_machine=machine(4)) as scene:
-            await scene.until_ready("a-1")
-            scene.request("b1", "b")
-            await scene.until(lambda: any(one["problem"] for one in records(scene, "b")), "no room")
-            assert changes(scene, "a") == []
-            scene.traffic.lanes["b"].tell(Cancelled("b1"))
-
-    run(story())
-
-
-def test_what_no_machine_is_large_enough_for_says_so(state: Path) -> None:
-    async def story() -> None:
-        async with running(state, manifest(scaled(gib=100, min=1)), look_at_machine=machine(4)) as scene:
-            await scene.until(lambda: any(one["problem"] for one in records(scene)), "no room")
-            [told] = [one for one in records(scene) if one["problem"]]
-            short = "too little memory: needs 100.0 GiB, 4.0 GiB free"
-            assert told["problem"] == f"1 of 1 has no place: {short}"
-            assert told["why"] == f"no worker could take it, even with nothing else there: {short}"
-            assert told["by"] == "pointsman", "that is not what the policy says"
-            waits = scene.instances()["m-1"]
-            assert (waits["unplaced"], waits["reason"]) == (True, f"no place: {short}")
-
-    run(story())
-
-
-def test_a_full_machine_is_told_once_and_served_when_there_is_room(state: Path) -> None:
-    size = [4.0]
-
-    def look(*_: object, **__: object) -> Worker:
-        return machine(size[0])()
-
-    async def story() -> None:
-        async with running(state, manifest(scaled(gib=3, min=1)), look_at_machine=look) as scene:
-            await scene.until_ready("m-1")
-            for number in range(6):
-                scene.request(f"r{number}")
-            await scene.until(lambda: any(one["problem"] for one in records(scene)), "no room")
-            steps = changes(scene)
-            assert wanted(scene) == 3
-            told = [one["problem"] for one in records(scene) if one["problem"]]
-            asked = scene.plane.scaled()[0]
-            await scene.until(lambda: (asked.presence.ready, asked.presence.starting) == (1, 2), "the policy knows")
-            assert all(one.endswith("no place: too little memory: needs 3.0 GiB, 1.0 GiB free") for one in told)
-            assert {one["why"] for one in records(scene) if one["problem"]} == {"started as soon as there is room"}
-            assert len(told) <= 2
-            size[0] = 16.0
-            await scene.until_ready("m-1", "m-2", "m-3")
-            assert [one["reason"] for one in scene.instances().values()] == ["", "", ""]
-            assert changes(scene) == steps  # the target never moved because of that
-            assert len([one for one in records(scene) if one["problem"]]) == len(told)
-            for number in range(6):
-                scene.end(f"r{number}")
 
     run(story())
 

@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.control.desired import Address
 from pointsman.http.probe_client import Unanswered
-from pointsman.runtimes.local.scaling.gathering import Gatherer, answer_of
+from pointsman.runtimes.local.metric_sources import CustomMetrics, answer_of
 from pointsman.scaling.limits import MetricQuery
 from tests.runtimes.local.planes import run
 
@@ -91,7 +91,7 @@ def test_numbers_of_replicas_and_of_a_prometheus_end_in_one_place() -> None:
 
     async def story() -> None:
         with server() as (url, port):
-            gatherer = Gatherer(lambda: [Address("127.0.0.1", port, False)], lambda *one: told.append(one))
+            gatherer = CustomMetrics(lambda: [Address("127.0.0.1", port, False)], lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("load", f"{url}/prefix", "up"), MetricQuery("bad", url, "up"))
             await gatherer.once()
             [problem] = gatherer.problems()
@@ -112,7 +112,7 @@ def test_a_query_that_gives_no_number_is_a_problem_until_it_does(query: str, why
 
     async def story() -> None:
         with server() as (url, _):
-            gatherer = Gatherer(list, lambda *one: told.append(one))
+            gatherer = CustomMetrics(list, lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("load", f"{url}/prefix", query),)
             await gatherer.once()
             assert gatherer.problems() == [f'metric "load": its query {why} at {url}/prefix']
@@ -130,7 +130,7 @@ def test_what_is_no_address_is_told_and_others_are_read_all_the_same(url: str) -
 
     async def story() -> None:
         with server() as (good, _):
-            gatherer = Gatherer(list, lambda *one: told.append(one))
+            gatherer = CustomMetrics(list, lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("bad", url, "up"), MetricQuery("load", f"{good}/prefix", "up"))
             await gatherer.once()
             [problem] = gatherer.problems()

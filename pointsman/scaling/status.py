@@ -1,15 +1,14 @@
-"""A deployment that is scaled, as it is told: in short, in full, and what has come so far. Plain data."""
+"""A scaled deployment as plain data: for status, for `explain deployment`, and for rehearsals."""
 
 from typing import Any
 
 import msgspec
 
-from pointsman.runtimes.local.scaling.scaled import Scaled
-from pointsman.runtimes.traffic import Lane
+from pointsman.scaling.deployment import Load, ScaledDeployment
 from pointsman.scaling.view import DeploymentView
 
 
-def in_short(one: Scaled) -> dict[str, Any]:
+def scaling_summary(one: ScaledDeployment) -> dict[str, Any]:
     """For the status of its deployment."""
     last = next((record for record in reversed(one.records) if record.after != record.before), None)
     return {
@@ -24,31 +23,33 @@ def in_short(one: Scaled) -> dict[str, Any]:
     }
 
 
-def in_full(one: Scaled, lane: Lane, now: float) -> dict[str, Any]:
-    """For `pointsman explain deployment`, and for scalers of others."""
-    ordered, presence = one.guard.ordered, one.presence
-    told = in_short(one)
+def scaling_status(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any]:
+    """For `pointsman explain deployment`, and for external scalers."""
+    ordered, replicas = one.guard.ordered, one.observed.replicas
+    status = scaling_summary(one)
     if ordered is not None:
         left = None if ordered.until is None else max(ordered.until - now, 0.0)
-        told["override"] = {**told["override"], "for_s": left}
+        status["override"] = {**status["override"], "for_s": left}
     return {
         "deployment": one.name,
-        **told,
-        "ongoing": lane.dispatcher.running,
-        "queued": len(lane.dispatcher) - lane.dispatcher.running,
-        "ready": presence.ready,
-        "starting": presence.starting,
-        "unplaced": presence.unplaced,
+        **status,
+        "ongoing": load.running,
+        "queued": load.waiting,
+        "ready": replicas.ready,
+        "starting": replicas.starting,
+        "unplaced": replicas.unplaced,
         "start_up_s": one.start_up_s,
-        "trouble": presence.trouble,
+        "trouble": replicas.trouble,
         "limits": msgspec.to_builtins(one.guard.limits),
         "records": msgspec.to_builtins(list(one.records)),
     }
 
 
-def load_seen(one: Scaled, lane: Lane, now: float) -> dict[str, Any]:
-    """What has come so far, and what it takes to rehearse a policy on it."""
-    view = one.view(lane, now)
+def load_history(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any]:
+    """Past arrivals, and what else a rehearsal of a policy needs."""
+    view = one.view(load, now)
+    # A policy of an application sees all its nodes, and cannot be rehearsed on one.
+    parameters = None if one.plan.policy is None else msgspec.json.decode(one.deciding.recipe)[1]
     return {
         "deployment": one.name,
         "bin_s": view.bin_s,
@@ -59,13 +60,13 @@ def load_seen(one: Scaled, lane: Lane, now: float) -> dict[str, Any]:
         "cost_per_replica_hour": view.cost_per_replica_hour,
         "limits": msgspec.to_builtins(one.guard.limits),
         "policy": one.policy_name,
-        "parameters": one.parameters,
+        "parameters": parameters,
     }
 
 
 def _request_s(view: DeploymentView) -> float | None:
-    """How long a request takes: of those that ended of late, else by how many came and were here in the longest window
-    in which any came. None: nobody did."""
+    """How long a request takes: the mean latency of late, else by Little's law over the longest window with arrivals.
+    None if none came."""
     if view.latency_ms.mean:
         return view.latency_ms.mean / 1000
     for seconds in sorted(view.ongoing_windows, reverse=True):

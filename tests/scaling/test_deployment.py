@@ -5,16 +5,17 @@ from typing import Any
 import pytest
 
 from pointsman.control import InstanceStatus, Phase
-from pointsman.runtimes.local.scaling.scaled import Saved, Scaled
-from pointsman.runtimes.local.scaling.staying import spares
-from pointsman.runtimes.local.scaling.telling import in_short
+from pointsman.control.instances import replica_counts
+from pointsman.control.preemption import spare_replicas
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
+from pointsman.scaling.deployment import SavedDeployment, ScaledDeployment
 from pointsman.scaling.limits import ScalingPlan
+from pointsman.scaling.status import scaling_summary
 
 
-def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> Scaled:
+def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> ScaledDeployment:
     plan = ScalingPlan(policy=None, policy_name="any", limits=ScalingLimits(max_replicas=8, **limits), recipe="")
-    made = Scaled(name, plan, plan, Saved(), [])
+    made = ScaledDeployment(name, plan, plan, SavedDeployment())
     made.followers = followers
     return made
 
@@ -37,19 +38,23 @@ def instance(name: str, phase: Phase = Phase.READY, **facts: Any) -> InstanceSta
     return InstanceStatus(id=name, deployment=name.rpartition("-")[0], phase=phase, **told)
 
 
+def see(one: ScaledDeployment, instances: list[InstanceStatus], now: float) -> None:
+    one.observed.observe_replicas(replica_counts(instances, one.members), now)
+
+
 def test_every_start_of_a_process_is_counted_once() -> None:
     one = scaled()
-    one.see([instance("m-1", Phase.STARTING)], 0.0)
+    see(one, [instance("m-1", Phase.STARTING)], 0.0)
     assert one.start_up_s is None
-    one.see([instance("m-1", start_up_s=4.0)], 1.0)
+    see(one, [instance("m-1", start_up_s=4.0)], 1.0)
     assert one.start_up_s == 4.0
-    one.see([instance("m-1", Phase.UNHEALTHY, start_up_s=4.0), instance("m-2", start_up_s=9.0)], 2.0)
-    one.see([instance("m-1", start_up_s=4.0), instance("m-2", start_up_s=9.0)], 3.0)
+    see(one, [instance("m-1", Phase.UNHEALTHY, start_up_s=4.0), instance("m-2", start_up_s=9.0)], 2.0)
+    see(one, [instance("m-1", start_up_s=4.0), instance("m-2", start_up_s=9.0)], 3.0)
     assert one.start_up_s == (4.0 + 9.0) / 2, "the first was not started again"
-    one.see([instance("m-1", Phase.BACKING_OFF, pid=None, start_up_s=4.0)], 4.0)
-    one.see([instance("m-1", pid=2, start_up_s=8.0)], 5.0)
+    see(one, [instance("m-1", Phase.BACKING_OFF, pid=None, start_up_s=4.0)], 4.0)
+    see(one, [instance("m-1", pid=2, start_up_s=8.0)], 5.0)
     assert one.start_up_s == 8.0, "the median of 4, 9 and 8"
-    one.see([instance("m-1", pid=3)], 6.0)
+    see(one, [instance("m-1", pid=3)], 6.0)
     assert one.start_up_s == 8.0, "it was adopted: nobody saw it start"
 
 
@@ -62,8 +67,8 @@ def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
         instance("m.1-2", Phase.BACKING_OFF, unplaced=True),
         instance("other-1"),
     ]
-    one.see(shards, 0.0)
-    assert (one.presence.ready, one.presence.starting, one.presence.unplaced) == (1, 1, 1)
+    see(one, shards, 0.0)
+    assert (one.observed.replicas.ready, one.observed.replicas.starting, one.observed.replicas.unplaced) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -85,23 +90,23 @@ def test_what_may_go_for_somebody_else(
     ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, free: int
 ) -> None:
     one = scaled(**limits)
-    one.see([instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
-    assert spares(one, 100.0 + loaded_s) == free
+    see(one, [instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
+    assert spare_replicas(one, 100.0 + loaded_s) == free
     one.guard.override(ready, None, "an operator", 100.0)
-    assert spares(one, 100.0 + loaded_s) == 0, "ordered to stay"
+    assert spare_replicas(one, 100.0 + loaded_s) == 0, "ordered to stay"
 
 
 def test_shards_go_all_or_not_at_all() -> None:
     one = scaled("m.0", ("m.1",), min_replicas=0)
-    one.see([instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
-    assert (one.presence.ready, spares(one, 1e6)) == (1, 0)
+    see(one, [instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
+    assert (one.observed.replicas.ready, spare_replicas(one, 1e6)) == (1, 0)
 
 
 def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -> None:
     one = scaled(min_replicas=1)
-    assert in_short(one)["last"] == ""
+    assert scaling_summary(one)["last"] == ""
     one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
     one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
     one.note("started as soon as there is room", 101.0, "2 of 3 have no place")
-    assert in_short(one)["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
+    assert scaling_summary(one)["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
     assert [record.by for record in one.records] == ["", "pointsman"]

@@ -18,11 +18,11 @@ class PolicyRunner:
         """When the call under way began; None: there is none."""
 
     @property
-    def is_thinking(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a call has not returned yet."""
         return self._began is not None
 
-    async def ask(self, call: Callable[[], object], limit_s: float) -> object:
+    async def run(self, call: Callable[[], object], limit_s: float) -> object:
         """What the call returns, or `TooSlow`; a late answer counts for nothing."""
         now = time.monotonic()
         if self._began is not None:

@@ -12,9 +12,9 @@ from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.runtimes.local.store import Store
 from tests.runtimes.local.planes import manifest, run, running, simulated
-from tests.runtimes.local.scaling.test_scaling import module as module
-from tests.runtimes.local.scaling.test_scaling import scaled
 from tests.runtimes.local.test_applications import diamond
+from tests.runtimes.local.test_autoscaling import module as module
+from tests.runtimes.local.test_autoscaling import scaled
 
 BIN_S = 600.0
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from pointsman.runtimes.local.scaling.thinking import PolicyRunner
+from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.scaling import TooSlow
 from tests.runtimes.local.planes import run
 from tests.runtimes.local.processes import eventually
@@ -14,15 +14,15 @@ LONG_S = 20.0
 def test_what_it_says_comes_back_whatever_it_is() -> None:
     async def story() -> None:
         runner = PolicyRunner("m")
-        assert await runner.ask(lambda: 3, LONG_S) == 3
-        assert await runner.ask(lambda: "many", LONG_S) == "many"
-        assert isinstance(await runner.ask(lambda: 1 // 0, LONG_S), ZeroDivisionError)
+        assert await runner.run(lambda: 3, LONG_S) == 3
+        assert await runner.run(lambda: "many", LONG_S) == "many"
+        assert isinstance(await runner.run(lambda: 1 // 0, LONG_S), ZeroDivisionError)
 
         def leaves() -> object:
             raise SystemExit(3)
 
-        assert isinstance(await runner.ask(leaves, LONG_S), SystemExit)
-        assert await runner.ask(threading.get_ident, LONG_S) != threading.get_ident()
+        assert isinstance(await runner.run(leaves, LONG_S), SystemExit)
+        assert await runner.run(threading.get_ident, LONG_S) != threading.get_ident()
 
     run(story())
 
@@ -37,16 +37,16 @@ def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
 
     async def story() -> None:
         runner = PolicyRunner("m")
-        assert await runner.ask(hangs, 0.01) == TooSlow(0.01)
+        assert await runner.run(hangs, 0.01) == TooSlow(0.01)
         for _ in range(3):
-            answer = await runner.ask(hangs, 0.01)
+            answer = await runner.run(hangs, 0.01)
             assert isinstance(answer, TooSlow)
         assert len(calls) == 1
         gate.set()
         done: list[object] = []
 
         async def again() -> bool:
-            done.append(await runner.ask(lambda: 5, LONG_S))
+            done.append(await runner.run(lambda: 5, LONG_S))
             return done[-1] == 5
 
         while not await again():  # the late answer itself counts for nothing
@@ -64,7 +64,7 @@ def test_a_loop_that_is_closed_does_not_hear_it() -> None:
         over.set()
 
     async def story() -> None:
-        await PolicyRunner("m").ask(hangs, 0.01)
+        await PolicyRunner("m").run(hangs, 0.01)
 
     run(story())
     gate.set()

@@ -3,9 +3,9 @@
 import pytest
 
 from pointsman.control.desired import DesiredDeployment
+from pointsman.control.preemption import Victim, fewest_victims, what_would_help
 from pointsman.placement.asks import Ask, EngineAbility
 from pointsman.placement.fleet import Fleet
-from pointsman.runtimes.local.scaling.turns import MayGo, what_would_help, who_makes_room
 from tests.placement.fleets import fleet, need, worker
 
 
@@ -18,7 +18,7 @@ def full() -> Fleet:
     return fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 0, 16), huge1=("w", 1, 22))
 
 
-IDLE = [MayGo("small", ("small1",)), MayGo("large", ("large1",)), MayGo("huge", ("huge1",))]
+IDLE = [Victim("small", ("small1",)), Victim("large", ("large1",)), Victim("huge", ("huge1",))]
 """The least recently used first."""
 
 
@@ -36,11 +36,11 @@ IDLE = [MayGo("small", ("small1",)), MayGo("large", ("large1",)), MayGo("huge", 
     ],
 )
 def test_the_fewest_go_and_the_least_recently_used_first(
-    size: float, leaving: list[str], idle: list[MayGo], goes: list[str]
+    size: float, leaving: list[str], idle: list[Victim], goes: list[str]
 ) -> None:
     there = full()
     before = there.snapshot()
-    assert [one.deployment for one in who_makes_room(ask(size), there, leaving, idle)] == goes
+    assert [one.deployment for one in fewest_victims(ask(size), there, leaving, idle)] == goes
     assert there.snapshot() == before
 
 

@@ -14,12 +14,12 @@ from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.runtimes.local.detection.usage import ASK_AGAIN_S, GpuDrivers
-from pointsman.runtimes.local.scaling.gpu_usage import EVERY_S, GpuUsage
+from pointsman.runtimes.local.metric_sources import GPU_INTERVAL_S, GpuUsage
 from pointsman.scaling.view import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated
 from tests.runtimes.local.processes import PATIENCE_S, eventually, until
-from tests.runtimes.local.scaling.test_scaling import records
+from tests.runtimes.local.test_autoscaling import records
 from tests.runtimes.local.test_detection import GIB, Card, Error, Info, Library, amd
 
 
@@ -244,10 +244,10 @@ def test_drivers_are_asked_once_a_second_for_all_whoever_looks() -> None:
         await asyncio.gather(*(looking.read([name], instances) for name in ("a", "b", "a")))
         assert drivers.asked == [[0, 1]]
         drivers.told[0] = 0.6
-        clock.now += EVERY_S / 2
+        clock.now += GPU_INTERVAL_S / 2
         await looking.read(["a"], instances)
         assert (drivers.asked, looking.of(["a"], instances)) == ([[0, 1]], 0.2)
-        clock.now += EVERY_S / 2
+        clock.now += GPU_INTERVAL_S / 2
         await looking.read(["a"], instances)
         assert (len(drivers.asked), looking.of(["a"], instances)) == (2, 0.6)
         looking.close()
@@ -357,7 +357,7 @@ def test_a_driver_that_hangs_holds_nobody_up(state: Path, tmp_path: Path, policy
             await scene.until_ready("m-1", "m-2")
             await scene.until(lambda: library.calls, "the driver asked")
             seen: list[DeploymentView] = sys.modules[policy].seen
-            later = seen[-1].now + 2 * EVERY_S
+            later = seen[-1].now + 2 * GPU_INTERVAL_S
             await scene.until(lambda: seen[-1].now > later, "the policy asked all the same, although it hangs")
             assert library.calls == 1, "one thread waits for it, and no other is begun"
             assert seen[-1].gpu_usage.count == 0

@@ -1,0 +1,230 @@
+"""Preemption: which deployments make room for one that has requests and no instance.
+
+Idle deployments go first, the least recently used before others; then spare replicas of busy ones; then the last
+replica of a busy one that has had its turn. Enters: instances, the fleet, and scaled deployments. Leaves: evictions and
+records. The one rule: only the target of an idle deployment changes; others come back when there is room.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import msgspec
+
+from pointsman.control.controller import Controller
+from pointsman.control.desired import DesiredDeployment
+from pointsman.control.instances import InstanceStatus, Phase
+from pointsman.placement.asks import Ask
+from pointsman.placement.fleet import Fleet
+from pointsman.placement.hints import hints, why_never
+from pointsman.placement.moves import defragment
+from pointsman.placement.placer import Placed, Placer
+from pointsman.scaling.deployment import ScaledDeployment
+from pointsman.scaling.records import ScalingRecord
+
+MAX_MINIMUM_STAY_S = 10.0
+"""A deployment that was just loaded stays as long as loading took, but at most this long."""
+LOADS_PER_TURN = 5
+"""A busy deployment stays this many times as long as loading took, so that the machine does more than loading."""
+MAX_HINTS = 2
+TRIAL = "a-trial"
+"""The instance id under which a placement is tried."""
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """An idle deployment with all its instances, or one instance of a busy one."""
+
+    deployment: str
+    instances: tuple[str, ...]
+    busy: bool = False
+
+
+class Preemption(msgspec.Struct, frozen=True):
+    """What is to be done, and reported."""
+
+    records: tuple[ScalingRecord, ...] = ()
+    evictions: tuple[tuple[str, str], ...] = ()
+    """Instances, and why."""
+    retarget: bool = False
+    """The target of another deployment has become 0."""
+
+
+class Preemptor:
+    """Finds room for scaled deployments whose instances have no place."""
+
+    def __init__(self, controller: Controller, scaled: Mapping[str, ScaledDeployment]) -> None:
+        self._controller = controller
+        self._scaled = scaled
+
+    def make_room(self, one: ScaledDeployment, used: Set[str], now: float) -> Preemption:
+        """For a deployment without a place. `used`: deployments that have requests, running or waiting."""
+        instances = self._controller.instances()
+        unplaced = [each for each in instances if each.deployment in one.members and each.unplaced]
+        evictions: tuple[tuple[str, str], ...] = ()
+        serving = {each.deployment for each in instances if each.in_service}
+        if unplaced and not serving.issuperset(one.members) and not used.isdisjoint(one.members):
+            victims = self._victims(one, unplaced[0].deployment, instances, used, now)
+            if victims:
+                return self._preempt(one, victims, now)
+            why = f"{one.name} waits for its place"  # until now, those that drain may have taken their time
+            evictions = tuple((each.id, why) for each in instances if each.phase is Phase.DRAINING)
+        more = len(unplaced) > one.reported_unplaced
+        one.reported_unplaced = len(unplaced)
+        return Preemption((self._no_room(one, unplaced, now),) if more else (), evictions)
+
+    def _victims(
+        self, one: ScaledDeployment, deployment: str, instances: Sequence[InstanceStatus], used: Set[str], now: float
+    ) -> list[Victim]:
+        ask, fleet = self._ask(deployment), self._controller.places.taken
+        if ask is None or fleet is None:
+            return []
+        others = [other for other in self._scaled.values() if other is not one and self._may_yield(other, ask)]
+        idle = [other for other in others if may_unload(other, now) and used.isdisjoint(other.members)]
+        idle.sort(key=lambda other: other.observed.used_at)
+        candidates = [
+            Victim(other.name, tuple(each.id for each in instances if each.deployment in other.members))
+            for other in idle
+        ]
+        candidates += _spare_instances([other for other in others if other not in idle], instances, now)
+        leaving = [each.id for each in instances if each.phase in (Phase.DRAINING, Phase.STOPPING)]
+        return fewest_victims(ask, fleet, leaving, candidates)
+
+    def _may_yield(self, other: ScaledDeployment, ask: Ask) -> bool:
+        """A deployment never makes room for one of lower priority."""
+        theirs = self._ask(other.name)
+        return theirs is not None and theirs.priority <= ask.priority
+
+    def _preempt(self, one: ScaledDeployment, victims: Sequence[Victim], now: float) -> Preemption:
+        records: list[ScalingRecord] = []
+        evictions = []
+        for victim in victims:
+            other = self._scaled[victim.deployment]
+            if not victim.busy:
+                why = f"makes room for {one.name}, for which a request waits; nobody was idle for longer"
+                records.append(other.give_way(why, now))
+                records.append(one.note(f"{other.name}, which nobody uses, makes room for it", now))
+                continue
+            [instance] = victim.instances
+            reason = "has others" if other.observed.replicas.ready > 1 else "has had its turn"
+            why = f"{instance} makes room for {one.name}, which has none and for which a request waits"
+            evictions.append((instance, why))
+            records.append(other.note(why, now))
+            records.append(one.note(f"{instance} of {other.name}, which {reason}, makes room for it", now))
+        return Preemption(tuple(records), tuple(evictions), not all(victim.busy for victim in victims))
+
+    def _no_room(self, one: ScaledDeployment, unplaced: Sequence[InstanceStatus], now: float) -> ScalingRecord:
+        """How many have no place, why, and what would help. Reported when their number grows."""
+        ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
+        number = f"{len(unplaced)} of {one.target} {'has' if len(unplaced) == 1 else 'have'} no place"
+        helps = never = ""
+        if ask is not None and fleet is not None:
+            desired = self._controller.desired
+            helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
+            never = why_never(ask, fleet)
+        why = unplaced[0].reason.removeprefix("no place: ")
+        problem = "; ".join(filter(None, [f"{number}: {why}", helps]))
+        in_vain = f"no worker could take it, even with nothing else there: {never}"
+        return one.note(in_vain if never else "started as soon as there is room", now, problem)
+
+    def _ask(self, deployment: str) -> Ask | None:
+        desired = self._controller.desired
+        known = None if desired is None else desired.deployments.get(deployment)
+        return None if known is None else known.ask
+
+
+# Which instances may be evicted
+
+
+def may_unload(one: ScaledDeployment, now: float) -> bool:
+    """Whether an idle deployment may be unloaded."""
+    return one.guard.limits.min_replicas == 0 and one.target > 0 and _has_stayed(one, now)
+
+
+def spare_replicas(one: ScaledDeployment, now: float) -> int:
+    """How many replicas of a busy deployment may be evicted: those above its minimum, or all after its turn.
+
+    None of a sharded node: its shards would have to go together.
+    """
+    if one.followers or not _has_stayed(one, now):
+        return 0
+    least = 0 if _turn_is_over(one, now) else max(one.guard.limits.min_replicas, 1)
+    return max(one.observed.replicas.ready - least, 0)
+
+
+def _turn_is_over(one: ScaledDeployment, now: float) -> bool:
+    limits = one.guard.limits
+    turn_s = max(limits.turn_s, LOADS_PER_TURN * (one.start_up_s or 0.0))
+    return limits.min_replicas == 0 and one.observed.loaded_for_s(now) >= turn_s
+
+
+def _has_stayed(one: ScaledDeployment, now: float) -> bool:
+    """Whether its minimum stay is over, and no operator ordered its target."""
+    minimum_s = min(MAX_MINIMUM_STAY_S, one.start_up_s or MAX_MINIMUM_STAY_S)
+    return one.guard.ordered is None and one.observed.loaded_for_s(now) >= minimum_s
+
+
+def _spare_instances(
+    others: Sequence[ScaledDeployment], instances: Sequence[InstanceStatus], now: float
+) -> list[Victim]:
+    """Instances of busy deployments: of those with most replicas first, then of those that were loaded first."""
+    found: list[tuple[tuple[int, float], Victim]] = []
+    for other in others:
+        ready = [each.id for each in instances if each.deployment == other.name and each.phase is Phase.READY]
+        for remaining in range(len(ready), len(ready) - min(spare_replicas(other, now), len(ready)), -1):
+            victim = Victim(other.name, (ready[remaining - 1],), busy=True)
+            found.append(((-remaining, other.observed.loaded_at or 0.0), victim))
+    found.sort(key=lambda one: one[0])
+    return [victim for _, victim in found]
+
+
+def fewest_victims(ask: Ask, fleet: Fleet, leaving: Iterable[str], candidates: Sequence[Victim]) -> list[Victim]:
+    """The fewest candidates, in their order, without which there is a place. Tried on a copy of the fleet.
+
+    Empty if there will be a place once those `leaving` have left, or if evicting all candidates would not help.
+    """
+    scratch = fleet.copy()
+    for instance_id in leaving:
+        scratch.release(instance_id)
+    placer, ask = Placer(scratch), msgspec.structs.replace(ask, instance_id=TRIAL)
+    gone: list[Victim] = []
+    for candidate in candidates:
+        if _fits(ask, placer):
+            break
+        for instance_id in candidate.instances:
+            scratch.release(instance_id)
+        gone.append(candidate)
+    return _needed(ask, fleet, scratch, gone) if _fits(ask, placer) else []
+
+
+def _needed(ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[Victim]) -> list[Victim]:
+    """Without those that can stay after all; the last ones are put back first."""
+    needed, placer = list(gone), Placer(scratch)
+    for candidate in reversed(gone):
+        back = {one: place for one in candidate.instances if (place := fleet.place_of(one)) is not None}
+        for instance_id, place in back.items():
+            scratch.claim(instance_id, place, candidate.deployment)
+        if _fits(ask, placer):
+            needed.remove(candidate)
+        else:
+            for instance_id in back:
+                scratch.release(instance_id)
+    return needed
+
+
+def _fits(ask: Ask, placer: Placer) -> bool:
+    return isinstance(placer.place(ask, traced=False), Placed)
+
+
+def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> str:
+    """Changes that would make room; empty if none is known."""
+    asks = {one.name: one.ask for one in deployments if one.ask is not None}
+    movable = [
+        msgspec.structs.replace(asks[owner], instance_id=instance_id)
+        for instance_id in fleet.instances()
+        if (owner := fleet.deployment_of(instance_id)) in asks
+    ]
+    ask = msgspec.structs.replace(ask, instance_id=TRIAL)
+    told = [hint.words for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
+    found = defragment(ask, fleet, movable)
+    if found is not None:
+        moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)
+        told.append(f"there would be room if these moved: {moves}")
+    return "; ".join(told)

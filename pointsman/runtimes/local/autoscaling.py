@@ -1,0 +1,222 @@
+"""Scaling on a running plane: the timers, threads, observations and store around `Autoscaler`."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.control import Controller, Desired
+from pointsman.control.instances import replica_counts
+from pointsman.control.preemption import Preemptor
+from pointsman.runtimes.local.metric_sources import GpuUsage, MetricSources
+from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.policy_runner import PolicyRunner
+from pointsman.runtimes.traffic import Traffic
+from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange
+from pointsman.scaling.deployment import ScaledDeployment
+from pointsman.scaling.policy import policy_name
+from pointsman.scaling.status import load_history, scaling_status
+
+SAVE_S = 30.0
+"""Measurements are saved this often; decisions at once."""
+
+
+class PlaneScaling:
+    """The scaled deployments of a plane."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        controller: Controller,
+        retarget: Callable[[], None],
+        evict: Callable[[str, str], None],
+        clock: Callable[[], float] = time.time,
+        gpu_usage: GpuUsage | None = None,
+    ) -> None:
+        """`retarget()` is called when targets have changed, `evict(instance, why)` when an instance makes room."""
+        self._traffic = traffic
+        self._controller = controller
+        self._retarget = retarget
+        self._evict = evict
+        self._clock = clock
+        self._autoscaler = Autoscaler()
+        self._preemptor = Preemptor(controller, self._autoscaler.deployments)
+        self._sources = MetricSources(traffic, controller, clock, gpu_usage or GpuUsage())
+        self._loop = PolicyLoop(self._autoscaler, self._sources, clock, self._decided)
+        self._store: Store | None = None
+        self._saved_at = 0.0
+
+    def open(self, store: Store) -> None:
+        """Continue with what an earlier plane saved."""
+        self._store = store
+        self._traffic.wanted = self.wake
+        self._loop.start()
+
+    def close(self) -> None:
+        self._save()
+        self._store = None
+        self._loop.close()
+        self._sources.close()
+
+    def configure(self, plan: PointsmanPlan) -> None:
+        """Apply a plan whose lanes are open. Targets stay."""
+        store = self._store
+        saved = {} if store is None else store.scaling()
+        records: Callable[[str], Iterable[str]] = (lambda _: ()) if store is None else store.scaling_records
+        for name in self._autoscaler.configure(plan.scaling_setup(), saved, records):
+            self._sources.forget(name)
+            if store is not None:
+                store.forget_scaling(name)
+        for one in self._autoscaler.deployments.values():
+            self._sources.configure(one)
+        self._loop.wake()
+
+    def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
+        """The same with the targets in force, within the limits of `plan`; None: of the plan in force."""
+        return wanted.with_replicas(self._autoscaler.targets(None if plan is None else plan.scaling_setup()))
+
+    def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        """Set a target, whatever the policy says, for so long; None: follow the policy again."""
+        self._apply(self._autoscaler.override(name, replicas, for_s, by, self._clock()))
+        self._loop.wake()
+
+    def wake(self, deployment: str) -> None:
+        """A request waits and no instance takes it: call the policy now."""
+        self._autoscaler.wake(deployment)
+        self._loop.wake()
+
+    # What operators see
+
+    def status(self, name: str) -> dict[str, Any]:
+        """How many replicas a deployment has, and why: plain data."""
+        one, now = self._autoscaler.find(name), self._clock()
+        one.observed.observe_replicas(replica_counts(self._controller.instances(), one.members), now)
+        return scaling_status(one, self._sources.load(one), now)
+
+    def load_history(self, name: str) -> dict[str, Any]:
+        """Past arrivals of a deployment, for rehearsals: plain data."""
+        one = self._autoscaler.find(name)
+        return load_history(one, self._sources.load(one), self._clock())
+
+    def each(self) -> list[ScaledDeployment]:
+        return list(self._autoscaler.deployments.values())
+
+    def resting(self) -> set[str]:
+        """Deployments whose target is 0."""
+        return {one.name for one in self.each() if one.target == 0}
+
+    def problems(self) -> list[str]:
+        """Metrics that cannot be read, and policies that fail."""
+        return [*self._sources.problems(), *self._loop.problems(), *self._autoscaler.problems()]
+
+    # What follows from decisions
+
+    def _decided(self, change: ScalingChange, deployments: Iterable[ScaledDeployment], now: float) -> None:
+        """A policy has answered: apply its targets, and make room for instances that have no place."""
+        self._apply(change)
+        used = {name for name, lane in self._traffic.lanes.items() if len(lane.dispatcher)}
+        for one in deployments:
+            made = self._preemptor.make_room(one, used, now)
+            for instance_id, why in made.evictions:
+                self._evict(instance_id, why)
+            self._apply(ScalingChange(made.records, made.retarget))
+        if now - self._saved_at >= SAVE_S:
+            self._save()
+
+    def _apply(self, change: ScalingChange) -> None:
+        if self._store is not None and change.records:
+            for record in change.records:
+                self._store.note_scaling(record.deployment, record.as_json())
+            self._store.save_scaling(self._autoscaler.state({record.deployment for record in change.records}))
+        if change.retarget:
+            self._retarget()
+
+    def _save(self) -> None:
+        self._saved_at = self._clock()
+        if self._store is not None:
+            self._store.save_scaling(self._autoscaler.state())
+
+
+class PolicyLoop:
+    """Calls every policy when it is due: each on a thread of its own, one call at a time, with a time limit."""
+
+    def __init__(
+        self,
+        autoscaler: Autoscaler,
+        sources: MetricSources,
+        clock: Callable[[], float],
+        decided: Callable[[ScalingChange, Iterable[ScaledDeployment], float], None],
+    ) -> None:
+        self._autoscaler = autoscaler
+        self._sources = sources
+        self._clock = clock
+        self._decided = decided
+        self._runners: dict[ActivePolicy, PolicyRunner] = {}
+        """Also of policies that were replaced during a call."""
+        self._woken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._spawn(self._run())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def wake(self) -> None:
+        """A policy may be due earlier than it was."""
+        self._woken.set()
+
+    def problems(self) -> list[str]:
+        """Calls of replaced policies that do not return."""
+        current = self._autoscaler.policies
+        self._runners = {
+            policy: runner
+            for policy, runner in self._runners.items()
+            if runner.is_running or current.get(policy.plan.key) is policy
+        }
+        return [
+            f'a call of {policy_name(one.plan.plan.policy)}, which decides about "{one.plan.name}" no more, '
+            "does not return; it takes a core or a thread until the plane is started again"
+            for one in self._runners
+            if current.get(one.plan.key) is not one
+        ]
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            for policy in self._autoscaler.due(self._clock()):
+                policy.begin()
+                self._spawn(self._call(policy))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._autoscaler.next_due_s(self._clock())):
+                    await self._woken.wait()
+
+    async def _call(self, policy: ActivePolicy) -> None:
+        try:
+            await self._decide(policy)
+        except Exception as error:  # a defect of ours: the next call may succeed
+            failed = {"message": f"pointsman: scaling {policy.plan.name} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(failed)
+        policy.end(self._clock())
+        self._woken.set()
+
+    async def _decide(self, policy: ActivePolicy) -> None:
+        await self._sources.read_gpus(self._autoscaler.members(policy))
+        members, now = self._autoscaler.members(policy), self._clock()
+        loads = {one.name: self._sources.load(one, gpus=True) for one in members}
+        invocation = self._autoscaler.invoke(policy, loads, self._sources.replicas(members), now)
+        if invocation is None:
+            return
+        runner = self._runners.setdefault(policy, PolicyRunner(policy.plan.name))
+        answer = await runner.run(invocation.call, invocation.time_limit_s)
+        if self._autoscaler.policies.get(policy.plan.key) is policy:  # else it was replaced meanwhile
+            change = self._autoscaler.answered(invocation, answer, now)
+            self._decided(change, self._autoscaler.members(policy), now)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

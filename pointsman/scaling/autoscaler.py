@@ -1,0 +1,285 @@
+"""All scaled deployments and their policies: which policy is due, what it sees, and what becomes of its answer.
+
+Enters: the configuration, observations, and the answers of policies, each with the time. Leaves: calls for a runtime to
+run, targets, and records. The one rule: a policy never runs here; a runtime runs its call, with a time limit.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pointsman.errors import PointsmanError, UnknownName
+from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, ScaledDeployment
+from pointsman.scaling.limits import ScalingPlan
+from pointsman.scaling.policy import TooMuch, TooSlow, ask_with_notes, by_node, copied, plain
+from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.view import ApplicationView, DeploymentView
+
+
+class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas a deployment has, as configured."""
+
+    replicas: int = 1
+    """If it is not scaled."""
+    plan: ScalingPlan | None = None
+    """None if it is not scaled."""
+    follows: str = ""
+    """It has as many replicas as this deployment: the first shard of its node."""
+
+
+class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy, and the deployments that it decides about."""
+
+    name: str
+    """Of its deployment, or of its application."""
+    plan: ScalingPlan
+    nodes: Mapping[str, str]
+    """Deployments, and what the policy calls them."""
+    of_application: bool = False
+
+    @property
+    def key(self) -> str:
+        """Unique: an application and a deployment may have the same name."""
+        return f"application {self.name}" if self.of_application else self.name
+
+
+class ScalingSetup(msgspec.Struct, frozen=True):
+    """What is configured: all deployments, scaled or not, and all policies."""
+
+    deployments: Mapping[str, DeploymentScaling] = {}
+    policies: tuple[PolicyPlan, ...] = ()
+
+
+class ActivePolicy:
+    """A policy in force: its state, and when it is due."""
+
+    def __init__(self, plan: PolicyPlan, state: MutableMapping[str, Any]) -> None:
+        self.plan = plan
+        self.state = state
+        """Of an application's policy. That of a deployment's policy is kept by the guard."""
+        self.due_at: float | None = None
+        """None if it is due at once."""
+        self.running = False
+
+    def is_due(self, now: float) -> bool:
+        if self.running:
+            return False
+        # A clock that was set back must not delay it by more than its interval.
+        return self.due_at is None or not 0 < self.due_at - now <= self.plan.plan.limits.interval_s
+
+    def begin(self) -> None:
+        """It is being called; until `end` it is not due."""
+        self.running, self.due_at = True, 0.0
+
+    def end(self, now: float) -> None:
+        """Due again after its interval, or at once if it was woken meanwhile."""
+        self.running = False
+        if self.due_at is not None:
+            self.due_at = now + self.plan.plan.limits.interval_s
+
+
+class Invocation(msgspec.Struct, frozen=True, eq=False):
+    """One call of a policy: run `call` anywhere, for at most `time_limit_s`."""
+
+    policy: ActivePolicy
+    views: Mapping[str, DeploymentView]
+    """By deployment."""
+    call: Callable[[], object]
+    time_limit_s: float
+    state: MutableMapping[str, Any]
+    """Of an application's policy, as the call may have changed it."""
+
+
+class ScalingChange(msgspec.Struct, frozen=True):
+    """What came of an answer or an order."""
+
+    records: tuple[ScalingRecord, ...] = ()
+    retarget: bool = False
+    """A target has changed."""
+
+
+class Autoscaler:
+    """The targets of all scaled deployments."""
+
+    def __init__(self) -> None:
+        self.deployments: dict[str, ScaledDeployment] = {}
+        self.policies: dict[str, ActivePolicy] = {}
+        """By key."""
+        self._setup = ScalingSetup()
+
+    def configure(
+        self,
+        setup: ScalingSetup,
+        saved: Mapping[str, str],
+        records: Callable[[str], Iterable[str]] = lambda _: (),
+    ) -> list[str]:
+        """Apply a configuration. Targets, and the state of policies that have not changed, stay.
+
+        `saved`: what `state` returned before a restart. `records`: the saved records of a deployment. Returns the
+        deployments that are not scaled any more.
+        """
+        self._setup = setup
+        scaled = {name: one.plan for name, one in setup.deployments.items() if one.plan is not None}
+        deciding = scaled | {name: policy.plan for policy in setup.policies for name in policy.nodes}
+        gone = [name for name in self.deployments if name not in scaled]
+        for name in gone:
+            del self.deployments[name]
+        for name, plan in scaled.items():
+            if name not in self.deployments:
+                known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
+                self.deployments[name] = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)))
+            one = self.deployments[name]
+            one.configure(plan, deciding[name])
+            one.followers = tuple(other for other, each in setup.deployments.items() if each.follows == name)
+        self._configure_policies(setup.policies, saved)
+        return gone
+
+    def _configure_policies(self, plans: Iterable[PolicyPlan], saved: Mapping[str, str]) -> None:
+        active = {}
+        for plan in plans:
+            known = self.policies.get(plan.key)
+            if known is None or known.plan.plan.recipe != plan.plan.recipe:
+                recipe, state = _decoded(saved.get(plan.key, ""), tuple[str, dict[str, Any]]) or ("", {})
+                known = ActivePolicy(plan, state if plan.of_application and recipe == plan.plan.recipe else {})
+            active[plan.key] = known
+            known.plan = plan
+        self.policies = active
+
+    def targets(self, setup: ScalingSetup | None = None) -> dict[str, int]:
+        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: that in force."""
+        deployments = (setup or self._setup).deployments
+        found = {}
+        for name, one in deployments.items():
+            leader = one.follows or name
+            plan = deployments[leader].plan if leader in deployments else None
+            if plan is not None and leader in self.deployments:
+                limits = plan.limits
+                found[name] = min(max(self.deployments[leader].target, limits.min_replicas), limits.max_replicas)
+        return found
+
+    # Policies
+
+    def wake(self, deployment: str) -> None:
+        """A request waits and no instance takes it: the policy is due now."""
+        for policy in self.policies.values():
+            names = (name for name in policy.plan.nodes if name in self.deployments)
+            if any(deployment in self.deployments[name].members for name in names):
+                policy.due_at = None
+
+    def due(self, now: float) -> list[ActivePolicy]:
+        """The policies to call now."""
+        return [policy for policy in self.policies.values() if policy.is_due(now)]
+
+    def next_due_s(self, now: float) -> float | None:
+        """Seconds until a policy is due; None if none is."""
+        waiting = [one for one in self.policies.values() if not one.running]
+        return min((0.0 if one.is_due(now) else (one.due_at or now) - now for one in waiting), default=None)
+
+    def members(self, policy: ActivePolicy) -> list[ScaledDeployment]:
+        """The deployments that a policy decides about."""
+        return [self.deployments[name] for name in policy.plan.nodes if name in self.deployments]
+
+    def invoke(
+        self, policy: ActivePolicy, loads: Mapping[str, Load], replicas: Mapping[str, ReplicaCounts], now: float
+    ) -> Invocation | None:
+        """Take in what is observed of its deployments, and prepare a call. None if it has no deployment."""
+        members = self.members(policy)
+        for one in members:
+            one.observed.observe_replicas(replicas[one.name], now)
+            one.observed.observe_load(loads[one.name], now)
+        views = {one.name: one.view(loads[one.name], now) for one in members}
+        if not views:
+            return None
+        plan = policy.plan
+        made, limit_s = plan.plan.policy, plan.plan.limits.time_limit_s
+        if not plan.of_application:
+            [view] = views.values()
+            return Invocation(policy, views, lambda: ask_with_notes(made, view), limit_s, {})
+        nodes = {plan.nodes[name]: msgspec.structs.replace(view, name=plan.nodes[name]) for name, view in views.items()}
+        seen = ApplicationView(name=plan.name, now=now, deployments=nodes, state=copied(policy.state))
+        return Invocation(policy, views, lambda: ask_with_notes(made, seen), limit_s, seen.state)
+
+    def answered(self, invocation: Invocation, answer: object, now: float) -> ScalingChange:
+        """Apply what a call returned or raised; `TooSlow` if it did not return in time."""
+        policy, views = invocation.policy, invocation.views
+        if self.policies.get(policy.plan.key) is not policy:
+            return ScalingChange()  # replaced while it ran
+        answers = dict.fromkeys(views, answer)
+        if policy.plan.of_application:
+            if not isinstance(answer, TooSlow | TooMuch):
+                policy.state = dict(invocation.state)
+            nodes = policy.plan.nodes
+            by_name = by_node(answer, [nodes[name] for name in views if name in nodes])
+            answers = {name: by_name[nodes[name]] for name in views if name in nodes}
+        members = [one for one in self.members(policy) if one.name in answers]
+        before = [one.target for one in members]
+        records = [one.decide(views[one.name], answers[one.name]) for one in members]
+        records += [one.report_trouble(now) for one in members]
+        retarget = [one.target for one in members] != before
+        return ScalingChange(tuple(record for record in records if record is not None), retarget)
+
+    # Operators
+
+    def find(self, name: str) -> ScaledDeployment:
+        """By the name of its deployment, or as APP/NODE. Raises if there is none, or if it is not scaled."""
+        known = self._setup.deployments
+        found = name if name in known else name.replace("/", ".", 1)
+        if found not in known and f"{found}.0" in known:
+            found = f"{found}.0"  # the first shard of a node
+        if found not in known:
+            raise UnknownName("deployment", name, known)
+        found = known[found].follows or found
+        if found not in self.deployments:
+            number, example = known[found].replicas, "scaling: {min: 1, max: 4}"
+            raise PointsmanError(
+                f'"{found}" has a fixed number of instances, which is {number}; give it a section such as {example}'
+            )
+        return self.deployments[found]
+
+    def override(self, name: str, replicas: int | None, for_s: float | None, by: str, now: float) -> ScalingChange:
+        """Set the target, whatever the policy says, for so long; None: follow the policy again."""
+        one = self.find(name)
+        limits, before, known = one.guard.limits, one.target, one.guard.ordered
+        if replicas is None:
+            self.wake(one.name)
+            record = one.keep(one.guard.release(now))
+            return ScalingChange(() if record is None else (record,))
+        if not limits.min_replicas <= replicas <= limits.max_replicas:
+            between = f"between {limits.min_replicas} and {limits.max_replicas} (scaling.min and max)"
+            raise PointsmanError(f'"{one.name}" must have {between}, found {replicas}')
+        ordered = one.guard.override(replicas, None if for_s is None else now + for_s, by, now)
+        repeated = known is not None and (known.replicas, known.by) == (replicas, by)  # as external scalers do
+        if not repeated:
+            one.keep(ordered)
+        return ScalingChange(() if repeated else (ordered,), one.target != before)
+
+    def problems(self) -> list[str]:
+        """Policies that fail."""
+        return [
+            f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
+            for one in self.deployments.values()
+            if one.guard.problem
+        ]
+
+    def state(self, deployments: Iterable[str] | None = None) -> dict[str, str]:
+        """What survives a restart: of these deployments; None: of all, and of the policies of applications."""
+        names = self.deployments if deployments is None else deployments
+        saved = {name: msgspec.json.encode(self.deployments[name].saved()).decode() for name in names}
+        for key, policy in self.policies.items() if deployments is None else ():
+            if policy.plan.of_application:
+                saved[key] = msgspec.json.encode([policy.plan.plan.recipe, plain(policy.state)]).decode()
+        return saved
+
+
+def _decoded(text: str, kind: Any) -> Any:
+    """None if it was saved by another version."""
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(text, type=kind)
+    return None
+
+
+def _records(saved: Iterable[str]) -> Iterable[ScalingRecord]:
+    decoded = (_decoded(text, ScalingRecord) for text in saved)
+    return [record for record in decoded if record is not None]

@@ -1,0 +1,258 @@
+"""One scaled deployment: observations in, a target and the record of each change out."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from pointsman.scaling.guard import OURSELVES, Guard
+from pointsman.scaling.limits import ScalingPlan
+from pointsman.scaling.measuring import Measurements, windows_of
+from pointsman.scaling.policy import TooMuch, TooSlow, Wish, copied, understood
+from pointsman.scaling.records import ReportThrottle, ScalingRecord
+from pointsman.scaling.view import DeploymentView
+
+MAX_RECORDS = 200
+GAVE_WAY = "it has made room for others, and nobody asks for it"
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of a deployment at one moment, and what its replicas can take."""
+
+    running: int = 0
+    waiting: int = 0
+    arrived: int = 0
+    """Since the runtime began to count."""
+    kv_usage: float | None = None
+    """Mean over replicas, 0 to 1; None if unknown. So is `gpu_usage`."""
+    gpu_usage: float | None = None
+    max_concurrency: int | None = None
+    """Requests that one replica runs at once; None if there is no limit."""
+    start_timeout_s: float = 120.0
+
+
+class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas there are. A replica of a sharded node is one instance of each shard."""
+
+    ready: int = 0
+    starting: int = 0
+    """Including those that wait for a restart or for a place."""
+    unplaced: int = 0
+    trouble: str = ""
+    """Why an instance that should run does not; empty if all run."""
+    start_ups: Mapping[tuple[str, str], float] = {}
+    """Seconds from launch to ready, by instance and process."""
+
+
+class Observations:
+    """What is known of one deployment: its replicas, its load, and measurements over time."""
+
+    def __init__(self, plan: ScalingPlan, saved: Mapping[str, Any], used_at: float) -> None:
+        self.replicas = ReplicaCounts()
+        self.measurements = _measurements(plan, saved)
+        self.loaded_at: float | None = None
+        """Since when at least one replica is ready; None if none is."""
+        self.used_at = used_at
+        """When there last was a request."""
+        self._counted_start_ups: set[tuple[str, str]] = set()
+        self._arrived: int | None = None
+
+    def use_windows_of(self, plan: ScalingPlan) -> None:
+        """Another policy may look at other windows."""
+        self.measurements = _measurements(plan, self.measurements.state())
+
+    def observe_replicas(self, replicas: ReplicaCounts, now: float) -> None:
+        self.replicas = replicas
+        self.loaded_at = None if not replicas.ready else now if self.loaded_at is None else self.loaded_at
+        for process, seconds in replicas.start_ups.items():
+            if process not in self._counted_start_ups:
+                self.measurements.started(seconds)
+        self._counted_start_ups = set(replicas.start_ups)
+
+    def observe_load(self, load: Load, now: float) -> None:
+        arrived = 0 if self._arrived is None else max(load.arrived - self._arrived, 0)
+        self._arrived = load.arrived
+        if arrived or load.running or load.waiting or not self.used_at:
+            self.used_at = now
+        self.measurements.arrived(now, arrived)
+        self.measurements.sample(
+            now, ongoing=load.running, queued=load.waiting, kv_usage=load.kv_usage, gpu_usage=load.gpu_usage
+        )
+
+    def loaded_for_s(self, now: float) -> float:
+        """How long at least one replica has been ready; -1 if none is."""
+        return -1.0 if self.loaded_at is None else now - self.loaded_at
+
+    def idle_s(self, load: Load, now: float) -> float | None:
+        """Time since a request could last have been served; None if there is one now.
+
+        While the first replica starts, the deployment is not idle: a client that gave up waiting may come back.
+        """
+        if load.running or load.waiting:
+            return None
+        idle_s = max(now - max(self.used_at, self.loaded_at or 0.0), 0.0)
+        first_starts = not self.replicas.ready and self.replicas.starting and idle_s < load.start_timeout_s
+        return 0.0 if first_starts else idle_s
+
+
+class SavedDeployment(msgspec.Struct, kw_only=True):
+    """What survives a restart: plain data."""
+
+    recipe: str = ""
+    """Of the policy: another policy does not get its state."""
+    guard: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    changes: int = 0
+    errors: int = 0
+    used_at: float = 0.0
+    gave_way: bool = False
+
+
+class ScaledDeployment:
+    """The target of one deployment, and how it came about."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: ScalingPlan,
+        deciding: ScalingPlan,
+        saved: SavedDeployment,
+        records: Iterable[ScalingRecord] = (),
+    ) -> None:
+        """`deciding` has the policy: the same as `plan`, or that of the application."""
+        self.name = name
+        self.followers: tuple[str, ...] = ()
+        """Deployments that always have as many replicas: the other shards of a node."""
+        self.plan, self.deciding = plan, deciding
+        self.guard = Guard(name, plan.limits, deciding.policy_name, saved.guard or None)
+        self.observed = Observations(deciding, saved.measured, saved.used_at)
+        self.records: deque[ScalingRecord] = deque(records, maxlen=MAX_RECORDS)
+        self.changes, self.errors = saved.changes, saved.errors
+        self.wanted: int | None = None
+        """The last answer of the policy; None if it gave none."""
+        self.reported_unplaced = 0
+        """Instances without a place that a record has told of."""
+        self._gave_way = saved.gave_way
+        """It made room for another deployment, and stays at 0 until a request comes."""
+        self._reported_trouble = ReportThrottle()
+        if saved.recipe != deciding.recipe:
+            self.guard.notes = {}
+
+    @property
+    def policy_name(self) -> str:
+        return self.deciding.policy_name
+
+    @property
+    def target(self) -> int:
+        return self.guard.target
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Its deployments: one, or one per shard."""
+        return (self.name, *self.followers)
+
+    @property
+    def start_up_s(self) -> float | None:
+        """Median time from launch to ready; None if none was seen."""
+        return self.observed.measurements.start_up_s
+
+    def configure(self, plan: ScalingPlan, deciding: ScalingPlan) -> None:
+        """Apply a new plan. The target and the state of an unchanged policy stay."""
+        if deciding.recipe != self.deciding.recipe:
+            self.observed.use_windows_of(deciding)
+            self.guard.notes = {}
+        self.plan, self.deciding = plan, deciding
+        self.guard.limits, self.guard.policy_name = plan.limits, deciding.policy_name
+
+    def view(self, load: Load, now: float) -> DeploymentView:
+        """What the policy sees."""
+        guard, replicas = self.guard, self.observed.replicas
+        return self.observed.measurements.view(
+            name=self.name,
+            now=now,
+            replicas=replicas.ready,
+            starting=replicas.starting,
+            unplaced=replicas.unplaced,
+            target=guard.target,
+            min_replicas=guard.limits.min_replicas,
+            max_replicas=guard.limits.max_replicas,
+            max_concurrency=load.max_concurrency,
+            cost_per_replica_hour=self.plan.cost_per_replica_hour,
+            since_up_s=guard.since_up_s(now),
+            since_down_s=guard.since_down_s(now),
+            idle_s=self.observed.idle_s(load, now),
+            state=copied(guard.notes),
+        )
+
+    def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
+        """Apply the answer of the policy. None if there is nothing to report."""
+        said = understood(answer, self.guard.limits.time_limit_s)
+        if isinstance(answer, TooSlow | TooMuch):  # a call that is still running may write to the state it was given
+            view = msgspec.structs.replace(view, state=self.guard.notes)
+        self.wanted = said.replicas if isinstance(said, Wish) else None
+        self.errors += isinstance(said, str)
+        self._gave_way = self._gave_way and view.load == 0
+        replicas = self.observed.replicas
+        if self._gave_way and self.wanted:
+            answer = Wish(0, GAVE_WAY)
+        elif isinstance(said, Wish) and said.replicas > max(self.target, 1) and replicas.trouble and not replicas.ready:
+            answer = Wish(max(self.target, 1), f"{said.why}; not more while {replicas.trouble}", said.refused)
+        return self.keep(self.guard.decide(view, answer))
+
+    def report_trouble(self, now: float) -> ScalingRecord | None:
+        """A record if instances fail to run, or run again. None if that was reported before."""
+        replicas = self.observed.replicas
+        if not self._reported_trouble.is_news(replicas.trouble, now):
+            return None
+        if not replicas.trouble:
+            return self.note("all of them run again", now) if replicas.ready else None
+        return self.note("it is tried again and again", now, replicas.trouble)
+
+    def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
+        """Append a record, if there is one."""
+        if record is not None:
+            self.records.append(record)
+            self.changes += record.after != record.before
+        return record
+
+    def note(self, why: str, now: float, problem: str = "") -> ScalingRecord:
+        """A record that changes no target."""
+        record = ScalingRecord(
+            deployment=self.name,
+            at=now,
+            policy=self.policy_name,
+            by=OURSELVES,
+            before=self.target,
+            after=self.target,
+            why=why,
+            problem=problem,
+        )
+        self.keep(record)
+        return record
+
+    def give_way(self, why: str, now: float) -> ScalingRecord:
+        """Scale to 0 at once, until a request comes."""
+        self._gave_way = True
+        record = self.guard.give_way(why, now)
+        self.keep(record)
+        return record
+
+    def saved(self) -> SavedDeployment:
+        return SavedDeployment(
+            recipe=self.deciding.recipe,
+            guard=self.guard.state(),
+            measured=self.observed.measurements.state(),
+            changes=self.changes,
+            errors=self.errors,
+            used_at=self.observed.used_at,
+            gave_way=self._gave_way,
+        )
+
+
+def _measurements(plan: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
+    windows = windows_of([plan.policy])
+    try:
+        return Measurements(windows, saved=saved)
+    except (msgspec.MsgspecError, TypeError):  # saved by another version: measured anew in time
+        return Measurements(windows)
