@@ -27,6 +27,7 @@ from pointsman.routing.events import (
     Refusal,
     Refuse,
     Revoke,
+    Scraped,
     Send,
     TimerFired,
     WakeAt,
@@ -300,11 +301,14 @@ class Traffic:
         lane.forget(instance_id)
         self._end_if_empty(deployment)
 
-    def measured(self, deployment: str, instance_id: str, metrics: Metrics) -> None:
-        """An engine said how it is doing."""
+    def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object = None) -> None:
+        """An engine reported its metrics. Extractors read what else is in `source`, where they came from."""
         lane = self._lane(deployment)
-        if instance_id in lane.dispatcher.fleet:
+        fleet = lane.dispatcher.fleet
+        if instance_id in fleet:
             lane.tell(Measured(instance_id, metrics))
+            if fleet.extractors and source is not None:
+                lane.tell(Scraped(instance_id, source))
 
     def in_flight(self, deployment: str, instance_id: str) -> int:
         """Requests under way on an instance."""

@@ -3,16 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from pointsman.config import DeploymentPlan, load_manifest
+from pointsman.engines.prometheus import Samples
 from pointsman.errors import UnknownName
 from pointsman.routing.dispatch_plan import DispatcherSettings
-from pointsman.routing.endpoints import Metrics
+from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance, RequestMetadata
@@ -258,6 +259,26 @@ def test_what_was_sent_by_the_old_policy_is_retried_by_the_new_one() -> None:
         assert yard.carrier.refused == [("r", Outcome.EVICTED_OTHER)]
 
     run(work, max_tries=3)
+
+
+def test_extractors_read_what_the_engine_reports_beside_its_metrics() -> None:
+    watts: Attribute[float] = Attribute("power-watts")
+
+    class Watts:
+        def extract(self, source: Any, endpoint: Endpoint) -> Iterator[tuple[Attribute[Any], Any]]:
+            yield watts, source.value("power_watts")
+
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        yard.traffic.admit("a", instance("i"))
+        fleet = yard.traffic.lanes["a"].dispatcher.fleet
+        fleet.extractors = (Watts(),)
+        yard.traffic.measured("a", "i", Metrics(), Samples(b"power_watts 350\n"))
+        seen = fleet["i"].observed(watts)
+        assert seen is not None
+        assert seen.value == 350.0
+
+    run(work)
 
 
 def test_a_timer_goes_on_with_the_new_policy() -> None:

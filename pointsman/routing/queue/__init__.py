@@ -13,7 +13,7 @@ from pointsman.routing.queue.fairness import (
     Turns,
 )
 from pointsman.routing.queue.flow_control import REQUEST_TTL_S, FlowControl
-from pointsman.routing.queue.items import BandDepth, Blocked, Offered, Queued, QueueStage
+from pointsman.routing.queue.items import Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import (
     PriorityHoldbackPolicy,
     SoftReflectiveCeilingPolicy,
@@ -35,7 +35,7 @@ from pointsman.routing.queue.saturation import (
 from pointsman.routing.queue.token_fairness import VirtualTokenCounterFairnessPolicy
 
 __all__ = [
-    "FlowControl", "REQUEST_TTL_S", "Queued", "QueueStage", "Offered", "Blocked", "BandSettings", "BandDepth",
+    "FlowControl", "REQUEST_TTL_S", "Queued", "QueueStage", "Offered", "Blocked", "BandSettings",
     "OrderingPolicy", "FcfsOrderingPolicy", "EdfOrderingPolicy", "SloDeadlineOrderingPolicy",
     "FairnessPolicy", "Turns",
     "GlobalStrictFairnessPolicy", "RoundRobinFairnessPolicy", "VirtualTokenCounterFairnessPolicy",

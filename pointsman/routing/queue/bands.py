@@ -240,6 +240,8 @@ class Bands:
         self._by_priority: dict[int, Band] = {}
         self.high_to_low: list[Band] = []
         self.priorities: list[int] = []
+        self.looks = self._looks_allowed = 0
+        """How many more parked requests may be looked at again."""
         self.forget_turns = True
         """Whether in all of them who went before makes no difference once nobody waits."""
         setting = "priorityBands[]" if 0 in settings else "defaultPriorityBand"
@@ -260,6 +262,16 @@ class Bands:
             return self._zero
         self._dynamic.add(priority)
         return self._add(Band(priority, template, setting=setting))
+
+    def look_again(self, number: int) -> None:
+        """Let at most this many parked requests be looked at again."""
+        self.looks = self._looks_allowed = min(number, sum(len(band.parked) for band in self.high_to_low))
+
+    def parked_of(self, band: Band) -> Queued:
+        """The parked request of a band to look at: first the first in order, then those not looked at for longest."""
+        first_look = self.looks == self._looks_allowed
+        self.looks -= 1
+        return band.parked.first() if first_look else band.parked.longest_unseen()
 
     def _may_grow(self) -> bool:
         if len(self._dynamic) >= MOST_DYNAMIC_BANDS:

@@ -97,15 +97,3 @@ class Blocked(NamedTuple):
 
     priority: int
     ceiling: float
-
-
-class BandDepth(msgspec.Struct, frozen=True):
-    """How much waits in one band."""
-
-    priority: int
-    requests: int
-    size_bytes: int
-    flows: dict[str, int]
-    """Requests per flow, of flows that have any in the order."""
-    parked: int = 0
-    """Requests beside the order: nobody can take them now, for reasons of their own."""

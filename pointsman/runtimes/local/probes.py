@@ -75,7 +75,7 @@ def _is_json_object(body: bytes) -> bool:
 # that. Between two readings, and for as long as reading fails, our own count of requests in flight stands for its load.
 
 
-Measured = Callable[[str, str, Metrics], None]
+Measured = Callable[[str, str, Metrics, Samples], None]
 """(deployment, instance, metrics)"""
 LONGEST_WAIT = 4.0
 """Times the interval: an answer that takes longer is not waited for."""
@@ -93,15 +93,16 @@ class Reading:
         """What the last failure was."""
         self.task: asyncio.Task[None] | None = None
 
-    async def once(self, timeout_s: float) -> Metrics:
+    async def once(self, timeout_s: float) -> tuple[Metrics, Samples]:
         """Read once; raises `Unanswered`."""
         answer = await self.line.ask("GET", self.engine.metrics_path, timeout_s=timeout_s)
         if answer.status != 200:
             raise Unanswered(f"GET {self.engine.metrics_path} was answered with {answer.status}")
-        metrics = self.engine.metrics(Samples(answer.body))
+        samples = Samples(answer.body)
+        metrics = self.engine.metrics(samples)
         if metrics is None:
             raise Unanswered(f"{self.engine.metrics_path} has none of the numbers that {self.engine.name} reports")
-        return metrics
+        return metrics, samples
 
 
 class Scraper:
@@ -144,14 +145,14 @@ class Scraper:
         due = time.monotonic()
         while True:
             try:
-                metrics = await reading.once(self._interval_s * LONGEST_WAIT)
+                metrics, samples = await reading.once(self._interval_s * LONGEST_WAIT)
             except Unanswered as error:
                 reading.failures, reading.why = reading.failures + 1, str(error)
             except Exception as error:  # an adapter of the user's own
                 reading.failures, reading.why = reading.failures + 1, f"{type(error).__name__}: {error}"
             else:
                 reading.failures, reading.why = 0, ""
-                self._measured(reading.deployment, reading.instance_id, metrics)
+                self._measured(reading.deployment, reading.instance_id, metrics, samples)
             now = time.monotonic()
             due = max(due + self._interval_s, now)  # what was missed is not made up for
             await asyncio.sleep(due - now)

@@ -1,7 +1,7 @@
 """Requests that nobody can take hold up nobody, keep their order, and are all looked at again."""
 
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, StaticUsageLimitPolicy
-from tests.routing.queue.waiting import item
+from tests.routing.queue.waiting import bands_of, item
 
 
 def queue_of(number: int, **settings: object) -> FlowControl:
@@ -52,7 +52,7 @@ def test_those_in_the_order_go_by_and_those_aside_still_count() -> None:
     assert one is not None
     assert one.request.request_id == "late"
     assert len(queue) == 4
-    assert queue.depths()[0].parked == 3
+    assert len(bands_of(queue)[0].parked) == 3
     assert [waiting.request.request_id for waiting in queue.waiting()] == ["0", "1", "2"]
 
 

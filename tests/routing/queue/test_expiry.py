@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pointsman.routing.events import Outcome
 from pointsman.routing.queue import FlowControl
-from tests.routing.queue.waiting import ids, item, left, offer
+from tests.routing.queue.waiting import ids, item, left, offer, size_bytes
 
 TTL, NO_ENDPOINTS = Outcome.EVICTED_TTL, Outcome.EVICTED_NO_ENDPOINTS
 
@@ -46,7 +46,7 @@ def test_when_a_request_expires(
     assert queue.next_expiry() == 100.0 + due
     assert queue.expire(100.0 + due - 1e-3, pool_is_empty) == []
     assert left(queue.expire(100.0 + due, pool_is_empty)) == [("r", outcome)]
-    assert (len(queue), queue.waiting_bytes, queue.next_expiry()) == (0, 0, None)
+    assert (len(queue), size_bytes(queue), queue.next_expiry()) == (0, 0, None)
 
 
 def test_the_budget_starts_again_when_the_pool_empties_or_fills() -> None:

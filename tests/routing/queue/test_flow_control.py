@@ -14,7 +14,7 @@ from pointsman.routing.queue import (
     SoftReflectiveCeilingPolicy,
 )
 from pointsman.routing.queue.bands import MOST_DYNAMIC_BANDS
-from tests.routing.queue.waiting import ids, item, left, offer, served
+from tests.routing.queue.waiting import bands_of, ids, item, left, offer, served, size_bytes
 
 FULL, NOBODY = Outcome.REJECTED_CAPACITY, Outcome.REJECTED_NO_ENDPOINTS
 
@@ -49,7 +49,7 @@ def test_priorities_that_nobody_provisioned(
     found = item("a", priority=5), item("b", priority=-5)
     offer(queue, *found)
     assert tuple(one.band.priority for one in found) == bands_of_5_and_minus_5
-    assert {0, 1} <= {depth.priority for depth in queue.depths()}
+    assert {0, 1} <= {band.priority for band in bands_of(queue)}
 
 
 def test_a_band_made_on_demand_has_the_settings_of_its_default() -> None:
@@ -68,10 +68,10 @@ def test_bands_made_on_demand_stay_bounded() -> None:
     for priority in range(1, 3 * MOST_DYNAMIC_BANDS):
         offer(queue, item(f"{priority}", priority=priority))
         served(queue)
-    assert len(queue.depths()) <= MOST_DYNAMIC_BANDS + 1
+    assert len(bands_of(queue)) <= MOST_DYNAMIC_BANDS + 1
     waiting = [item(f"w{priority}", priority=priority) for priority in range(1, 3 * MOST_DYNAMIC_BANDS)]
     assert offer(queue, *waiting) == [None] * len(waiting)
-    assert len(queue.depths()) <= MOST_DYNAMIC_BANDS + 1
+    assert len(bands_of(queue)) <= MOST_DYNAMIC_BANDS + 1
     assert len(served(queue)) == len(waiting)
 
 
@@ -93,14 +93,14 @@ def test_a_band_made_on_demand_stays_while_its_work_is_in_flight() -> None:
     assert served(queue) == ["failing"]
     queue.ended(failing, 0)
     come_and_go(*range(1, 2 * MOST_DYNAMIC_BANDS))
-    assert 1000 not in {depth.priority for depth in queue.depths()}
+    assert 1000 not in {band.priority for band in bands_of(queue)}
 
 
 def test_a_single_band_takes_all_priorities() -> None:
     queue = FlowControl(bands(0, 5), default_band=BandSettings(), single_band=True)
     offer(queue, item("a", priority=-1), item("b", priority=5), item("c"))
     assert served(queue) == ["a", "b", "c"]
-    assert [depth.priority for depth in queue.depths()] == [0]
+    assert [band.priority for band in bands_of(queue)] == [0]
 
 
 def test_two_bands_of_one_priority_are_an_error() -> None:
@@ -179,7 +179,7 @@ def test_bounds(
     assert [refusal is None for refusal in found] == accepted
     assert {refusal.outcome for refusal in found if refusal is not None} <= {FULL}
     assert len(queue) == sum(accepted)
-    assert queue.waiting_bytes == sum(size for size, fits in zip(sizes, accepted, strict=True) if fits)
+    assert size_bytes(queue) == sum(size for size, fits in zip(sizes, accepted, strict=True) if fits)
 
 
 def test_the_bounds_of_a_band_by_default() -> None:
@@ -351,7 +351,7 @@ def test_dropping_what_is_held() -> None:
     held = queue.pop(0.0, 0.0)
     assert held is not None
     queue.drop(held)
-    assert (len(queue), queue.waiting_bytes, held.stage) == (0, 0, QueueStage.LEFT)
+    assert (len(queue), size_bytes(queue), held.stage) == (0, 0, QueueStage.LEFT)
 
 
 def test_cancelling() -> None:
@@ -375,14 +375,6 @@ def test_draining() -> None:
     assert left(gone) == [("b", Outcome.EVICTED_SHUTTING_DOWN), ("a", Outcome.EVICTED_SHUTTING_DOWN)]
     assert {refusal.status for _, refusal in gone} == {503}
     assert (len(queue), queue.drain(), queue.next_expiry()) == (0, [], None)
-
-
-def test_depths() -> None:
-    queue = FlowControl(bands(1))
-    offer(queue, item("a", flow="x", size=5), item("b", flow="x", size=6), item("c", flow="y", priority=1))
-    high, normal = queue.depths()
-    assert (high.priority, high.requests, high.size_bytes, high.flows) == (1, 1, 1, {"y": 1})
-    assert (normal.priority, normal.requests, normal.size_bytes, normal.flows) == (0, 2, 11, {"x": 2})
 
 
 def test_steps_out_of_turn_are_errors() -> None:

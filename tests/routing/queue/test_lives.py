@@ -15,7 +15,7 @@ from pointsman.routing.queue import (
     RoundRobinFairnessPolicy,
     VirtualTokenCounterFairnessPolicy,
 )
-from tests.routing.queue.waiting import ids, item
+from tests.routing.queue.waiting import bands_of, ids, item, size_bytes
 
 FAIRNESS: list[FairnessPolicy] = [
     GlobalStrictFairnessPolicy(),
@@ -180,12 +180,12 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def room_is_conserved(self) -> None:
         inside = [*self.waiting, *self.held]
-        depths = self.queue.depths()
-        assert len(self.queue) == len(inside) == sum(depth.requests for depth in depths)
-        size_bytes = sum(one.size_bytes for one in inside)
-        assert self.queue.waiting_bytes == size_bytes == sum(depth.size_bytes for depth in depths)
-        assert sum(sum(depth.flows.values()) for depth in depths) == len(self.waiting - self.parked)
-        assert sum(depth.parked for depth in depths) == len(self.parked)
+        bands = bands_of(self.queue)
+        assert len(self.queue) == len(inside) == sum(band.room.requests for band in bands)
+        inside_bytes = sum(one.size_bytes for one in inside)
+        assert size_bytes(self.queue) == inside_bytes == sum(band.room.size_bytes for band in bands)
+        assert sum(len(flow) for band in bands for flow in band.flows.values()) == len(self.waiting - self.parked)
+        assert sum(len(band.parked) for band in bands) == len(self.parked)
 
 
 TestLives = Lives.TestCase

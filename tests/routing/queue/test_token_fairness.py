@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, VirtualTokenCounterFairnessPolicy
 from pointsman.routing.queue.token_fairness import MOST_IDLE_FLOWS
-from tests.routing.queue.waiting import item, offer, served
+from tests.routing.queue.waiting import bands_of, item, offer, served
 
 EVEN = VirtualTokenCounterFairnessPolicy(input_weight=1.0, output_weight=1.0, default_output_tokens=10)
 
@@ -119,7 +119,7 @@ def serve(queue: FlowControl, charged: dict[str, float]) -> set[str]:
     if one is not None:
         queue.served(one)
         charged[one.flow] += EVEN.charge(one)
-    return set(queue.depths()[0].flows)
+    return set(bands_of(queue)[0].flows)
 
 
 @given(FLOWS)
@@ -180,7 +180,7 @@ def test_corrections_add_no_more_than_what_was_in_flight(steps: list[tuple[int, 
 
 
 def remembered(queue: FlowControl) -> int:
-    [band] = queue._bands.high_to_low
+    [band] = bands_of(queue)
     return len(band.turns._accounts)  # type: ignore[attr-defined]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.queue import FlowControl, Queued
+from pointsman.routing.queue.bands import Band
 from pointsman.types import RequestMetadata
 
 
@@ -26,6 +27,16 @@ def served(queue: FlowControl, most: int = 1000, *, now: float = 0.0, saturation
         queue.served(one)
         gone.append(one.request.request_id)
     return gone
+
+
+def bands_of(queue: FlowControl) -> list[Band]:
+    """Its bands, highest priority first."""
+    return queue._bands.high_to_low
+
+
+def size_bytes(queue: FlowControl) -> int:
+    """Bytes waiting or held."""
+    return queue._backlog.total.size_bytes
 
 
 def ids(items: Iterable[Queued]) -> list[str]:
