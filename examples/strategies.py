@@ -78,7 +78,7 @@ def main() -> None:
                 decision.target_instance_id,
                 "?" if decision.estimated_latency_ms is None else f"{decision.estimated_latency_ms:.0f}",
                 "?" if decision.estimated_cost is None else f"{decision.estimated_cost:.6f}",
-                decision.reason,
+                str(decision.reason),
             ]
             for decision in decisions
         ]

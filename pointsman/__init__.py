@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from pointsman.pipeline.building import BuildError
     from pointsman.pipeline.context import current, record_metric
     from pointsman.pipeline.nodes import InputNode, deployment, model
+    from pointsman.reasons import Reason
     from pointsman.runtimes.inprocess import ControlPlaneManager
     from pointsman.strategies import SchedulingPolicy, Strategy
     from pointsman.types import ExecutionInstance, ParallelismType, Priority, RequestMetadata, SchedulingDecision
 
 __all__ = [
     "ControlPlaneManager",
-    "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Priority", "ParallelismType",
+    "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Reason", "Priority", "ParallelismType",
     "SchedulingPolicy", "Strategy",
     "deployment", "InputNode", "model", "batch", "current", "record_metric", "build", "Application", "BuildError",
 ]  # fmt: skip
 
 _HOMES = {
     "ControlPlaneManager": "pointsman.runtimes.inprocess",
+    "Reason": "pointsman.reasons",
     "SchedulingPolicy": "pointsman.strategies",
     "Strategy": "pointsman.strategies",
     "deployment": "pointsman.pipeline.nodes",

@@ -1,15 +1,25 @@
-"""Why something was decided, as data. Sentences are rendered from it at the edge and never read back."""
+"""Why something was decided, as data: a code for programs, facts for both, and text for people.
 
-from collections.abc import Mapping
+A `Reason` is made where the decision falls. Its text is rendered by `render/sentences.py` when it is shown, and no code
+reads it back: to recognise or to group reasons, compare codes and facts. docs/a-request.md lists the codes.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
 
 from pointsman.render.sentences import sentence
 
+__all__ = ["Counted", "Reason", "counted", "reason_of"]
+
 
 class Reason(msgspec.Struct, frozen=True):
-    """A stable code, and the facts that the decision rested on. `str()` renders the sentence for operators."""
+    """A stable code, and the facts that the decision rested on. `str()` renders the sentence for operators.
+
+    A fact may be a reason itself. A reason with the fact `text` is not rendered: that is its text.
+    """
 
     code: str
     facts: Mapping[str, Any] = {}
@@ -17,6 +27,52 @@ class Reason(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return sentence(self.code, self.facts)
 
+    def having(self, **facts: Any) -> "Reason":
+        """The same reason with further facts."""
+        return Reason(self.code, {**self.facts, **facts})
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON carries it: code and facts for programs, text for people."""
-        return {"code": self.code, "facts": dict(self.facts), "text": str(self)}
+        return {"code": self.code, "facts": _plain(self.facts), "text": str(self)}
+
+
+def reason_of(plugin: str, given: "Reason | str") -> Reason:
+    """What a plugin gave as its reason; plain text becomes a fact of a reason whose code is the plugin's name."""
+    return given if isinstance(given, Reason) else Reason(plugin, {"text": given})
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many candidates were rejected with one code, and the first of them as an example."""
+
+    code: str
+    count: int
+    candidate: str
+    facts: Mapping[str, Any]
+    alike: bool
+    """Whether all of them have the same facts."""
+
+
+def counted(rejections: Iterable[tuple[object, Reason]]) -> list[Counted]:
+    """Rejections by code, in the order in which the codes first occur."""
+    groups: dict[str, list[tuple[object, Reason]]] = {}
+    for candidate, reason in rejections:
+        groups.setdefault(reason.code, []).append((candidate, reason))
+    return [
+        Counted(code, len(group), str(group[0][0]), group[0][1].facts, all(one == group[0][1] for _, one in group[1:]))
+        for code, group in groups.items()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A fact as JSON can carry it; numbers that are not finite become None."""
+    if isinstance(value, Reason):
+        return value.as_dict()
+    if isinstance(value, Counted):
+        return {name: _plain(getattr(value, name)) for name in Counted.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -9,6 +9,8 @@ from enum import Enum, IntEnum
 
 import msgspec
 
+from pointsman.reasons import Reason
+
 
 class Priority(IntEnum):
     """How important a request is: higher goes first, and what is below NORMAL may be shed under pressure."""
@@ -135,7 +137,8 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     pipeline_parallel_size: int = 1
     estimated_latency_ms: float | None = None
     estimated_cost: float | None = None
-    reason: str = ""
+    reason: Reason | str = ""
+    """Print it, or take its code and facts; a user's policy may give text."""
 
 
 class WorkerStatus(Enum):

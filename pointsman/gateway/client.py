@@ -14,6 +14,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from pointsman.http.fast_parser import read_fast
 from pointsman.http.heads import KEEP_ALIVE, error_body, error_kind, head_of
 from pointsman.http.requests import COPIED_BYTES, Bytes, HttpRefused, HttpRequest
+from pointsman.reasons import Reason
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
@@ -354,9 +355,10 @@ class ClientConnection(asyncio.Protocol):
         self.write(head if request is not None and request.method == b"HEAD" else head + body)
         self.answered(close=close)
 
-    def error(self, status: int, message: str, code: str | None = None, headers: bytes = b"") -> None:
-        """Answer the current request with an error in OpenAI's shape."""
-        self.answer(status, error_body(message, error_kind(status), code), headers=headers)
+    def error(self, status: int, message: str | Reason, code: str | None = None, headers: bytes = b"") -> None:
+        """Answer the current request with an error in OpenAI's shape; a reason goes along as `error.reason`."""
+        extra = {"reason": message.as_dict()} if isinstance(message, Reason) else {}
+        self.answer(status, error_body(str(message), error_kind(status), code, **extra), headers=headers)
 
     def answered(self, *, close: bool) -> None:
         """The current request is answered; the next one's turn comes."""

@@ -19,10 +19,10 @@ from pointsman.gateway.openai import BadRequest, metadata, read_body
 from pointsman.gateway.tenants import Keys, Tenant
 from pointsman.gateway.upstream import FEW, Outbox, UpstreamPool
 from pointsman.http.requests import HttpRequest
+from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal, Refuse, Revoke, Send
-from pointsman.routing.queue.refusals import START_ONE
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance
 
@@ -173,7 +173,7 @@ class Gateway:
             self.loop.call_exception_handler(
                 {"message": "pointsman: a request could not be decided", "exception": error}
             )
-            exchange.refuse(Refusal(Outcome.REJECTED_OTHER, f"it could not be decided: {type(error).__name__}"))
+            exchange.refuse(Refusal(Outcome.REJECTED_OTHER, Reason("undecided", {"error": type(error).__name__})))
             return ()
 
     def _only_lane(self, model: str) -> Lane | None:
@@ -294,7 +294,7 @@ class Gateway:
 
     def cut_off(self, why: str) -> None:
         """Nobody is waited for any longer: whoever is not answered is told so."""
-        refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, why)
+        refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("cut-off", {"text": why}))
         for exchange in list(self._exchanges.values()):
             exchange.revoke(refusal)
 
@@ -322,7 +322,7 @@ def _with_absence(refusal: Refusal, lane: Lane) -> Refusal:
     absence = lane.absence()
     if absence is None:
         return refusal
-    return Refusal(refusal.outcome, f"{refusal.why.partition(f'; {START_ONE}')[0]}; {absence.why}")
+    return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))
 
 
 def _dispatcher_settings(settings: GatewaySpec) -> DispatcherSettings:

@@ -86,7 +86,7 @@ class ModelRequest(InFlight, eq=False):
         """Answer with a refusal."""
         self._leave()
         if self._begun:
-            self._break_off(refusal.why)
+            self._break_off(str(refusal.reason))
             return
         status, retry_after_s = self._count_refused(refusal)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
@@ -94,7 +94,7 @@ class ModelRequest(InFlight, eq=False):
             lines += b"retry-after: %d\r\n" % retry_after_s
         if refusal.drop_reason:
             lines += b"x-llm-d-request-dropped-reason: %b\r\n" % refusal.drop_reason.encode()
-        self._client.error(status, refusal.why, refusal.outcome.code, lines)
+        self._client.error(status, refusal.reason, refusal.outcome.code, lines)
         self.lane.look_for_idle()
 
     def abandon(self) -> None:

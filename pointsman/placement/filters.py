@@ -1,17 +1,17 @@
 """Filters of workers, in their order: labels, status, choice by hand, engine. Whether there is room, tiers say."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from pointsman.placement.asks import Ask
 from pointsman.placement.fleet import Host
-from pointsman.selection import Cycle, PerMembers, Positions, Rejected, Roster
-from pointsman.selection.labels import RejectedForLabels
+from pointsman.reasons import Reason
+from pointsman.selection import Cycle, PerMembers, Positions, Rejected, RejectedEach, Roster
 from pointsman.types import WorkerStatus
 
 AskCycle: TypeAlias = Cycle[Ask]
 Hosts: TypeAlias = Roster[Host]
-Rejections: TypeAlias = Iterable[tuple[Host, str]]
+Rejections: TypeAlias = Iterable[tuple[Host, Reason | str]]
 
 MOST_KINDS = 256
 """Of asks, for which it is remembered whom they turn away."""
@@ -49,7 +49,9 @@ class MatchesLabels:
         others = self._others.rows(selector.expressions, candidates, lambda host: not selector.matches(host.labels))
         if not len(others):
             return ()
-        return RejectedForLabels(candidates, others, lambda labels: f"label: {selector.mismatch(labels)}")
+        return RejectedEach(
+            candidates, others, lambda host: Reason("label-differs", selector.mismatch(host.labels) or {})
+        )
 
 
 class IsReady:
@@ -75,7 +77,7 @@ class ChosenByHand:
             return ()
         chosen = ask.workers or frozenset(worker for worker, _ in ask.gpus)
         others = self._others.rows(chosen, candidates, lambda host: str(host) not in chosen)
-        return Rejected(candidates, others, "not chosen by hand") if len(others) else ()
+        return Rejected(candidates, others, "not-chosen-by-hand") if len(others) else ()
 
 
 class SuitsEngine:
@@ -110,8 +112,8 @@ class Worded(Rejected[Host]):
         super().__init__(candidates, positions, "")
         self._why = why
 
-    def __iter__(self) -> Iterator[tuple[Host, str]]:
-        return ((host, self._why(host)) for host in map(self.candidate, self.positions))
+    def _reason(self, position: int) -> Reason:
+        return Reason("text", {"text": self._why(self.candidate(position))})
 
 
 def _gpus(host: Host) -> str:

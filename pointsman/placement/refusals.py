@@ -39,9 +39,9 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
             for name, rejected in run.stages:
                 told.setdefault("not asked" if name in demands else tier, Counter())
                 if name not in demands:
-                    told[tier].update(_kind(why) for _, why in rejected)
+                    told[tier].update(_kind(str(why)) for _, why in rejected)
                 elif run is next(iter(runs.values())):
-                    told["not asked"].update(_kind(why) for _, why in rejected)
+                    told["not asked"].update(_kind(str(why)) for _, why in rejected)
         words = [f"{what}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) for what, kinds in told.items()]
         return "; ".join(words) or "there are no workers"
 
@@ -50,7 +50,7 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
         If none is open, why not."""
         first: list[tuple[str, str]] = []
         for run in self.failure.failures.values():
-            told = [(str(who), why) for who, _, why in run.reasons()]
+            told = [(str(who), str(why)) for who, _, why in run.reasons()]
             if any(why.startswith(NOT_ALLOWED) for _, why in told):
                 continue
             if any(why != NO_GPU for _, why in told):

@@ -3,6 +3,7 @@
 Enters: a request and the fleet. Leaves: why it is denied, or nothing. The one rule: priority 0 and above is admitted.
 """
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import KV_USAGE, MEASURED_AT, RUNNING, WAITING
 from pointsman.routing.plugins import LATENCY_PREDICTIONS, Endpoints, RequestCycle
 from pointsman.selection.columns import filled, larger, linear, mean, placed, smallest, take, where_finite
@@ -35,16 +36,14 @@ class ProbabilisticAdmitter:
         self.power = power
         self.k = k
 
-    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         if cycle.request.priority >= 0 or not len(endpoints):
             return None
         saturation = self.pressure(endpoints)
         odds = self.odds(saturation)
         if cycle.chance.random() >= odds:
             return None
-        return (
-            f"shed by priority {cycle.request.priority}: saturation is {saturation:.2f}, so {odds:.0%} are turned away"
-        )
+        return Reason("shed", {"priority": cycle.request.priority, "saturation": saturation, "odds": odds})
 
     def pressure(self, endpoints: Endpoints) -> float:
         """How full the endpoints are; 1 is at the thresholds."""
@@ -68,7 +67,7 @@ class LatencySloAdmitter:
     everybody is admitted, and an endpoint never measured counts as idle.
     """
 
-    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         if cycle.request.priority >= 0 or not any(_objective_ms(cycle, kind) > 0 for kind in ("ttft", "tpot")):
             return None
         known = cycle.get(LATENCY_PREDICTIONS) or {}
@@ -77,7 +76,7 @@ class LatencySloAdmitter:
             return None
         if smallest(endpoints.column(RUNNING)) <= 0 or smallest(endpoints.column(KV_USAGE)) < COLD_KV_USAGE:
             return None
-        return f"would be late: none of {len(predictions)} endpoints is predicted to meet its latency objectives"
+        return Reason("would-be-late", {"endpoints": len(predictions)})
 
 
 def _objective_ms(cycle: RequestCycle, kind: str) -> float:

@@ -1,10 +1,11 @@
 """A choice as a decision: what is expected of it, in numbers and in words."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import LOAD, Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, expected
 from pointsman.routing.filters.demands import Demands
@@ -20,21 +21,24 @@ class Unplaced(NamedTuple):
     failure: SchedulingFailure[Endpoint]
 
     @property
-    def why(self) -> str:
-        """In one sentence."""
-        if self.failure.why and not self.failure.failures:
-            return self.failure.why  # nobody was asked who could not
-        return refusal_text(self.request, self.failure)
+    def why(self) -> Reason:
+        """The reason in short: how many instances were rejected for what."""
+        if self.failure.given and not self.failure.failures:
+            return self.failure.reason  # no instance was looked at
+        return no_instance(self.request, self.failure)
 
-    def reasons(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, Reason]:
         """The reason for every instance."""
-        return {str(endpoint): why for endpoint, _, why in self.failure.reasons()}
+        return {str(endpoint): reason for endpoint, _, reason in self.failure.reasons()}
 
 
-def refusal_text(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) -> str:
-    """Why nobody can take this request."""
-    model = f'"{request.model_name}"' if request.model_name else "this request"
-    return f"no instance can take {model}: {failure.in_words('instances')}"
+def no_instance(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) -> Reason:
+    """Why no instance can take this request."""
+    return Reason("no-instance-can-take", {"model": request.model_name, "cause": failure.reason})
+
+
+How: TypeAlias = tuple[str, str, str, int]
+"""How an instance was chosen: the code of the reason, the policy, its rule or profile, and among how many."""
 
 
 class Decided(msgspec.Struct, eq=False, gc=False):
@@ -47,18 +51,15 @@ class Decided(msgspec.Struct, eq=False, gc=False):
     """Before it counts the request."""
     expected_ms: float | None
     expected_cost: float | None
-    how: tuple[object, ...]
-    """A format string and what goes into it."""
+    how: How
 
     @property
     def decision(self) -> SchedulingDecision:
         """With its words."""
         instance, latency = self.instance, self.expected_ms
-        running = f"{self.load:.0f}"
-        if instance.max_concurrency is not None:
-            running += f" of {instance.max_concurrency}"
-        about = "" if latency is None else f", about {latency:.0f} ms"
-        template, *facts = self.how
+        code, policy, rule, candidates = self.how
+        chosen = {"policy": policy, "rule": rule, "candidates": candidates}
+        figures = {"running": self.load, "limit": instance.max_concurrency, "expected_ms": latency}
         return SchedulingDecision(
             self.request_id,
             self.target_instance_id,
@@ -67,7 +68,7 @@ class Decided(msgspec.Struct, eq=False, gc=False):
             instance.pipeline_parallel_size,
             latency,
             self.expected_cost,
-            f"{str(template).format(*facts)} ({running} running{about})",
+            Reason(code, chosen | figures),
         )
 
 
@@ -76,9 +77,9 @@ def decide(
     endpoint: Endpoint,
     endpoints: Endpoints,
     price_per_gpu_hour: float,
-    how: tuple[object, ...],
+    how: How,
 ) -> Decided:
-    """A decision for this endpoint, as it stands. `how`: a format string and what goes into it."""
+    """A decision for this endpoint, as it stands."""
     instance, row = endpoint.instance, endpoint.row
     latency, cost = expected(request, row, endpoints.columns, price_per_gpu_hour)
     load = endpoints.columns[LOAD][row]
@@ -101,7 +102,7 @@ class Vetted(NamedTuple):
     """A policy's decisions, divided into those that keep the promises and those that do not."""
 
     good: list[SchedulingDecision]
-    bad: list[tuple[SchedulingDecision, str]]
+    bad: list[tuple[SchedulingDecision, Reason]]
 
 
 def vet(
@@ -120,9 +121,9 @@ def vet(
     for made in decisions:
         request = waiting.pop(made.request_id, None)
         broken = _broken_promise(made, request, fleet, checks)
-        if request is None or broken is not None:
-            vetted.bad.append((made, broken or ""))
-        else:
+        if broken is not None:
+            vetted.bad.append((made, broken))
+        elif request is not None:
             vetted.good.append(made)
             fleet.reserve(fleet[made.target_instance_id], request.input_tokens)
     return vetted
@@ -133,14 +134,14 @@ def _broken_promise(
     request: RequestMetadata | None,
     fleet: EndpointTable,
     checks: Sequence[Filter[Endpoint]],
-) -> str | None:
+) -> Reason | None:
     if request is None:
-        return f'request "{made.request_id}" was not waiting, or was decided before'
+        return Reason("unknown-request", {"request_id": made.request_id})
     if made.target_instance_id not in fleet:
-        return f'there is no instance "{made.target_instance_id}"'
+        return Reason("unknown-instance", {"instance": made.target_instance_id})
     cycle: RequestCycle = Cycle(request)
     itself = fleet.roster.only(fleet[made.target_instance_id].row)
     for check in checks:
         for endpoint, why in check.rejections(cycle, itself):
-            return f'instance "{endpoint}" may not be chosen: {why}'
+            return Reason("instance-not-allowed", {"instance": str(endpoint), "cause": why})
     return None

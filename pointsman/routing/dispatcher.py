@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
@@ -165,13 +166,13 @@ class Dispatcher:
     def _refuse_double(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
         """Its id is taken, and the record of that name belongs to the first."""
         self.counters.arrived += 1
-        why = f'a request with the id "{request.request_id}" is under way; give each request an id of its own'
+        why = Reason("id-in-flight", {"request_id": request.request_id})
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
         self.counters.ended("", "", Outcome.REJECTED_OTHER.value, None)
 
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self._open:
-            return Refusal(Outcome.EVICTED_SHUTTING_DOWN, "shutting down: nothing new is taken; send it elsewhere")
+            return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("not-taking-requests"))
         if self._hooks.admits_everybody:
             return None
         serving = self.fleet.serving(request.model_name)
@@ -183,7 +184,7 @@ class Dispatcher:
         item = Queued(request)
         pool = self._pools.of(request.model_name)
         if pool is None:
-            why = f'no instance serves "{request.model_name}", and too many such models are waited for already'
+            why = Reason("too-many-models", {"model": request.model_name})
             self._table.refuse(request, Refusal(Outcome.REJECTED_NO_ENDPOINTS, why), now, commands)
             return None
         try:
@@ -242,17 +243,13 @@ class Dispatcher:
             self._sender.send_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
-        if sent.begun:
-            when = "after part of the answer was out"
-        elif not event.retry:
-            when = "and must not be sent again"
-        else:
-            when = f"at try {item.tries} of {self._max_tries}" if self._open else "while shutting down"
-        why = f'"{culprit}" failed {when}: {event.why}'
+        facts = {"instance": culprit, "error": event.why, "tries": item.tries, "max_tries": self._max_tries}
+        stopped = "begun" if sent.begun else "no-retry" if not event.retry else "" if self._open else "shutting-down"
+        why = Reason("instance-failed", facts | {"no_retry": stopped})
         self._table.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
     def _cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
-        gone = Refusal(Outcome.EVICTED_CANCELLED, "the client went away")
+        gone = Refusal(Outcome.EVICTED_CANCELLED, Reason("client-gone"))
         item = self._table.waiting.get(event.request_id)
         if item is not None:
             pool = self._pools.of(item.request.model_name)
@@ -316,7 +313,7 @@ class Dispatcher:
         record = self.records.get(request.request_id)
         if record is None or record.failure is None:
             return refusal
-        return Refusal(refusal.outcome, f"{refusal.why} ({Unplaced(request, record.failure).why})")
+        return Refusal(refusal.outcome, refusal.reason.having(because=Unplaced(request, record.failure).why))
 
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
         self._open = self._unhindered = False

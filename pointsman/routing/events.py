@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import Decided
 from pointsman.routing.endpoints import Endpoint, Metrics
 from pointsman.selection.plugins import kebab_case
@@ -37,10 +38,14 @@ class Outcome(Enum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request that will not be served: the outcome, and why in words that a person understands."""
+    """A request that will not be served: the outcome, and why."""
 
     outcome: Outcome
-    why: str
+    reason: Reason
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"outcome": self.outcome.value, "reason": self.reason.as_dict()}
 
     @property
     def status(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from pointsman.reasons import Reason, reason_of
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import (
     Admitter,
@@ -15,7 +16,7 @@ from pointsman.routing.plugins import (
     ResponseHeaderWriter,
 )
 from pointsman.routing.records import Journal
-from pointsman.selection import Producer, SchedulingResult
+from pointsman.selection import Producer, SchedulingResult, plugin_name
 from pointsman.types import RequestMetadata
 
 T = TypeVar("T")
@@ -42,14 +43,14 @@ class PluginHooks:
         """Whether there is nobody to ask."""
         return not self._admitters
 
-    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         """Why the first who denies the request does so; None if nobody does."""
         for producer in self._producers:
             self.ask(producer, producer.produce, cycle, endpoints)
         for admitter in self._admitters:
             why = self.ask(admitter, admitter.denial, cycle, endpoints)
             if why is not None:
-                return why
+                return reason_of(plugin_name(admitter), why)
         return None
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:

@@ -8,13 +8,14 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.selection import Column, Cycle, Key, Roster, SchedulingResult
 from pointsman.types import RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
 Endpoints: TypeAlias = Roster[Endpoint]
-Rejections: TypeAlias = Iterable[tuple[Endpoint, str]]
+Rejections: TypeAlias = Iterable[tuple[Endpoint, Reason | str]]
 
 
 @runtime_checkable
@@ -30,8 +31,8 @@ class Decider(Protocol):
 class Admitter(Protocol):
     """May turn a request away before anything is scheduled."""
 
-    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
-        """Why the request is denied; None admits it."""
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | str | None:
+        """Why the request is denied; None admits it. Text becomes a reason whose code is the admitter's name."""
         ...
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason, reason_of
+from pointsman.render.trace import trace_table
 from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
@@ -85,11 +87,10 @@ class Record(msgspec.Struct, eq=False, gc=False):
             return None
         return self.refusal is None and (self.ended_at - self.arrived_at) * 1000 <= self.deadline_ms
 
-    def reasons(self) -> dict[str, str]:
-        """Why each instance was turned away, when it was last tried."""
-        if self.failure is None:
-            return {}
-        return {str(endpoint): f"{plugin}: {why}" for endpoint, plugin, why in self.failure.reasons()}
+    def reasons(self) -> dict[str, Reason]:
+        """Why each instance was rejected when the request was last tried."""
+        found = [] if self.failure is None else self.failure.reasons()
+        return {str(endpoint): reason for endpoint, _, reason in found}
 
     def summary(self) -> dict[str, Any]:
         """In short: who, where, how long. Plain data."""
@@ -114,14 +115,13 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
+        rejected = [] if self.failure is None else self.failure.reasons()
         return {
             **self.summary(),
-            "decision": msgspec.to_builtins(self.decision),
+            "decision": _decision_data(self.decision),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
-            "refusal": None
-            if self.refusal is None
-            else {"outcome": self.refusal.outcome.value, "why": self.refusal.why},
-            "rejected": self.reasons(),
+            "refusal": None if self.refusal is None else self.refusal.as_dict(),
+            "rejected": {str(one): {"filter": name, "reason": why.as_dict()} for one, name, why in rejected},
             "trace": None if self.trace is None else self.trace.as_dict(),
         }
 
@@ -151,11 +151,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
         lines += self._happened()
         if self.refusal is not None:
-            lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.why}")
+            lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.reason}")
         if decision is None and self.failure is not None:
-            lines.append(Unplaced(self.request, self.failure).why)
+            lines.append(str(Unplaced(self.request, self.failure).why))
         if self.trace is not None:
-            lines += ["", str(self.trace)]
+            lines += ["", trace_table(self.trace)]
         return "\n".join(lines)
 
 
@@ -196,6 +196,13 @@ class Records:
     def newest(self) -> list[Record]:
         """All that are kept, the newest first."""
         return list(reversed(self._by_id.values()))
+
+
+def _decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None:
+    if decision is None:
+        return None
+    reason = reason_of("policy", decision.reason).as_dict()
+    return {**msgspec.to_builtins(msgspec.structs.replace(decision, reason="")), "reason": reason}
 
 
 def _ms(start: float, end: float | None) -> float | None:

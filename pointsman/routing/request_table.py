@@ -6,6 +6,7 @@ table exactly once, and only the table moves it, from waiting to sent and back, 
 
 from collections.abc import Mapping, Sequence
 
+from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DispatchPlan
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Refuse, Revoke
@@ -204,7 +205,7 @@ class RequestTable:
     ) -> None:
         """A request leaves because a user's ordering raised on it."""
         self.journal.error(error)
-        why = f"it cannot be put in order: {type(error).__name__}: {error}"
+        why = Reason("ordering-failed", {"error": f"{type(error).__name__}: {error}"})
         self.refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
 
     # Another plan

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice, Vetted, decide, vet
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
@@ -10,8 +11,6 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import Queued
 from pointsman.selection import Cycle, Scheduler, SchedulingFailure, Trace, mixed
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
-
-BEST_OF = '{}: best of {} by profile "{}"'
 
 
 class Route(Protocol):
@@ -59,15 +58,15 @@ class ConfiguredRoute:
             return result
         primary = result.primary
         run = result.results[primary]
-        how = (BEST_OF, self.name, len(run.ranked.totals), primary)
+        how = ("best-of-profile", self.name, primary, len(run.ranked.totals))
         return Choice(result, decide(cycle.request, run.targets[0], endpoints, self._price, how))
 
 
 # Finding instances: for one waiting request through a route, or for all of them through a user's policy.
 
 
-NOT_ABOUT_THE_REQUEST = frozenset({"serves-model", "is-healthy", "has-room"})
-"""Filters that turn an endpoint away for what it is, not for what this request wants beyond its model."""
+POOL_WIDE = frozenset({"other-model", "not-accepting", "full"})
+"""Codes of rejections for what an instance is, not for what this request wants beyond its model."""
 
 
 APART = 0xD1342543DE82EF95
@@ -97,7 +96,7 @@ class Chooser:
         if item.excluded:
             endpoints = self._others(endpoints, item)
             if cycle.trace is not None:
-                cycle.trace.note(f"failed it before: {', '.join(sorted(item.excluded))}")
+                cycle.trace.note(Reason("failed-before", {"instances": tuple(sorted(item.excluded))}))
         return self.route.choose(cycle, endpoints)
 
     def choose_by(self, policy: BatchPolicy, requests: Sequence[RequestMetadata], now: float) -> Vetted:
@@ -116,4 +115,4 @@ class Chooser:
 def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
     """Whether the next request for the same model would fare no better."""
     runs = failure.failures.values()
-    return bool(runs) and all(run.counts.keys() <= NOT_ABOUT_THE_REQUEST for run in runs)
+    return bool(runs) and all(run.all_of(POOL_WIDE) for run in runs)

@@ -6,7 +6,8 @@ place on the instance before anybody else is looked at.
 
 import msgspec
 
-from pointsman.routing.decisions import refusal_text
+from pointsman.reasons import Reason
+from pointsman.routing.decisions import no_instance
 from pointsman.routing.dispatch_plan import DispatchPlan
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Send
@@ -88,7 +89,7 @@ class Sender:
             failure = self._send(item, pool, now, commands)
             if failure is not None and not failure.failures:
                 pool.queue.drop(item)  # nobody was even asked: waiting will not help
-                refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, str(failure))
+                refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, failure.reason)
                 self._table.refuse(item.request, refusal, now, commands)
             elif failure is not None and (item.excluded or pool_wide(failure)):
                 passed.append(item)
@@ -119,7 +120,7 @@ class Sender:
         except Exception as error:
             self._journal.error(error)
             pool.queue.drop(item)
-            self._table.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, str(error)), now, commands)
+            self._table.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, _policy_failed(error)), now, commands)
             return None
         failure = choice if isinstance(choice, SchedulingFailure) else None
         self._journal.tried(item.request, cycle.trace, failure)
@@ -145,7 +146,7 @@ class Sender:
             self._journal.error(error, policy.name)
             return False
         for _, broken in vetted.bad:
-            self._journal.counters.broken_promise(broken)
+            self._journal.counters.broken_promise(str(broken))
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self._fleet[made.target_instance_id]
             pool.queue.take(item, now)
@@ -163,7 +164,7 @@ class Sender:
         try:
             choice = self._chooser.choose(cycle, item)
         except Exception as error:
-            self._journal.tried(item.request, cycle.trace, SchedulingFailure(str(error), {}))
+            self._journal.tried(item.request, cycle.trace, SchedulingFailure(_policy_failed(error), {}))
             return
         failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
         self._journal.tried(item.request, cycle.trace, failure)
@@ -173,18 +174,23 @@ class Sender:
         pool = self._pools.of(item.request.model_name)
         if pool is None or pool.saturation is None:
             return None
-        why = f"held back: the pool is saturated to {self.saturation(pool, now):.0%}"
         serving = self._fleet.serving(pool.model)
-        unmeasured = sum(endpoint.metrics is None for endpoint in serving)
-        if unmeasured:
-            why += f"; {unmeasured} of {len(serving)} instances have never been measured"
-        return SchedulingFailure(why, {})
+        facts = {
+            "saturation": self.saturation(pool, now),
+            "instances": len(serving),
+            "unmeasured": sum(endpoint.metrics is None for endpoint in serving),
+        }
+        return SchedulingFailure(Reason("held-back", facts), {})
 
     def _refuse_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         for item in list(pool.queue.waiting()):
             pool.queue.cancel(item.request.request_id)
             record = self._journal.records.get(item.request.request_id)
             failure = None if record is None else record.failure
-            why = "every instance is saturated" if failure is None else refusal_text(item.request, failure)
+            why = Reason("all-saturated") if failure is None else no_instance(item.request, failure)
             outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
             self._table.refuse(item.request, Refusal(outcome, why), now, commands)
+
+
+def _policy_failed(error: Exception) -> Reason:
+    return Reason("policy-failed", {"error": str(error)})

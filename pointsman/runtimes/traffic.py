@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pointsman.config.plan import DeploymentPlan
 from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
+from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
@@ -258,7 +259,7 @@ class Traffic:
         lane = self._closing.get(name)
         if lane is not None and not len(lane.dispatcher.fleet):
             del self._closing[name]
-            why = f'deployment "{name}" was removed while this request waited; send it to another model'
+            why = Reason("deployment-removed", {"deployment": name})
             for request in lane.dispatcher.waiting():
                 lane.tell(Cancelled(request.request_id))
                 self._carrier.refuse(lane, Refuse(request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)))

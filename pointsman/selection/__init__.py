@@ -16,6 +16,7 @@ from pointsman.selection.plugins import (
     Producer,
     ProfileHandler,
     Rejected,
+    RejectedEach,
     Scorer,
     plugin_name,
 )
@@ -32,7 +33,8 @@ from pointsman.selection.trace import Trace
 
 __all__ = [
     "Cycle", "Key", "Roster", "PerMembers", "Column", "Positions",
-    "Producer", "Filter", "Scorer", "Picker", "ProfileHandler", "Rejected", "Scored", "Ranked", "Weighted",
+    "Producer", "Filter", "Scorer", "Picker", "ProfileHandler",
+    "Rejected", "RejectedEach", "Scored", "Ranked", "Weighted",
     "Profile", "ProfileResult", "ProfileFailure",
     "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler", "FallbackProfileHandler",
     "MaxScorePicker", "RandomPicker", "WeightedRandomPicker", "PowerOfTwoPicker",

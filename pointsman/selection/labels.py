@@ -1,17 +1,16 @@
 """Labels of candidates: selectors in the form that Kubernetes uses, and one label read as a column.
 
-Enters: what somebody demands of labels. Leaves: whether labels meet it and, if not, why in words.
+Enters: a demand on labels. Leaves: whether labels meet it and, if not, the facts of a reason.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from pointsman.errors import did_you_mean
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column, Positions, column_of, take
-from pointsman.selection.plugins import Rejected
 from pointsman.selection.roster import PerMembers, Roster
 
 Labels: TypeAlias = Mapping[str, str]
@@ -47,18 +46,14 @@ class LabelExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f'values of "{self.key}" are {", ".join(self.values)}; operator {self.operator} takes none'
             )
 
-    def mismatch(self, labels: Labels) -> str | None:
-        """Why the labels do not meet this demand; None if they do."""
+    def matches(self, labels: Labels) -> bool:
+        """Whether the labels meet this demand."""
         found = labels.get(self.key)
         if self.operator == "DoesNotExist":
-            return None if found is None else f"{self.key} is {found}, and must be absent"
+            return found is None
         if self.operator == "NotIn":
-            return f"{self.key} is {found}, which is excluded" if found in self.values else None
-        if found is None:
-            return f"{self.key} is absent"
-        if self.operator == "Exists" or found in self.values:
-            return None
-        return f"{self.key} is {found}, not {' or '.join(self.values)}"
+            return found not in self.values
+        return found is not None and (self.operator == "Exists" or found in self.values)
 
 
 class LabelSelector:
@@ -76,17 +71,16 @@ class LabelSelector:
     def __hash__(self) -> int:
         return hash(self.expressions)
 
-    def mismatch(self, labels: Labels) -> str | None:
-        """The first demand that the labels do not meet, in words; None if they meet all."""
-        for expression in self.expressions:
-            why = expression.mismatch(labels)
-            if why is not None:
-                return why
+    def mismatch(self, labels: Labels) -> dict[str, Any] | None:
+        """The first demand that the labels do not meet and the value found, as facts of a reason; None if all match."""
+        for one in self.expressions:
+            if not one.matches(labels):
+                return {"key": one.key, "found": labels.get(one.key), "operator": one.operator, "values": one.values}
         return None
 
     def matches(self, labels: Labels) -> bool:
         """Whether the labels meet every demand."""
-        return self.mismatch(labels) is None
+        return all(expression.matches(labels) for expression in self.expressions)
 
 
 class LabelColumn(Generic[L]):
@@ -109,16 +103,3 @@ class LabelColumn(Generic[L]):
         place_of = {value: place for place, value in enumerate(values)}
         which = [place_of[value] for value in found]
         return values, np.array(which, dtype=np.intp) if everybody.arrays else which
-
-
-class RejectedForLabels(Rejected[L]):
-    """Candidates that a filter turned away for their labels; `why` is asked when somebody reads the reasons."""
-
-    __slots__ = ("_why",)
-
-    def __init__(self, candidates: Roster[L], positions: Positions, why: Callable[[Labels], str]) -> None:
-        super().__init__(candidates, positions, "")
-        self._why = why
-
-    def __iter__(self) -> Iterator[tuple[L, str]]:
-        return ((who, self._why(who.labels)) for who in map(self.candidate, self.positions))

@@ -4,11 +4,12 @@ A cycle is one decision. Its state ends with it; what a plugin wants to remember
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.selection.chance import Chance
 from pointsman.selection.columns import Column, Positions
 from pointsman.selection.roster import Roster
@@ -66,37 +67,60 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
         return self.state.get(key)
 
 
-class Rejected(Iterable[tuple[C, str]], Generic[C]):
-    """Candidates that a filter turned away, with a reason that is only written out when somebody reads it.
+class Rejected(Iterable[tuple[C, Reason]], Generic[C]):
+    """Candidates that a filter rejects, all with the same reason code. The reasons are made when they are read.
 
-    `reason` is a format string over the `facts` columns:
-    `Rejected(roster, positions, "full: {:g} of {:g}", load, limit)`. The facts are copied now, so that the reason
-    stays true when the columns move on.
+    A fact is a column (a list or an array: each candidate has its own value) or one value for all of them:
+    `Rejected(roster, positions, "full", load=load, limit=limit)`. Columns are copied now, so that the reason stays
+    true when they change.
     """
 
-    __slots__ = ("_facts", "_reason", "_rows", "_whole", "positions")
+    __slots__ = ("_facts", "_rows", "_whole", "code", "positions")
 
-    def __init__(self, candidates: Roster[C], positions: Positions, reason: str, *facts: Column) -> None:
-        # Members and rows, but not the roster: whoever keeps this must not keep the columns of the time.
+    def __init__(self, candidates: Roster[C], positions: Positions, code: str, **facts: Any) -> None:
+        # Members and rows, not the roster: a kept rejection must not keep the columns alive.
         self._whole, self._rows = candidates.whole, candidates.rows
         self.positions = positions
-        self._reason = reason
-        self._facts = [fact.copy() for fact in facts]
+        self.code = code
+        self._facts = {name: fact if isinstance(fact, _VALUES) else fact.copy() for name, fact in facts.items()}
 
     def candidate(self, position: int) -> C:
-        """Who stood at this position of the roster."""
+        """The candidate at this position of the roster."""
         return self._whole[position if self._rows is None else self._rows[position]]
 
-    def __iter__(self) -> Iterator[tuple[C, str]]:
-        if not self._facts:
-            return ((self.candidate(position), self._reason) for position in self.positions)
-        return (
-            (self.candidate(position), self._reason.format(*(float(fact[position]) for fact in self._facts)))
-            for position in self.positions
-        )
+    def all_of(self, codes: Set[str]) -> bool:
+        """Whether every candidate is rejected with one of these codes."""
+        return self.code in codes
+
+    def _reason(self, position: int) -> Reason:
+        facts = self._facts.items()
+        return Reason(self.code, {name: f if isinstance(f, _VALUES) else float(f[position]) for name, f in facts})
+
+    def __iter__(self) -> Iterator[tuple[C, Reason]]:
+        return ((self.candidate(position), self._reason(position)) for position in self.positions)
 
     def __len__(self) -> int:
         return len(self.positions)
+
+
+_VALUES = (str, int, float, tuple, dict, type(None))
+"""Facts that are no columns. Asking for `np.ndarray` instead would load numpy."""
+
+
+class RejectedEach(Rejected[C]):
+    """Candidates with a reason of their own each, worked out by `why` when it is read."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, candidates: Roster[C], positions: Positions, why: Callable[[C], Reason]) -> None:
+        super().__init__(candidates, positions, "")
+        self._why = why
+
+    def all_of(self, codes: Set[str]) -> bool:
+        return all(reason.code in codes for _, reason in self)
+
+    def _reason(self, position: int) -> Reason:
+        return self._why(self.candidate(position))
 
 
 # The protocols. A class fills every role whose method it has; it need not inherit from anything here.
@@ -113,10 +137,11 @@ class Producer(Protocol[C]):
 
 @runtime_checkable
 class Filter(Protocol[C]):
-    """Names who leaves and why; the kernel removes them."""
+    """Names the candidates to remove and why; the kernel removes them."""
 
-    def rejections(self, cycle: Cycle[Any], candidates: Roster[C]) -> Iterable[tuple[C, str]]:
-        """Who may not be chosen, each with a reason. Reasons that differ only after the first colon are one kind."""
+    def rejections(self, cycle: Cycle[Any], candidates: Roster[C]) -> Iterable[tuple[C, Reason | str]]:
+        """Candidates that must not be chosen, each with a reason. Text becomes a reason whose code is the filter's
+        name. Summaries count by code: a filter with several kinds of reasons returns `Reason`s."""
         ...
 
 

@@ -3,13 +3,13 @@
 Enters: a cycle and a roster. Leaves: a result with the chosen, or a failure that says who was turned away and why.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from pointsman.errors import ConfigError, PluginError
+from pointsman.reasons import Reason, counted, reason_of
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column, array, column_of, linear
 from pointsman.selection.plugins import Cycle, Filter, Gate, Picker, Rejected, Scorer, plugin_name
@@ -69,7 +69,7 @@ class ProfileResult(msgspec.Struct, Generic[C], eq=False):
 
 
 class ProfileFailure(Generic[C]):
-    """A profile that chose nobody: how many each filter turned away, and why."""
+    """A profile that chose no candidate: what each filter rejected, and why."""
 
     __slots__ = ("considered", "profile", "stages")
 
@@ -77,26 +77,33 @@ class ProfileFailure(Generic[C]):
         self.profile = profile
         self.considered = considered
         self.stages = stages
-        """(filter, whom it turned away), in the order in which they ran."""
+        """(filter, what it rejected), in the order in which they ran."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many each filter turned away."""
+        """How many candidates each filter rejected."""
         return {name: len(rejected) for name, rejected in self.stages}
 
-    def reasons(self) -> list[tuple[C, str, str]]:
-        """(candidate, filter, reason) for every candidate."""
-        return [(who, name, why) for name, rejected in self.stages for who, why in rejected]
+    def all_of(self, codes: Set[str]) -> bool:
+        """Whether every candidate was rejected with one of these codes."""
+        return all(rejected.all_of(codes) for _, rejected in self.stages)
 
-    def in_words(self, noun: str = "candidates") -> str:
-        """How many were turned away for each kind of reason."""
-        if not self.considered:
-            return f"there are no {noun}"
-        kinds = Counter(why.partition(":")[0] for _, _, why in self.reasons())
-        return f"{self.considered} {noun}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    def reasons(self) -> list[tuple[C, str, Reason]]:
+        """(candidate, filter, reason) for every candidate."""
+        return [(candidate, name, reason) for name, rejected in self.stages for candidate, reason in rejected]
+
+    def summary(self) -> dict[str, Any]:
+        """The facts of the reason: how many candidates were rejected with each code."""
+        rejected = counted((candidate, reason) for candidate, _, reason in self.reasons())
+        return {"profile": self.profile, "candidates": self.considered, "rejected": rejected}
 
     def __str__(self) -> str:
-        return self.in_words()
+        return str(none_chosen([self]))
+
+
+def none_chosen(failures: Iterable[ProfileFailure[Any]]) -> Reason:
+    """Why these profiles chose no candidate."""
+    return Reason("none-chosen", {"profiles": [failure.summary() for failure in failures]})
 
 
 class Weighted(NamedTuple):
@@ -254,19 +261,21 @@ def _weighted(given: object) -> Weighted:
     return Weighted(given)
 
 
-def _checked_rejections(name: str, candidates: Roster[C], given: Iterable[tuple[C, str]]) -> Rejected[C] | None:
+def _checked_rejections(
+    name: str, candidates: Roster[C], given: Iterable[tuple[C, Reason | str]]
+) -> Rejected[C] | None:
     if isinstance(given, Rejected):
         return given if len(given) else None
     listed = list(given)
     if not listed:
         return None
     position_of = {id(candidate): position for position, candidate in enumerate(candidates)}
-    reasons: dict[int, str] = {}
+    reasons: dict[int, Reason | str] = {}
     for who, why in listed:
         if id(who) not in position_of:
             raise PluginError(name, f"rejected {who}, who is not among the candidates it was given")
         reasons.setdefault(position_of[id(who)], why)
-    return Listed(candidates, reasons)
+    return Listed(candidates, name, reasons)
 
 
 class Listed(Rejected[C]):
@@ -274,12 +283,15 @@ class Listed(Rejected[C]):
 
     __slots__ = ("_reasons",)
 
-    def __init__(self, candidates: Roster[C], reasons: dict[int, str]) -> None:
-        super().__init__(candidates, list(reasons), "")
+    def __init__(self, candidates: Roster[C], name: str, reasons: dict[int, Reason | str]) -> None:
+        super().__init__(candidates, list(reasons), name)
         self._reasons = reasons
 
-    def __iter__(self) -> Iterator[tuple[C, str]]:
-        return ((self.candidate(position), why) for position, why in self._reasons.items())
+    def all_of(self, codes: Set[str]) -> bool:
+        return all(reason.code in codes for _, reason in self)
+
+    def _reason(self, position: int) -> Reason:
+        return reason_of(self.code, self._reasons[position])
 
 
 def _within_bounds(scores: Column) -> Column:

@@ -6,8 +6,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
+from pointsman.reasons import Reason, reason_of
 from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
-from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken
+from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken, none_chosen
 from pointsman.selection.roster import Roster
 
 # What a cycle comes to, and the handlers that fit candidates of any kind.
@@ -36,24 +37,26 @@ class SchedulingResult(msgspec.Struct, Generic[C], eq=False):
 
 
 class SchedulingFailure(Generic[C]):
-    """A cycle that found nobody: a value, because that is an ordinary outcome."""
+    """A cycle that chose no candidate: a value, because that is an ordinary outcome."""
 
-    __slots__ = ("failures", "why")
+    __slots__ = ("failures", "given")
 
-    def __init__(self, why: str, failures: Mapping[str, ProfileFailure[C]]) -> None:
-        self.why = why
+    def __init__(self, given: Reason | str, failures: Mapping[str, ProfileFailure[C]]) -> None:
+        """`given`: the reason, from a profile handler also as text; empty: those of the failed profiles."""
+        self.given = given
         self.failures = failures
 
-    def reasons(self) -> list[tuple[C, str, str]]:
+    def reasons(self) -> list[tuple[C, str, Reason]]:
         """(candidate, filter, reason) for every candidate of every failed profile."""
         return [reason for failure in self.failures.values() for reason in failure.reasons()]
 
-    def in_words(self, noun: str = "candidates") -> str:
+    @property
+    def reason(self) -> Reason:
         """The reason given, or else those of the failed profiles."""
-        return self.why or "; ".join(failure.in_words(noun) for failure in self.failures.values())
+        return reason_of("profile-handler", self.given) if self.given else none_chosen(self.failures.values())
 
     def __str__(self) -> str:
-        return self.in_words()
+        return str(self.reason)
 
 
 def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:
@@ -76,7 +79,7 @@ class SingleProfileHandler:
         self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
     ) -> SchedulingResult[C] | SchedulingFailure[C]:
         if len(results) != 1:
-            return SchedulingFailure(f"one profile result was expected, found {len(results)}", failed(results))
+            return SchedulingFailure(Reason("not-one-profile", {"profiles": len(results)}), failed(results))
         [(name, result)] = results.items()
         if isinstance(result, ProfileFailure):
             return SchedulingFailure("", {name: result})
@@ -160,14 +163,18 @@ class Scheduler(Generic[C]):
         else:
             raise PluginError(plugin_name(self.handler), f"still asks for profiles after {MOST_ROUNDS} rounds")
         if not results:
-            return SchedulingFailure("no profile was run", {})
+            return SchedulingFailure(Reason("no-profile-ran"), {})
         try:
-            return self.handler.process_results(cycle, results)
+            outcome = self.handler.process_results(cycle, results)
         except Exception as error:
             raise broken(plugin_name(self.handler), error) from error
+        if type(outcome) is SchedulingFailure and outcome.given:
+            outcome.given = reason_of(plugin_name(self.handler), outcome.given)
+        return outcome
 
     def _producer_failed(self, cycle: Cycle[Any], producer: Producer[C], error: Exception) -> None:
         name = plugin_name(producer)
         self.producer_failures[name] = self.producer_failures.get(name, 0) + 1
         if cycle.trace is not None:
-            cycle.trace.note(f"{name} failed: {type(error).__name__}: {error}")
+            facts = {"producer": name, "error": f"{type(error).__name__}: {error}"}
+            cycle.trace.note(Reason("producer-failed", facts))

@@ -1,6 +1,6 @@
-"""Why: everything that one cycle considered, as data, as a table and as JSON.
+"""Why: everything that one cycle considered, as data and as JSON. `render/trace.py` makes a table of it.
 
-A trace only collects references while the cycle runs; words and tables are made when somebody reads it.
+A trace only collects references while the cycle runs; reasons are made when it is read.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pointsman.render.text import text_table
+from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import Column
 
@@ -66,9 +66,9 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
             "profile": self.profile,
             "candidates": self.considered,
             "rejected": [
-                {"candidate": str(who), "filter": name, "reason": why}
+                {"candidate": str(candidate), "filter": name, "reason": reason.as_dict()}
                 for name, rejected in self.stages
-                for who, why in rejected
+                for candidate, reason in rejected
             ],
             "scored": [
                 {
@@ -84,48 +84,24 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
             "targets": [str(target) for target in self.targets],
         }
 
-    def as_table(self) -> str:
-        """One line per candidate: scores and total for those who stayed, the reason for those who left."""
-        scores, totals = self.scores, self.totals
-        heads = [f"{score.scorer} x{score.weight:g}" for score in scores]
-        chosen = {str(target): rank for rank, target in enumerate(self.targets, start=1)}
-        rows: list[list[str]] = []
-        for position in sorted(range(len(totals)), key=lambda position: -totals[position]):
-            who = str(self.survivors[position])
-            rank = chosen.get(who)
-            verdict = "" if rank is None else "chosen" if rank == 1 else f"chosen ({rank}.)"
-            numbers = [f"{float(score.bounded[position]):.3f}" for score in scores]
-            rows.append([who, *numbers, f"{totals[position]:.3f}", verdict])
-        for name, rejected in self.stages:
-            rows += [[str(who), *[""] * len(heads), "", f"{name}: {why}"] for who, why in rejected]
-        lines = [f'profile "{self.profile}", {self.considered} candidates']
-        lines += [
-            f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
-        ]
-        return "\n".join([*lines, text_table(["candidate", *heads, "total", "verdict"], rows)])
-
 
 class Trace(msgspec.Struct, eq=False, gc=False):
     """One cycle: its profile runs in order, and notes of anything unusual."""
 
     profiles: tuple[ProfileTrace, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
 
-    def note(self, text: str) -> None:
+    def note(self, reason: Reason) -> None:
         """Something a reader of this trace should know."""
-        self.notes += (text,)
+        self.notes += (reason,)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {"profiles": [profile.as_dict() for profile in self.profiles], "notes": list(self.notes)}
+        return {
+            "profiles": [profile.as_dict() for profile in self.profiles],
+            "notes": [note.as_dict() for note in self.notes],
+        }
 
     def as_json(self) -> str:
         """The same as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self.as_dict()).decode())
-
-    def as_table(self) -> str:
-        """The same as text for a terminal."""
-        return "\n\n".join([*(profile.as_table() for profile in self.profiles), *self.notes])
-
-    def __str__(self) -> str:
-        return self.as_table()

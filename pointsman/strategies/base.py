@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice, Unplaced, decide
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
@@ -123,7 +124,7 @@ class Strategy(SchedulingPolicy):
         unplaced: list[Unplaced] = []
         for turn, request in enumerate(deciding.prioritize(requests)):
             if request.request_id in placed:
-                unplaced.append(Unplaced(request, SchedulingFailure("a request of the same id is placed", {})))
+                unplaced.append(Unplaced(request, SchedulingFailure(Reason("same-id-placed"), {})))
                 continue
             choice = deciding.choose(Cycle(request, now=now, seed=self.seed + turn), fleet.roster)
             if isinstance(choice, SchedulingFailure):
@@ -141,5 +142,5 @@ class Strategy(SchedulingPolicy):
         result = how.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):
             return result
-        best_of = ("{}: {} of {}", self.name, how.words, len(result.results[result.primary].ranked))
+        best_of = ("best-by-rule", self.name, how.words, len(result.results[result.primary].ranked))
         return Choice(result, decide(cycle.request, result.target, endpoints, self.price_per_gpu_hour, best_of))

@@ -16,12 +16,12 @@ DECIDERS = {"routing", "strategies", "placement", "scaling", "pipeline"}
 PURE = FLOOR | DECIDERS | {"engines", "control", "config"}
 """What runtimes stand on."""
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": set(),
+    "types": {"reasons"},
     "errors": set(),
     "parameters": set(),
-    "render": {"types", "errors", "placement", "pipeline"},
+    "render": {"types", "errors", "selection", "placement", "pipeline"},
     "reasons": {"render"},
-    "selection": {"errors", "reasons", "render"},
+    "selection": {"errors", "reasons"},
     "routing": FLOOR,
     "strategies": FLOOR | {"routing"},
     "placement": FLOOR,

@@ -7,15 +7,15 @@ import pytest
 PUBLIC = {
     "pointsman": {
         "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
-        "Priority", "RequestMetadata", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch", "build",
+        "Priority", "Reason", "RequestMetadata", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch", "build",
         "current", "deployment", "model", "record_metric",
     },
     "pointsman.selection": {
         "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
         "MaxScorePicker", "PerMembers", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile",
-        "ProfileFailure", "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "Roster",
-        "Scheduler", "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler", "Trace",
-        "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
+        "ProfileFailure", "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "RejectedEach",
+        "Roster", "Scheduler", "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler",
+        "Trace", "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
     },
     "pointsman.routing.filters": {
         "DecodeFilter", "EncodeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter", "MeetsDeadline",

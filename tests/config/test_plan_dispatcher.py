@@ -166,7 +166,7 @@ def test_a_full_band_refuses_and_a_full_queue_sheds_what_is_negative() -> None:
     told = desk.dispatcher.explain("low", 0.0)
     assert told is not None
     assert told.refusal is not None
-    assert "displaced by higher-priority work" in told.refusal.why
+    assert "displaced by higher-priority work" in str(told.refusal.reason)
 
 
 def test_lower_bands_are_held_back_earlier() -> None:
@@ -241,7 +241,7 @@ def test_without_the_gate_nobody_waits_and_saturation_holds_nobody_back() -> Non
     assert refused(commands) == {"c": (Outcome.REJECTED_CAPACITY, 429)}
     [gone] = [c for c in commands if isinstance(c, Refuse)]
     assert gone.refusal.drop_reason == "rejected-saturated"
-    assert gone.refusal.why == 'no instance can take "m": 1 instances: 1 full'
+    assert str(gone.refusal.reason) == 'no instance can take "m": 1 instances: 1 full'
     assert desk.waiting() == []
 
 
@@ -258,7 +258,7 @@ def test_without_the_gate_negative_priorities_are_shed_while_the_pool_is_saturat
     commands = desk.arrive("b", priority=-1)
     assert refused(commands) == {"b": (Outcome.REJECTED_ADMISSION, 429)}
     [gone] = [c for c in commands if isinstance(c, Refuse)]
-    assert gone.refusal.why.startswith("shed by priority -1: saturation is 1.00")
+    assert str(gone.refusal.reason).startswith("shed by priority -1: saturation is 1.00")
     assert sent(desk.arrive("c", priority=0)) == {"c": "i"}
 
 

@@ -140,7 +140,7 @@ def test_how_long_requests_wait_for_a_first_instance(section: str, more: str, wo
     dispatcher = Dispatcher(plan(section, more).dispatch_plan())
     dispatcher.handle(Arrived((RequestMetadata("r", model_name="m"),)), 0.0)
     [refused] = [one for one in dispatcher.handle(TimerFired(), 1e6) if isinstance(one, Refuse)]
-    assert words in refused.refusal.why
+    assert words in str(refused.refusal.reason)
 
 
 def test_replicas_beside_it_are_how_many_there_are_at_first() -> None:

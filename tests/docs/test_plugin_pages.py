@@ -14,6 +14,7 @@ from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
 from pointsman.config.validation import Field, fields_of
 from pointsman.parameters import Duration, DurationText, Parameters, unmarked
+from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.queue import REQUEST_TTL_S
 
@@ -236,7 +237,7 @@ def test_ignored_and_replaced_types_are_listed_with_the_reason() -> None:
 
 def test_refusals_are_listed_with_status_and_drop_reason() -> None:
     [section] = [one for one in sections(DOCS / "a-request.md") if one.heading == "Refusals"]
-    refusals = {outcome.value: Refusal(outcome, "") for outcome in Outcome if outcome is not Outcome.DISPATCHED}
+    refusals = {outcome.value: Refusal(outcome, Reason("")) for outcome in Outcome if outcome is not Outcome.DISPATCHED}
     said = {
         name: (int(cells[0]), None if cells[1] == "none" else cells[1].strip("`"))
         for name, cells in section.rows().items()

@@ -87,7 +87,7 @@ def gpus_of(found: Place) -> str:
 
 def rejections(chooser: Filter[Host], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> dict[str, str]:
     """By worker: why it is turned away, of all workers or of these."""
-    return {str(who): why for who, why in chooser.rejections(Cycle(asked), roster(where, among))}
+    return {str(who): str(why) for who, why in chooser.rejections(Cycle(asked), roster(where, among))}
 
 
 def roster(where: Fleet, among: Sequence[str] | None = None) -> Hosts:

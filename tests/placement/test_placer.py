@@ -11,6 +11,7 @@ from pointsman.placement.asks import Arrangement, Ask, Tier
 from pointsman.placement.fleet import FREE_BYTES, Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
+from pointsman.render.trace import trace_table
 from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import GIB, LLAMA, ask, fleet, gpu, gpus_of, need, placed, refused, worker
@@ -150,7 +151,7 @@ def test_who_else_might_have_had_it() -> None:
     assert found.score == pytest.approx(10.0)
     assert [round(score, 2) for _, score in found.runner_ups] == [5, 3.33, 2.5, 2]
     assert found.trace is not None
-    assert "no room on one GPU" in found.trace.as_table()
+    assert "no room on one GPU" in trace_table(found.trace)
 
 
 def test_looking_claims_nothing() -> None:

@@ -147,7 +147,7 @@ def kept(chooser: Filter[Endpoint], cycle: RequestCycle, roster: Endpoints) -> l
 
 def reasons(chooser: Filter[Endpoint], cycle: RequestCycle, roster: Endpoints) -> list[str]:
     """Why the others are turned away, in order."""
-    return [why for _, why in chooser.rejections(cycle, roster)]
+    return [str(why) for _, why in chooser.rejections(cycle, roster)]
 
 
 def result_of(profile: str, roster: Endpoints, *targets: int) -> ProfileResult[Endpoint]:

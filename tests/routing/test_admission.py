@@ -64,7 +64,7 @@ def test_sheds_as_often_as_told() -> None:
 
 def test_says_why() -> None:
     cycle, roster = scene([waiting(10)], request=LOW)
-    assert ProbabilisticAdmitter().denial(cycle, roster) == (
+    assert str(ProbabilisticAdmitter().denial(cycle, roster)) == (
         "shed by priority -1: saturation is 2.00, so 100% are turned away"
     )
 

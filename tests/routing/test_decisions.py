@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pointsman.routing.decisions import Unplaced, decide, refusal_text, vet
+from pointsman.reasons import Reason
+from pointsman.routing.decisions import Unplaced, decide, no_instance, vet
 from pointsman.routing.endpoints import IN_FLIGHT_TOKENS, LOAD, Endpoint, EndpointTable
 from pointsman.routing.filters.demands import Demands
 from pointsman.selection import (
@@ -67,7 +68,7 @@ def test_each_promise(made: SchedulingDecision, broken: str | None) -> None:
     ]
     good, bad = vet([made], waiting, EndpointTable(FLEET))
     assert good == ([made] if broken is None else [])
-    assert bad == ([] if broken is None else [(made, broken)])
+    assert [(one, str(why)) for one, why in bad] == ([] if broken is None else [(made, broken)])
 
 
 def test_load_adds_up_and_the_fleet_counts_what_was_good() -> None:
@@ -75,7 +76,9 @@ def test_load_adds_up_and_the_fleet_counts_what_was_good() -> None:
     asked = [goes("a", "i"), goes("b", "i"), goes("c", "i"), goes("d", "j")]
     good, bad = vet(asked, [request(name) for name in "abcd"], fleet)
     assert good == [asked[0], asked[1], asked[3]]
-    assert bad == [(asked[2], 'instance "i" may not be chosen: full: 2 of 2 requests')]
+    assert [(one, str(why)) for one, why in bad] == [
+        (asked[2], 'instance "i" may not be chosen: full: 2 of 2 requests')
+    ]
     assert list(fleet.roster.column(LOAD)) == [2, 1]
     assert list(fleet.roster.column(IN_FLIGHT_TOKENS)) == [20, 10]
 
@@ -89,14 +92,14 @@ def test_a_request_is_decided_once() -> None:
 def test_nothing_decided_about_nothing() -> None:
     assert vet([], [], EndpointTable()) == ([], [])
     good, bad = vet([goes("a", "i")], [request("a")], EndpointTable())
-    assert (good, bad) == ([], [(goes("a", "i"), 'there is no instance "i"')])
+    assert (good, bad) == ([], [(goes("a", "i"), Reason("unknown-instance", {"instance": "i"}))])
 
 
 def test_an_instance_of_a_large_fleet_is_checked_by_itself() -> None:
     fleet = EndpointTable([instance(f"i{n}", limit=1, current_load=n % 2) for n in range(100)])
     good, bad = vet([goes("a", "i98"), goes("b", "i99")], [request("a"), request("b")], fleet)
     assert [made.request_id for made in good] == ["a"]
-    assert bad[0][1] == 'instance "i99" may not be chosen: full: 1 of 1 requests'
+    assert str(bad[0][1]) == 'instance "i99" may not be chosen: full: 1 of 1 requests'
 
 
 # In words
@@ -125,13 +128,12 @@ def failure(*instances: ExecutionInstance, **facts: Any) -> tuple[RequestMetadat
 )
 def test_why_nobody_can_take_it(instances: list[ExecutionInstance], model: str, text: str) -> None:
     asked, why = failure(*instances, model_name=model)
-    assert refusal_text(asked, why) == text
-    assert Unplaced(asked, why).why == text
+    assert str(Unplaced(asked, why).why) == text
 
 
 def test_every_instance_has_its_reason() -> None:
     unplaced = Unplaced(*failure(*FLEET, cost_budget=0.001))
-    assert unplaced.reasons() == {
+    assert {name: str(why) for name, why in unplaced.reasons().items()} == {
         "i": "over budget: would cost inf of 0.001 (inf: unknown)",
         "full": "full: 1 of 1 requests",
         "closed": "not accepting requests",
@@ -142,7 +144,7 @@ def test_every_instance_has_its_reason() -> None:
 
 def test_a_failure_of_several_profiles_tells_them_all() -> None:
     none: ProfileFailure[Endpoint] = ProfileFailure("p", 0, [])
-    assert str(refusal_text(request("a"), SchedulingFailure("", {"p": none, "q": none}))) == (
+    assert str(no_instance(request("a"), SchedulingFailure("", {"p": none, "q": none}))) == (
         'no instance can take "m": there are no instances; there are no instances'
     )
 
@@ -160,18 +162,22 @@ def test_a_decision_says_what_is_expected_and_why() -> None:
     )
     fleet = EndpointTable([instance("j"), busy])
     made = decide(
-        request("a"), fleet["i"], fleet.roster.without([0]), 3.0, ("{}: least loaded of {}", "fifo", 1)
+        request("a"), fleet["i"], fleet.roster.without([0]), 3.0, ("best-by-rule", "fifo", "least loaded", 1)
     ).decision
     assert (made.request_id, made.target_instance_id) == ("a", "i")
     assert made.parallelism_strategy is ParallelismType.HYBRID
     assert (made.tensor_parallel_size, made.pipeline_parallel_size) == (2, 2)
     assert made.estimated_latency_ms == pytest.approx(150.0)
     assert made.estimated_cost == pytest.approx(3 * 4 * 20 / 3600 / 10)
-    assert made.reason == "fifo: least loaded of 1 (2 of 4 running, about 150 ms)"
+    assert str(made.reason) == "fifo: least loaded of 1 (2 of 4 running, about 150 ms)"
 
 
 def test_a_decision_about_an_instance_of_which_nothing_is_known() -> None:
     fleet = EndpointTable([instance("i", limit=None)])
-    made = decide(request("a"), fleet["i"], fleet.roster, 3.0, ("why not",)).decision
-    assert (made.estimated_latency_ms, made.estimated_cost, made.reason) == (None, None, "why not (0 running)")
+    made = decide(request("a"), fleet["i"], fleet.roster, 3.0, ("best-by-rule", "mine", "lightest", 1)).decision
+    assert (made.estimated_latency_ms, made.estimated_cost, str(made.reason)) == (
+        None,
+        None,
+        "mine: lightest of 1 (0 running)",
+    )
     assert made.parallelism_strategy is ParallelismType.NONE

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice
 from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
@@ -122,7 +123,7 @@ def test_a_failed_try_goes_elsewhere_at_once_and_ends_after_too_many() -> None:
     assert first != second
     [gone] = [c for c in dispatcher.handle(Failed("a", "reset"), 2.0) if isinstance(c, Refuse)]
     assert gone.refusal.status == 500
-    assert gone.refusal.why == f'"{second}" failed at try 2 of 2: reset'
+    assert str(gone.refusal.reason) == f'"{second}" failed at try 2 of 2: reset'
     assert dispatcher.explain("a", 3.0).failures == ((first, "connection refused"), (second, "reset"))  # type: ignore[union-attr]
 
 
@@ -167,17 +168,17 @@ def test_waiting_too_long_ends_with_a_reason_that_names_every_instance() -> None
     [gone] = dispatcher.handle(TimerFired(), 11.0)
     assert isinstance(gone, Refuse)
     assert (gone.refusal.status, gone.refusal.drop_reason) == (429, "rejected-ttl-expired")
-    assert gone.refusal.why.endswith(
+    assert str(gone.refusal.reason).endswith(
         '(no instance can take "m": 3 instances: 1 serving another model, 1 not accepting requests, 1 full)'
     )
     record = dispatcher.explain("b", 12.0)
     assert record is not None
     assert record.reasons() == {
-        "i": "has-room: full: 1 of 1 requests",
-        "j": "is-healthy: not accepting requests",
-        "k": "serves-model: serving another model",
+        "i": Reason("full", {"load": 1.0, "limit": 1.0}),
+        "j": Reason("not-accepting"),
+        "k": Reason("other-model"),
     }
-    assert record.as_dict()["rejected"] == record.reasons()
+    assert record.as_dict()["rejected"]["i"] == {"filter": "has-room", "reason": record.reasons()["i"].as_dict()}
     assert all(name in str(record) for name in ("i ", "j ", "k ", "refused (EvictedTTL)"))
 
 

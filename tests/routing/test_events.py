@@ -2,6 +2,7 @@
 
 import pytest
 
+from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal
 
 CODES = {
@@ -24,4 +25,4 @@ CODES = {
 @pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_has_a_code_and_a_status(outcome: Outcome) -> None:
     assert outcome.code == CODES[outcome]
-    assert Refusal(outcome, "why").status in (200, 429, 500, 503)
+    assert Refusal(outcome, Reason("client-gone")).status in (200, 429, 500, 503)

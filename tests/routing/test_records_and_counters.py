@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointsman.reasons import Reason
 from pointsman.routing.counters import WAITING_BOUNDS_S, Counters, Histogram
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.events import Outcome, Refusal
@@ -15,8 +16,9 @@ from pointsman.routing.records import Record, Records
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingFailure, Trace
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
-GONE = Refusal(Outcome.EVICTED_TTL, "waited too long")
-SENT = SchedulingDecision("r", "i", reason="fifo: least loaded of 1 (0 running)")
+GONE = Refusal(Outcome.EVICTED_TTL, Reason("late", {"text": "waited too long"}))
+WHY = "fifo: least loaded of 1 (0 running)"
+SENT = SchedulingDecision("r", "i", reason=WHY)
 
 
 def record(**facts: Any) -> Record:
@@ -87,7 +89,7 @@ def test_as_plain_data() -> None:
             "pipeline_parallel_size": 1,
             "estimated_latency_ms": None,
             "estimated_cost": None,
-            "reason": "fifo: least loaded of 1 (0 running)",
+            "reason": {"code": "policy", "facts": {"text": WHY}, "text": WHY},
         },
         "waited_ms": 250.0,
         "first_token_ms": 500.0,
@@ -124,18 +126,32 @@ def test_a_refused_request_names_everybody_and_why() -> None:
     failure = scheduler.run(Cycle(told.request, trace=trace), fleet.roster)
     assert isinstance(failure, SchedulingFailure)
     told.failure, told.trace = failure, trace
-    assert told.reasons() == {"other": "serves-model: serving another model", "full": "has-room: full: 1 of 1 requests"}
+    assert told.reasons() == {
+        "other": Reason("other-model"),
+        "full": Reason("full", {"load": 1.0, "limit": 1.0}),
+    }
     fleet.reserve(fleet["full"], 1.0)
-    assert told.reasons()["full"] == "has-room: full: 1 of 1 requests", "a reason stays as it was"
+    assert str(told.reasons()["full"]) == "full: 1 of 1 requests", "a reason stays as it was"
     data = told.as_dict()
-    assert data["rejected"] == told.reasons()
-    assert data["refusal"] == {"outcome": "EvictedTTL", "why": "waited too long"}
+    assert data["rejected"] == {
+        "other": {
+            "filter": "serves-model",
+            "reason": {"code": "other-model", "facts": {}, "text": "serving another model"},
+        },
+        "full": {"filter": "has-room", "reason": told.reasons()["full"].as_dict()},
+    }
+    assert data["refusal"] == {
+        "outcome": "EvictedTTL",
+        "reason": {"code": "late", "facts": {"text": "waited too long"}, "text": "waited too long"},
+    }
     assert data["waited_ms"] == data["total_ms"] == 5000.0
     assert json.loads(json.dumps(data)) == data
     text = str(told)
     assert "refused (EvictedTTL): waited too long" in text
     assert 'no instance can take "m": 2 instances: 1 serving another model, 1 full' in text
-    assert all(any(name in line and why in line for line in text.splitlines()) for name, why in told.reasons().items())
+    assert all(
+        any(name in line and str(why) in line for line in text.splitlines()) for name, why in told.reasons().items()
+    )
 
 
 # Records

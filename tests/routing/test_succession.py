@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LATENCY_MS, LOAD, Metrics
@@ -202,7 +203,7 @@ def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
     commands = dispatcher.handle(Failed("r", "oops again"), 4.0)
     [refusal] = [command.refusal for command in commands if isinstance(command, Refuse)]
     assert refusal.outcome is Outcome.EVICTED_OTHER
-    assert "try 3 of 3" in refusal.why
+    assert "try 3 of 3" in str(refusal.reason)
     assert len(dispatcher) == 0
 
 
@@ -275,7 +276,7 @@ def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
     dispatcher = Dispatcher(PLANS["evicting"]())
     dispatcher.handle(Joined(instance("i", limit=1)), 0.0)
     dispatcher.handle(Arrived((request("low", priority=-1),)), 0.0)
-    dispatcher._table.revoke("low", Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work"), [])
+    dispatcher._table.revoke("low", Refusal(Outcome.EVICTED_IN_FLIGHT, Reason("stopped-for-priority")), [])
     dispatcher.reconfigure(PLANS["evicting"](), 1.0)
     dispatcher.handle(Cancelled("low"), 2.0)
     [record] = dispatcher.records.newest()

@@ -230,7 +230,7 @@ class Lives(RuleBasedStateMachine):
 
     def refused(self, who: RequestMetadata, why: Refusal) -> None:
         assert who.request_id not in self.running, "refused while it runs"
-        assert why.why
+        assert str(why.reason)
         self.ended[who.request_id] += 1
 
     @rule(

@@ -1,5 +1,6 @@
 import pytest
 
+from pointsman.render.sentences import detail
 from pointsman.selection.labels import LabelColumn, LabelExpression, Labels, LabelSelector, Operator
 from pointsman.selection.roster import Roster
 
@@ -35,7 +36,8 @@ def expression(key: str, operator: Operator, *values: str) -> LabelExpression:
     ],
 )
 def test_why_labels_do_not_match(selector: LabelSelector, labels: Labels, mismatch: str | None) -> None:
-    assert selector.mismatch(labels) == mismatch
+    facts = selector.mismatch(labels)
+    assert (None if facts is None else detail("labels-differ", facts)) == mismatch
     assert selector.matches(labels) is (mismatch is None)
 
 

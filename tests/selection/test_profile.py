@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from pointsman.errors import ConfigError, PluginError
+from pointsman.reasons import Reason
+from pointsman.render.trace import trace_table
 from pointsman.selection import (
     Cycle,
     MaxScorePicker,
@@ -79,7 +81,7 @@ def test_scores_outside_the_bounds_are_clamped_and_recorded(
     assert isinstance(result, ProfileResult)
     assert list(result.ranked.totals) == counted
     assert trace.as_dict()["profiles"][0]["clamped"] == {"scores": 1}
-    assert "1 scores outside [0, 1] were clamped" in str(trace)
+    assert "1 scores outside [0, 1] were clamped" in trace_table(trace)
 
 
 def test_no_scorers_means_all_equal_and_no_filters_means_everybody() -> None:
@@ -112,12 +114,12 @@ def test_a_failure_says_how_many_each_filter_rejected_and_why(arrays: bool) -> N
     failure = run(profile, "a", "b", "c", arrays=arrays)
     assert isinstance(failure, ProfileFailure)
     assert [(name, len(rejected)) for name, rejected in failure.stages] == [("without", 2), ("without", 1)]
-    assert failure.reasons() == [
+    assert [(who, name, str(why)) for who, name, why in failure.reasons()] == [
         ("a", "without", "full: 3 of 3"),
         ("b", "without", "full: 3 of 3"),
         ("c", "without", "unwanted"),
     ]
-    assert str(failure) == "3 candidates: 2 full, 1 unwanted"
+    assert str(failure) == "3 candidates: 3 without (full: 3 of 3, ...)"
 
 
 def test_nobody_given_is_a_failure_too() -> None:
@@ -128,9 +130,9 @@ def test_nobody_given_is_a_failure_too() -> None:
 
 def test_reasons_are_written_when_read_with_the_facts_of_the_time() -> None:
     load = [3.0, 1.0]
-    rejected = Rejected(Roster(["a", "b"]), [0], "full: {:g} of {:g}", load, [3.0, 3.0])
+    rejected = Rejected(Roster(["a", "b"]), [0], "full", load=load, limit=3)
     load[0] = 99.0
-    assert list(rejected) == [("a", "full: 3 of 3")]
+    assert list(rejected) == [("a", Reason("full", {"load": 3.0, "limit": 3}))]
 
 
 class PicksNobody:
@@ -165,3 +167,41 @@ class Raises:
 def test_a_broken_contract_names_the_plugin_and_the_promise(plugins: list[object], complaint: str) -> None:
     with pytest.raises(PluginError, match=complaint):
         run(Profile("p", *plugins), "a", "b")
+
+
+class NotDraining:
+    """A user's filter: its text names the candidate."""
+
+    def rejections(self, cycle: Cycle[Any], candidates: Roster[str]) -> Iterable[tuple[str, str]]:
+        return [(candidate, f"{candidate} is draining") for candidate in candidates]
+
+
+def test_the_texts_of_a_users_filter_are_one_reason() -> None:
+    failure = run(Profile[str]("p", NotDraining(), MaxScorePicker()), "10.0.0.7:8000", "10.0.0.8:8000", "10.0.0.9:8000")
+    assert isinstance(failure, ProfileFailure)
+    assert str(failure) == "3 candidates: 3 not-draining (10.0.0.7:8000 is draining, ...)"
+    [group] = failure.summary()["rejected"]
+    assert (group.code, group.count, group.candidate) == ("not-draining", 3, "10.0.0.7:8000")
+    _, name, reason = failure.reasons()[1]
+    assert (name, reason) == ("not-draining", Reason("not-draining", {"text": "10.0.0.8:8000 is draining"}))
+    assert str(reason) == "10.0.0.8:8000 is draining"
+
+
+class TwoKinds:
+    """A user's filter with reasons of its own, one under a code that the kernel's plugins use with other facts."""
+
+    def rejections(self, cycle: Cycle[Any], candidates: Roster[str]) -> Iterable[tuple[str, Reason]]:
+        return [
+            (candidates[0], Reason("in-maintenance", {"until": "noon", "text": "in maintenance until noon"})),
+            (candidates[1], Reason("in-maintenance", {"until": "one", "text": "in maintenance until one"})),
+            (candidates[2], Reason("full", {"seats": 4})),
+        ]
+
+
+def test_a_users_filter_may_give_codes_and_facts() -> None:
+    failure = run(Profile[str]("p", TwoKinds(), MaxScorePicker()), "a", "b", "c")
+    assert isinstance(failure, ProfileFailure)
+    assert str(failure) == "3 candidates: 2 in-maintenance (in maintenance until noon, ...), 1 full"
+    assert [str(reason) for _, _, reason in failure.reasons()][2] == "full: seats 4"
+    assert failure.all_of({"in-maintenance", "full"})
+    assert not failure.all_of({"full"})

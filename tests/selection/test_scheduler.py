@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
+from pointsman.reasons import Reason
 from pointsman.selection import (
     Cycle,
     FallbackProfileHandler,
@@ -73,7 +74,7 @@ def test_fallback_fails_with_the_last_reason() -> None:
     scheduler = Scheduler([profile("strict", Nobody()), profile("loose", Nobody())], FallbackProfileHandler())
     failure = scheduler.run(Cycle("r"), Roster(["a"]))
     assert isinstance(failure, SchedulingFailure)
-    assert failure.reasons() == [("a", "nobody", "nobody is good enough")]
+    assert failure.reasons() == [("a", "nobody", Reason("nobody", {"text": "nobody is good enough"}))]
 
 
 def test_one_profile_needs_no_handler_and_several_do() -> None:
@@ -112,7 +113,7 @@ def test_producers_prepare_and_their_failure_does_not_stop_the_cycle() -> None:
     cycle = Cycle("r", trace=(trace := Trace()))
     assert isinstance(scheduler.run(cycle, Roster(["a", "b"])), SchedulingResult)
     assert cycle[SEEN] == ["a", "b"]
-    assert trace.notes == ("stumbles failed: OSError: index is gone",)
+    assert list(map(str, trace.notes)) == ["stumbles failed: OSError: index is gone"]
     assert scheduler.producer_failures == {"stumbles": 1}
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pointsman.render.trace import trace_table
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Roster, Scheduler, Trace
 
 
@@ -17,6 +18,9 @@ class Length:
         return [len(name) / 10 for name in candidates]
 
 
+REASON = {"code": "not-c", "facts": {"text": "full: 8 of 8"}, "text": "full: 8 of 8"}
+
+
 def traced() -> Trace:
     trace = Trace()
     Scheduler([Profile[str]("default", NotC(), (Length(), 2.0), MaxScorePicker())]).run(
@@ -26,7 +30,7 @@ def traced() -> Trace:
 
 
 def test_as_table() -> None:
-    assert traced().as_table().splitlines() == [
+    assert trace_table(traced()).splitlines() == [
         'profile "default", 3 candidates',
         "candidate  length x2  total  verdict",
         "---------  ---------  -----  -------------------",
@@ -41,7 +45,7 @@ def test_as_json() -> None:
     assert profile == {
         "profile": "default",
         "candidates": 3,
-        "rejected": [{"candidate": "c", "filter": "not-c", "reason": "full: 8 of 8"}],
+        "rejected": [{"candidate": "c", "filter": "not-c", "reason": REASON}],
         "scored": [
             {"candidate": "a", "total": 0.2, "scores": {"length": 0.1}},
             {"candidate": "bbb", "total": 0.6, "scores": {"length": 0.3}},

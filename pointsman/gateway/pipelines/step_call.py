@@ -102,7 +102,7 @@ class StepCall(InFlight, eq=False):
     def refuse(self, refusal: Refusal) -> None:
         self._leave()
         status, retry_after_s = self._count_refused(refusal)
-        failure = StepFailure(status, refusal.why, "not_served", retry_after_s=retry_after_s)
+        failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
         self._conductor.step_failed(self._place, failure)
         self.lane.look_for_idle()
 

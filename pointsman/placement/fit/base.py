@@ -99,7 +99,7 @@ class FitFilter(ABC):
         ask = cycle.request
         why_not = self.forbidden(ask)
         if why_not is not None:
-            return Rejected(candidates, range(len(candidates)), f"not allowed: {why_not}")
+            return Rejected(candidates, range(len(candidates)), "text", text=f"not allowed: {why_not}")
         rows = np.arange(len(candidates.whole)) if candidates.rows is None else np.asarray(candidates.rows)
         among = np.zeros(len(candidates.whole), dtype=bool)
         among[rows] = True

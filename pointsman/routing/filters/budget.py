@@ -6,7 +6,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, billed_tokens
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Rejected
-from pointsman.selection.columns import filled, linear, or_else, where_above
+from pointsman.selection.columns import linear, or_else, where_above
 
 
 class WithinBudget:
@@ -26,6 +26,4 @@ class WithinBudget:
         over = where_above(costs, budget)
         if not len(over):
             return ()
-        return Rejected[Endpoint](
-            candidates, over, "over budget: would cost {:.3g} of {:.3g} (inf: unknown)", costs, filled(budget, costs)
-        )
+        return Rejected[Endpoint](candidates, over, "over-budget", cost=costs, budget=budget)

@@ -4,7 +4,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import latency_ms
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Rejected
-from pointsman.selection.columns import filled, where_above
+from pointsman.selection.columns import where_above
 
 
 class MeetsDeadline:
@@ -22,6 +22,4 @@ class MeetsDeadline:
         late = where_above(expected, left_ms)
         if not len(late):
             return ()
-        return Rejected[Endpoint](
-            candidates, late, "too slow: {:.0f} ms expected, {:.0f} ms left", expected, filled(left_ms, expected)
-        )
+        return Rejected[Endpoint](candidates, late, "too-slow", expected_ms=expected, left_ms=left_ms)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from pointsman.reasons import Reason
+from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.selection import Column, PerMembers
+from pointsman.selection import Column, PerMembers, RejectedEach
 from pointsman.selection.columns import column_of, where_zero
-from pointsman.selection.labels import LabelExpression, Labels, LabelSelector, RejectedForLabels
+from pointsman.selection.labels import LabelExpression, LabelSelector
 
 
 class LabelSelectorFilter:
@@ -19,11 +21,11 @@ class LabelSelectorFilter:
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         others = where_zero(candidates.cut(self._matching.of(candidates)))
-        return RejectedForLabels(candidates, others, self._why) if len(others) else ()
+        return RejectedEach(candidates, others, self._why) if len(others) else ()
 
     def _matches(self, everybody: Endpoints) -> Column:
         matching = [float(self.selector.matches(endpoint.labels)) for endpoint in everybody]
         return column_of(matching, everybody.arrays)
 
-    def _why(self, labels: Labels) -> str:
-        return f"labels do not match: {self.selector.mismatch(labels)}"
+    def _why(self, endpoint: Endpoint) -> Reason:
+        return Reason("labels-differ", self.selector.mismatch(endpoint.labels) or {})

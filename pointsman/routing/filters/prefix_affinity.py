@@ -53,7 +53,7 @@ class PrefixCacheAffinityFilter:
         sticky, others = where_at_least(share, self.threshold), where_below(share, self.threshold)
         if not len(sticky) or not len(others) or self._too_slow(cycle, candidates, sticky, others):
             return ()
-        return Rejected(candidates, others, "little of the prompt cached: {:.0%}", share)
+        return Rejected(candidates, others, "prompt-not-cached", cached=share)
 
     def _too_slow(self, cycle: RequestCycle, candidates: Endpoints, sticky: Positions, others: Positions) -> bool:
         if not self.penalty_ms:

@@ -15,7 +15,7 @@ class ServesModel:
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         others = self._not_serving(cycle.request.model_name, candidates)
-        return Rejected(candidates, others, "serving another model") if len(others) else ()
+        return Rejected(candidates, others, "other-model") if len(others) else ()
 
     def _not_serving(self, model: str, candidates: Endpoints) -> Positions:
         if not model:
@@ -45,7 +45,7 @@ class IsHealthy:
         closed = self._closed.of(candidates)
         if len(closed) and candidates.rows is not None:
             closed = where_zero(candidates.column(ACCEPTS))
-        return Rejected(candidates, closed, "not accepting requests") if len(closed) else ()
+        return Rejected(candidates, closed, "not-accepting") if len(closed) else ()
 
 
 def _rows_of_closed(everybody: Endpoints) -> Positions:
@@ -63,4 +63,4 @@ class HasRoom:
         if not len(full):
             return ()
         load, limit = candidates.column(LOAD), candidates.column(LIMIT)
-        return Rejected(candidates, full, "full: {:g} of {:g} requests", load, limit)
+        return Rejected(candidates, full, "full", load=load, limit=limit)

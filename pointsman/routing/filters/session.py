@@ -18,4 +18,4 @@ class SessionAffinityFilter(SessionAffinity):
         others = [place for place, endpoint in enumerate(candidates) if endpoint.id != bound]
         if not others or len(others) == len(candidates):
             return ()
-        return Rejected(candidates, others, f"session is elsewhere: on {bound}")
+        return Rejected(candidates, others, "session-elsewhere", instance=bound)

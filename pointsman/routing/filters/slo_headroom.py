@@ -32,11 +32,11 @@ class SloHeadroomTierFilter:
             return ()
         places = range(len(candidates))
         if cycle.chance.random() < self.epsilon:
-            return Rejected(candidates, list(compress(places, in_time)), "exploring endpoints that may be late")
+            return Rejected(candidates, list(compress(places, in_time)), "exploring")
         return Rejected(
             candidates,
             list(compress(places, map(not_, in_time))),
-            "may be late: headroom {:.0f} ms to the first token, {:.1f} ms per token (nan: not predicted)",
-            [prediction.ttft_headroom for prediction in predictions],
-            [prediction.tpot_headroom for prediction in predictions],
+            "may-be-late",
+            ttft_headroom_ms=[prediction.ttft_headroom for prediction in predictions],
+            tpot_headroom_ms=[prediction.tpot_headroom for prediction in predictions],
         )

@@ -46,14 +46,13 @@ class UtilizationFilter:
             raise ValueError("conditions is empty; it needs at least one {metric, maxValue}")
         for condition in conditions:
             condition.check()
-        self.limits = [(COLUMNS[condition.metric], condition.max_value) for condition in conditions]
+        self.limits = {condition.metric: condition.max_value for condition in conditions}
         self.fallback = fallback_on_empty
-        self._why = "too busy: " + ", ".join(f"{c.metric} {{:.3g}} (at most {c.max_value:g})" for c in conditions)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        columns = [candidates.column(name) for name, _ in self.limits]
-        excess = [linear(column, 1.0, -limit) for column, (_, limit) in zip(columns, self.limits, strict=True)]
+        columns = {metric: candidates.column(COLUMNS[metric]) for metric in self.limits}
+        excess = [linear(columns[metric], 1.0, -limit) for metric, limit in self.limits.items()]
         over = where_above(reduce(larger, excess), 0.0)
         if not len(over) or (self.fallback and len(over) == len(candidates)):
             return ()
-        return Rejected(candidates, over, self._why, *columns)
+        return Rejected(candidates, over, "too-busy", limits=self.limits, **columns)

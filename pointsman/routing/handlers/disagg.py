@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from pointsman.parameters import Parameters, PluginRef
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import NEAR, PREFIX_MATCH, Decider, Endpoints, RequestCycle
 from pointsman.selection import Key, ProfileFailure, ProfileResult, Roster, SchedulingFailure, SchedulingResult
@@ -137,7 +138,8 @@ class DisaggProfileHandler:
         decode = self.profiles.decode
         if not chosen(results, decode):
             failures = failed(results)
-            return SchedulingFailure("" if decode in failures else f'profile "{decode}" chose nobody', failures)
+            given = "" if decode in failures else Reason("profile-chose-none", {"profile": decode})
+            return SchedulingFailure(given, failures)
         stages = (decode, self.profiles.prefill, self.profiles.encode)
         return SchedulingResult(
             {name: result for name in stages if isinstance(result := results.get(name), ProfileResult)}, decode

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import (
@@ -38,7 +39,8 @@ class HeaderProfileHandler:
         if wanted in profiles:
             return (wanted,)
         if cycle.trace is not None:
-            cycle.trace.note(f'no profile is named "{wanted}"; header {self.header} may say {", ".join(profiles)}')
+            facts = {"profile": wanted, "header": self.header, "profiles": tuple(profiles)}
+            cycle.trace.note(Reason("unknown-profile", facts))
         return ()
 
     def process_results(

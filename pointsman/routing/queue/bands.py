@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from typing import Any
 
 import msgspec
 
@@ -61,13 +62,14 @@ class Occupancy:
             self.max_bytes is None or self.size_bytes - fewer_bytes + size_bytes <= self.max_bytes
         )
 
-    def shortage(self, size_bytes: int) -> str:
-        """Which bound one more request of this size would break, and where it is set."""
+    def shortage(self, size_bytes: int) -> dict[str, Any]:
+        """Which bound one more request of this size would break, and where it is set: facts of a reason."""
         if self.max_requests is not None and self.requests >= self.max_requests:
-            waiting = f"{self.requests:,} of {self.max_requests:,} requests waiting {self._place}"
-            return f"{waiting} ({self._setting}.maxRequests)"
-        waiting = f"{self.size_bytes:,} of {self.max_bytes:,} bytes waiting {self._place}"
-        return f"{waiting}, and this request has {size_bytes:,} ({self._setting}.maxBytes)"
+            facts = {"waiting": self.requests, "limit": self.max_requests, "setting": f"{self._setting}.maxRequests"}
+        else:
+            facts = {"waiting": self.size_bytes, "limit": self.max_bytes, "setting": f"{self._setting}.maxBytes"}
+            facts["size_bytes"] = size_bytes
+        return facts | {"where": self._place}
 
 
 # Requests that nobody can take now, for reasons of their own: they wait beside the order, and hold up nobody.

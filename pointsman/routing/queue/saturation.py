@@ -4,6 +4,7 @@ from collections.abc import Set
 from typing import Literal, Protocol, runtime_checkable
 
 from pointsman.parameters import Duration
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import (
     IN_FLIGHT_REQUESTS,
     IN_FLIGHT_TOKENS,
@@ -17,6 +18,8 @@ from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
 from pointsman.selection import Column, Positions, Rejected
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import larger, linear, mean, where_above, where_at_least
+
+_COLUMNS = {"requests": IN_FLIGHT_REQUESTS, "tokens": IN_FLIGHT_TOKENS}
 
 
 @runtime_checkable
@@ -54,11 +57,6 @@ class UtilizationDetector:
         self.oldest_s = metrics_staleness_threshold
         self.filter_queue_limit = queue_depth_threshold * (1 + headroom)
         self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
-        self._why = (
-            f"saturated or not measured lately: {{:g}} waiting (below {self.filter_queue_limit:g} is wanted), "
-            f"KV cache {{:.0%}} full (below {self.filter_kv_limit:.0%}), "
-            f"measured {{:.3g}} s ago (at most {self.oldest_s:g})"
-        )
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         waiting, sent = endpoints.column(WAITING), endpoints.column(SENT_SINCE_MEASURED)
@@ -84,7 +82,17 @@ class UtilizationDetector:
         )
         if not full or len(full) == len(candidates):
             return ()
-        return Rejected(candidates, full, self._why, waiting, kv_usage, age_s)
+        return Rejected(
+            candidates,
+            full,
+            "saturated",
+            waiting=waiting,
+            kv_usage=kv_usage,
+            age_s=age_s,
+            max_waiting=self.filter_queue_limit,
+            max_kv_usage=self.filter_kv_limit,
+            max_age_s=self.oldest_s,
+        )
 
 
 class ConcurrencyDetector:
@@ -104,16 +112,14 @@ class ConcurrencyDetector:
         _check_above_zero("maxTokenConcurrency", max_token_concurrency)
         _check_headroom(headroom)
         measures = {
-            "requests": (IN_FLIGHT_REQUESTS, max_concurrency),
-            "tokens": (IN_FLIGHT_TOKENS, max_token_concurrency),
+            "requests": (_COLUMNS["requests"], max_concurrency),
+            "tokens": (_COLUMNS["tokens"], max_token_concurrency),
         }
         if concurrency_mode not in (*measures, "hybrid"):
             raise ValueError(f'concurrencyMode is "{concurrency_mode}"; it must be requests, tokens or hybrid')
         modes = list(measures) if concurrency_mode == "hybrid" else [concurrency_mode]
         self._limits = [measures[mode] for mode in modes]
-        self._filter_limits = [(name, float(int(most * (1 + headroom)))) for name, most in self._limits]
-        limits = zip(modes, self._filter_limits, strict=True)
-        self._why = "full: " + ", ".join(f"{{:g}} of {most:g} {mode} in flight" for mode, (_, most) in limits)
+        self._filter_limits = {mode: float(int(measures[mode][1] * (1 + headroom))) for mode in modes}
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         if not len(endpoints):
@@ -124,10 +130,9 @@ class ConcurrencyDetector:
         return mean(larger(*(_divided(column, most) for column, (_, most) in zip(columns, self._limits, strict=True))))
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        columns = [candidates.column(name) for name, _ in self._filter_limits]
-        limits = [most for _, most in self._filter_limits]
-        full = _any_of(*map(where_at_least, columns, limits))
-        return Rejected(candidates, full, self._why, *columns) if full else ()
+        columns = {mode: candidates.column(_COLUMNS[mode]) for mode in self._filter_limits}
+        full = _any_of(*map(where_at_least, columns.values(), self._filter_limits.values()))
+        return Rejected(candidates, full, "concurrency-limit", limits=self._filter_limits, **columns) if full else ()
 
 
 def _any_of(*positions: Positions) -> list[int]:
@@ -184,17 +189,14 @@ class LegacyAdmission:
     def __init__(self, detector: SaturationDetector) -> None:
         self._pool = PoolSaturation(detector)
 
-    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> str | None:
+    def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         priority = cycle.request.priority
         if priority >= 0:
             return None
         saturation = self._pool.of(endpoints, cycle.now)
         if saturation < 1.0:
             return None
-        return (
-            f"shed by priority {priority}: saturation is {saturation:.2f}, and from 1 on only priority 0 and above is "
-            "served; send it again later"
-        )
+        return Reason("shed-by-priority", {"priority": priority, "saturation": saturation})
 
 
 def _having(roles: Set[str | None], endpoints: Endpoints) -> Endpoints:

@@ -2,11 +2,12 @@
 
 import re
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.selection import Column
+from pointsman.selection import Column, RejectedEach
 from pointsman.selection.columns import where_zero
-from pointsman.selection.labels import LabelColumn, RejectedForLabels
+from pointsman.selection.labels import LabelColumn
 
 
 class ContextLengthAware:
@@ -31,13 +32,15 @@ class ContextLengthAware:
         if not len(outside):
             return ()
         key = self._ranges.key
-        return RejectedForLabels(
-            candidates, outside, lambda labels: f"prompt out of range: {tokens} tokens, {key} is {labels.get(key)}"
-        )
+        return RejectedEach(candidates, outside, lambda endpoint: _outside(tokens, key, endpoint))
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         tokens = cycle.request.input_tokens
         return self._ranges.judged(candidates, lambda text: _score(text, tokens))
+
+
+def _outside(tokens: int, key: str, endpoint: Endpoint) -> Reason:
+    return Reason("prompt-out-of-range", {"tokens": tokens, "label": key, "range": endpoint.labels.get(key)})
 
 
 def _takes(text: str | None, tokens: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pointsman.config import build_policy
 from pointsman.errors import ConfigError, UnknownName
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
@@ -170,7 +171,7 @@ class ControlPlaneManager:
         for request in self._dispatcher.waiting():
             record = self._dispatcher.explain(request.request_id, now)
             failure = None if record is None else record.failure
-            unplaced.append(Unplaced(request, failure or SchedulingFailure("it is next", {})))
+            unplaced.append(Unplaced(request, failure or SchedulingFailure(Reason("is-next"), {})))
         return unplaced
 
     def explain(self, request_id: str) -> Record:

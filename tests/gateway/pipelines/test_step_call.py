@@ -6,6 +6,7 @@ import pytest
 
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
 from pointsman.http.answers import AnswerHead
+from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import Gate, answers, hangs
@@ -92,7 +93,7 @@ def test_a_step_that_is_stopped_leaves_nothing_behind(bed: Bed, how: str) -> Non
     backend = bed.backend(hangs(), max_concurrency=1)
     call, listener = begin(bed)
     wait_for(lambda: backend.received)
-    refusal = Refusal(Outcome.EVICTED_IN_FLIGHT, "stopped for more important work")
+    refusal = Refusal(Outcome.EVICTED_IN_FLIGHT, Reason("stopped-for-priority"))
     bed.thread.call(call.abandon if how == "abandon" else lambda: call.revoke(refusal))
     assert bed.left_over() == {}
     assert [failure.status for failure in listener.failures] == ([] if how == "abandon" else [429])

@@ -104,7 +104,7 @@ def test_a_reason_stays_true_when_the_load_moves_on(long: bool) -> None:
     fleet = fleet_of([load(1, 1)], long)
     rejected = HasRoom().rejections(asks(), fleet.roster)
     fleet.measure("0", Metrics(running_requests_size=7), 0.0)
-    assert [why for _, why in rejected] == ["full: 1 of 1 requests"]
+    assert [str(why) for _, why in rejected] == ["full: 1 of 1 requests"]
     assert reasons(HasRoom(), asks(), fleet.roster) == ["full: 7 of 1 requests"]
 
 

@@ -34,7 +34,9 @@ def test_an_unknown_name_is_noted() -> None:
     cycle, _ = scene([Candidate()], headers={"epp-profile": "bach"}, trace=Trace())
     assert HeaderProfileHandler().pick_profiles(cycle, TWO, {}) == ()
     assert cycle.trace is not None
-    assert cycle.trace.notes == ('no profile is named "bach"; header epp-profile may say decode, batch',)
+    assert tuple(map(str, cycle.trace.notes)) == (
+        'no profile is named "bach"; header epp-profile may say decode, batch',
+    )
 
 
 def test_results() -> None:

@@ -99,7 +99,7 @@ def test_the_client_is_told_what_happened(ttl_s: float | None, pool_is_empty: bo
     queue = FlowControl()
     offer(queue, item("r", ttl_s=ttl_s), pool_is_empty=pool_is_empty)
     [(_, refusal)] = queue.expire(61.0, pool_is_empty)
-    assert refusal.why.startswith(why)
+    assert str(refusal.reason).startswith(why)
 
 
 EVENTS = st.lists(

@@ -58,9 +58,9 @@ def test_a_band_made_on_demand_has_the_settings_of_its_default() -> None:
     refusals = offer(queue, *first)
     assert [refusal is None for refusal in refusals] == [True, False, False, True, True, False]
     assert refusals[1] is not None
-    assert "flowControl.defaultPriorityBand.maxRequests" in refusals[1].why
+    assert "flowControl.defaultPriorityBand.maxRequests" in str(refusals[1].reason)
     assert refusals[5] is not None
-    assert "flowControl.defaultNegativePriorityBand.maxRequests" in refusals[5].why
+    assert "flowControl.defaultNegativePriorityBand.maxRequests" in str(refusals[5].reason)
 
 
 def test_bands_made_on_demand_stay_bounded() -> None:
@@ -199,13 +199,13 @@ def test_a_full_queue_says_how_full_and_where_that_is_set() -> None:
     offer(queue, *(item(f"{n}") for n in range(5000)))
     [refusal] = offer(queue, item("one more"))
     assert refusal is not None
-    assert refusal.why == (
+    assert str(refusal.reason) == (
         "the queue is full: 5,000 of 5,000 requests waiting at priority 0 (flowControl.priorityBands[].maxRequests)"
     )
     served(queue, 1)
     [refusal] = offer(queue, item("a big one", size=1002))
     assert refusal is not None
-    assert refusal.why == (
+    assert str(refusal.reason) == (
         "the queue is full: 4,999 of 6,000 bytes waiting at priority 0, and this request has 1,002 "
         "(flowControl.priorityBands[].maxBytes)"
     )
@@ -217,7 +217,9 @@ def test_a_full_queue_in_front_of_nobody() -> None:
     [refusal] = offer(queue, item("b"), pool_is_empty=True)
     assert refusal is not None
     assert (refusal.outcome, refusal.status) == (NOBODY, 503)
-    assert refusal.why.startswith("no instance is running, and the queue is full: 1 of 1 requests waiting in all")
+    assert str(refusal.reason).startswith(
+        "no instance is running, and the queue is full: 1 of 1 requests waiting in all"
+    )
 
 
 def test_an_id_that_waits_already_is_refused_and_the_first_one_stays() -> None:
@@ -272,7 +274,7 @@ def test_sheddable_work_makes_room(priority: int, size: int, displaced: list[str
 def test_the_displaced_are_told_by_whom() -> None:
     offered = sheddable_queue().offer(item("new", priority=1, size=10), 0.0, pool_is_empty=False)
     [(_, refusal)] = offered.displaced
-    assert refusal.why == (
+    assert str(refusal.reason) == (
         "displaced by higher-priority work: a request of priority 1 needed the room of this one of priority -2 in a "
         "full queue: 6 of 6 requests waiting in all (flowControl.maxRequests); send it again later"
     )

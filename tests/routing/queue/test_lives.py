@@ -56,7 +56,7 @@ class Lives(RuleBasedStateMachine):
 
     def leaves(self, pairs: list[tuple[Queued, Refusal]]) -> None:
         for one, refusal in pairs:
-            assert refusal.why
+            assert str(refusal.reason)
             self.waiting.remove(one)
             self.parked.discard(one)
             self.left.append(one)
