@@ -1,18 +1,16 @@
-"""Planes for tests: real ones, each in a folder of its own. A test fails if any process of one is left behind."""
+"""Real planes, each in its own directory. A test fails if its plane leaves a process behind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.chaos.planes import LivePlane
 
-MakePlane = Callable[[], LivePlane]
-
 
 @pytest.fixture(scope="module")
 def module_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
-    """One plane for all tests of a module, not started yet."""
+    """One plane shared by the tests of a module, not yet started."""
     plane = LivePlane(tmp_path_factory.mktemp("plane"))
     yield plane
     plane.close()
@@ -20,7 +18,7 @@ def module_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[LivePlane]:
-    """A plane for one test, not started yet."""
+    """A plane for one test, not yet started."""
     plane = LivePlane(tmp_path)
     yield plane
     plane.close()

@@ -1,4 +1,4 @@
-"""Manifests of live tests, short-lived in everything. JSON is YAML."""
+"""Manifests for live tests, with short timeouts. They are JSON, which is valid YAML."""
 
 import hashlib
 import json
@@ -17,25 +17,25 @@ LIFECYCLE = {
 
 
 def manifest(*deployments: dict[str, Any], **gateway: Any) -> str:
-    """A whole document; the gateway takes a free port."""
-    told = {"kind": "Pointsman", "deployments": list(deployments), "gateway": {"listen": "127.0.0.1:0", **gateway}}
-    return json.dumps(told, indent=1)
+    """A complete manifest; the gateway listens on a free port."""
+    document = {"kind": "Pointsman", "deployments": list(deployments), "gateway": {"listen": "127.0.0.1:0", **gateway}}
+    return json.dumps(document, indent=1)
 
 
-def simulated(name: str = "m", replicas: int = 2, **facts: Any) -> dict[str, Any]:
-    """A deployment of engines whose answers are known. `parameters` adds to theirs."""
-    parameters = {"tokensPerSecond": 200, "firstTokenMs": 20, "maxNumSeqs": 8, **facts.pop("parameters", {})}
+def simulated(name: str = "m", replicas: int = 2, **fields: Any) -> dict[str, Any]:
+    """A deployment of simulated engines with predictable answers. `parameters` extends the engine parameters."""
+    parameters = {"tokensPerSecond": 200, "firstTokenMs": 20, "maxNumSeqs": 8, **fields.pop("parameters", {})}
     engine = {"type": "simulated", "parameters": parameters}
-    return {"name": name, "model": name, "replicas": replicas, "engine": engine, "lifecycle": LIFECYCLE, **facts}
+    return {"name": name, "model": name, "replicas": replicas, "engine": engine, "lifecycle": LIFECYCLE, **fields}
 
 
-def llama(name: str = "tiny", replicas: int = 2, **facts: Any) -> dict[str, Any]:
-    """A deployment of real engines with a real, if tiny, model. `parameters` adds to theirs."""
-    parameters = {"model": str(TINY), "slots": 2, "contextTokens": 256, **facts.pop("parameters", {})}
+def llama(name: str = "tiny", replicas: int = 2, **fields: Any) -> dict[str, Any]:
+    """A deployment of llama.cpp with a tiny model. `parameters` extends the engine parameters."""
+    parameters = {"model": str(TINY), "slots": 2, "contextTokens": 256, **fields.pop("parameters", {})}
     engine = {"type": "llama.cpp", "parameters": parameters}
-    return {"name": name, "model": name, "replicas": replicas, "engine": engine, "lifecycle": LIFECYCLE, **facts}
+    return {"name": name, "model": name, "replicas": replicas, "engine": engine, "lifecycle": LIFECYCLE, **fields}
 
 
 def hashed(key: str) -> str:
-    """As manifests keep keys."""
+    """The digest of an API key, as manifests store it."""
     return hashlib.sha256(key.encode()).hexdigest()

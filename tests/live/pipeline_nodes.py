@@ -1,8 +1,7 @@
-"""Nodes of the pipelines that live tests deploy. Replicas load this file by its path."""
+"""Nodes of the pipelines that the live tests deploy. Replicas load this file by path."""
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ class Model:
     def forward(self, value: int) -> int:
         return self.val * value
 
-    async def later(self, value: int, seconds: float = 0.01) -> int:
+    async def forward_async(self, value: int, seconds: float = 0.01) -> int:
         await asyncio.sleep(seconds)
         return self.val * value
 
@@ -41,7 +40,7 @@ def total(values: Any) -> Any:
 
 @pm.deployment
 class Counter:
-    """Counts its calls: a node that is used twice is called once per request."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -52,7 +51,7 @@ class Counter:
 
 
 @pm.deployment
-class Teller:
+class Streamer:
     def words(self, text: str) -> Iterator[str]:
         for word in text.split():
             yield f"{word} "
@@ -62,7 +61,7 @@ class Teller:
             await asyncio.sleep(0.001)
             yield {"number": number}
 
-    def breaks(self, after: int) -> Iterator[str]:
+    def fails(self, after: int) -> Iterator[str]:
         for number in range(after):
             yield f"{number} "
         raise ValueError("no more")
@@ -70,7 +69,7 @@ class Teller:
 
 @pm.deployment(max_concurrency=16)
 class Batched:
-    """Says how large the batch was that a call was in."""
+    """Returns each result with the size of its batch."""
 
     @pm.batch(max_batch_size=4, wait_ms=50)
     async def double(self, values: list[int]) -> list[list[int]]:
@@ -79,15 +78,15 @@ class Batched:
 
 @pm.deployment
 class Router:
-    def __init__(self, cheap: Any, dear: Any) -> None:
-        self.cheap, self.dear = cheap, dear
+    def __init__(self, cheap: Any, expensive: Any) -> None:
+        self.cheap, self.expensive = cheap, expensive
 
     async def __call__(self, value: int) -> Any:
         if value < 0:
             return await self.cheap.nothing(value)
-        several = await asyncio.gather(*(self.cheap.forward(one) for one in range(3)))
-        chosen = self.cheap if value < 10 else self.dear
-        return [await chosen.forward(value), *several]
+        results = await asyncio.gather(*(self.cheap.forward(one) for one in range(3)))
+        chosen = self.cheap if value < 10 else self.expensive
+        return [await chosen.forward(value), *results]
 
 
 @pm.deployment(shards=2)
@@ -104,18 +103,14 @@ class Sharded:
 
 @pm.deployment
 class Slow:
-    async def slowly(self, seconds: float) -> str:
+    async def sleep(self, seconds: float) -> str:
         await asyncio.sleep(seconds)
         return "done"
 
     def time_left(self, _: Any) -> float | None:
         return pm.current().time_left_s
 
-    def plainly(self, seconds: float) -> str:
-        time.sleep(seconds)
-        return "done"
-
-    async def until_there(self, file: str) -> str:
+    async def until_file_exists(self, file: str) -> str:
         while not Path(file).exists():
             await asyncio.sleep(0.01)
         return "done"
@@ -160,7 +155,7 @@ def price(item: str, count: int) -> dict[str, Any]:
 
 
 async def three_numbers(request: Any) -> list[int]:
-    """What an HTTP request brings, as the diamond takes it."""
+    """A preprocessor: the numbers in the request body, as the diamond takes them."""
     text = (await request.body()).decode()
     return [int(word) for word in text.split(request.query_params.get("by", ","))]
 
@@ -175,33 +170,33 @@ def diamond(**input_options: Any) -> Any:
 
 
 @pm.deployment
-class Asks:
-    """Asks a model twice: for the whole answer, and piece by piece."""
+class Caller:
+    """Calls a model twice: without streaming, then with it."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     async def __call__(self, prompt: str) -> list[str]:
-        whole = await self.model.complete(prompt, max_tokens=4, temperature=0)
+        text = await self.model.complete(prompt, max_tokens=4, temperature=0)
         pieces = [piece async for piece in self.model.complete.stream(prompt, max_tokens=4, temperature=0)]
-        return [whole, "".join(pieces)]
+        return [text, "".join(pieces)]
 
 
 async def image_of(request: Any) -> Any:
-    """An array that is too large to travel with the rest."""
+    """A preprocessor: the request body as an array large enough for shared memory."""
     return np.frombuffer(await request.body(), dtype=np.uint8).reshape(-1, 1000)
 
 
 @pm.deployment
 class Delegates:
-    """Has arrays made and summed by others, through handles."""
+    """Makes and sums arrays on another node, through handles."""
 
     def __init__(self, arrays: Any) -> None:
         self.arrays = arrays
 
     async def __call__(self, size: int) -> float:
-        made = await self.arrays.make(size)
-        return float(await self.arrays.sum(made)) + float(made[1])
+        array = await self.arrays.make(size)
+        return float(await self.arrays.sum(array)) + float(array[1])
 
 
 @pm.deployment
@@ -211,7 +206,7 @@ def shape(array: Any) -> list[int]:
 
 @pm.deployment
 class Watched:
-    """Says how much there is to do, for a scaling policy of the user's own."""
+    """Records a metric for a custom scaling policy."""
 
     def look(self, pages: int) -> int:
         pm.record_metric("pages_waiting", pages)
@@ -219,16 +214,16 @@ class Watched:
 
 
 @pm.deployment
-class Pours:
-    """Yields without end, and writes down how far it has come."""
+class Endless:
+    """Streams without end and writes the number of bytes it has yielded to a file."""
 
-    async def out(self, file: str) -> AsyncIterator[str]:
-        poured = 0
+    async def chunks(self, file: str) -> AsyncIterator[str]:
+        yielded = 0
         try:
             while True:
                 yield "x" * 65536
-                poured += 65536
-                Path(file).write_text(str(poured))
+                yielded += 65536
+                Path(file).write_text(str(yielded))
                 await asyncio.sleep(0)
         finally:
             Path(file).write_text("stopped")

@@ -1,4 +1,4 @@
-"""Why a live request went where it went: the same story from the commands, the admin API and the metrics."""
+"""Explaining live requests: the commands, the admin API and the metrics agree."""
 
 import http.client
 import json
@@ -28,19 +28,19 @@ def live(module_plane: LivePlane) -> LivePlane:
 def ask(live: LivePlane) -> Ask:
     """(method, path, body, headers...) -> (status, headers, JSON or text)"""
 
-    def asked(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+    def send(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
         connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30.0)
         try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, None if body is None else json.dumps(body), named)
-            answer = connection.getresponse()
-            said = answer.read()
+            sent = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, None if body is None else json.dumps(body), sent)
+            response = connection.getresponse()
+            content = response.read()
         finally:
             connection.close()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, found, json.loads(said) if "json" in found["content-type"] else said
+        received = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, received, json.loads(content) if "json" in received["content-type"] else content
 
-    return asked
+    return send
 
 
 def complete(ask: Ask, request_id: str, **more: Any) -> tuple[int, dict[str, str], Any]:
@@ -48,7 +48,7 @@ def complete(ask: Ask, request_id: str, **more: Any) -> tuple[int, dict[str, str
     return ask("POST", "/v1/completions", body, x_request_id=request_id)
 
 
-def test_a_request_that_was_served(live: LivePlane, ask: Ask) -> None:
+def test_a_served_request_shows_its_trace(live: LivePlane, ask: Ask) -> None:
     status, headers, _ = complete(ask, "served-1")
     assert status == 200
     record = live.admin.get("requests", "served-1")
@@ -66,18 +66,18 @@ def test_a_request_that_was_served(live: LivePlane, ask: Ask) -> None:
         assert one["total"] == pytest.approx(sum(weighted))
     assert profile["targets"] == [record["instance"]]
 
-    said = live.pointsman("explain", "served-1")
-    assert said.returncode == 0
-    assert said.stdout.strip() == record["text"].strip()
-    assert 'request "served-1" is served' in said.stdout
+    result = live.pointsman("explain", "served-1")
+    assert result.returncode == 0
+    assert result.stdout.strip() == record["text"].strip()
+    assert 'request "served-1" is served' in result.stdout
     for word in ("m-1", "m-2", "m-3", "queue-scorer x2", "prefix-cache-scorer x3", "total", "chosen", "4 out"):
-        assert word in said.stdout
-    print("\n" + said.stdout)
-    told = json.loads(live.pointsman("explain", "served-1", "--json").stdout)
-    assert told["trace"] == record["trace"]
+        assert word in result.stdout
+    print("\n" + result.stdout)
+    decoded = json.loads(live.pointsman("explain", "served-1", "--json").stdout)
+    assert decoded["trace"] == record["trace"]
 
 
-def test_a_request_that_was_tried_again(live: LivePlane, ask: Ask) -> None:
+def test_a_retried_request_shows_its_failed_tries(live: LivePlane, ask: Ask) -> None:
     for name, instance in live.instances("m").items():
         if name != "m-3":
             tell(instance["url"], {"fault": "status", "status": 503, "count": 1})
@@ -98,36 +98,35 @@ def test_a_request_that_was_tried_again(live: LivePlane, ask: Ask) -> None:
     assert metrics.value("pointsman_failed_tries_total") == 2
 
 
-def test_a_request_that_nobody_could_take(live: LivePlane, ask: Ask) -> None:
-    status, headers, said = complete(ask, "hopeless", pointsman={"cost_budget": 1e-12, "timeout_s": 0.3})
+def test_a_refused_request_shows_why_each_instance_rejected_it(live: LivePlane, ask: Ask) -> None:
+    status, headers, body = complete(ask, "refused-1", pointsman={"cost_budget": 1e-12, "timeout_s": 0.3})
     assert status in (429, 503)
     assert int(headers["retry-after"]) >= 1
-    record = live.admin.get("requests", "hopeless")
+    record = live.admin.get("requests", "refused-1")
     assert record["state"] == "refused"
-    assert record["refusal"]["why"] == said["error"]["message"]
+    assert record["refusal"]["why"] == body["error"]["message"]
     assert set(record["rejected"]) == {"m-1", "m-2", "m-3"}
     assert all("budget" in why for why in record["rejected"].values())
-    assert "refused (EvictedTTL)" in live.pointsman("explain", "hopeless").stdout
+    assert "refused (EvictedTTL)" in live.pointsman("explain", "refused-1").stdout
 
 
-def test_a_request_that_runs(live: LivePlane, ask: Ask) -> None:
-    """Its story can be read while it is not at its end."""
+def test_a_running_request_can_be_explained(live: LivePlane, ask: Ask) -> None:
     connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30.0)
     body = {"model": "other", "prompt": "long", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"x-request-id": "under-way"})
-    answer = connection.getresponse()
-    assert answer.readline().startswith(b"data: ")
-    record = live.admin.get("requests", "under-way")
+    connection.request("POST", "/v1/completions", json.dumps(body), {"x-request-id": "running-1"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    record = live.admin.get("requests", "running-1")
     assert (record["state"], record["instance"], record["total_ms"]) == ("running", "other-1", None)
     assert record["first_token_ms"] > 0
     assert live.instances()["other-1"]["in_flight"] == 1
     connection.close()
-    answer.close()
-    live.until(lambda: live.admin.get("requests", "under-way")["state"] == "refused", "it is noticed that it left")
-    assert "client went away" in live.pointsman("explain", "under-way").stdout
+    response.close()
+    live.until(lambda: live.admin.get("requests", "running-1")["state"] == "refused", "the disconnect is noticed")
+    assert "client went away" in live.pointsman("explain", "running-1").stdout
 
 
-def test_lists_of_requests(live: LivePlane, ask: Ask) -> None:
+def test_requests_are_listed_and_filtered(live: LivePlane, ask: Ask) -> None:
     complete(ask, "listed-1")
     complete(ask, "listed-2", model="other")
     newest = live.admin.get("requests", limit=2)["requests"]
@@ -138,53 +137,53 @@ def test_lists_of_requests(live: LivePlane, ask: Ask) -> None:
     assert live.pointsman("requests", "--only", "waiting").stdout.strip() == "no such requests are known"
 
 
-def test_unknown_requests(live: LivePlane) -> None:
-    said = live.pointsman("explain", "never-sent")
-    assert said.returncode == 1
-    assert 'nothing is known of a request "never-sent"' in said.stderr
+def test_explaining_an_unknown_request_fails(live: LivePlane) -> None:
+    result = live.pointsman("explain", "never-sent")
+    assert result.returncode == 1
+    assert 'nothing is known of a request "never-sent"' in result.stderr
 
 
-def test_status(live: LivePlane) -> None:
-    said = live.pointsman("status")
-    assert said.returncode == 0
+def test_status_shows_every_instance(live: LivePlane) -> None:
+    result = live.pointsman("status")
+    assert result.returncode == 0
     for word in ("plane ready", "3 of 3", "1 of 1", "m-1", "m-2", "m-3", "other-1", live.url):
-        assert word in said.stdout
-    told = json.loads(live.pointsman("status", "--json").stdout)
-    assert told["ready"] is True
-    assert told["pid"] == live.process.pid
+        assert word in result.stdout
+    decoded = json.loads(live.pointsman("status", "--json").stdout)
+    assert decoded["ready"] is True
+    assert decoded["pid"] == live.process.pid
     assert all(one["metrics_age_s"] < 30 for one in live.instances().values())
 
 
 class TestAdminOverHttp:
-    def test_needs_its_key(self, ask: Ask) -> None:
+    def test_requires_the_admin_key(self, ask: Ask) -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {ADMIN_KEY}"}):
-            status, _, said = ask("GET", "/admin/v1/status", **headers)
+            status, _, body = ask("GET", "/admin/v1/status", **headers)
             assert status == 401
-            assert said["error"]["type"] == "authentication_error"
+            assert body["error"]["type"] == "authentication_error"
 
-    def test_says_the_same_as_the_local_socket(self, live: LivePlane, ask: Ask) -> None:
+    def test_returns_the_same_as_the_local_socket(self, live: LivePlane, ask: Ask) -> None:
         complete(ask, "over-http")
-        status, _, said = ask("GET", "/admin/v1/requests/over-http", authorization=f"Bearer {ADMIN_KEY}")
-        here = live.admin.get("requests", "over-http")
+        status, _, body = ask("GET", "/admin/v1/requests/over-http", authorization=f"Bearer {ADMIN_KEY}")
+        local = live.admin.get("requests", "over-http")
         assert status == 200
-        assert {**said, "arrived": ""} == {**here, "arrived": ""}
+        assert {**body, "arrived": ""} == {**local, "arrived": ""}
 
-    def test_commands_reach_it_by_its_address(self, live: LivePlane, ask: Ask) -> None:
+    def test_commands_connect_by_url(self, live: LivePlane, ask: Ask) -> None:
         complete(ask, "by-address")
-        said = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY=ADMIN_KEY)
-        assert (said.returncode, 'request "by-address" is served' in said.stdout) == (0, True)
-        said = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY="wrong")
-        assert said.returncode == 1
-        assert "key" in said.stderr
+        result = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY=ADMIN_KEY)
+        assert (result.returncode, 'request "by-address" is served' in result.stdout) == (0, True)
+        result = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY="wrong")
+        assert result.returncode == 1
+        assert "key" in result.stderr
 
-    def test_logs(self, ask: Ask) -> None:
+    def test_returns_logs_of_an_instance(self, ask: Ask) -> None:
         path = "/admin/v1/instances/m-1/logs?lines=5"
-        status, _, said = ask("GET", path, authorization=f"Bearer {ADMIN_KEY}")
+        status, _, body = ask("GET", path, authorization=f"Bearer {ADMIN_KEY}")
         assert status == 200
-        assert "started as process" in said["text"]
+        assert "started as process" in body["text"]
 
 
-def test_metrics_count_what_happened(live: LivePlane, ask: Ask) -> None:
+def test_metrics_count_requests_and_tokens(live: LivePlane, ask: Ask) -> None:
     before = Samples(ask("GET", "/metrics")[2])
     complete(ask, "metered-1")
     complete(ask, "metered-2", stream=True)

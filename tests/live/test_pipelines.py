@@ -1,4 +1,4 @@
-"""Applications on a real plane: every kind of graph, over HTTP, with real replicas."""
+"""Applications on a real plane: every kind of graph, called over HTTP, on real replicas."""
 
 import json
 import os
@@ -18,7 +18,6 @@ from bench.chaos.planes import LivePlane
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import llama, manifest
 
-Ask = Callable[..., httpx.Response]
 Deploy = Callable[[str, Any], str]
 
 
@@ -37,7 +36,7 @@ def client(plane: LivePlane) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def deploy(plane: LivePlane) -> Deploy:
     def deploy(name: str, root: Any) -> str:
-        """Deploy it and wait; where it is reached."""
+        """Deploy an application, wait until it is ready, and return its path."""
         text = pm.build(root, name=name, folder=plane.folder).to_yaml()
         plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
         plane.until(plane.is_settled, f"{name} ready")
@@ -46,7 +45,7 @@ def deploy(plane: LivePlane) -> Deploy:
     return deploy
 
 
-def test_the_diamond(deploy: Deploy, client: httpx.Client) -> None:
+def test_the_diamond_accepts_valid_input_only(deploy: Deploy, client: httpx.Client) -> None:
     path = deploy("diamond", nodes.diamond())
     assert client.post(path, json=[1, 2, 3]).json() == 8
     answer = client.post(path, json=[1, 2])
@@ -58,17 +57,17 @@ def test_the_diamond(deploy: Deploy, client: httpx.Client) -> None:
     assert client.get(path).status_code == 405
 
 
-def test_a_chain_and_a_fan(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_chain_with_a_fan_out(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as value:
         ten = nodes.Model.bind(10)
         three = nodes.Model.bind(3)
-        chained = three.later.bind(ten.forward.bind(value))
+        chained = three.forward_async.bind(ten.forward.bind(value))
         fan = [ten.forward.bind(chained), three.forward.bind(chained)]
         dag = nodes.total.bind({"fan": nodes.total.bind(fan), "chained": chained, "one": 1})
     assert client.post(deploy("chain", dag), json=2).json() == 60 * 13 + 60 + 1
 
 
-def test_a_node_that_is_used_twice_is_called_once(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_shared_call_runs_once_per_request(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as value:
         counter = nodes.Counter.bind()
         once = counter.count.bind(value)
@@ -77,13 +76,13 @@ def test_a_node_that_is_used_twice_is_called_once(deploy: Deploy, client: httpx.
     assert [client.post(path, json=0).json() for _ in range(3)] == [2, 4, 6]
 
 
-def test_several_outputs(deploy: Deploy, client: httpx.Client) -> None:
+def test_an_application_returns_nested_outputs(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as value:
         ten = nodes.Model.bind(10)
         one = ten.forward.bind(value["x"])
         two = nodes.total.bind([one, value["x"]])
-    path = deploy("outputs", {"one": one, "both": [two, one], "input": value["x"], "said": "as it is"})
-    assert client.post(path, json={"x": 4}).json() == {"one": 40, "both": [44, 40], "input": 4, "said": "as it is"}
+    path = deploy("outputs", {"one": one, "both": [two, one], "input": value["x"], "constant": "text"})
+    assert client.post(path, json={"x": 4}).json() == {"one": 40, "both": [44, 40], "input": 4, "constant": "text"}
 
 
 @pytest.mark.parametrize(
@@ -99,28 +98,29 @@ def test_several_outputs(deploy: Deploy, client: httpx.Client) -> None:
         ),
         ("numbers", 2, "*/*", "application/x-ndjson", '{"number":0}\n{"number":1}\n'),
     ],
+    ids=["text", "server-sent events", "JSON lines"],
 )
-def test_streams(
+def test_the_format_of_a_stream(
     deploy: Deploy, client: httpx.Client, method: str, value: Any, accept: str, kind: str, text: str
 ) -> None:
     with pm.InputNode() as given:
-        teller = nodes.Teller.bind()
-        dag = getattr(teller, method).bind(given)
-    path = deploy(f"tell-{method}", dag)
+        streamer = nodes.Streamer.bind()
+        dag = getattr(streamer, method).bind(given)
+    path = deploy(f"stream-{method}", dag)
     with client.stream("POST", path, json=value, headers={"accept": accept}) as answer:
         assert answer.headers["content-type"] == kind
         assert answer.headers["transfer-encoding"] == "chunked"
         assert "".join(answer.iter_text()) == text
 
 
-def test_a_stream_that_breaks_says_so(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_failing_stream_reports_the_error(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as given:
-        dag = nodes.Teller.bind().breaks.bind(given)
-    path = deploy("breaks", dag)
+        dag = nodes.Streamer.bind().fails.bind(given)
+    path = deploy("fails", dag)
     with client.stream("POST", path, json=2, headers={"accept": "text/event-stream"}) as answer:
-        said = "".join(answer.iter_text())
-    assert said.startswith("data: 0 \n\ndata: 1 \n\ndata: ")
-    assert "no more" in said
+        text = "".join(answer.iter_text())
+    assert text.startswith("data: 0 \n\ndata: 1 \n\ndata: ")
+    assert "no more" in text
     with pytest.raises(httpx.RemoteProtocolError), client.stream("POST", path, json=2) as answer:
         answer.read()
 
@@ -135,33 +135,33 @@ def test_calls_are_batched(deploy: Deploy, client: httpx.Client) -> None:
     assert max(answer[1] for answer in answers) > 1
 
 
-def test_nodes_choose_whom_to_call(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
+def test_a_node_chooses_which_node_to_call(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
     cheap = nodes.Model.bind(1)
-    dear = nodes.Model.bind(100)
-    path = deploy("routed", nodes.Router.bind(cheap, dear))
+    expensive = nodes.Model.bind(100)
+    path = deploy("routed", nodes.Router.bind(cheap, expensive))
     answer = client.post(path, json=5)
     assert answer.json() == [5, 0, 1, 2], answer.text
     answer = client.post(path, json=50, headers={"x-request-id": "routed-1"})
     assert answer.json() == [5000, 0, 1, 2]
-    told = plane.pointsman("explain", "routed-1").stdout
-    assert "routed.dear-1" in told
-    assert told.count("forward") == 4
-    wrong = client.post(path, json=-1)
-    assert wrong.status_code == 500
-    assert "nothing" in wrong.json()["error"]["message"]
+    text = plane.pointsman("explain", "routed-1").stdout
+    assert "routed.expensive-1" in text
+    assert text.count("forward") == 4
+    failed = client.post(path, json=-1)
+    assert failed.status_code == 500
+    assert "nothing" in failed.json()["error"]["message"]
 
 
-def test_shards_each_do_a_part(deploy: Deploy, client: httpx.Client) -> None:
+def test_each_shard_computes_a_part(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as given:
         sharded = nodes.Sharded.bind()
         dag = sharded.part.bind(given)
     assert client.post(deploy("sharded", dag), json=[1, 2, 3, 4]).json() == {"parts": [4, 6], "by": 0}
 
 
-def test_deadlines_end_late_work(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
+def test_a_missed_deadline_cancels_the_call(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
     with pm.InputNode() as given:
         slow = nodes.Slow.bind()
-        first = slow.slowly.bind(given)
+        first = slow.sleep.bind(given)
         dag = nodes.total.bind([first])
     path = deploy("late", dag)
     headers = {"x-pointsman-deadline-ms": "150", "x-request-id": "late-1"}
@@ -170,11 +170,11 @@ def test_deadlines_end_late_work(deploy: Deploy, client: httpx.Client, plane: Li
     assert answer.json()["error"]["node"] == "slow"
     assert answer.json()["error"]["code"] == "deadline_exceeded"
     plane.until(lambda: plane.instances("late.slow")["late.slow-1"]["in_flight"] == 0, "the slow call stopped")
-    told = plane.pointsman("explain", "late-1").stdout
-    assert "its deadline of 150 ms was missed" in told
+    text = plane.pointsman("explain", "late-1").stdout
+    assert "its deadline of 150 ms was missed" in text
 
 
-def test_a_step_knows_how_much_time_is_left(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_step_knows_its_remaining_time(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as given:
         dag = nodes.Slow.options(deadline_share=0.5).bind().time_left.bind(given)
     path = deploy("left", dag)
@@ -183,7 +183,7 @@ def test_a_step_knows_how_much_time_is_left(deploy: Deploy, client: httpx.Client
     assert 1.0 < left <= 2.0
 
 
-def test_an_error_names_the_node_and_shows_the_trace_only_if_asked(deploy: Deploy, client: httpx.Client) -> None:
+def test_an_error_names_its_node_and_has_a_traceback_on_request(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode() as given:
         m1 = nodes.Model.bind(1)
         dag = nodes.ensemble.bind(m1.forward.bind(given), nodes.broken.bind(given))
@@ -198,7 +198,7 @@ def test_an_error_names_the_node_and_shows_the_trace_only_if_asked(deploy: Deplo
     assert 'raise ValueError(f"cannot take {value!r}")' in traced["traceback"]
 
 
-def test_a_preprocessor_makes_the_input(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_preprocessor_parses_the_request(deploy: Deploy, client: httpx.Client) -> None:
     path = deploy("pre", nodes.diamond(preprocessor=nodes.three_numbers))
     assert client.post(path, content="1,2,3").json() == 8
     assert client.post(f"{path}?by=;", content="1;2;3").json() == 8
@@ -207,7 +207,7 @@ def test_a_preprocessor_makes_the_input(deploy: Deploy, client: httpx.Client) ->
     assert "invalid literal" in wrong.json()["detail"][0]["msg"]
 
 
-def test_a_schema_refuses_with_the_field(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_schema_error_names_the_field(deploy: Deploy, client: httpx.Client) -> None:
     with pm.InputNode(schema=nodes.Order) as order:
         dag = nodes.price.bind(order.item, count=order.count)
     path = deploy("orders", dag)
@@ -222,9 +222,9 @@ def test_a_schema_refuses_with_the_field(deploy: Deploy, client: httpx.Client) -
 
 def test_arrays_go_through_shared_memory(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
     with pm.InputNode() as size:
-        maker = nodes.Arrays.bind()
-        taker = nodes.Arrays.bind()
-        dag = taker.sum.bind(maker.make.bind(size))
+        producer = nodes.Arrays.bind()
+        consumer = nodes.Arrays.bind()
+        dag = consumer.sum.bind(producer.make.bind(size))
     path = deploy("arrays", dag)
     for _ in range(3):
         assert client.post(path, json=1_000_000).json() == 499999500000.0
@@ -236,11 +236,11 @@ def test_arrays_go_through_shared_memory(deploy: Deploy, client: httpx.Client, p
     images = deploy("images", dag)
     for _ in range(3):
         assert client.post(images, content=b"x" * 500_000).json() == [500, 1000]
-    plane.until(lambda: not shared_files(plane), "all files of ended requests removed")
+    plane.until(lambda: not shared_files(plane), "files of finished requests removed")
 
 
 def shared_files(plane: LivePlane) -> list[str]:
-    """Those that requests refer to; what senders keep for themselves begins with a dot."""
+    """Files that requests refer to; names of files that senders keep for reuse begin with a dot."""
     [folder] = {
         line.partition("=")[2]
         for pid in plane.pids().values()
@@ -250,25 +250,23 @@ def shared_files(plane: LivePlane) -> list[str]:
     return [file.name for file in Path(folder).iterdir() if not file.name.startswith(".")]
 
 
-def test_models_are_nodes(deploy: Deploy, client: httpx.Client) -> None:
+def test_a_model_is_a_node(deploy: Deploy, client: httpx.Client) -> None:
     tiny = pm.model("tiny")
     with pm.InputNode() as given:
         text = tiny.complete.bind(given, max_tokens=3, temperature=0)
         dag = {"text": text, "again": tiny.complete.bind(prompt=text, max_tokens=2)}
-    answer = client.post(deploy("told", dag), json="def ").json()
+    answer = client.post(deploy("completions", dag), json="def ").json()
     assert answer["text"]
     assert isinstance(answer["again"], str)
     with pm.InputNode() as given:
         streamed = tiny.chat.bind([{"role": "user", "content": given["question"]}], max_tokens=3, stream=True)
     with client.stream("POST", deploy("chat", streamed), json={"question": "Hello"}) as events:
-        said = "".join(events.iter_text())
-    assert said.rstrip().endswith("data: [DONE]")
-    assert json.loads(said.split("\n\n")[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
+        stream = "".join(events.iter_text())
+    assert stream.rstrip().endswith("data: [DONE]")
+    assert json.loads(stream.split("\n\n")[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
 
 
-def test_what_models_take_in_a_pipeline_is_their_tenants(
-    plane: LivePlane, deploy: Deploy, client: httpx.Client
-) -> None:
+def test_tokens_of_models_in_a_pipeline_are_counted(plane: LivePlane, deploy: Deploy, client: httpx.Client) -> None:
     tiny = pm.model("tiny")
     with pm.InputNode() as given:
         dag = tiny.complete.bind(given, max_tokens=4, temperature=0)
@@ -280,15 +278,15 @@ def test_what_models_take_in_a_pipeline_is_their_tenants(
 
 
 def test_nodes_call_models_through_handles(plane: LivePlane, deploy: Deploy, client: httpx.Client) -> None:
-    path = deploy("asks", nodes.Asks.bind(pm.model("tiny")))
-    answer = client.post(path, json="def ", headers={"x-request-id": "asks-1"})
+    path = deploy("calls", nodes.Caller.bind(pm.model("tiny")))
+    answer = client.post(path, json="def ", headers={"x-request-id": "calls-1"})
     assert answer.status_code == 200, answer.text
-    whole, streamed = answer.json()
-    assert whole == streamed != ""
-    told = plane.pointsman("explain", "asks-1").stdout
-    assert told.count("completions") == 2
-    assert told.count("tiny-1") == 2
-    assert plane.pointsman("explain", "asks-1.asks.1").stdout.startswith('request "asks-1.asks.1" is served')
+    plain, streamed = answer.json()
+    assert plain == streamed != ""
+    text = plane.pointsman("explain", "calls-1").stdout
+    assert text.count("completions") == 2
+    assert text.count("tiny-1") == 2
+    assert plane.pointsman("explain", "calls-1.caller.1").stdout.startswith('request "calls-1.caller.1" is served')
 
 
 def metric(client: httpx.Client, name: str) -> float:
@@ -296,21 +294,21 @@ def metric(client: httpx.Client, name: str) -> float:
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
 
-@pytest.mark.parametrize(("idempotent", "status"), [(True, 200), (False, 502)])
-def test_a_call_whose_replica_dies_is_made_again_only_if_it_may_be(
+@pytest.mark.parametrize(("idempotent", "status"), [(True, 200), (False, 502)], ids=["idempotent", "not idempotent"])
+def test_only_idempotent_calls_are_retried_after_a_replica_dies(
     plane: LivePlane, deploy: Deploy, client: httpx.Client, idempotent: bool, status: int
 ) -> None:
     with pm.InputNode() as given:
         slow = nodes.Slow.options(idempotent=idempotent, num_replicas=2).bind()
-        dag = slow.slowly.bind(given)
-    name = f"dies-{'again' if idempotent else 'once'}"
+        dag = slow.sleep.bind(given)
+    name = f"dies-{'retried' if idempotent else 'failed'}"
     path = deploy(name, dag)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.post, path, json=1.0, headers={"x-request-id": name})
-        plane.until(lambda: busy(plane, f"{name}.slow"), "the call under way")
+        response = pool.submit(client.post, path, json=1.0, headers={"x-request-id": name})
+        plane.until(lambda: busy(plane, f"{name}.slow"), "the call in flight")
         [replica] = busy(plane, f"{name}.slow")
         os.kill(plane.pids(f"{name}.slow")[replica], signal.SIGKILL)
-        answer = asked.result()
+        answer = response.result()
     assert answer.status_code == status, answer.text
     if not idempotent:
         assert answer.json()["error"]["node"] == "slow"
@@ -323,7 +321,7 @@ def busy(plane: LivePlane, deployment: str) -> list[str]:
     return [name for name, one in plane.instances(deployment).items() if one["in_flight"]]
 
 
-ONE_MAY_WAIT = {
+QUEUE_OF_ONE = {
     "config": {
         "featureGates": ["flowControl"],
         "plugins": [{"type": "concurrency-detector", "parameters": {"maxConcurrency": 1}}],
@@ -333,21 +331,21 @@ ONE_MAY_WAIT = {
 }
 
 
-def test_a_node_whose_queue_is_full_refuses_and_nobody_else_notices(
+def test_a_full_queue_of_one_node_affects_no_other_application(
     plane: LivePlane, deploy: Deploy, client: httpx.Client, tmp_path: Path
 ) -> None:
     with pm.InputNode() as given:
         quick = nodes.Counter.bind()
-        slow = nodes.Slow.options(max_concurrency=1, scheduling=ONE_MAY_WAIT).bind()
-        dag = {"count": quick.count.bind(given), "slow": slow.until_there.bind(given)}
-    path, other, door = deploy("full", dag), deploy("diamond", nodes.diamond()), tmp_path / "door"
+        slow = nodes.Slow.options(max_concurrency=1, scheduling=QUEUE_OF_ONE).bind()
+        dag = {"count": quick.count.bind(given), "slow": slow.until_file_exists.bind(given)}
+    path, other, release = deploy("full", dag), deploy("diamond", nodes.diamond()), tmp_path / "release"
 
     def ask(name: str) -> httpx.Response:
-        return client.post(path, json=str(door), headers={"x-request-id": name})
+        return client.post(path, json=str(release), headers={"x-request-id": name})
 
     def traffic() -> tuple[int, int]:
-        [told] = [one for one in plane.status()["deployments"] if one["name"] == "full.slow"]
-        return told["running"], told["waiting"]
+        [deployment] = [one for one in plane.status()["deployments"] if one["name"] == "full.slow"]
+        return deployment["running"], deployment["waiting"]
 
     with ThreadPoolExecutor(2) as pool:
         served = pool.submit(ask, "served")
@@ -356,12 +354,12 @@ def test_a_node_whose_queue_is_full_refuses_and_nobody_else_notices(
         plane.until(lambda: traffic() == (1, 1), "a call in the queue")
         refused = ask("refused")
         assert client.post(other, json=[1, 2, 3]).json() == 8
-        door.touch()
+        release.touch()
         answers = [served.result(), waits.result()]
     assert refused.status_code == 429, refused.text
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "not_served")
-    assert (error["node"], error["step"]) == ("slow", "slow.until_there")
+    assert (error["node"], error["step"]) == ("slow", "slow.until_file_exists")
     assert error["message"].startswith('node "slow": the queue is full: ')
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-request-id"] == "refused"
@@ -374,25 +372,25 @@ def test_a_node_whose_queue_is_full_refuses_and_nobody_else_notices(
     assert step["failure"].startswith("the queue is full: ")
 
 
-def test_a_client_that_does_not_read_holds_its_generator_up_and_nobody_else(
+def test_a_client_that_does_not_read_pauses_only_its_own_generator(
     plane: LivePlane, deploy: Deploy, client: httpx.Client, tmp_path: Path
 ) -> None:
     with pm.InputNode() as given:
-        dag = nodes.Pours.bind().out.bind(given)
-    path, told = deploy("pours", dag), tmp_path / "poured"
+        dag = nodes.Endless.bind().chunks.bind(given)
+    path, progress = deploy("endless", dag), tmp_path / "progress"
     address = urlsplit(plane.url)
-    body = json.dumps(str(told)).encode()
-    with socket.create_connection((address.hostname, address.port)) as lazy:
-        lazy.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
-        plane.until(told.exists, "the first pieces")
+    body = json.dumps(str(progress)).encode()
+    with socket.create_connection((address.hostname, address.port)) as unread:
+        unread.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        plane.until(progress.exists, "the first pieces")
         seen: list[str] = []
 
-        def stands_still() -> bool:
-            seen.append(told.read_text())
+        def is_paused() -> bool:
+            seen.append(progress.read_text())
             return len(seen) > 25 and len(set(seen[-25:])) == 1  # half a second
 
-        plane.until(stands_still, "back-pressure")
-        assert int(seen[-1]) < 64 << 20, "the rest of it is nobody's memory"
+        plane.until(is_paused, "back-pressure")
+        assert int(seen[-1]) < 64 << 20, "the plane must not buffer the stream"
         assert client.post("/diamond", json=[1, 2, 3]).json() == 8
-        assert len(lazy.recv(65536)) > 0
-    plane.until(lambda: told.read_text() == "stopped", "the generator closed once its client is gone")
+        assert len(unread.recv(65536)) > 0
+    plane.until(lambda: progress.read_text() == "stopped", "the generator closed after the disconnect")

@@ -1,4 +1,4 @@
-"""Applications that change, and replicas that die, under load: only what differs is touched, and nobody notices."""
+"""Rolling out applications and killing replicas under load: only what differs changes, and no request fails."""
 
 import os
 import signal
@@ -46,28 +46,28 @@ with pm.InputNode() as dag_input:
     m2 = Model.bind(2)
     dag = ensemble.bind(m1.forward.bind(dag_input[0]), m2.forward.bind(dag_input[1]), dag_input[2])
 """
-BROKEN = CODE.replace("self.val = val", "raise RuntimeError('the weights are not there')")
+BROKEN = CODE.replace("self.val = val", "raise RuntimeError('the weights are missing')")
 
 
 class Load:
-    """Clients that ask for one thing again and again; every answer is kept."""
+    """Clients that repeat one request and keep every response."""
 
     def __init__(self, url: str, body: Any, clients: int = 4) -> None:
         self.answers: list[tuple[int, str]] = []
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(url, body)) for _ in range(clients)]
+        self._threads = [threading.Thread(target=self._send, args=(url, body)) for _ in range(clients)]
 
-    def _ask(self, url: str, body: Any) -> None:
+    def _send(self, url: str, body: Any) -> None:
         with httpx.Client(timeout=30) as client:
             while not self._stop.is_set():
                 answer = client.post(url, json=body)
                 self.answers.append((answer.status_code, answer.text))
 
     def until_more(self, count: int = 50) -> None:
-        """Let so many more requests be answered."""
-        enough, deadline = len(self.answers) + count, time.monotonic() + 60
-        while len(self.answers) < enough:
-            assert time.monotonic() < deadline, "nobody is answered any more"
+        """Wait until `count` more requests are answered."""
+        target, deadline = len(self.answers) + count, time.monotonic() + 60
+        while len(self.answers) < target:
+            assert time.monotonic() < deadline, "requests are no longer answered"
             time.sleep(0.005)
 
     @contextmanager
@@ -83,20 +83,20 @@ class Load:
             for thread in self._threads:
                 thread.join()
 
-    def bad(self, *fine: str) -> list[tuple[int, str]]:
-        return [answer for answer in self.answers if answer[0] != 200 or answer[1] not in fine]
+    def bad(self, *expected: str) -> list[tuple[int, str]]:
+        return [answer for answer in self.answers if answer[0] != 200 or answer[1] not in expected]
 
 
 @pytest.fixture
 def running(plane: LivePlane) -> LivePlane:
-    """A plane with the diamond on it."""
+    """A plane that serves the diamond."""
     plane.up(manifest())
-    deployed(plane, build(plane))
+    deploy(plane, build(plane))
     return plane
 
 
 def build(plane: LivePlane, code: str = CODE, change: Callable[[str], str] = lambda text: text) -> Path:
-    """Write the code, and what `pointsman build` makes of it, a little changed."""
+    """Write the code, run `pointsman build` on it, and apply `change` to the manifest that it writes."""
     (plane.folder / "diamond.py").write_text(code, encoding="utf-8")
     built = subprocess.run(
         [sys.executable, "-m", "pointsman.cli.main", "build", "diamond.py:dag", "-o", "diamond.yaml"],
@@ -108,10 +108,10 @@ def build(plane: LivePlane, code: str = CODE, change: Callable[[str], str] = lam
     return file
 
 
-def deployed(plane: LivePlane, file: Path, code: int = 0) -> str:
-    done = plane.pointsman("deploy", file)
-    assert done.returncode == code, done.stdout + done.stderr + plane.said()
-    return done.stdout + done.stderr
+def deploy(plane: LivePlane, file: Path, code: int = 0) -> str:
+    result = plane.pointsman("deploy", file)
+    assert result.returncode == code, result.stdout + result.stderr + plane.said()
+    return result.stdout + result.stderr
 
 
 def with_option(node: str, option: str) -> Callable[[str], str]:
@@ -122,31 +122,31 @@ def is_replaced(plane: LivePlane, name: str, before: int) -> bool:
     return plane.pids().get(name, before) != before and plane.is_settled()
 
 
-def test_building_deploying_and_reading_back_is_the_same(running: LivePlane) -> None:
+def test_the_deployed_manifest_is_returned_unchanged(running: LivePlane) -> None:
     text = (running.folder / "diamond.yaml").read_text(encoding="utf-8")
     assert load_application(text, running.folder).text == text
     assert running.admin.get("applications", "diamond")["yaml"] == text
     before = running.pids()
-    assert "nothing changed" in deployed(running, running.folder / "diamond.yaml")
+    assert "nothing changed" in deploy(running, running.folder / "diamond.yaml")
     assert running.pids() == before
 
 
-def test_replicas_and_user_config_are_changed_lightly(running: LivePlane) -> None:
+def test_replicas_and_user_config_change_without_a_restart(running: LivePlane) -> None:
     before = running.pids()
-    deployed(running, build(running, change=with_option("m1", "replicas: 3")))
+    deploy(running, build(running, change=with_option("m1", "replicas: 3")))
     after = running.pids()
     assert len(running.pids("diamond.m1")) == 3
     assert {name: after[name] for name in before} == before
-    deployed(running, build(running, change=with_option("m1", "replicas: 3\n  userConfig: {val: 10}")))
+    deploy(running, build(running, change=with_option("m1", "replicas: 3\n  userConfig: {val: 10}")))
     url = f"{running.url}/diamond"
     running.until(lambda: all(httpx.post(url, json=[1, 2, 3]).json() == 17 for _ in range(6)), "all reconfigured")
     assert running.pids() == after
 
 
-def test_a_rolling_upgrade_of_one_node_fails_no_request(running: LivePlane) -> None:
+def test_a_rolling_upgrade_and_a_rollback_fail_no_request(running: LivePlane) -> None:
     before = running.pids()
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
-        deployed(running, build(running, change=lambda text: text.replace("args: [1]", "args: [11]")))
+        deploy(running, build(running, change=lambda text: text.replace("args: [1]", "args: [11]")))
         load.until_more()
     assert load.bad("8", "18") == []
     assert load.answers[-1][1] == "18"
@@ -163,8 +163,8 @@ def test_a_rolling_upgrade_of_one_node_fails_no_request(running: LivePlane) -> N
 def test_a_broken_version_leaves_the_old_one_serving(running: LivePlane) -> None:
     before = running.pids()
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
-        told = deployed(running, build(running, BROKEN), code=1)
-        assert "the weights are not there" in told
+        output = deploy(running, build(running, BROKEN), code=1)
+        assert "the weights are missing" in output
     assert load.bad("8") == []
     after = running.pids()
     assert [after[name] for name in ("diamond.m1-1", "diamond.m2-1")] == [
@@ -173,13 +173,13 @@ def test_a_broken_version_leaves_the_old_one_serving(running: LivePlane) -> None
     ]
     status = running.pointsman("status", "diamond").stdout
     assert "rollout stopped" in status
-    assert "the weights are not there" in status
-    deployed(running, build(running))
+    assert "the weights are missing" in status
+    deploy(running, build(running))
     assert running.is_settled()
 
 
-def test_a_replica_that_is_killed_is_replaced_and_no_request_fails(running: LivePlane) -> None:
-    deployed(running, build(running, change=with_option("m1", "replicas: 2")))
+def test_a_killed_replica_is_replaced_and_no_request_fails(running: LivePlane) -> None:
+    deploy(running, build(running, change=with_option("m1", "replicas: 2")))
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
         for name in ("diamond.m1-1", "diamond.m2-1", "diamond.ensemble-1"):
             before = running.pids()[name]
@@ -189,38 +189,38 @@ def test_a_replica_that_is_killed_is_replaced_and_no_request_fails(running: Live
     assert load.bad("8") == []
 
 
-def test_an_application_outlives_its_plane_and_is_deleted(running: LivePlane) -> None:
+def test_an_application_survives_a_restart_of_the_plane_until_it_is_deleted(running: LivePlane) -> None:
     before = running.pids()
     running.kill()
     running.up()
-    assert running.pids() == before, "its replicas were taken over"
+    assert running.pids() == before, "the new plane adopts the replicas"
     url = f"{running.url}/diamond"
     assert httpx.post(url, json=[1, 2, 3]).json() == 8
     done = running.pointsman("delete", "diamond")
     assert done.returncode == 0, done.stderr
-    running.until(lambda: not running.pids(), "its replicas stopped")
+    running.until(lambda: not running.pids(), "the replicas have stopped")
     assert httpx.post(url, json=[1, 2, 3]).status_code == 404
 
 
-def test_a_state_directory_with_a_long_path(tmp_path: Path) -> None:
-    """The path of a unix socket is short: handles of replicas must get there all the same."""
+def test_handles_work_when_the_state_directory_has_a_long_path(tmp_path: Path) -> None:
+    """The path of a Unix socket is limited to about 100 bytes."""
     plane = LivePlane(tmp_path / ("deep-" * 12) / ("down-" * 12))
     plane.folder.mkdir(parents=True)
     try:
         plane.up(manifest())
-        (plane.folder / "asking.py").write_text(ASKING, encoding="utf-8")
+        (plane.folder / "caller.py").write_text(CALLER, encoding="utf-8")
         built = subprocess.run(
-            [sys.executable, "-m", "pointsman.cli.main", "build", "asking.py:dag", "-o", "asking.yaml"],
+            [sys.executable, "-m", "pointsman.cli.main", "build", "caller.py:dag", "-o", "caller.yaml"],
             cwd=plane.folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert built.returncode == 0, built.stderr
-        deployed(plane, plane.folder / "asking.yaml")
-        assert httpx.post(f"{plane.url}/asking", json=4).json() == 12
+        deploy(plane, plane.folder / "caller.yaml")
+        assert httpx.post(f"{plane.url}/caller", json=4).json() == 12
     finally:
         plane.close()
 
 
-ASKING = """
+CALLER = """
 import pointsman as pm
 
 
@@ -231,7 +231,7 @@ class Model:
 
 
 @pm.deployment
-class Asks:
+class Caller:
     def __init__(self, model):
         self.model = model
 
@@ -239,5 +239,5 @@ class Asks:
         return await self.model.forward(value)
 
 
-dag = Asks.bind(Model.bind())
+dag = Caller.bind(Model.bind())
 """

@@ -1,4 +1,4 @@
-"""Scripts as users write them: run by themselves, with nothing prepared."""
+"""Scripts as users write them, run without any setup."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from bench.chaos.planes import MARK
 
 ROOT = Path(__file__).parents[2]
-AS_WRITTEN = """\
+EXAMPLE = """\
 import pointsman as pm
 
 @pm.deployment                       # classes and functions; options can be given here too
@@ -42,7 +42,7 @@ open("deployment.yaml", "w").write(app.to_yaml()) # then: pointsman deploy deplo
 
 
 def run(script: Path, folder: Path, *args: str) -> str:
-    """What a script prints. It must end by itself, and leave no process behind."""
+    """The output of a script, which must exit by itself and leave no process behind."""
     mark = uuid4().hex
     done = subprocess.run(
         [sys.executable, str(script), *args],
@@ -54,12 +54,12 @@ def run(script: Path, folder: Path, *args: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert left(mark) == []
+    assert marked_processes(mark) == []
     return done.stdout
 
 
-def left(mark: str) -> list[str]:
-    """Processes that carry the mark."""
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the processes with this mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,9 +70,9 @@ def left(mark: str) -> list[str]:
     return found
 
 
-def test_the_first_example_as_it_stands(tmp_path: Path) -> None:
-    """Nothing guards its deploy(): replicas load the same file, and must not deploy once more."""
-    (tmp_path / "pipeline.py").write_text(AS_WRITTEN, encoding="utf-8")
+def test_a_script_that_deploys_on_import_runs_once(tmp_path: Path) -> None:
+    """Nothing guards its deploy(): replicas load the same file and must not deploy again."""
+    (tmp_path / "pipeline.py").write_text(EXAMPLE, encoding="utf-8")
     run(tmp_path / "pipeline.py", tmp_path)
     text = (tmp_path / "deployment.yaml").read_text(encoding="utf-8")
     assert "replicas: 3" in text
@@ -83,14 +83,14 @@ def test_the_first_example_as_it_stands(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_the_diamond_of_the_examples(tmp_path: Path) -> None:
-    told = run(ROOT / "examples" / "diamond.py", tmp_path)
-    assert "in this process: 8" in told
-    assert "on replicas: 8" in told
-    assert "over HTTP: 8" in told
+def test_the_diamond_example(tmp_path: Path) -> None:
+    output = run(ROOT / "examples" / "diamond.py", tmp_path)
+    assert "in this process: 8" in output
+    assert "on replicas: 8" in output
+    assert "over HTTP: 8" in output
 
 
-def test_a_replica_that_cannot_start_is_told_at_once(tmp_path: Path) -> None:
+def test_a_replica_that_cannot_start_fails_the_script(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(
         "import pointsman as pm\n\n\n@pm.deployment\nclass Model:\n    def __init__(self):\n"

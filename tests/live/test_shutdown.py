@@ -1,4 +1,4 @@
-"""The end: nothing new is taken, what is under way is finished or told so, and no process is left."""
+"""Shutdown: new connections are refused, requests in flight finish or fail with a reason, and no process is left."""
 
 import asyncio
 import fcntl
@@ -21,21 +21,20 @@ from bench.chaos.clients import Ask, Client, Sample, Verdict, word_for_word
 from bench.chaos.planes import PATIENCE_S, LivePlane
 from tests.live.manifests import manifest, simulated
 
-PACE = 50
-"""Tokens per second."""
+TOKENS_PER_SECOND = 50
 
 
 def start(plane: LivePlane, **gateway: Any) -> str:
-    """Two instances with two places each. Where requests go."""
-    paced = simulated("m", 2, maxConcurrency=2, parameters={"tokensPerSecond": PACE})
+    """Start two instances that take two requests each; returns the URL of the gateway."""
+    paced = simulated("m", 2, maxConcurrency=2, parameters={"tokensPerSecond": TOKENS_PER_SECOND})
     plane.up(manifest(paced, **gateway))
     return plane.url
 
 
-def asking(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> Future[list[Sample]]:
-    """Requests, each on a connection of its own; all of them have come in when this returns."""
+def send(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> Future[list[Sample]]:
+    """Send each request on its own connection. Returns when the plane has received all of them."""
 
-    async def all_of_them() -> list[Sample]:
+    async def send_all() -> list[Sample]:
         where = urlsplit(url)
         clients = [Client(where.hostname or "", where.port or 80, word_for_word) for _ in asks]
         try:
@@ -44,12 +43,13 @@ def asking(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> 
             for one in clients:
                 one.close()
 
-    future = pool.submit(lambda: asyncio.run(all_of_them()))
-    plane.until(lambda: len(plane.admin.get("requests")["requests"]) == len(asks), "all requests have come")
-    plane.until(lambda: plane.status()["deployments"][0]["running"] == min(len(asks), 4), "they run")
+    future = pool.submit(lambda: asyncio.run(send_all()))
+    plane.until(lambda: len(plane.admin.get("requests")["requests"]) == len(asks), "all requests received")
+    plane.until(lambda: plane.status()["deployments"][0]["running"] == min(len(asks), 4), "requests running")
     streams = [ask.request_id for ask in asks[:4] if ask.stream]
     plane.until(
-        lambda: all(plane.admin.get("requests", one)["first_token_ms"] is not None for one in streams), "they stream"
+        lambda: all(plane.admin.get("requests", one)["first_token_ms"] is not None for one in streams),
+        "streams started",
     )
     return future
 
@@ -68,13 +68,13 @@ def is_refused(url: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "down"])
-def test_what_is_under_way_is_finished(plane: LivePlane, how: str) -> None:
-    """Streams, plain requests, and those that still wait for a place."""
+def test_requests_in_flight_are_finished(plane: LivePlane, how: str) -> None:
+    """Streams, plain requests, and requests that are still queued."""
     url = start(plane)
     asks = [ask(f"stream-{number}", 60) for number in range(3)]
     asks += [ask("plain", 60, stream=False), ask("waits-1", 10), ask("waits-2", 10, stream=False)]
     with ThreadPoolExecutor() as pool:
-        answers = asking(pool, plane, url, *asks)
+        answers = send(pool, plane, url, *asks)
         if how == "down":
             assert plane.pointsman("down").returncode == 0
         else:
@@ -88,11 +88,11 @@ def test_what_is_under_way_is_finished(plane: LivePlane, how: str) -> None:
     print(f"\n{how}: 6 requests finished; everything gone {time.monotonic() - ended:.2f} s after the last")
 
 
-def test_who_takes_too_long_is_told(plane: LivePlane) -> None:
+def test_requests_beyond_the_drain_timeout_fail_with_a_reason(plane: LivePlane) -> None:
     url = start(plane, drainTimeout="1s")
     asks = [ask(f"long-{number}", 2000) for number in range(3)]
     with ThreadPoolExecutor() as pool:
-        answers = asking(pool, plane, url, *asks, ask("plain", 2000, stream=False), ask("waits", 2000))
+        answers = send(pool, plane, url, *asks, ask("plain", 2000, stream=False), ask("waits", 2000))
         assert plane.stop() == 0
         *long, plain, waits = answers.result()
     for one in long:
@@ -104,10 +104,10 @@ def test_who_takes_too_long_is_told(plane: LivePlane) -> None:
     assert plane.processes() == {}
 
 
-def test_interrupted_twice_it_ends_at_once(plane: LivePlane) -> None:
+def test_a_second_interrupt_stops_at_once(plane: LivePlane) -> None:
     url = start(plane, drainTimeout="10m")
     with ThreadPoolExecutor() as pool:
-        answers = asking(pool, plane, url, ask("long", 20_000), ask("plain", 20_000, stream=False))
+        answers = send(pool, plane, url, ask("long", 20_000), ask("plain", 20_000, stream=False))
         plane.process.send_signal(signal.SIGINT)
         plane.until(lambda: is_refused(url), "no new connections")
         plane.process.send_signal(signal.SIGINT)
@@ -118,11 +118,11 @@ def test_interrupted_twice_it_ends_at_once(plane: LivePlane) -> None:
     assert plane.processes() == {}
 
 
-def test_engines_that_do_not_listen_to_sigterm_are_killed(plane: LivePlane) -> None:
-    """A stopped process cannot end itself, and its clients must not hold up the end."""
+def test_engines_that_ignore_sigterm_are_killed(plane: LivePlane) -> None:
+    """A stopped process cannot exit, and its clients must not delay the shutdown."""
     url = start(plane, drainTimeout="1s")
     with ThreadPoolExecutor() as pool:
-        answers = asking(pool, plane, url, ask("stuck-1", 2000), ask("stuck-2", 2000))
+        answers = send(pool, plane, url, ask("stuck-1", 2000), ask("stuck-2", 2000))
         for pid in plane.pids().values():
             os.kill(pid, signal.SIGSTOP)
         assert plane.stop() == 0
@@ -130,9 +130,9 @@ def test_engines_that_do_not_listen_to_sigterm_are_killed(plane: LivePlane) -> N
     assert plane.processes() == {}
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_at_a_terminal(plane: LivePlane, presses: int) -> None:
-    """As under `make run`: the whole foreground group gets the signal, and engines and supervisor are not in it."""
+@pytest.mark.parametrize("presses", [1, 2], ids=["once", "twice"])
+def test_ctrl_c_in_a_terminal(plane: LivePlane, presses: int) -> None:
+    """As in `make run`: the foreground process group gets the signal, and engines and supervisor are not part of it."""
     file = plane.write(manifest(simulated("m", 2)))
     command = f"{sys.executable} -m pointsman.cli.main up {file} --state {plane.state}"
     makefile = plane.folder / "Makefile"
@@ -166,9 +166,9 @@ def test_ctrl_c_at_a_terminal(plane: LivePlane, presses: int) -> None:
 
 
 def read_until(terminal: int, word: bytes | None) -> bytes:
-    """What a terminal shows up to a word; None: to the end."""
+    """The output of a terminal up to and including a word; up to its end if None."""
     shown = b""
-    with suppress(OSError):  # Linux says so when the last who had it open is gone
+    with suppress(OSError):  # Linux raises EIO once the last process has closed the terminal
         while (word is None or word not in shown) and (piece := os.read(terminal, 65536)):
             shown += piece
     assert word is None or word in shown, shown
