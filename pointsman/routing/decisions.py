@@ -125,7 +125,7 @@ def vet(
             vetted.bad.append((made, broken))
         elif request is not None:
             vetted.good.append(made)
-            fleet.reserve(fleet[made.target_instance_id], request.input_tokens)
+            fleet.load.reserve(fleet[made.target_instance_id], request.input_tokens)
     return vetted
 
 

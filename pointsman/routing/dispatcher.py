@@ -213,7 +213,7 @@ class Dispatcher:
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
-        self.fleet.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
+        self.fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(event, now)
         if self._pools.busy:
             self._sender.room_on(sent.endpoint, now, commands)

@@ -131,6 +131,76 @@ class Endpoint:
     __repr__ = __str__
 
 
+class LoadColumns:
+    """The columns that follow every request: load, requests in flight, expected latency."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self) -> None:
+        self.columns: Mapping[str, Column] = {}
+        """Those of the fleet."""
+
+    @property
+    def all_full(self) -> bool:
+        """Whether no instance has room: then none can take a request, whatever decides."""
+        full = self.columns[IS_FULL]
+        return bool(len(full)) and 0.0 not in full
+
+    def lightness_of(self, endpoint: Endpoint) -> float:
+        """Its lightness as it stands."""
+        return float(self.columns[LIGHTNESS][endpoint.row])
+
+    def set(self, endpoint: Endpoint, load: float) -> None:
+        """Set the load, and what follows from it."""
+        columns, row, limit = self.columns, endpoint.row, endpoint.instance.max_concurrency
+        columns[LOAD][row] = load
+        columns[IS_FULL][row] = 1.0 if load >= columns[LIMIT][row] else 0.0
+        light = columns[LIGHTNESS][row] = lightness(load, limit)
+        columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
+
+    def reserve(self, endpoint: Endpoint, tokens: float) -> None:
+        """Count one more request of ours, at once: the next decision must see it."""
+        if endpoint.row < 0:
+            return
+        columns, row = self.columns, endpoint.row
+        columns[IN_FLIGHT_REQUESTS][row] += 1.0
+        columns[IN_FLIGHT_TOKENS][row] += tokens
+        self.set(endpoint, columns[LOAD][row] + 1.0)
+
+    def release(self, endpoint: Endpoint, tokens: float) -> None:
+        """Count one request less."""
+        if endpoint.row < 0:
+            return
+        columns = self.columns
+        left = columns[IN_FLIGHT_REQUESTS][endpoint.row] - 1.0
+        columns[IN_FLIGHT_REQUESTS][endpoint.row] = left
+        # Without requests there are no tokens: fractions must not leave a residue.
+        columns[IN_FLIGHT_TOKENS][endpoint.row] = columns[IN_FLIGHT_TOKENS][endpoint.row] - tokens if left else 0.0
+        load = columns[LOAD][endpoint.row] - 1.0
+        self.set(endpoint, load if load > 0.0 else 0.0)
+
+    def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
+        """The prompt has been worked off; the request itself goes on."""
+        if endpoint.row >= 0:
+            self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
+
+    def sent_from_backlog(self, endpoint: Endpoint) -> None:
+        """A waiting request was sent on the strength of measurements that do not include it yet."""
+        if endpoint.row >= 0:
+            self.columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
+
+    def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
+        """A request took this long, sent at this lightness. The average moves a fifth of the way to it."""
+        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
+            return
+        columns, row = self.columns, endpoint.row
+        unstretched = latency_ms * lightness_then
+        before = columns[LATENCY_MS][row]
+        average = unstretched if isnan(before) else before + 0.2 * (unstretched - before)
+        columns[LATENCY_MS][row] = average
+        columns[EXPECTED_MS][row] = average / columns[LIGHTNESS][row]
+
+
 class EndpointTable:
     """All endpoints, and one roster of them whose columns follow every change."""
 
@@ -139,6 +209,7 @@ class EndpointTable:
         self._by_id: dict[str, Endpoint] = {}
         self._stamp = [0]
         """Counts measurements."""
+        self.load = LoadColumns()
         self._reset([], {})
         self._join(instances)
 
@@ -196,7 +267,7 @@ class EndpointTable:
         for name, value in told.items():
             columns[name][endpoint.row] = value
         told_load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
-        self._set_load(columns, endpoint, max(float(ours), told_load))
+        self.load.set(endpoint, max(float(ours), told_load))
         self._reset(list(self._endpoints), columns)
         return endpoint
 
@@ -228,7 +299,7 @@ class EndpointTable:
     def _reset(self, endpoints: list[Endpoint], columns: Mapping[str, Column | list[float]]) -> None:
         arrays = len(endpoints) >= ARRAYS_FROM
         self._endpoints = endpoints
-        self._columns = {name: column_of(column, arrays) for name, column in columns.items()}
+        self._columns = self.load.columns = {name: column_of(column, arrays) for name, column in columns.items()}
         self.roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
         """Everybody, with live columns. Its members are a new list whenever who they are, what they serve or how they
         cache has changed, and the same one between: plugins may key what they worked out about the members by the
@@ -251,7 +322,7 @@ class EndpointTable:
         columns[KV_USAGE][row] = metrics.kv_cache_usage
         columns[MEASURED_AT][row] = now
         columns[SENT_SINCE_MEASURED][row] = 0.0
-        self._set_load(columns, endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
+        self.load.set(endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
 
     def observe(self, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
         """Keep one attribute of an endpoint, with its time."""
@@ -270,66 +341,6 @@ class EndpointTable:
     def age_of(self, endpoint: Endpoint, now: float) -> float | None:
         """Seconds since the engine was last measured; None: never."""
         return None if endpoint.metrics is None else now - float(self._columns[MEASURED_AT][endpoint.row])
-
-    def lightness_of(self, endpoint: Endpoint) -> float:
-        """Its lightness as it stands."""
-        return float(self._columns[LIGHTNESS][endpoint.row])
-
-    def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
-        """A request took this long on it, when it was sent at this lightness. Old news fades by a fifth each time."""
-        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
-            return
-        unstretched = latency_ms * lightness_then
-        before = self._columns[LATENCY_MS][endpoint.row]
-        average = unstretched if isnan(before) else before + 0.2 * (unstretched - before)
-        self._columns[LATENCY_MS][endpoint.row] = average
-        self._columns[EXPECTED_MS][endpoint.row] = average / self._columns[LIGHTNESS][endpoint.row]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody has room: then nobody can take a request, whoever decides."""
-        return bool(self._endpoints) and 0.0 not in self._columns[IS_FULL]
-
-    # Reservations
-
-    def reserve(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one more request of ours on it, at once: the next decision must see it."""
-        if endpoint.row < 0:
-            return
-        columns, row = self._columns, endpoint.row
-        columns[IN_FLIGHT_REQUESTS][row] += 1.0
-        columns[IN_FLIGHT_TOKENS][row] += tokens
-        self._set_load(columns, endpoint, columns[LOAD][row] + 1.0)
-
-    def release(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one request less."""
-        if endpoint.row < 0:
-            return
-        columns = self._columns
-        left = columns[IN_FLIGHT_REQUESTS][endpoint.row] - 1.0
-        columns[IN_FLIGHT_REQUESTS][endpoint.row] = left
-        # Without requests there are no tokens: fractions must not leave a residue.
-        columns[IN_FLIGHT_TOKENS][endpoint.row] = columns[IN_FLIGHT_TOKENS][endpoint.row] - tokens if left else 0.0
-        load = columns[LOAD][endpoint.row] - 1.0
-        self._set_load(columns, endpoint, load if load > 0.0 else 0.0)
-
-    def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
-        """Its prompt has been worked off; the request itself goes on."""
-        if endpoint.row >= 0:
-            self._columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
-
-    @staticmethod
-    def _set_load(columns: Mapping[str, Column], endpoint: Endpoint, load: float) -> None:
-        row, limit = endpoint.row, endpoint.instance.max_concurrency
-        columns[LOAD][row] = load
-        columns[IS_FULL][row] = 1.0 if load >= columns[LIMIT][row] else 0.0
-        light = columns[LIGHTNESS][row] = lightness(load, limit)
-        columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
-
-    def sent_from_backlog(self, endpoint: Endpoint) -> None:
-        """A waiting request was let through to it on the strength of numbers that do not show it yet."""
-        if endpoint.row >= 0:
-            self._columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
 
 
 def _own(instance: ExecutionInstance) -> ExecutionInstance:

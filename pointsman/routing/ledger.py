@@ -63,7 +63,7 @@ class Ledger:
     """Reservations by request, visible in the fleet's columns from the moment they are made."""
 
     def __init__(self, fleet: EndpointTable) -> None:
-        self._fleet = fleet
+        self._load = fleet.load
         self._holds: dict[str, Sequence[Hold]] = {}
 
     def __len__(self) -> int:
@@ -78,16 +78,16 @@ class Ledger:
             raise ValueError(f'request "{request_id}" is already in flight')
         self._holds[request_id] = holds
         for hold in holds:
-            self._fleet.reserve(hold.endpoint, hold.tokens)
+            self._load.reserve(hold.endpoint, hold.tokens)
 
     def first_token(self, request_id: str) -> None:
         """The prompt is worked off: release its tokens, and those who only prefilled."""
         left = []
         for hold in self._holds.get(request_id, ()):
             if hold.prefill:
-                self._fleet.release(hold.endpoint, hold.tokens)
+                self._load.release(hold.endpoint, hold.tokens)
             else:
-                self._fleet.release_tokens(hold.endpoint, hold.tokens)
+                self._load.release_tokens(hold.endpoint, hold.tokens)
                 left.append(msgspec.structs.replace(hold, tokens=0.0))
         if request_id in self._holds:
             self._holds[request_id] = left
@@ -96,7 +96,7 @@ class Ledger:
         """The request has ended. False: it was not in flight, and nothing changed."""
         holds = self._holds.pop(request_id, None)
         for hold in holds or ():
-            self._fleet.release(hold.endpoint, hold.tokens)
+            self._load.release(hold.endpoint, hold.tokens)
         return holds is not None
 
     def holds(self, request_id: str) -> list[Hold]:

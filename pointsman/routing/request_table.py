@@ -120,14 +120,14 @@ class Pools:
 class RequestTable:
     """The requests of one dispatcher. `waiting` and `sent` are for reading: only the methods change them."""
 
-    __slots__ = ("_fleet", "_sent", "_waiting", "journal", "ledger", "pools", "sent", "waiting")
+    __slots__ = ("_load", "_sent", "_waiting", "journal", "ledger", "pools", "sent", "waiting")
 
     waiting: Mapping[str, Queued]
     sent: Mapping[str, Sent]
 
     def __init__(self, plan: DispatchPlan, fleet: EndpointTable, journal: Journal) -> None:
         self.journal = journal
-        self._fleet = fleet
+        self._load = fleet.load
         self.ledger = Ledger(fleet)
         self.pools = Pools(plan, fleet)
         self.waiting = self._waiting = dict[str, Queued]()
@@ -148,7 +148,7 @@ class RequestTable:
     def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
         """A request that did not wait is on its instance from now on, and reserves its share of it."""
         request_id = item.request.request_id
-        sent = Sent(item, pool, endpoint, strategy, self._fleet.lightness_of(endpoint))
+        sent = Sent(item, pool, endpoint, strategy, self._load.lightness_of(endpoint))
         self.ledger.reserve(request_id, holds)
         pool.running += 1
         if pool.eviction is not None:

@@ -78,7 +78,7 @@ class Sender:
             return
         passed: list[Queued] = []
         pool.queue.look_again(LOOK_AGAIN)
-        while len(passed) <= LOOK_PAST and not (self._waits and self._fleet.is_full):
+        while len(passed) <= LOOK_PAST and not (self._waits and self._fleet.load.all_full):
             try:
                 item = pool.queue.pop(now, self.saturation(pool, now))
             except Exception as error:  # a limit or fairness policy of somebody's own
@@ -129,7 +129,7 @@ class Sender:
         result = choice.result
         target = result.target
         if item.enqueued_at < now:
-            self._fleet.sent_from_backlog(target)
+            self._fleet.load.sent_from_backlog(target)
         sent = self._table.send_waiting(item, pool, target, self._chooser.route.name, holds_of(cycle, result))
         headers = self._hooks.dispatched(cycle, result)
         self._journal.sent(sent, choice.decided)

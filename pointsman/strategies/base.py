@@ -132,7 +132,7 @@ class Strategy(SchedulingPolicy):
             else:
                 placed[request.request_id] = choice.decision
                 # Reserve now: later requests of this batch must see the load.
-                fleet.reserve(choice.result.target, request.input_tokens)
+                fleet.load.reserve(choice.result.target, request.input_tokens)
         self.unplaced = unplaced
         return list(placed.values())
 

@@ -92,9 +92,9 @@ def fleet_of(candidates: Sequence[Candidate], *, long: bool = False) -> Endpoint
         if row.metrics is not None:
             fleet.measure(str(place), row.metrics, now=0.0)
         for number in range(row.requests):
-            fleet.reserve(fleet[str(place)], 0.0 if number else row.tokens)
+            fleet.load.reserve(fleet[str(place)], 0.0 if number else row.tokens)
         if row.tokens and not row.requests:
-            fleet.release_tokens(fleet[str(place)], -row.tokens)
+            fleet.load.release_tokens(fleet[str(place)], -row.tokens)
     return fleet
 
 

@@ -147,7 +147,7 @@ def test_rows_and_columns_move_up_when_somebody_leaves() -> None:
     fleet = fleet_of(4)
     for load, endpoint in enumerate(list(fleet.roster)):
         for _ in range(load):
-            fleet.reserve(endpoint, 10.0)
+            fleet.load.reserve(endpoint, 10.0)
     gone = fleet.remove("i1")
     assert gone.row == -1
     assert [(str(endpoint), endpoint.row) for endpoint in fleet.roster] == [("i0", 0), ("i2", 1), ("i3", 2)]
@@ -160,15 +160,15 @@ def test_rows_and_columns_move_up_when_somebody_leaves() -> None:
 def test_whoever_has_left_counts_nowhere_any_more(others: int) -> None:
     fleet = fleet_of(others + 2)
     stale = fleet["i1"]
-    fleet.reserve(stale, 5.0)
+    fleet.load.reserve(stale, 5.0)
     fleet.remove("i1")
     before = {column: list(fleet.roster.column(column)) for column in EVERY}
-    fleet.reserve(stale, 7.0)
-    fleet.release(stale, 7.0)
-    fleet.release(stale, 5.0)
-    fleet.release_tokens(stale, 5.0)
-    fleet.sent_from_backlog(stale)
-    fleet.learn_latency(stale, 100.0, 1.0)
+    fleet.load.reserve(stale, 7.0)
+    fleet.load.release(stale, 7.0)
+    fleet.load.release(stale, 5.0)
+    fleet.load.release_tokens(stale, 5.0)
+    fleet.load.sent_from_backlog(stale)
+    fleet.load.learn_latency(stale, 100.0, 1.0)
     after = {column: list(fleet.roster.column(column)) for column in EVERY}
     assert str(after) == str(before)
     assert str(stale) == "i1", "whoever still holds it may use it"
@@ -177,16 +177,16 @@ def test_whoever_has_left_counts_nowhere_any_more(others: int) -> None:
 def test_the_same_id_registered_again_is_somebody_new() -> None:
     fleet = fleet_of(2)
     old = fleet["i0"]
-    fleet.reserve(old, 5.0)
+    fleet.load.reserve(old, 5.0)
     fleet.measure("i0", Metrics(running_requests_size=3), 1.0)
     fleet.observe("i0", Attribute[int]("x"), 1, 1.0)
-    fleet.learn_latency(old, 100.0, 1.0)
+    fleet.load.learn_latency(old, 100.0, 1.0)
     fleet.remove("i0")
     new = fleet.add(instance("i0"))
     assert new is not old
     assert fleet["i0"] is new
     assert (new.row, new.metrics, new.observed(Attribute[int]("x"))) == (1, None, None)
-    fleet.release(old, 5.0)
+    fleet.load.release(old, 5.0)
     assert row_of(fleet, "i0")[LOAD] == 0
     assert row_of(fleet, "i0")[MEASURED_AT] == -inf
     assert isnan(value(fleet, "i0", LATENCY_MS))
@@ -194,9 +194,9 @@ def test_the_same_id_registered_again_is_somebody_new() -> None:
 
 def test_columns_are_arrays_from_64_members_on_and_keep_their_values() -> None:
     fleet = fleet_of(ARRAYS_FROM - 1)
-    fleet.reserve(fleet["i3"], 12.0)
+    fleet.load.reserve(fleet["i3"], 12.0)
     fleet.measure("i5", Metrics(kv_cache_usage=0.5), 7.0)
-    fleet.learn_latency(fleet["i6"], 30.0, 1.0)
+    fleet.load.learn_latency(fleet["i6"], 30.0, 1.0)
     before = {name: str(row_of(fleet, name)) for name in ("i3", "i5", "i6", "i62")}
     assert isinstance(fleet.roster.column(LOAD), list)
     for _ in range(2):
@@ -204,8 +204,8 @@ def test_columns_are_arrays_from_64_members_on_and_keep_their_values() -> None:
         assert fleet.roster.arrays
         assert not isinstance(fleet.roster.column(LOAD), list)
         assert {name: str(row_of(fleet, name)) for name in before} == before
-        fleet.reserve(fleet["i3"], 1.0)
-        fleet.release(fleet["i3"], 1.0)
+        fleet.load.reserve(fleet["i3"], 1.0)
+        fleet.load.release(fleet["i3"], 1.0)
         fleet.remove("one more")
         assert not fleet.roster.arrays
         assert all(isinstance(fleet.roster.column(column), list) for column in EVERY)
@@ -227,9 +227,9 @@ def test_members_are_the_same_list_until_who_they_are_or_how_they_cache_changes(
         change()
         return fleet.roster.whole is before
 
-    assert after(lambda: fleet.reserve(fleet["i0"], 1.0))
-    assert after(lambda: fleet.release(fleet["i0"], 1.0))
-    assert after(lambda: fleet.learn_latency(fleet["i0"], 1.0, 1.0))
+    assert after(lambda: fleet.load.reserve(fleet["i0"], 1.0))
+    assert after(lambda: fleet.load.release(fleet["i0"], 1.0))
+    assert after(lambda: fleet.load.learn_latency(fleet["i0"], 1.0, 1.0))
     assert after(lambda: fleet.observe("i0", Attribute[int]("x"), 1, 0.0))
     assert after(lambda: fleet.measure("i0", Metrics(5, 5, 0.5, block_size=16, num_blocks=10), 1.0))
     assert not after(lambda: fleet.measure("i0", Metrics(block_size=32, num_blocks=10), 2.0)), "it caches otherwise"
@@ -244,7 +244,7 @@ def test_a_roster_taken_before_a_measurement_has_live_columns() -> None:
     fleet = fleet_of(2)
     before = fleet.roster
     fleet.measure("i1", Metrics(waiting_queue_size=3, block_size=16), 1.0)
-    fleet.reserve(fleet["i0"], 1.0)
+    fleet.load.reserve(fleet["i0"], 1.0)
     assert list(before.column(WAITING)) == [0, 3]
     assert list(before.column(LOAD)) == [1, 3]
 
@@ -275,7 +275,7 @@ def test_the_columns_of_those_who_serve_are_live(others: int) -> None:
     fleet.add(instance("mine", model_name="m"))
     serving = fleet.serving("m")
     assert serving.arrays == bool(others)
-    fleet.reserve(fleet["mine"], 5.0)
+    fleet.load.reserve(fleet["mine"], 5.0)
     assert list(serving.column(LOAD)) == [1]
 
 
@@ -291,7 +291,7 @@ def test_names_that_nobody_serves_are_not_kept() -> None:
 
 def test_measuring_fills_the_columns() -> None:
     fleet = fleet_of(1)
-    fleet.sent_from_backlog(fleet["i0"])
+    fleet.load.sent_from_backlog(fleet["i0"])
     assert value(fleet, "i0", SENT_SINCE_MEASURED) == 1
     metrics = Metrics(waiting_queue_size=1, running_requests_size=2, kv_cache_usage=0.25)
     fleet.measure("i0", metrics, 9.0)
@@ -307,21 +307,21 @@ def test_measuring_fills_the_columns() -> None:
 def test_load_is_ours_in_flight_and_what_was_reported_beyond_that(ours: int, reported: int, load: int) -> None:
     fleet = fleet_of(1)
     for _ in range(ours):
-        fleet.reserve(fleet["i0"], 1.0)
+        fleet.load.reserve(fleet["i0"], 1.0)
     fleet.measure("i0", Metrics(running_requests_size=reported), 1.0)
     assert value(fleet, "i0", LOAD) == load
     assert value(fleet, "i0", IS_FULL) == 0
     for _ in range(ours):
-        fleet.release(fleet["i0"], 1.0)
+        fleet.load.release(fleet["i0"], 1.0)
     assert value(fleet, "i0", LOAD) == load - ours
 
 
 def test_an_engine_that_reports_nonsense_does_not_spoil_the_load() -> None:
     fleet = fleet_of(1)
-    fleet.reserve(fleet["i0"], 1.0)
+    fleet.load.reserve(fleet["i0"], 1.0)
     fleet.measure("i0", Metrics(waiting_queue_size=nan, running_requests_size=-7), 1.0)
     assert value(fleet, "i0", LOAD) == 1
-    fleet.release(fleet["i0"], 1.0)
+    fleet.load.release(fleet["i0"], 1.0)
     assert value(fleet, "i0", LOAD) == 0
 
 
@@ -368,7 +368,7 @@ def test_extractors_read_what_a_source_delivers() -> None:
 def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: int) -> None:
     fleet = fleet_of(others)
     fleet.add(instance("i", avg_latency_ms=10))
-    fleet.reserve(fleet["i"], 8.0)
+    fleet.load.reserve(fleet["i"], 8.0)
     fleet.measure("i", Metrics(kv_cache_usage=0.5), 3.0)
     fleet.observe("i", TEMPERATURE, 60.0, 3.0)
     endpoint = fleet["i"]
@@ -387,7 +387,7 @@ def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: in
 @pytest.mark.parametrize("nothing", [None, 0.0])
 def test_an_owner_who_has_not_measured_does_not_erase_what_was_learned(nothing: float | None) -> None:
     fleet = fleet_of(1)
-    fleet.learn_latency(fleet["i0"], 100.0, 1.0)
+    fleet.load.learn_latency(fleet["i0"], 100.0, 1.0)
     fleet.update(instance("i0", avg_latency_ms=nothing))
     assert value(fleet, "i0", LATENCY_MS) == 100.0
 
@@ -395,8 +395,8 @@ def test_an_owner_who_has_not_measured_does_not_erase_what_was_learned(nothing: 
 def test_copies_of_the_instances_have_load_and_speed_as_they_stand() -> None:
     given = instance("i0", current_load=1)
     fleet = EndpointTable([given])
-    fleet.reserve(fleet["i0"], 1.0)
-    fleet.learn_latency(fleet["i0"], 50.0, 1.0)
+    fleet.load.reserve(fleet["i0"], 1.0)
+    fleet.load.learn_latency(fleet["i0"], 50.0, 1.0)
     [copy] = fleet.instances()
     assert (copy.current_load, copy.avg_latency_ms) == (2, 50.0)
     assert (given.current_load, given.avg_latency_ms) == (1, None), "the owner's own record is only read"
@@ -409,12 +409,12 @@ def test_copies_of_the_instances_have_load_and_speed_as_they_stand() -> None:
 
 def test_latency_is_learned_free_of_the_load_and_old_news_fades() -> None:
     fleet = fleet_of(1)
-    fleet.learn_latency(fleet["i0"], 200.0, 0.5)
+    fleet.load.learn_latency(fleet["i0"], 200.0, 0.5)
     assert value(fleet, "i0", LATENCY_MS) == 100.0
-    fleet.learn_latency(fleet["i0"], 150.0, 1.0)
+    fleet.load.learn_latency(fleet["i0"], 150.0, 1.0)
     assert value(fleet, "i0", LATENCY_MS) == pytest.approx(110.0)
     for _ in range(50):
-        fleet.learn_latency(fleet["i0"], 40.0, 1.0)
+        fleet.load.learn_latency(fleet["i0"], 40.0, 1.0)
     assert value(fleet, "i0", LATENCY_MS) == pytest.approx(40.0, abs=0.01)
 
 
@@ -422,10 +422,10 @@ def test_latency_is_learned_free_of_the_load_and_old_news_fades() -> None:
 def test_an_answer_in_no_time_teaches_nothing(nonsense: float) -> None:
     """Clocks are coarse, and may be set back."""
     fleet = fleet_of(1)
-    fleet.learn_latency(fleet["i0"], nonsense, 1.0)
+    fleet.load.learn_latency(fleet["i0"], nonsense, 1.0)
     assert isnan(value(fleet, "i0", LATENCY_MS))
-    fleet.learn_latency(fleet["i0"], 80.0, 1.0)
-    fleet.learn_latency(fleet["i0"], nonsense, 1.0)
+    fleet.load.learn_latency(fleet["i0"], 80.0, 1.0)
+    fleet.load.learn_latency(fleet["i0"], nonsense, 1.0)
     assert value(fleet, "i0", LATENCY_MS) == 80.0
 
 
@@ -437,18 +437,18 @@ def test_fractions_of_tokens_leave_no_residue(others: int) -> None:
     fleet = fleet_of(others + 1)
     endpoint = fleet["i0"]
     for tokens in (0.1, 0.2, 0.3):
-        fleet.reserve(endpoint, tokens)
+        fleet.load.reserve(endpoint, tokens)
     for tokens in (0.3, 0.1, 0.2):
-        fleet.release(endpoint, tokens)
+        fleet.load.release(endpoint, tokens)
     assert value(fleet, "i0", IN_FLIGHT_TOKENS) == 0.0
 
 
 def test_the_prompt_may_be_released_before_the_request() -> None:
     fleet = fleet_of(1)
-    fleet.reserve(fleet["i0"], 30.0)
-    fleet.release_tokens(fleet["i0"], 30.0)
+    fleet.load.reserve(fleet["i0"], 30.0)
+    fleet.load.release_tokens(fleet["i0"], 30.0)
     assert (value(fleet, "i0", IN_FLIGHT_TOKENS), value(fleet, "i0", IN_FLIGHT_REQUESTS)) == (0, 1)
-    fleet.release(fleet["i0"], 0.0)
+    fleet.load.release(fleet["i0"], 0.0)
     assert (value(fleet, "i0", IN_FLIGHT_TOKENS), value(fleet, "i0", IN_FLIGHT_REQUESTS)) == (0, 0)
 
 
@@ -504,14 +504,14 @@ class Columns(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(0, 1000))
     def reserve(self, data: st.DataObject, tokens: int) -> None:
         endpoint = self.fleet[data.draw(self.names())]
-        self.fleet.reserve(endpoint, float(tokens))
+        self.fleet.load.reserve(endpoint, float(tokens))
         self.held.append((str(endpoint), endpoint, float(tokens)))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         _, endpoint, tokens = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.fleet.release(endpoint, tokens)
+        self.fleet.load.release(endpoint, tokens)
 
     def ours(self, name: str) -> int:
         return sum(endpoint is self.fleet[name] for _, endpoint, _ in self.held)

@@ -130,7 +130,7 @@ def test_a_refused_request_names_everybody_and_why() -> None:
         "other": Reason("other-model"),
         "full": Reason("full", {"load": 1.0, "limit": 1.0}),
     }
-    fleet.reserve(fleet["full"], 1.0)
+    fleet.load.reserve(fleet["full"], 1.0)
     assert str(told.reasons()["full"]) == "full: 1 of 1 requests", "a reason stays as it was"
     data = told.as_dict()
     assert data["rejected"] == {

@@ -111,7 +111,7 @@ def test_a_reason_stays_true_when_the_load_moves_on(long: bool) -> None:
 @both_lengths
 def test_room_is_taken_and_given_back_at_once(long: bool) -> None:
     fleet = fleet_of([load(0, 1)], long)
-    fleet.reserve(fleet["0"], 1.0)
+    fleet.load.reserve(fleet["0"], 1.0)
     assert reasons(HasRoom(), asks(), fleet.roster) == ["full: 1 of 1 requests"]
-    fleet.release(fleet["0"], 1.0)
+    fleet.load.release(fleet["0"], 1.0)
     assert reasons(HasRoom(), asks(), fleet.roster) == []

@@ -58,8 +58,8 @@ def test_what_was_sent_since_the_last_measurement_counts_as_waiting(long: bool) 
     fleet = fleet_of([load(queue=1)] * 100 if long else [load(queue=1)])
     detector = UtilizationDetector()
     for endpoint in fleet.roster:
-        fleet.sent_from_backlog(endpoint)
-        fleet.sent_from_backlog(endpoint)
+        fleet.load.sent_from_backlog(endpoint)
+        fleet.load.sent_from_backlog(endpoint)
     assert detector.saturation(fleet.roster, 0.0) == pytest.approx(0.6)
     for endpoint in fleet.roster:
         fleet.measure(str(endpoint), Metrics(waiting_queue_size=1.0), now=0.1)
@@ -217,10 +217,10 @@ def test_sub_pools_follow_the_members_and_their_numbers() -> None:
     fleet: EndpointTable = fleet_of([role("prefill"), role("decode")])
     pool = PoolSaturation(ConcurrencyDetector(max_concurrency=2))
     prefill, decode = fleet.roster
-    fleet.reserve(prefill, 0.0)
+    fleet.load.reserve(prefill, 0.0)
     assert pool.of(fleet.roster, 0.0) == 0.5
-    fleet.reserve(decode, 0.0)
-    fleet.reserve(decode, 0.0)
+    fleet.load.reserve(decode, 0.0)
+    fleet.load.reserve(decode, 0.0)
     assert pool.of(fleet.roster, 0.0) == 1.0
     fleet.remove("1")
     assert pool.of(fleet.roster, 0.0) == 0.5

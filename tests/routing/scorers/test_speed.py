@@ -87,7 +87,7 @@ def test_load_that_was_reported_counts(long: bool) -> None:
         [ExecutionInstance(instance_id=str(n), max_concurrency=4) for n in range(ARRAYS_FROM if long else 2)]
     )
     fleet.measure("0", Metrics(running_requests_size=3, waiting_queue_size=1), 0.0)
-    fleet.reserve(fleet["1"], 1.0)
+    fleet.load.reserve(fleet["1"], 1.0)
     assert scores(LeastLoaded(), Cycle(RequestMetadata("r")), fleet.roster)[:2] == pytest.approx([0.5, 0.8])
 
 
