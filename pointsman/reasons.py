@@ -1,7 +1,7 @@
 """Why something was decided, as data: a code for programs, facts for both, and text for people.
 
 A `Reason` is made where the decision falls. Its text is rendered by `render/sentences.py` when it is shown, and no code
-reads it back: to recognise or to group reasons, compare codes and facts. docs/a-request.md lists the codes.
+reads it back: to recognise or to group reasons, compare codes and facts. docs/reasons.md lists the codes.
 """
 
 from collections.abc import Iterable, Mapping

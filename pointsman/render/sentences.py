@@ -1,7 +1,7 @@
 """Sentences for operators: one per code of a `Reason`.
 
 A `Template` is a format string over the facts, or a function of them where grammar needs more. A reason whose facts
-have `text` is shown as that text: so are all reasons of users' plugins. The codes are API, listed in docs/a-request.md.
+have `text` is shown as that text: so are all reasons of users' plugins. The codes are API, listed in docs/reasons.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -205,6 +205,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "no-profile-ran": "no profile was run",
     "not-one-profile": "one profile result was expected, found {profiles}",
     "profile-chose-none": 'profile "{profile}" chose nobody',
+    "profile-handler": "{text}",
     "policy-failed": "{error}",
     "held-back": _held_back,
     "is-next": "it is next",
@@ -218,6 +219,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance was chosen
     "best-of-profile": _chosen('{policy}: best of {candidates} by profile "{rule}"'),
     "best-by-rule": _chosen("{policy}: {rule} of {candidates}"),
+    "policy": "{text}",
     # Why a decision of a user's policy was not carried out
     "unknown-request": 'request "{request_id}" was not waiting, or was decided before',
     "unknown-instance": 'there is no instance "{instance}"',
@@ -249,8 +251,10 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "request has priority {priority}; send it again later, or with a priority of 0 or more",
     "not-taking-requests": "shutting down: nothing new is taken; send it elsewhere",
     "shutting-down": "the gateway is shutting down; send it again to another one",
+    "cut-off": "{text}",
     # Why a worker has no place for an instance
     "label-differs": Phrase("label", _label_mismatch),
     "not-chosen-by-hand": Phrase("not chosen by hand"),
+    "text": "{text}",
     # Control and scaling
 }
