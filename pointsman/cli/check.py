@@ -115,9 +115,9 @@ def _run_policy(args: argparse.Namespace) -> int:
     """1 if a promise is broken."""
     import msgspec
 
-    from pointsman.lab.check.apart import check_apart
+    from pointsman.lab.check.subprocess_runner import check_in_subprocess
 
-    report = check_apart(args.name, args.parameters, args.examples)
+    report = check_in_subprocess(args.name, args.parameters, args.examples)
     print(json.dumps(msgspec.to_builtins(report), indent=2) if args.json else report)
     return 0 if report.ok else 1
 

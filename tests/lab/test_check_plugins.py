@@ -117,7 +117,7 @@ class Raises(Filters):
     [
         (WithoutReason, "away without a reason"),
         (WithoutPairs, "not a pair of a candidate and a reason"),
-        (Stranger, "rejections() named 'somebody', who is not a candidate"),
+        (Stranger, "rejections() named 'somebody', which is not a candidate"),
         (Raises, "rejections() raised IndexError"),
     ],
 )
@@ -157,9 +157,9 @@ class SecondBest(Picks):
 @pytest.mark.parametrize(
     ("picker", "what"),
     [
-        (Nobody, "pick() chose nobody of 1 candidates"),
-        (Scored, "who is not a candidate"),
-        (SameTwice, "pick() chose somebody twice"),
+        (Nobody, "pick() chose none of 1 candidates"),
+        (Scored, "which is not a candidate"),
+        (SameTwice, "pick() chose a candidate twice"),
         (SecondBest, "pick() raised IndexError"),
     ],
 )

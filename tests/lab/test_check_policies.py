@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.lab.check import check
-from pointsman.lab.check.situations import crowd
+from pointsman.lab.check.request_cases import equal_case
 from pointsman.strategies import (
     AdaptiveStrategy,
     CostOptimizedStrategy,
@@ -180,7 +180,7 @@ class NeverLow(FirstFit):
 
 
 def test_starving() -> None:
-    broken = found(NeverLow, "starves nobody", examples=150)
+    broken = found(NeverLow, "starves no request", examples=150)
     assert "waited through 2 rounds although an idle instance could take it each time" in broken.what
     assert len(lines(broken)) == 2
 
@@ -307,7 +307,7 @@ class OnlyOnce(FirstFit):
 
 
 def test_raising_when_it_is_called_again() -> None:
-    broken = found(OnlyOnce, "starves nobody")
+    broken = found(OnlyOnce, "starves no request")
     assert broken.what == "schedule() raised KeyError when it was called again: 'r0'"
 
 
@@ -331,8 +331,8 @@ def test_the_built_in_strategies_keep_all(strategy: type[SchedulingPolicy]) -> N
     assert report.ok, str(report)
 
 
-def test_the_crowd_that_is_timed_is_equal_idle_and_measured() -> None:
-    situation = crowd(100, 50)
-    assert (len(situation.requests), len(situation.instances)) == (100, 50)
-    assert all(one.current_load == 0 for one in situation.instances)
-    assert all(metrics is not None for metrics in situation.metrics)
+def test_the_case_that_is_timed_is_equal_idle_and_measured() -> None:
+    case = equal_case(100, 50)
+    assert (len(case.requests), len(case.instances)) == (100, 50)
+    assert all(one.current_load == 0 for one in case.instances)
+    assert all(metrics is not None for metrics in case.metrics)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.lab.check import check, searching
+from pointsman.lab.check import check, checker
 from pointsman.lab.check.report import Broken
 from pointsman.scaling import (
     ApplicationView,
@@ -306,7 +306,7 @@ def test_what_is_too_slow_is_not_asked_often() -> None:
 
 
 def test_what_is_slow_on_some_views_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "ENOUGH_S", 3.0)
+    monkeypatch.setattr(checker, "SEARCH_TIMEOUT_S", 3.0)
     broken = found(lambda: slow_when_many_wait, "answers within its time limit")
     assert "queued 50" in broken.example
     assert "max_concurrency" in broken.example

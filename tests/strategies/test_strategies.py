@@ -2,12 +2,13 @@
 
 import copy
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.lab.check.situations import Situation, crowd, situations
+from pointsman.lab.check.request_cases import RequestCase, equal_case, random_case
 from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.demands import Demands
@@ -212,22 +213,22 @@ def test_the_reasons_of_a_refusal_name_every_instance() -> None:
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_batch_spreads_over_equal_instances(strategy: type[SchedulingPolicy]) -> None:
-    situation = crowd(32, 4)
-    targets = Counter(d.target_instance_id for d in strategy().schedule(situation.requests, situation.instances))
+    case = equal_case(32, 4)
+    targets = Counter(d.target_instance_id for d in strategy().schedule(case.requests, case.instances))
     assert set(targets) == {"i0", "i1", "i2", "i3"}
     assert max(targets.values()) <= 16
 
 
 @pytest.mark.parametrize("strategy", ALL)
-@given(situation=situations(), seed=st.integers(0, 99))
+@given(case=st.integers().map(lambda seed: random_case(Random(seed))), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], situation: Situation, seed: int) -> None:
+def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], case: RequestCase, seed: int) -> None:
     policy, again = strategy(), strategy()
     policy.now = again.now = 100.0
     policy.seed = again.seed = seed
-    requests, instances = copy.deepcopy((situation.requests, situation.instances))
+    requests, instances = copy.deepcopy((case.requests, case.instances))
     decisions = policy.schedule(requests, instances)
-    assert (requests, instances) == (situation.requests, situation.instances), "inputs are modified"
+    assert (requests, instances) == (case.requests, case.instances), "inputs are modified"
     assert decisions == again.schedule(requests, instances), "same seed, other decisions"
     assert vet(decisions, requests, fleet := EndpointTable(instances)).bad == [], "a promise is broken"
     decided = {decision.request_id for decision in decisions}

@@ -1,10 +1,10 @@
-"""Does a policy keep its promises? Generated situations look for one that it breaks, and the smallest is shown.
+"""Checks a policy or plugin: generated cases look for a broken promise, and the report shows the smallest one.
 
-Enters: a way to build the policy. Leaves: a report in plain words. The one rule: every promise is a function from a
-situation to what is broken in it, or None; the same function finds and shrinks.
+Enters: a function that builds the policy. Leaves: a report. The one rule: a promise is a function from a case to what
+is broken in it, or None; the search and the shrinking call the same function.
 """
 
-from pointsman.lab.check.checking import check
+from pointsman.lab.check.checker import check
 from pointsman.lab.check.report import Broken, Report
 
 __all__ = ["check", "Report", "Broken"]

@@ -1,4 +1,4 @@
-"""What a check finds, as it goes on and in the end."""
+"""The report of a check, and the events that it is built from."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
@@ -12,7 +12,7 @@ class Broken(msgspec.Struct, frozen=True):
     promise: str
     what: str
     example: str
-    """The smallest situation in which it happens."""
+    """The smallest case in which it happens."""
 
     def __str__(self) -> str:
         return f"BROKEN  {self.promise}\n  {self.what}\n{self.example}"
@@ -25,7 +25,7 @@ class Report(msgspec.Struct, frozen=True):
     kept: list[str]
     broken: list[Broken]
     untried: list[str] = []
-    """What cannot be asked about these, since it does not answer, or not in time."""
+    """Promises that were not tried because the policy does not answer, or not in time."""
 
     @property
     def ok(self) -> bool:
@@ -34,69 +34,68 @@ class Report(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         verdict = "keeps all its promises" if self.ok else f"breaks {len(self.broken)} of its promises"
         if not self.kept and not self.broken:
-            verdict = "was not checked: nothing is promised of it that could be tried out"
+            verdict = "was not checked: it has no promises that can be tried"
         kept = [f"kept    {promise}" for promise in self.kept]
         untried = [f"untried {promise}" for promise in self.untried]
         return "\n".join([*kept, *map(str, self.broken), *untried, f"this {' and '.join(self.roles)} {verdict}"])
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True):
-    """It was built; this will be tried."""
+class CheckStarted(msgspec.Struct, frozen=True, tag=True):
+    """The policy was built; these promises will be tried."""
 
     roles: list[str]
     promises: list[str]
 
 
-class Trying(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more will be heard if it never answers."""
+class CaseStarted(msgspec.Struct, frozen=True, tag=True):
+    """The policy is called next. If it never returns, this is the last event."""
 
     promise: str
     example: str
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
-    """One promise has been tried; None: it is kept."""
+class PromiseChecked(msgspec.Struct, frozen=True, tag=True):
+    """One promise has been tried; None if it is kept."""
 
     promise: str
     broken: Broken | None
 
 
-Event: TypeAlias = Begun | Trying | Found
+CheckEvent: TypeAlias = CheckStarted | CaseStarted | PromiseChecked
 
 
-class Watch(Protocol):
-    """Sees how a check goes on."""
+class CheckListener(Protocol):
+    """Follows a check while it runs."""
 
-    def tell(self, event: Event) -> None:
-        """Take in what happened."""
+    def on_event(self, event: CheckEvent) -> None:
+        """Called after each step."""
 
-    def answering(self) -> AbstractContextManager[None]:
-        """Around every question, for whoever does not wait for ever."""
+    def time_limit(self) -> AbstractContextManager[None]:
+        """Entered around every call of the policy."""
 
 
-class Gathered:
-    """Makes a report of events. It waits as long as it takes."""
+class ReportBuilder:
+    """Builds a report from events. It sets no time limit."""
 
     def __init__(self) -> None:
-        self.begun: Begun | None = None
-        self.trying: Trying | None = None
-        """What was tried last."""
-        self._found: dict[str, Broken | None] = {}
+        self.started: CheckStarted | None = None
+        self.last_case: CaseStarted | None = None
+        self._checked: dict[str, Broken | None] = {}
 
-    def tell(self, event: Event) -> None:
-        if isinstance(event, Begun):
-            self.begun = event
-        elif isinstance(event, Trying):
-            self.trying = event
+    def on_event(self, event: CheckEvent) -> None:
+        if isinstance(event, CheckStarted):
+            self.started = event
+        elif isinstance(event, CaseStarted):
+            self.last_case = event
         else:
-            self._found[event.promise] = event.broken
+            self._checked[event.promise] = event.broken
 
-    def answering(self) -> AbstractContextManager[None]:
+    def time_limit(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def report(self) -> Report:
-        """What is known by now."""
-        begun = self.begun or Begun([], [])
-        kept = [promise for promise, broken in self._found.items() if broken is None]
-        broken = [broken for broken in self._found.values() if broken is not None]
-        return Report(begun.roles, kept, broken, [name for name in begun.promises if name not in self._found])
+        """The report so far."""
+        started = self.started or CheckStarted([], [])
+        kept = [promise for promise, broken in self._checked.items() if broken is None]
+        broken = [broken for broken in self._checked.values() if broken is not None]
+        return Report(started.roles, kept, broken, [name for name in started.promises if name not in self._checked])

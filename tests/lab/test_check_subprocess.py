@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.lab.check import Report
-from pointsman.lab.check.apart import check_apart
+from pointsman.lab.check.subprocess_runner import check_in_subprocess
 
 OWN = """
 import itertools
@@ -120,7 +120,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def checked(name: str) -> Report:
-    return check_apart(name, {}, 30, answer_s=1.0)
+    return check_in_subprocess(name, {}, 30, answer_timeout_s=1.0)
 
 
 @pytest.mark.parametrize("name", ["sleeps", "spins", "holds_the_interpreter", "catches_all"])

@@ -1,0 +1,164 @@
+"""Cases for scheduling policies and plugins: requests and instances, also none, full, duplicated, or unmeasured."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from pointsman.lab.check.seeded_random import drawn
+from pointsman.render.text import one_line, text_table
+from pointsman.routing.endpoints import EndpointTable, Metrics
+from pointsman.types import ExecutionInstance, Priority, RequestMetadata
+
+MODELS = ("small", "large")
+MAX_SIZE = 8
+"""Requests, and instances."""
+MAX_WIDTH = 40
+"""Characters of a value in a table."""
+
+REQUEST_VALUES: Mapping[str, Sequence[Any]] = {
+    "prompt": ("", "hello", "tell me a story " * 40),
+    "max_tokens": (None, 1, 100, 1000),
+    "model_name": (*MODELS, "unknown"),
+    "priority": tuple(map(int, Priority)),
+    "slo_deadline_ms": (None, None, None, 0.0, 100.0, 60_000.0),
+    "user_id": ("", "alice", "bob"),
+    "arrival_time": (None, 0.0, 1.0, 50.0, 99.0, 100.0),
+    "cost_budget": (None, None, None, 0.0, 0.0001, 10.0),
+    "headers": ({}, {"x-session-id": ""}, {"x-session-id": "7"}, {"x-slo-ttft-ms": ""}, {"x-slo-ttft-ms": "7"}),
+}
+INSTANCE_VALUES: Mapping[str, Sequence[Any]] = {
+    "model_name": MODELS,
+    "can_accept_request": (True, True, True, False),
+    "current_load": (0, 0, 1, 2, 3, 4),
+    "max_concurrency": (None, None, 0, 1, 2, 4),
+    "avg_latency_ms": (None, 1.0, 37.5, 1000.0),
+    "throughput_tokens_per_sec": (None, 1.0, 250.5, 10_000.0),
+    "gpu_count": (1, 1, 2, 8),
+    "labels": ({}, {}, {"pointsman/rack": "a"}, {"llm-d.ai/role": "decode"}, {"llm-d.ai/role": "a"}),
+}
+METRIC_VALUES: Mapping[str, Sequence[Any]] = {
+    "waiting_queue_size": (0.0, 1.0, 5.0, 50.0),
+    "running_requests_size": (0.0, 1.0, 5.0, 50.0),
+    "kv_cache_usage": (0.0, 0.25, 0.99, 1.0),
+    "active_models": (frozenset(), frozenset(MODELS[:1]), frozenset(MODELS)),
+    "max_active_models": (0, 1, 4),
+}
+
+Entry = TypeVar("Entry", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class RequestCase(msgspec.Struct):
+    """What a scheduling policy or plugin has to decide about."""
+
+    requests: list[RequestMetadata]
+    instances: list[ExecutionInstance]
+    metrics: list[Metrics | None]
+    """Of each instance; None if it was never measured."""
+    seed: int = 0
+
+    def fleet(self) -> EndpointTable:
+        """The instances as endpoints, with their metrics."""
+        fleet = EndpointTable(self.instances)
+        for instance, metrics in zip(self.instances, self.metrics, strict=True):
+            if metrics is not None:
+                fleet.measure(instance.instance_id, metrics, 100.0)
+        return fleet
+
+    def __str__(self) -> str:
+        return "\n".join([_table("requests", self.requests), _table("instances", self.instances)])
+
+
+def request_cases(count: int) -> list[RequestCase]:
+    """The same cases on every run, small ones first. The very first offers a choice, whatever the others are."""
+    rng = random.Random(0)
+    cases = [random_case(rng) for _ in range(count)]
+    return [equal_case(3, 2), *sorted(cases, key=lambda case: len(case.requests) + len(case.instances))]
+
+
+def random_case(rng: random.Random) -> RequestCase:
+    """Some requests and instances; in every second case one request is there twice."""
+    requests = [RequestMetadata(f"r{n}", **drawn(REQUEST_VALUES, rng)) for n in range(rng.randint(0, MAX_SIZE))]
+    if requests and rng.random() < 0.5:
+        requests.append(requests[0])
+    size = rng.randint(0, MAX_SIZE)
+    instances = [ExecutionInstance(instance_id=f"i{n}", **drawn(INSTANCE_VALUES, rng)) for n in range(size)]
+    metrics = [None if rng.random() < 0.5 else Metrics(**drawn(METRIC_VALUES, rng)) for _ in instances]
+    return RequestCase(requests, instances, metrics, rng.randint(0, 3))
+
+
+def equal_case(requests: int, instances: int) -> RequestCase:
+    """Equal requests for equal, idle, measured instances."""
+    return RequestCase(
+        [RequestMetadata(f"r{n}", "hello", 100, "small", arrival_time=float(n)) for n in range(requests)],
+        [
+            ExecutionInstance(
+                instance_id=f"i{n}",
+                model_name="small",
+                max_concurrency=requests,
+                avg_latency_ms=100.0,
+                throughput_tokens_per_sec=1000.0,
+            )
+            for n in range(instances)
+        ],
+        [Metrics()] * instances,
+    )
+
+
+def smaller_cases(case: RequestCase) -> Iterator[RequestCase]:
+    """Cases with one request, instance or value less, the largest steps first."""
+    requests, instances, metrics = case.requests, case.instances, case.metrics
+    for index in range(len(requests)):
+        yield msgspec.structs.replace(case, requests=_without(requests, index))
+    for index in range(len(instances)):
+        left = _without(instances, index)
+        yield msgspec.structs.replace(case, instances=left, metrics=_without(metrics, index))
+    for index, request in enumerate(requests):
+        for simpler_request in _simpler(request):
+            yield msgspec.structs.replace(case, requests=_with(requests, index, simpler_request))
+    for index, instance in enumerate(instances):
+        for simpler_instance in _simpler(instance):
+            yield msgspec.structs.replace(case, instances=_with(instances, index, simpler_instance))
+        if metrics[index] is not None:
+            yield msgspec.structs.replace(case, metrics=_with(metrics, index, None))
+
+
+def _simpler(entry: Entry) -> Iterator[Entry]:
+    """The same with one value set to its default."""
+    for name in _not_default(entry):
+        if name != entry.__struct_fields__[0]:
+            yield msgspec.structs.replace(entry, **{name: getattr(_default(entry), name)})
+
+
+def _not_default(entry: msgspec.Struct) -> dict[str, Any]:
+    """Its id, and the values that are not the default."""
+    default = _default(entry)
+    values = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    first = entry.__struct_fields__[0]
+    return {name: value for name, value in values.items() if name == first or value != getattr(default, name)}
+
+
+def _default(entry: Entry) -> Entry:
+    """A request or instance with the same id, and defaults otherwise."""
+    first = entry.__struct_fields__[0]
+    return type(entry)(**{first: getattr(entry, first)})
+
+
+def _table(title: str, entries: Sequence[msgspec.Struct]) -> str:
+    """One row each, with the values that are not the default."""
+    if not entries:
+        return f"no {title}"
+    shown = [_not_default(entry) for entry in entries]
+    heads = list(dict.fromkeys(name for values in shown for name in values))
+    rows = [[one_line(str(values.get(name, "")), MAX_WIDTH) for name in heads] for values in shown]
+    return "\n".join("    " + line for line in text_table(heads, rows).splitlines())
+
+
+def _without(items: list[T], index: int) -> list[T]:
+    return items[:index] + items[index + 1 :]
+
+
+def _with(items: list[T], index: int, item: T) -> list[T]:
+    return [*items[:index], item, *items[index + 1 :]]

@@ -1,0 +1,275 @@
+"""The promises of scaling policies: about every single view, and over time on loads that stay the same."""
+
+import copy
+import reprlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pointsman.lab.check.policy_under_test import BuildScaling, PolicyUnderTest
+from pointsman.lab.check.scaling_cases import NOW, WINDOW_LENGTHS_S, flat
+from pointsman.lab.check.seeded_random import SEEDS, global_seed
+from pointsman.scaling import DeploymentView, ScalingLimits, Wish
+from pointsman.scaling.policy import MOST_BYTES, plain, size_of, understood
+
+LIMITS = ScalingLimits()
+CONCURRENCY = 4
+"""Requests that a replica takes at once."""
+
+STEADY_LOADS = (7.0, 0.0, 1.0, 30.0)
+STEADY_STEPS_S = (LIMITS.interval_s, 10.0, 0.3)
+"""Intervals between calls: the default, a longer and a shorter one."""
+STEADY_ROUNDS = 200
+STEADY_TIMEOUT_S = 10.0
+"""A slow policy is called for this long, and judged by its answers so far."""
+MAX_REPLICAS = 1000
+"""More than any of the loads needs, so that this bound hides nothing."""
+FLAPPING_CHANGES = 4
+"""This many changes in the second half of the rounds, on a constant load, count as never coming to rest."""
+
+STATE_ROUNDS = 4000
+"""At the default interval, a bit more than an hour."""
+STATE_LONG_STEP_S = 600.0
+"""With this interval, notes that are kept for days have stopped growing after half of the rounds."""
+STATE_LONG_ROUNDS = 2000
+STATE_TIMEOUT_S = 5.0
+"""A slow policy is called for this long, twice."""
+STATE_LOADS = 8
+"""The load changes with every call, so that there is something to note."""
+MIN_GROWTH_BYTES = 1024
+
+QUICK = "answers within its time limit"
+STEADY_EXAMPLE = f"    a replica takes {CONCURRENCY} requests at once, and starts in no time"
+STATE_EXAMPLE = f"    a load that goes from 0 to {STATE_LOADS - 1} requests, again and again"
+
+ViewPromise: TypeAlias = Callable[[BuildScaling, DeploymentView], str | None]
+"""What is broken on a view, in words; None if the promise is kept."""
+TimePromise: TypeAlias = Callable[[BuildScaling], str | None]
+
+
+def is_quick(build: BuildScaling, view: DeploymentView) -> str | None:
+    """Wall time, the best of three: a policy that waits delays the next one as well."""
+    limit_s, best = LIMITS.time_limit_s, float("inf")
+    for _ in range(3):
+        policy = build()
+        began = time.perf_counter()
+        policy.answers(copy.copy(view))
+        best = min(best, time.perf_counter() - began)
+        if best <= limit_s:
+            return None
+    return f"it took {best:.2g} s; an answer after {limit_s:g} s does not count"
+
+
+def answers(build: BuildScaling, view: DeploymentView) -> str | None:
+    """It returns on every view."""
+    error = next((one for one in build().answers(view).values() if isinstance(one, BaseException)), None)
+    return None if error is None else f"it {understood(error)}"
+
+
+def wants_a_number(build: BuildScaling, view: DeploymentView) -> str | None:
+    """It returns a whole number of replicas, 0 or more."""
+    read = [understood(answer) for answer in build().answers(view).values()]
+    return next((f"it {problem}" for problem in read if isinstance(problem, str)), None)
+
+
+def leaves_the_view_alone(build: BuildScaling, view: DeploymentView) -> str | None:
+    """It changes nothing but `view.state`."""
+    given = copy.deepcopy(view)
+    build().answers(given)
+    for name in view.__struct_fields__:
+        if name != "state" and getattr(given, name) != getattr(view, name):
+            return f"view.{name} was changed: keep what you must remember in view.state"
+    return None
+
+
+def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
+    """Two fresh policies give the same answer to the same view."""
+    read = []
+    for seed in SEEDS:
+        with global_seed(seed):
+            answer = build().answers(copy.deepcopy(view))
+        read.append({node: understood(one) for node, one in answer.items()})
+    invalid = any(isinstance(one, str) for answer in read for one in answer.values())
+    if read[0] == read[1] or invalid:  # another promise reports an invalid answer
+        return None
+    return "two fresh policies answered differently to the same view: no dice, no clock but view.now, no globals"
+
+
+def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
+    """What it keeps in `view.state` can be saved and read back."""
+    given = msgspec.structs.replace(copy.deepcopy(view), state={})
+    answer = build().answers(given)
+    notes: Mapping[Any, Any] = given.state  # keys may be of any type
+    kept = plain(notes)
+    for name, note in notes.items():
+        if name not in kept:
+            what = f"is a {type(note).__name__}" if isinstance(name, str) else "has a name that is no text"
+            return f"view.state[{name!r}] {what}: only plain data survives a restart"
+        if _as_lists(note) != kept[name]:
+            back = reprlib.repr(kept[name])
+            return f"view.state[{name!r}] comes back as {back} after a restart: use text as keys, and finite numbers"
+    again = msgspec.structs.replace(copy.deepcopy(view), state=kept)
+    error = next((one for one in build().answers(again).values() if isinstance(one, BaseException)), None)
+    if error is None or any(isinstance(one, BaseException) for one in answer.values()):
+        return None
+    return f"after a restart with its own notes it {understood(error)}"
+
+
+def _as_lists(note: Any) -> Any:
+    """The same with lists in place of tuples: JSON has no tuples."""
+    if isinstance(note, Mapping):
+        return {key: _as_lists(value) for key, value in note.items()}
+    return [_as_lists(value) for value in note] if isinstance(note, list | tuple) else note
+
+
+def keeps_small_notes(build: BuildScaling) -> str | None:
+    """`view.state` stops growing, and stays below the limit."""
+    every_s, limit = LIMITS.interval_s, f"at most {MOST_BYTES:,} are kept; forget what is old"
+    sizes = _state_sizes(build(), every_s, STATE_ROUNDS)
+    if sizes[-1] > MOST_BYTES:
+        questions = f"{len(sizes)} question{'s' if len(sizes) > 1 else ''}"
+        return f"asked every {every_s:g} s, it had {sizes[-1]:,} bytes in view.state after {questions}: {limit}"
+    sizes = _state_sizes(build(), STATE_LONG_STEP_S, STATE_LONG_ROUNDS)
+    half, end = sizes[len(sizes) // 2 - 1], sizes[-1]
+    if end - half < MIN_GROWTH_BYTES or end < 1.5 * half:
+        return None
+    return (
+        f"asked every {STATE_LONG_STEP_S / 60:g} min, it had {half:,} bytes in view.state after {len(sizes) // 2:,} "
+        f"questions and {end:,} after {len(sizes):,}: {limit}"
+    )
+
+
+def _state_sizes(policy: PolicyUnderTest, step_s: float, rounds: int) -> list[int]:
+    """Bytes of its state after every call."""
+    state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + STATE_TIMEOUT_S
+    for number in range(rounds):
+        policy.answers(_steady_view(float(number % STATE_LOADS), 1, NOW + number * step_s, state))
+        sizes.append(size_of(state))
+        if sizes[-1] > MOST_BYTES or time.perf_counter() > until:
+            break
+    return sizes
+
+
+class SteadyRun(msgspec.Struct, frozen=True):
+    """The answers to one constant load."""
+
+    load: float
+    step_s: float
+    wanted: list[int]
+    targets: list[int]
+
+    @property
+    def late_changes(self) -> list[tuple[int, int]]:
+        """The changes of the target in the second half: before, after."""
+        second_half = self.targets[len(self.targets) // 2 :]
+        return [(before, after) for before, after in pairwise(second_half) if before != after]
+
+    def __str__(self) -> str:
+        here = f"{self.load:g} request{'s' if self.load > 1 else ''} here" if self.load else "nothing to do"
+        return f"asked every {self.step_s:g} s with {here} all the time"
+
+
+def does_not_flap(build: BuildScaling) -> str | None:
+    """On a constant load, its answer comes to rest."""
+    for run in _steady_runs(build):
+        late = run.late_changes
+        if len(late) >= FLAPPING_CHANGES and any(after < before for before, after in late):
+            seen = ", ".join(str(after) for _, after in late[-6:])
+            return f"{run}, it went to {seen}: look at what is here, not at what changed or which second it is"
+    return None
+
+
+def stays_within_bounds(build: BuildScaling) -> str | None:
+    """On a small constant load, its answer neither grows without end nor exceeds the maximum."""
+    for run in _steady_runs(build):
+        late = run.late_changes
+        if len(late) >= FLAPPING_CHANGES and not any(after < before for before, after in late):
+            seen = ", ".join(str(after) for _, after in late[-3:])
+            return (
+                f"{run}, it wanted more each time ({seen}, ...): adding to view.target, its own last word, has no end"
+            )
+        if max(run.wanted, default=0) > MAX_REPLICAS:
+            wanted = f"it wanted {max(run.wanted)} where view.max_replicas is {MAX_REPLICAS}"
+            return f"{run}, {wanted}: want what the load needs, and leave bounds to the guard"
+    return None
+
+
+def _steady_runs(build: BuildScaling) -> Iterator[SteadyRun]:
+    until = time.perf_counter() + STEADY_TIMEOUT_S
+    for step_s in STEADY_STEPS_S:
+        for load in STEADY_LOADS:
+            yield _steady_run(build(), load, step_s, until)
+
+
+def _steady_run(policy: PolicyUnderTest, load: float, step_s: float, until: float) -> SteadyRun:
+    """Each answer becomes the next target; only bounds limit it."""
+    target, state, run = 1, dict[str, Any](), SteadyRun(load, step_s, [], [])
+    changed: dict[bool, float] = {}
+    for number in range(STEADY_ROUNDS):
+        if time.perf_counter() > until:
+            break
+        now = NOW + number * step_s
+        view = _steady_view(load, target, now, state, changed.get(True), changed.get(False))
+        wish = understood(next(iter(policy.answers(view).values())))
+        wanted = wish.replicas if isinstance(wish, Wish) else target
+        after = max(min(wanted, MAX_REPLICAS), 1 if load else 0)
+        if after != target:
+            changed[after > target] = now
+        target = after
+        run.wanted.append(wanted)
+        run.targets.append(target)
+    return run
+
+
+def _steady_view(
+    load: float,
+    target: int,
+    now: float,
+    state: dict[str, Any],
+    up_at: float | None = None,
+    down_at: float | None = None,
+) -> DeploymentView:
+    """All replicas run, and the load has been constant for long."""
+    room = max(target, 1) * CONCURRENCY
+    ongoing = min(load, target * CONCURRENCY)
+    latency = flat(100.0 * load / room)
+    return DeploymentView(
+        name="chat",
+        now=now,
+        replicas=target,
+        target=target,
+        max_replicas=MAX_REPLICAS,
+        max_concurrency=CONCURRENCY,
+        ongoing=ongoing,
+        queued=load - ongoing,
+        ongoing_windows={length: flat(ongoing, length) for length in WINDOW_LENGTHS_S},
+        queued_windows={length: flat(load - ongoing, length) for length in WINDOW_LENGTHS_S},
+        arrivals_per_s=dict.fromkeys(WINDOW_LENGTHS_S, load * 10),
+        ttft_ms=latency,
+        latency_ms=latency,
+        kv_usage=flat(min(load / room, 1.0)),
+        tokens_per_s=ongoing * 100.0,
+        cost_per_replica_hour=1.0,
+        since_up_s=None if up_at is None else now - up_at,
+        since_down_s=None if down_at is None else now - down_at,
+        state=state,
+    )
+
+
+VIEW_PROMISES: dict[str, ViewPromise] = {
+    QUICK: is_quick,
+    "answers in every situation": answers,
+    "wants a whole number of replicas": wants_a_number,
+    "leaves its view alone": leaves_the_view_alone,
+    "answers the same to the same view": repeats,
+    "keeps notes that survive a restart": keeps_plain_notes,
+}
+TIME_PROMISES: dict[str, tuple[TimePromise, str]] = {
+    "keeps its notes small": (keeps_small_notes, STATE_EXAMPLE),
+    "comes to rest on a steady load": (does_not_flap, STEADY_EXAMPLE),
+    "stays within its bounds on a steady load": (stays_within_bounds, STEADY_EXAMPLE),
+}
+"""Each with the example that a report shows."""

@@ -1,0 +1,194 @@
+"""Checks a policy in a process of its own: it may hang, print, or end the process, and there is still a report.
+
+The parent writes one order as JSON to standard input; the child answers with lines of JSON. If a call exceeds its time
+limit, `faulthandler` ends the child from outside the interpreter, so that it also ends code that never releases it, and
+writes a traceback in place of the last line.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import msgspec
+
+import pointsman
+from pointsman.config import build_named
+from pointsman.config.problems import Problem
+from pointsman.errors import ConfigError, PluginError, PointsmanError
+from pointsman.lab.check.checker import STOPS, check_with
+from pointsman.lab.check.report import Broken, CheckEvent, PromiseChecked, Report, ReportBuilder
+
+ANSWER_TIMEOUT_S = 5.0
+"""Per call: ten times what a plane waits for a scaling policy."""
+BUILD_TIMEOUT_S = 60.0
+"""Its imports may be large."""
+PACKAGE = str(Path(pointsman.__file__).parent)
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+class CheckOrder(msgspec.Struct, frozen=True):
+    """What to check."""
+
+    name: str
+    parameters: dict[str, Any]
+    examples: int
+    answer_timeout_s: float
+    path: list[str]
+    """`sys.path` of the child."""
+
+
+class CheckRefused(msgspec.Struct, frozen=True, tag=True):
+    """The policy cannot be built."""
+
+    message: str
+    problems: list[Problem]
+
+
+class CheckRaised(msgspec.Struct, frozen=True, tag=True):
+    """The policy raised an exception that no promise catches, such as SystemExit."""
+
+    error: str
+
+
+class CheckEnded(msgspec.Struct, frozen=True, tag=True):
+    """All promises have been tried."""
+
+
+LastLine: TypeAlias = CheckRefused | CheckRaised | CheckEnded
+Line: TypeAlias = CheckEvent | LastLine
+
+
+def check_in_subprocess(
+    name: str, parameters: Mapping[str, Any], examples: int = 200, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
+) -> Report:
+    """Like `check`, for a policy by its name. Raises if it cannot be built."""
+    order = CheckOrder(name, dict(parameters), examples, answer_timeout_s, list(sys.path))
+    argv = [sys.executable, "-u", "-P", "-m", "pointsman.lab.check.subprocess_runner"]
+    report = ReportBuilder()
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(msgspec.json.encode(order))
+            child.stdin.close()
+            last = _read(child.stdout, report)
+            status = child.wait() if last == "" else 0
+        finally:
+            child.kill()
+    if isinstance(last, CheckRefused):
+        raise ConfigError(last.problems) if last.problems else PointsmanError(last.message)
+    if not isinstance(last, CheckEnded):
+        _blame_the_policy(report, order, last, status)
+    return report.report()
+
+
+def _read(lines: IO[bytes], report: ReportBuilder) -> LastLine | str:
+    """The last line; a traceback if a call exceeded its time limit; empty if the process ended by itself."""
+    decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+    for line in lines:
+        if not line.startswith(b"{"):
+            return (line + lines.read()).decode(errors="replace")
+        decoded = decoder.decode(line)
+        if isinstance(decoded, CheckRefused | CheckRaised | CheckEnded):
+            return decoded
+        report.on_event(decoded)
+    return ""
+
+
+def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaised | str, status: int) -> None:
+    """The process ended early: report that as a broken promise."""
+    case, calls = report.last_case, list[str]()
+    if isinstance(last, CheckRaised):
+        what = f"it raised {last.error}"
+    elif last:
+        timeout_s, calls = BUILD_TIMEOUT_S if case is None else order.answer_timeout_s, _calls(last)
+        what = f"it had not come back after {timeout_s:g} s, and was ended: look at what it waits for, or why it loops"
+    else:
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        what = f"it ended the process in which it was asked ({how})"
+    if report.started is None or case is None:
+        raise PluginError(order.name, f"cannot be made: {'; '.join([what, *calls])}")
+    candidates = STOPS if calls else STOPS[1:]
+    promise = next((one for one in candidates if one in report.started.promises), case.promise)
+    example = "\n".join([case.example, *(f"    {call}" for call in calls)])
+    report.on_event(PromiseChecked(promise, Broken(promise, what, example)))
+
+
+def _calls(thread_dump: str) -> list[str]:
+    """The policy's own calls, the innermost first. The thread that called it is the last in the dump."""
+    thread = thread_dump.rpartition("Thread ")[2]
+    calls = [(found[1], f"in {found[3]}: {found[1]}, line {found[2]}") for found in FRAME.finditer(thread)]
+    own = takewhile(lambda call: not call[0].startswith(PACKAGE), calls)
+    return [words for _, words in own] or [words for _, words in calls[:1]]
+
+
+class LineWriter:
+    """In the child: writes each event as a line, and enforces time limits."""
+
+    def __init__(self, output: int, answer_timeout_s: float) -> None:
+        self._output, self._answer_timeout_s = os.fdopen(output, "wb"), answer_timeout_s
+
+    def on_event(self, event: CheckEvent) -> None:
+        self.write(event)
+
+    def write(self, line: Line) -> None:
+        self._output.write(msgspec.json.encode(line) + b"\n")
+        self._output.flush()
+
+    def time_limit(self) -> AbstractContextManager[None]:
+        return self.timeout(self._answer_timeout_s)
+
+    @contextmanager
+    def timeout(self, seconds: float) -> Iterator[None]:
+        """Ends this process if the body takes longer."""
+        # Not a thread in Python: a call that holds the interpreter would not let it run.
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._output)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def main() -> None:
+    """Carry out one order."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
+    writer = LineWriter(os.dup(1), order.answer_timeout_s)
+    os.dup2(2, 1)  # what the policy prints must not get between the lines
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this process
+    sys.path[:] = order.path
+    try:
+        writer.write(_check(order, writer))
+    except BrokenPipeError:  # the parent has ended
+        pass
+    except BaseException as error:
+        if isinstance(error, Exception):  # promises catch those of a policy, so this may be a bug of ours
+            traceback.print_exc()
+        writer.write(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
+    finally:
+        os._exit(0)  # do not wait for threads that the policy has started
+
+
+def _check(order: CheckOrder, writer: LineWriter) -> LastLine:
+    def build() -> Any:
+        return build_named(order.name, order.parameters)
+
+    try:
+        with writer.timeout(BUILD_TIMEOUT_S):
+            first = build()
+    except PointsmanError as error:
+        return CheckRefused(str(error), [one for one in getattr(error, "problems", ()) if isinstance(one, Problem)])
+    check_with(first, build, order.examples, writer)
+    return CheckEnded()
+
+
+if __name__ == "__main__":
+    main()
