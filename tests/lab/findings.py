@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from pointsman.lab.check import Broken, check, checker
+from pointsman.lab.check.request_promises import POLICY_PROMISES
 
 
 def found(build: Any, promise: str, examples: int = 200) -> Broken:
     """What was found about this promise; of the others only the cheap ones are tried, to save time."""
     with pytest.MonkeyPatch.context() as patch:
-        kept = {name: one for name, one in checker.POLICY_PROMISES.items() if name == promise}
+        kept = {name: one for name, one in POLICY_PROMISES.items() if name == promise}
         patch.setattr(checker, "POLICY_PROMISES", kept)
         report = check(build, examples)
     told = {broken.promise: broken for broken in report.broken}
