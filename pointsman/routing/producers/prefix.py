@@ -1,4 +1,4 @@
-"""How much of a prompt each endpoint probably has in its cache, from what was sent to it before."""
+"""Estimates how much of a prompt each endpoint has in its cache, from what was sent to it before."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from pointsman.types import RequestMetadata
 
 
 class Hashed(msgspec.Struct, frozen=True, eq=False):
-    """What was worked out of a request, for when it is sent."""
+    """The hashes of a request, kept in its cycle until the request is sent."""
 
     chains: Mapping[int, Sequence[Chain]]
     """By block size: the chain of each prompt."""
@@ -25,9 +25,9 @@ class Hashed(msgspec.Struct, frozen=True, eq=False):
 _HASHED: Key[Hashed] = Key("prefix-hashed")
 
 _BYTES = (bytes, memoryview)
-_MOST_MODELS = 1_000
-_MANY = 64
-"""From this many servers on, a set of bits is spread over a column in one go."""
+_MAX_MODELS = 1_000
+_MANY_SERVERS = 64
+"""From this many servers on, a set of bits is added to a column in one step."""
 
 
 class Layout(msgspec.Struct):
@@ -41,19 +41,52 @@ class Layout(msgspec.Struct):
     servers: list[tuple[int, int]]
     """row -> its block size, and how many of our blocks fit into its cache"""
     only: tuple[int, int | None] | None
-    """(block size, most blocks) if they are the same for all of few servers."""
+    """(block size, maximum of blocks) if they are the same for all servers, and these are few."""
+
+
+class CacheGeometry(msgspec.Struct, frozen=True):
+    """Block and cache sizes of endpoints: as their engines report them (`auto_tune`), else as configured."""
+
+    auto_tune: bool
+    block_size: int
+    capacity: int
+    """Blocks per server, for servers that do not report it."""
+    max_tokens: int
+    """Of a prompt, to be matched; 0: `max_blocks` is the limit."""
+    max_blocks: int
+    """0: no limit."""
+    min_block_size: int = 64
+    """Smaller blocks are hashed as blocks of this size: a finer match is not worth the hashing."""
+
+    def block_size_of(self, endpoint: Endpoint) -> int:
+        """Tokens per block, as this endpoint is matched."""
+        metrics = endpoint.metrics
+        reported = metrics.block_size if self.auto_tune and metrics is not None else 0
+        return max(reported or self.block_size, self.min_block_size)
+
+    def capacity_of(self, endpoint: Endpoint) -> int:
+        """How many of our blocks fit into this endpoint's cache."""
+        metrics = endpoint.metrics
+        if not self.auto_tune or metrics is None or metrics.num_blocks <= 0:
+            return self.capacity
+        if metrics.block_size <= 0:
+            return metrics.num_blocks
+        return max(1, metrics.num_blocks * metrics.block_size // self.block_size_of(endpoint))
+
+    def most_blocks(self, block_size: int) -> int | None:
+        """Blocks of a prompt that are matched; None: all."""
+        if self.max_tokens > 0:
+            return self.max_tokens // block_size
+        return self.max_blocks or None
 
 
 class ApproxPrefixCacheProducer:
     """Hashes prompts block by block and remembers where each went.
 
-    An endpoint's block size and cache size are what its engine reported (`autoTune`), else the parameters; endpoints
-    with different block sizes are matched each in its own. Never measured: the parameters hold. A match counts only the
-    unbroken run of blocks, from the first, that this very endpoint was sent and has not evicted since.
+    An endpoint's block size and cache size are what its engine reported (`autoTune`), else the parameters, which also
+    hold until it is first measured. Endpoints with different block sizes are matched each in its own. A match counts
+    only the unbroken run of blocks, from the first, that this endpoint was sent and has not evicted since.
     """
-
-    least_block_size = 64
-    """Smaller blocks are hashed as blocks of this size: a finer match is not worth the hashing."""
 
     def __init__(
         self,
@@ -75,14 +108,17 @@ class ApproxPrefixCacheProducer:
         if lru_capacity_per_server < 1:
             raise ValueError(f"lruCapacityPerServer must be at least 1, found {lru_capacity_per_server}")
         self.index = PrefixIndex()
+        self.geometry = CacheGeometry(
+            auto_tune,
+            block_size_tokens,
+            lru_capacity_per_server,
+            max_prefix_tokens_to_match,
+            max_prefix_blocks_to_match,
+        )
         self.prompt_tokens = 0
-        """Of all prompts sent, in whole blocks; and how many of them were expected in the cache of the instance."""
+        """Of all prompts sent, in whole blocks."""
         self.expected_cached_tokens = 0
-        self._auto_tune = auto_tune
-        self._block_size = block_size_tokens
-        self._most_tokens = max_prefix_tokens_to_match
-        self._most_blocks = max_prefix_blocks_to_match
-        self._capacity = lru_capacity_per_server
+        """How many of them were expected in the cache of the instance."""
         self._layout = PerMembers(self._laid_out)
         self._first_links: dict[str, int] = {}
         """By model."""
@@ -93,8 +129,8 @@ class ApproxPrefixCacheProducer:
         match: Column
         total: Column
         if layout.only is not None and type(request.prompt) in _BYTES and request.token_ids is None:
-            size, most = layout.only
-            chain = block_hashes(request.prompt, self._first_link(request), size, most)  # type: ignore[arg-type]
+            size, most_blocks = layout.only
+            chain = block_hashes(request.prompt, self._first_link(request), size, most_blocks)  # type: ignore[arg-type]
             chains, width = {size: (chain,)}, len(layout.servers)
             match, total = [0.0] * width, [float(chain.blocks)] * width
             self._match(chain, layout.pools[size], match, layout.rows)
@@ -123,33 +159,19 @@ class ApproxPrefixCacheProducer:
     def departed(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.id)
 
-    def block_size_of(self, endpoint: Endpoint) -> int:
-        """Tokens per block, as this endpoint is matched."""
-        told = endpoint.metrics.block_size if self._auto_tune and endpoint.metrics is not None else 0
-        return max(told or self._block_size, self.least_block_size)
-
-    def capacity_of(self, endpoint: Endpoint) -> int:
-        """How many of our blocks fit into this endpoint's cache."""
-        metrics = endpoint.metrics
-        if not self._auto_tune or metrics is None or metrics.num_blocks <= 0:
-            return self._capacity
-        if metrics.block_size <= 0:
-            return metrics.num_blocks
-        return max(1, metrics.num_blocks * metrics.block_size // self.block_size_of(endpoint))
-
-    def _laid_out(self, everybody: Endpoints) -> Layout:
-        for gone in self.index.servers - {endpoint.id for endpoint in everybody}:
+    def _laid_out(self, fleet: Endpoints) -> Layout:
+        for gone in self.index.servers - {endpoint.id for endpoint in fleet}:
             self.index.forget(gone)
-        slots = [self.index.slot(endpoint.id) for endpoint in everybody]
-        sizes = [self.block_size_of(endpoint) for endpoint in everybody]
+        slots = [self.index.slot(endpoint.id) for endpoint in fleet]
+        sizes = [self.geometry.block_size_of(endpoint) for endpoint in fleet]
         rows = [0] * (max(slots, default=-1) + 1)
         pools: dict[int, int] = {}
         for row, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             rows[slot] = row
             pools[size] = pools.get(size, 0) | 1 << slot
-        block_sizes = column_of([float(size) for size in sizes], everybody.arrays)
-        capacities = [self.capacity_of(endpoint) for endpoint in everybody]
-        only = (sizes[0], self._most_of(sizes[0])) if len(pools) == 1 and not everybody.arrays else None
+        block_sizes = column_of([float(size) for size in sizes], fleet.arrays)
+        capacities = [self.geometry.capacity_of(endpoint) for endpoint in fleet]
+        only = (sizes[0], self.geometry.most_blocks(sizes[0])) if len(pools) == 1 and not fleet.arrays else None
         return Layout(rows, pools, block_sizes, list(zip(sizes, capacities, strict=True)), only)
 
     def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[Chain]]:
@@ -160,23 +182,21 @@ class ApproxPrefixCacheProducer:
             prompts = [token_bytes(prompt) for prompt in request.prompt]
         else:
             prompts = [token_bytes(request.prompt)]
-        return {size: [block_hashes(tokens, first, size, self._most_of(size)) for tokens in prompts] for size in pools}
+        return {
+            size: [block_hashes(tokens, first, size, self.geometry.most_blocks(size)) for tokens in prompts]
+            for size in pools
+        }
 
     def _first_link(self, request: RequestMetadata) -> int:
-        """Models are few; who salts pays for it."""
+        """The hash that the chain of this request starts from. Cached per model, as models are few; salts are not."""
         if request.cache_salt:
             return first_link(request.model_name, request.cache_salt)
         link = self._first_links.get(request.model_name)
         if link is None:
-            if len(self._first_links) >= _MOST_MODELS:  # names come from clients, without end
+            if len(self._first_links) >= _MAX_MODELS:  # clients choose the names
                 self._first_links.clear()
             link = self._first_links[request.model_name] = first_link(request.model_name)
         return link
-
-    def _most_of(self, block_size: int) -> int | None:
-        if self._most_tokens > 0:
-            return self._most_tokens // block_size
-        return self._most_blocks or None
 
     def _matched(self, layout: Layout, chains: Mapping[int, Sequence[Chain]], arrays: bool) -> tuple[Column, Column]:
         width = len(layout.block_sizes)
@@ -191,13 +211,13 @@ class ApproxPrefixCacheProducer:
         return match, column_of([totals[int(size)] for size in layout.block_sizes], arrays)
 
     def _match(self, chain: Chain, pool: int, match: Column, rows: list[int]) -> None:
-        """Add what the servers of a pool hold of a chain."""
+        """Add the blocks of a chain that the servers of a pool hold."""
         for servers, depth in self.index.runs(chain.links, pool):
             _add(match, servers, chain.blocks_in(depth), rows)
 
 
 def _add(match: Column, servers: int, blocks: int, rows: list[int]) -> None:
-    if isinstance(match, list) or servers.bit_count() < _MANY:
+    if isinstance(match, list) or servers.bit_count() < _MANY_SERVERS:
         while servers:
             lowest = servers & -servers
             match[rows[lowest.bit_length() - 1]] += blocks

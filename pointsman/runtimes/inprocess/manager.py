@@ -1,8 +1,8 @@
-"""The control plane inside anybody's program: no server, no network, no thread."""
+"""The control plane inside your own program: no server, no network, no thread."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pointsman.config import build_policy
@@ -38,15 +38,74 @@ from pointsman.strategies import SchedulingPolicy
 from pointsman.strategies.dispatching import MAX_WAITING, keeps_its_order, plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
-REFUSALS_KEPT = 10_000
+MAX_REFUSALS = 10_000
+
+
+class DecisionOutbox:
+    """Delivers decisions and refusals in their order: to callbacks, or kept until the owner takes them."""
+
+    def __init__(
+        self,
+        on_decision: Callable[[SchedulingDecision], None] | None,
+        on_refusal: Callable[[RequestMetadata, Refusal], None] | None,
+    ) -> None:
+        self._on_decision = on_decision
+        self._on_refusal = on_refusal
+        self._undelivered: deque[DispatcherCommand] = deque()
+        self._delivering = False
+        self._decisions: dict[str, SchedulingDecision] = {}
+        """Not taken yet, of requests that are still where the decisions say."""
+        self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=MAX_REFUSALS)
+
+    def add(self, commands: Iterable[DispatcherCommand]) -> None:
+        """Deliver commands. If a callback raises, the rest is delivered with the next ones."""
+        self._undelivered += commands
+        if self._delivering:  # a callback called: the loop that called it goes on with what this made possible
+            return
+        self._delivering = True
+        try:
+            while self._undelivered:
+                self._deliver(self._undelivered.popleft())
+        finally:
+            self._delivering = False
+
+    def _deliver(self, command: DispatcherCommand) -> None:
+        if isinstance(command, Send):
+            if self._on_decision is not None:
+                self._on_decision(command.decision)
+            else:
+                self._decisions[command.request.request_id] = command.decision
+        elif isinstance(command, Refuse):
+            self.withdraw(command.request.request_id)
+            if self._on_refusal is not None:
+                self._on_refusal(command.request, command.refusal)
+            else:
+                self._refusals.append((command.request, command.refusal))
+
+    def withdraw(self, request_id: str) -> None:
+        """A decision no longer holds."""
+        self._decisions.pop(request_id, None)
+
+    def withdraw_all_of(self, instance_id: str) -> None:
+        """No decision for this instance holds any more."""
+        self._decisions = {r: made for r, made in self._decisions.items() if made.target_instance_id != instance_id}
+
+    def take_decisions(self) -> list[SchedulingDecision]:
+        taken, self._decisions = list(self._decisions.values()), {}
+        return taken
+
+    def take_refusals(self) -> list[tuple[RequestMetadata, Refusal]]:
+        taken = list(self._refusals)
+        self._refusals.clear()
+        return taken
 
 
 class ControlPlaneManager:
     """Register instances, submit requests, send them where the decisions say, and report how they ended.
 
-    A decision is made at once if some instance has room, else as soon as one has: `on_decision` hears of each, and
-    without it `decisions()` hands them over. The same goes for refusals: a request that waited too long, or that failed
-    too often. Call `tick()` now and then if nothing else happens, so that waiting requests can expire.
+    A decision is made at once if some instance has room, else as soon as one has. Each goes to `on_decision`; without
+    it, `decisions()` returns them. The same holds for refusals: of a request that waited too long or failed too often.
+    Call `tick()` now and then if nothing else happens, so that waiting requests can expire.
     """
 
     def __init__(
@@ -72,17 +131,11 @@ class ControlPlaneManager:
         plan = plan_for(scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s)
         self._dispatcher = Dispatcher(plan, DispatcherSettings(max_tries=max_tries, seed=seed))
         self._clock = clock
-        self._on_decision = on_decision
-        self._on_refusal = on_refusal
-        self._untold: deque[DispatcherCommand] = deque()
-        self._telling = False
-        self._decisions: dict[str, SchedulingDecision] = {}
-        """Not handed over yet, of requests that are still where they say."""
-        self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=REFUSALS_KEPT)
+        self._outbox = DecisionOutbox(on_decision, on_refusal)
 
     @property
     def notes(self) -> list[str]:
-        """What the owner of this policy should know."""
+        """What the author of this policy should know."""
         if keeps_its_order(self.policy):
             return []
         return [
@@ -93,23 +146,23 @@ class ControlPlaneManager:
     # Instances
 
     def register_instance(self, instance: ExecutionInstance) -> None:
-        """It is ready for requests. An id may be registered once."""
+        """Add an instance that is ready for requests. Ids are unique."""
         self._handle(Joined(instance))
 
     def update_instance(self, instance: ExecutionInstance) -> None:
-        """Its owner says something new of it: health, limit, speed, load."""
+        """Change what is known of an instance: health, limit, speed, load."""
         self._expect(instance.instance_id)
         self._handle(Changed(instance))
 
     def report_metrics(self, instance_id: str, metrics: Metrics) -> None:
-        """What its engine says of itself."""
+        """Report what an engine has measured of itself."""
         self._expect(instance_id)
         self._handle(Measured(instance_id, metrics))
 
     def remove_instance(self, instance_id: str, why: str = "it was removed") -> None:
-        """It is gone, on purpose or not: its unanswered requests go back to the queue, in their old places."""
+        """Remove an instance, planned or not: its unanswered requests go back to their old places in the queue."""
         self._expect(instance_id)
-        self._decisions = {r: made for r, made in self._decisions.items() if made.target_instance_id != instance_id}
+        self._outbox.withdraw_all_of(instance_id)
         self._handle(Left(instance_id, why))
 
     def instances(self) -> list[ExecutionInstance]:
@@ -119,54 +172,51 @@ class ControlPlaneManager:
     # Requests
 
     def submit(self, *requests: RequestMetadata) -> list[SchedulingDecision]:
-        """Take requests in; several at once are decided together. The decisions that this made possible."""
+        """Submit requests; several at once are decided together. Returns the decisions that this made possible."""
         return self._handle(Arrived(requests))
 
     def first_token(self, request_id: str) -> None:
-        """The answer has begun; the request cannot be sent again from here on."""
+        """The answer has begun: the request cannot be sent again."""
         self._handle(FirstToken(request_id))
 
     def completed(self, request_id: str, output_tokens: int | None = None) -> list[SchedulingDecision]:
-        """The request was answered. The decisions that the free place made possible."""
-        self._decisions.pop(request_id, None)
+        """The request was answered. Returns the decisions that the free slot made possible."""
+        self._outbox.withdraw(request_id)
         return self._handle(Ended(request_id, output_tokens))
 
     def failed(self, request_id: str, why: str, *, retry: bool = True) -> list[SchedulingDecision]:
-        """Its instance failed it: it goes back to its place in the queue, and to another instance if there is one."""
-        self._decisions.pop(request_id, None)
+        """An instance failed a request: it waits again where it stood, and goes to another instance if there is one."""
+        self._outbox.withdraw(request_id)
         return self._handle(Failed(request_id, why, retry))
 
     def cancel(self, request_id: str) -> list[SchedulingDecision]:
-        """Its client has gone."""
-        self._decisions.pop(request_id, None)
+        """The client has disconnected."""
+        self._outbox.withdraw(request_id)
         return self._handle(Cancelled(request_id))
 
     def tick(self) -> list[SchedulingDecision]:
-        """Let time pass: requests that have waited too long are refused."""
+        """Refuse requests that have waited too long."""
         return self._handle(TimerFired())
 
     def shut_down(self) -> None:
-        """Refuse what waits and whatever comes; what runs may end."""
+        """Refuse all waiting and new requests; running ones may end."""
         self._handle(ShuttingDown())
 
-    # What came of it
+    # Results
 
     def decisions(self) -> list[SchedulingDecision]:
-        """Decisions made since the last call, oldest first, if there is no `on_decision`.
+        """Decisions since the last call, oldest first, if there is no `on_decision`.
 
-        Those that no longer hold are left out: the request has ended or failed meanwhile, or its instance is gone.
+        Decisions that no longer hold are left out: the request has ended or failed since, or its instance has left.
         """
-        taken, self._decisions = list(self._decisions.values()), {}
-        return taken
+        return self._outbox.take_decisions()
 
     def refusals(self) -> list[tuple[RequestMetadata, Refusal]]:
         """Refusals since the last call, oldest first, if there is no `on_refusal`; at most the newest 10,000."""
-        taken = list(self._refusals)
-        self._refusals.clear()
-        return taken
+        return self._outbox.take_refusals()
 
     def pending(self) -> list[Unplaced]:
-        """The requests that wait, each with the reason, as things stand. Costs a scheduling cycle for each."""
+        """The waiting requests, each with the current reason. Costs a scheduling cycle per request."""
         now, unplaced = self._clock(), []
         for request in self._dispatcher.waiting():
             record = self._dispatcher.explain(request.request_id, now)
@@ -175,7 +225,7 @@ class ControlPlaneManager:
         return unplaced
 
     def explain(self, request_id: str) -> Record:
-        """Everything about one request: print it, or take its `as_dict()`."""
+        """Everything about one request: print it, or use its `as_dict()`."""
         record = self._dispatcher.explain(request_id, self._clock())
         if record is None:
             known = (record.request.request_id for record in self._dispatcher.records.newest())
@@ -183,7 +233,7 @@ class ControlPlaneManager:
         return record
 
     def metrics(self) -> dict[str, Any]:
-        """Counts since the start, and what is under way now; docs/metrics.md explains each."""
+        """Counters since the start, and current numbers; docs/metrics.md explains each."""
         dispatcher = self._dispatcher
         return dispatcher.counters.as_dict() | {
             "waiting": len(dispatcher) - dispatcher.running,
@@ -201,33 +251,9 @@ class ControlPlaneManager:
         return nearness(fleet[one].instance, fleet[other].instance)
 
     def _expect(self, instance_id: str) -> None:
-        self._dispatcher.fleet[instance_id]  # raises, naming the nearest, if there is none
+        self._dispatcher.fleet[instance_id]  # raises if there is none, with the nearest name
 
     def _handle(self, event: DispatcherEvent) -> list[SchedulingDecision]:
         commands = self._dispatcher.handle(event, self._clock())
-        self._untold += commands
-        if not self._telling:  # else a callback called: whoever told it goes on with what this made possible
-            self._tell_all()
+        self._outbox.add(commands)
         return [command.decision for command in commands if isinstance(command, Send)]
-
-    def _tell_all(self) -> None:
-        """Tell everything in order. If a callback raises, the rest is told with the next event."""
-        self._telling = True
-        try:
-            while self._untold:
-                self._tell(self._untold.popleft())
-        finally:
-            self._telling = False
-
-    def _tell(self, command: DispatcherCommand) -> None:
-        if isinstance(command, Send):
-            if self._on_decision is not None:
-                self._on_decision(command.decision)
-            else:
-                self._decisions[command.request.request_id] = command.decision
-        elif isinstance(command, Refuse):
-            self._decisions.pop(command.request.request_id, None)
-            if self._on_refusal is not None:
-                self._on_refusal(command.request, command.refusal)
-            else:
-                self._refusals.append((command.request, command.refusal))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import xxhash
 
@@ -25,7 +26,7 @@ def fleet_of(number: int = 3, *, long: bool = False) -> EndpointTable:
 
 def producer(block_size: int = 4, **parameters: Any) -> ApproxPrefixCacheProducer:
     made = ApproxPrefixCacheProducer(block_size_tokens=block_size, **parameters)
-    made.least_block_size = 1
+    made.geometry = msgspec.structs.replace(made.geometry, min_block_size=1)
     return made
 
 
@@ -198,12 +199,12 @@ def test_the_block_size_of_an_endpoint(parameters: dict[str, Any], metrics: Metr
     fleet = fleet_of()
     if metrics is not None:
         fleet.measure("0", metrics, 0.0)
-    subject = ApproxPrefixCacheProducer(**parameters)
-    assert subject.block_size_of(fleet["0"]) == expected
-    subject.least_block_size = 1
-    told = metrics.block_size if metrics is not None and parameters.get("auto_tune", True) else 0
-    assert subject.block_size_of(fleet["0"]) == max(
-        1, told or parameters.get("block_size_tokens", parameters.get("block_size", 16))
+    geometry = ApproxPrefixCacheProducer(**parameters).geometry
+    assert geometry.block_size_of(fleet["0"]) == expected
+    geometry = msgspec.structs.replace(geometry, min_block_size=1)
+    reported = metrics.block_size if metrics is not None and parameters.get("auto_tune", True) else 0
+    assert geometry.block_size_of(fleet["0"]) == max(
+        1, reported or parameters.get("block_size_tokens", parameters.get("block_size", 16))
     )
 
 
@@ -227,7 +228,7 @@ def test_capacity_counts_in_the_unit_of_the_entries(
     fleet = fleet_of()
     if metrics is not None:
         fleet.measure("0", metrics, 0.0)
-    assert ApproxPrefixCacheProducer(**parameters).capacity_of(fleet["0"]) == expected
+    assert ApproxPrefixCacheProducer(**parameters).geometry.capacity_of(fleet["0"]) == expected
 
 
 def test_memory_is_bounded_by_the_capacities() -> None:
