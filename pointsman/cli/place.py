@@ -81,9 +81,9 @@ def _fleet(args: argparse.Namespace) -> "Fleet":
     except NoPlane:
         if args.url:
             raise
-    from pointsman.runtimes.local.detection import detect
+    from pointsman.runtimes.choosing import workers_of
 
-    return Fleet([detect()])
+    return Fleet(workers_of("local"))
 
 
 def _asks(plan: "PointsmanPlan") -> list[Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import add_file, read_manifest, show_changes
@@ -9,7 +10,6 @@ from pointsman.cli.options import add_command, add_connection
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
-    from pointsman.types import Worker
 
 EXAMPLE = """\
 examples:
@@ -62,23 +62,14 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
     from pointsman.config.revision import EndpointsFiles
     from pointsman.control import Controller
     from pointsman.control.events import WorkerSeen
+    from pointsman.runtimes.choosing import workers_of
 
     controller = Controller()
-    machine = _this_machine(plan)
-    if machine is not None:
-        controller.handle(WorkerSeen(machine), 0.0)
-    listed = EndpointsFiles()
-    listed.configure(plan)
-    changes = changes_between(None, plan, controller.preview(listed.desired()))
+    with suppress(Exception):  # drivers may raise anything; without workers, instances get no places
+        for worker in workers_of("local", plan.worker_labels()):
+            if worker.memory_bytes:
+                controller.handle(WorkerSeen(worker), 0.0)
+    files = EndpointsFiles()
+    files.configure(plan)
+    changes = changes_between(None, plan, controller.preview(files.desired()))
     return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
-
-
-def _this_machine(plan: "PointsmanPlan") -> "Worker | None":
-    """What a plane would see here; None: it cannot be looked at, and instances would get no places."""
-    from pointsman.runtimes.local.detection import detect
-
-    try:
-        worker = detect(labels=plan.worker_labels())
-    except Exception:  # drivers are somebody else's
-        return None
-    return worker if worker.memory_bytes else None

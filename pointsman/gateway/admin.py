@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -23,38 +23,7 @@ from pointsman.http.requests import HttpRequest
 from pointsman.placement.fleet import Snapshot
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record
-
-# What can be asked of a plane, and what it is asked with.
-
-
-class Operations(Protocol):
-    """What can be asked of a plane."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def fleet(self) -> Snapshot: ...
-
-    def plan(self, manifest: ManifestText) -> Changes: ...
-
-    async def apply(self, manifest: ManifestText) -> Changes: ...
-
-    async def deploy(self, document: ManifestText) -> Changes: ...
-
-    async def rollback(self, name: str) -> Changes: ...
-
-    async def delete(self, name: str) -> Changes: ...
-
-    def application(self, name: str) -> str: ...
-
-    def logs(self, instance_id: str, lines: int) -> str: ...
-
-    async def drain(self, instance_id: str) -> None: ...
-
-    def scaling(self, deployment: str) -> dict[str, Any]: ...
-
-    def load_seen(self, deployment: str) -> dict[str, Any]: ...
-
-    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None: ...
+from pointsman.runtimes.interface import Operations
 
 
 class AdminCall(msgspec.Struct):
@@ -76,8 +45,9 @@ def changes_told(changes: Changes) -> dict[str, Any]:
 class ApplicationAdmin:
     """What is asked under `/admin/v1/applications`."""
 
-    def __init__(self, plane: Operations) -> None:
+    def __init__(self, plane: Operations, status: Callable[[], dict[str, Any]]) -> None:
         self._plane = plane
+        self._status = status
 
     def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
         """Who answers; None: there is no such thing."""
@@ -97,26 +67,26 @@ class ApplicationAdmin:
         return None
 
     async def _all(self, call: AdminCall) -> dict[str, Any]:
-        return {"applications": self._plane.status()["applications"]}
+        return {"applications": self._status()["applications"]}
 
     async def _one(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]
-        text, status = self._plane.application(name), self._plane.status()
+        text, status = self._plane.documents.application(name), self._status()
         [told] = [one for one in status["applications"] if one["name"] == name]
         mine = {deployment for node in told["nodes"] for deployment in node["deployments"]}
         return {**told, "yaml": text, "deployments": [one for one in status["deployments"] if one["name"] in mine]}
 
     async def _plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _deploy(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.deploy(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(await self._plane.documents.deploy(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _rollback(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.rollback(call.parts[1]))
+        return changes_told(await self._plane.documents.rollback(call.parts[1]))
 
     async def _delete(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.delete(call.parts[1]))
+        return changes_told(await self._plane.documents.delete(call.parts[1]))
 
 
 # The part of the admin API that is about single deployments: how many instances there are, and why.
@@ -157,10 +127,10 @@ class DeploymentAdmin:
         return None
 
     async def _scaling(self, call: AdminCall) -> dict[str, Any]:
-        return self._plane.scaling(call.parts[1])
+        return self._plane.scaling.status(call.parts[1])
 
     async def _load(self, call: AdminCall) -> dict[str, Any]:
-        return self._plane.load_seen(call.parts[1])
+        return self._plane.scaling.load_history(call.parts[1])
 
     async def _scale(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=ScaleAsked)
@@ -170,8 +140,8 @@ class DeploymentAdmin:
                 "leave it out to have it until it is taken back"
             )
         by = one_line(asked.by, LONGEST_NAME) or SOMEBODY
-        await self._plane.scale(call.parts[1], asked.replicas, asked.for_s, by)
-        return self._plane.scaling(call.parts[1])
+        self._plane.scaling.scale(call.parts[1], asked.replicas, asked.for_s, by)
+        return self._plane.scaling.status(call.parts[1])
 
 
 PREFIX = b"/admin/v1/"
@@ -192,15 +162,17 @@ class Admin:
         self,
         gateway: Gateway,
         plane: Operations,
+        status: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
         passages: Callable[[str], PipelineRecord | None] = lambda _: None,
     ) -> None:
         self._gateway = gateway
         self._plane = plane
+        self._status = status
         self._stop = stop
         self._passages = passages
         """What is known of a request through an application."""
-        self._applications = ApplicationAdmin(plane)
+        self._applications = ApplicationAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.page_trees[PREFIX] = self.serve
@@ -227,7 +199,7 @@ class Admin:
     def _handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
         match method, parts:
             case "GET", ["status"]:
-                return self._status
+                return self._get_status
             case "GET", ["fleet"]:
                 return self._fleet
             case "POST", ["plan"]:
@@ -265,23 +237,26 @@ class Admin:
         if running.client is not None:
             running.client.answer(status, said)
 
-    async def _status(self, call: AdminCall) -> dict[str, Any]:
-        return self._plane.status()
+    async def _get_status(self, call: AdminCall) -> dict[str, Any]:
+        return self._status()
 
     async def _fleet(self, call: AdminCall) -> Snapshot:
-        return self._plane.fleet()
+        return self._plane.control.fleet()
 
     async def _plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(self._plane.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _apply(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.apply(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_told(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
-        return {"instance": call.parts[1], "text": self._plane.logs(call.parts[1], _number(call.query, "lines", 100))}
+        return {
+            "instance": call.parts[1],
+            "text": self._plane.instances.logs(call.parts[1], _number(call.query, "lines", 100)),
+        }
 
     async def _drain(self, call: AdminCall) -> dict[str, Any]:
-        await self._plane.drain(call.parts[1])
+        self._plane.control.drain(call.parts[1])
         return {"instance": call.parts[1], "draining": True}
 
     async def _down(self, call: AdminCall) -> dict[str, Any]:

@@ -6,8 +6,6 @@ that is named, it takes the application; else one is started inside this process
 
 import asyncio
 import atexit
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pointsman.config.revision import ManifestText
-from pointsman.errors import PointsmanError, UnknownName
+from pointsman.config.schema import GatewaySpec
+from pointsman.config.validation import host_and_port
+from pointsman.errors import PointsmanError
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines.response_sink import BLOB_TYPE
 from pointsman.gateway.pipelines.results import ARGUMENTS
-from pointsman.http.client import Requesting
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
-from pointsman.replica.handles import Response, Stream
-from pointsman.runtimes.local.shared import SOCKET
+from pointsman.replica.handles import Response, Stream, Transport
 from pointsman.wire import CallFailed, Unsendable, decode_value, encode_plain
 
 # A handle to an application that runs: called from a program outside, over the socket of its plane.
@@ -37,13 +35,13 @@ class ApplicationHandle:
     """
 
     def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, socket: Path, url: str, close: Callable[[], None]
+        self, name: str, loop: asyncio.AbstractEventLoop, transport: Transport, url: str, close: Callable[[], None]
     ) -> None:
         self.name = name
         self.url = f"{url}/{name}"
         """Where clients over HTTP send their requests."""
         self._loop = loop
-        self._transport = Requesting.unix(str(socket))
+        self._transport = transport
         self.close = close
         """Stop the plane that was started for it in this process, with everything that runs there."""
 
@@ -90,7 +88,6 @@ def _encoded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 
 T = TypeVar("T")
-EMPTY = "kind: Pointsman\ngateway: {listen: '127.0.0.1:0'}\n"
 LOOK_S = 0.02
 HOPELESS = 3
 """A replica that has failed to start so often will not."""
@@ -104,24 +101,23 @@ def deploy(
     wait_s: float = 120.0,
 ) -> ApplicationHandle:
     """Run an application, and wait until its replicas are ready. `manifest`: models that it uses are in this file."""
-    if runtime != "local":
-        raise UnknownName("runtime", runtime, ["local"])
-    plane = background_plane("" if manifest is None else str(Path(manifest).absolute()))
+    plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), runtime)
     text = ManifestText(application.to_yaml(), str(application.folder.absolute()), f"<{application.name}>")
-    plane.run(plane.embedded.deploy(text))
+    plane.run(plane.embedded.plane.documents.deploy(text))
     plane.wait_until_ready(application, wait_s)
-    return ApplicationHandle(application.name, plane.loop, plane.socket, plane.embedded.url, close_background_planes)
+    transport = plane.embedded.plane.runtime.admin.dial()
+    return ApplicationHandle(application.name, plane.loop, transport, plane.embedded.url, close_background_planes)
 
 
-_PLANES: dict[str, "BackgroundPlane"] = {}
-"""Of this process, by the manifest that they run: programs deploy one application after the other into the same one."""
+_PLANES: dict[tuple[str, str], "BackgroundPlane"] = {}
+"""Of this process, by manifest and runtime: programs deploy one application after the other into the same one."""
 
 
-def background_plane(manifest: str) -> "BackgroundPlane":
+def background_plane(manifest: str, runtime: str = "local") -> "BackgroundPlane":
     """The plane of this process with this manifest: started the first time that somebody wants it."""
-    if manifest not in _PLANES:
-        _PLANES[manifest] = BackgroundPlane(manifest)
-    return _PLANES[manifest]
+    if (manifest, runtime) not in _PLANES:
+        _PLANES[manifest, runtime] = BackgroundPlane(manifest, runtime)
+    return _PLANES[manifest, runtime]
 
 
 def close_background_planes() -> None:
@@ -135,19 +131,17 @@ class BackgroundPlane:
 
     embedded: Embedded
 
-    def __init__(self, manifest: str) -> None:
+    def __init__(self, manifest: str, runtime: str) -> None:
         import uvloop
 
-        self._folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
-        self.socket = self._folder / SOCKET
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="pointsman", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
-        text = Path(manifest).read_text(encoding="utf-8") if manifest else EMPTY
+        text = Path(manifest).read_text(encoding="utf-8") if manifest else _empty_manifest()
         folder = str(Path(manifest).parent if manifest else Path.cwd())
         try:
-            self.run(self._start(ManifestText(text, folder, manifest)))
+            self.run(self._start(ManifestText(text, folder, manifest), runtime))
         except BaseException:
             self.stop()
             raise
@@ -156,8 +150,8 @@ class BackgroundPlane:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
-    async def _start(self, manifest: ManifestText) -> None:
-        self.embedded = Embedded(self._folder)
+    async def _start(self, manifest: ManifestText, runtime: str) -> None:
+        self.embedded = Embedded(None, runtime)
         await self.embedded.start(manifest)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -201,4 +195,9 @@ class BackgroundPlane:
                 self.run(self.embedded.stop())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _empty_manifest() -> str:
+    """Nothing but a gateway, at any free port of the usual address."""
+    host, _ = host_and_port(GatewaySpec().listen)
+    return f"kind: Pointsman\ngateway: {{listen: '{host}:0'}}\n"

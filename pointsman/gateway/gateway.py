@@ -23,6 +23,7 @@ from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal, Refuse, Revoke, Send
+from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance
 
@@ -48,7 +49,7 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         self.upstream = settings.upstream
-        self.traffic: Traffic = Traffic(loop, self, _dispatcher_settings(settings))
+        self.traffic: Traffic = Traffic(LoopClock(loop), self, _dispatcher_settings(settings))
         self.traffic.gone = self._gone
         self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
         self.retries = RetryBudget(settings.upstream.retry_budget)

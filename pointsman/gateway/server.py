@@ -1,7 +1,6 @@
-"""Where the gateway listens: TCP, with TLS if wanted, and the socket of the state folder."""
+"""Where the gateway listens for clients: TCP, with TLS if configured."""
 
 import asyncio
-import socket
 import ssl
 
 from pointsman.config.schema import GatewaySpec
@@ -44,19 +43,10 @@ class Listeners:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{port}"
 
-    async def open_local(self, bound: socket.socket) -> None:
-        """Listen on a unix socket for the owner of the state folder."""
-        server = await self._gateway.loop.create_unix_server(
-            lambda: ClientConnection(self._gateway, is_local=True), sock=bound
-        )
-        self._servers.append(server)
-
-    def close(self, *, local: bool) -> None:
-        """Take no new connections; `local`: not even over the local socket."""
-        closing = self._servers if local else self._servers[:1]
-        for server in closing:
+    def close(self) -> None:
+        """Take no new connections."""
+        for server in self._servers:
             server.close()
-        self._servers = [server for server in self._servers if server not in closing]
 
 
 def _tls(cert_file: str, key_file: str) -> ssl.SSLContext:

@@ -4,8 +4,6 @@ Enters: requests (from a gateway), instances and measurements (from a plane). Le
 rule: whatever the dispatcher says is carried out at once, in its order.
 """
 
-import time
-from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -34,6 +32,7 @@ from pointsman.routing.events import (
     WakeAt,
 )
 from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 
 FAILURES_IN_A_ROW = 3
@@ -55,9 +54,10 @@ class Lane:
 
     __slots__ = (
         "_carrier",
+        "_clock",
         "_failures",
         "_idle_calls",
-        "_loop",
+        "_now",
         "_timer",
         "absence",
         "closed",
@@ -68,7 +68,7 @@ class Lane:
         "wanted",
     )
 
-    def __init__(self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, loop: AbstractEventLoop) -> None:
+    def __init__(self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, clock: Clock) -> None:
         self.plan = plan
         self.dispatcher = dispatcher
         self.failing: Callable[[str, str], None] | None = None
@@ -82,14 +82,15 @@ class Lane:
         self.closed = False
         """Its deployment is gone: nothing new comes, what waits and what is under way may end."""
         self._carrier = carrier
-        self._loop = loop
-        self._timer: TimerHandle | None = None
+        self._clock = clock
+        self._now = clock.now
+        self._timer: Timer | None = None
         self._failures: dict[str, int] = {}
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
     def tell(self, event: DispatcherEvent) -> None:
         """Tell the dispatcher, and carry out what it says."""
-        commands = self.dispatcher.handle(event, time.monotonic())
+        commands = self.dispatcher.handle(event, self._now())
         if commands:
             self.carry_out(commands)
 
@@ -111,7 +112,7 @@ class Lane:
             self.wanted(self.plan.name)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(at - time.monotonic(), 0.0), self._wake)
+        self._timer = self._clock.call_at(at, self._wake)
 
     @property
     def takes_requests(self) -> bool:
@@ -185,7 +186,7 @@ class Lane:
             return  # what waits must be served first
         idle = [instance_id for instance_id in self._idle_calls if not self.in_flight(instance_id)]
         for instance_id in idle:
-            self._loop.call_soon(self._idle_calls.pop(instance_id))
+            self._clock.call_soon(self._idle_calls.pop(instance_id))
 
     def forget(self, instance_id: str) -> None:
         """An instance has left."""
@@ -196,24 +197,22 @@ class Lane:
 class Traffic:
     """All lanes, by deployment and by the names of their models."""
 
-    def __init__(
-        self, loop: AbstractEventLoop, carrier: Carrier, settings: DispatcherSettings = DEFAULT_SETTINGS
-    ) -> None:
+    def __init__(self, clock: Clock, carrier: Carrier, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
         self.failing: Callable[[str, str], None] | None = None
         """(instance, why) is called when clients' requests fail in a row on an instance."""
         self.gone: Callable[[str], None] | None = None
         """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment) is called when a request waits, and no instance of it takes any."""
-        self.absence: Callable[[str], Unavailable] | None = None
-        """Says why no instance of a deployment takes requests, if that is known."""
+        self.absence: Callable[[str, float | None], Unavailable] | None = None
+        """Says why no instance of a deployment takes requests, given the time that a start takes."""
         self.by_model: dict[str, Lane] = {}
         """Names that clients use -> the lane."""
         self.lanes: dict[str, Lane] = {}
         """By deployment."""
         self._closing: dict[str, Lane] = {}
         """Lanes of deployments that are gone, until their last instance is."""
-        self._loop = loop
+        self._clock = clock
         self._carrier = carrier
         self.settings = settings
         """For lanes that are opened from now on."""
@@ -238,7 +237,7 @@ class Traffic:
                 changed |= lane.plan.first_wait_s != plan.first_wait_s
                 lane.plan = plan
                 if changed:
-                    lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), time.monotonic()))
+                    lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), self._clock.now()))
         self.by_model = {
             model: lane
             for lane in self.lanes.values()
@@ -249,9 +248,9 @@ class Traffic:
             self._end_if_empty(name)
 
     def _open(self, plan: DeploymentPlan) -> Lane:
-        lane = Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._loop)
+        lane = Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._clock)
         lane.failing, lane.wanted = self._is_failing, self._is_wanted
-        lane.absence = lambda: None if self.absence is None else self.absence(plan.name)
+        lane.absence = lambda: None if self.absence is None else self.absence(plan.name, lane.start_up_s)
         return lane
 
     def _end_if_empty(self, name: str) -> None:
@@ -321,7 +320,7 @@ class Traffic:
 
     def status(self, deployment: str) -> dict[str, Any] | None:
         """How its requests are doing, as plain data; None if nothing of it is in service."""
-        lane, now = self.lanes.get(deployment) or self._closing.get(deployment), time.monotonic()
+        lane, now = self.lanes.get(deployment) or self._closing.get(deployment), self._clock.now()
         if lane is None:
             return None
         dispatcher = lane.dispatcher

@@ -65,7 +65,6 @@ PUBLIC = {
         "Lifecycle", "Phase", "ReconcileStep", "What",
     },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
-    "pointsman.runtimes.local": {"Plane", "stored_manifest"},
     "pointsman.lab.check": {"Broken", "Report", "check"},
 }  # fmt: skip
 

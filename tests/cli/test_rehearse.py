@@ -265,7 +265,7 @@ def live(tmp_path: Path) -> Iterator[LivePlane]:
     bins = [(first + place, count) for place, count in enumerate(counts)]
     measured = {"arrivals": {"bin_s": BIN_S, "bins": bins, "first": first}, "start_ups": [300.0] * 20}
     store = Store(made.state)
-    store.save_scaling({"chat": json.dumps({"measured": measured})})
+    store.targets.save_scaling({"chat": json.dumps({"measured": measured})})
     store.close()
     scaling = {"min": 2, "max": 20, "downDelay": "15m", "parameters": {"target": 4}, "costPerReplicaHour": 2}
     slow = {"firstTokenMs": 500, "maxNumSeqs": 4}

@@ -95,6 +95,7 @@ class Bed:
         self._clients: list[Client] = []
         self.is_ready = True
         self.gateway, self.listeners = self.thread.run(self._open())
+        self.closing: list[Callable[[], None]] = []
         host, _, port = self.listeners.url.partition("://")[2].rpartition(":")
         self.address = (host, int(port))
 
@@ -201,7 +202,8 @@ class Bed:
             for backend in self.backends:
                 ending.callback(backend.close)
             ending.callback(self.thread.call, self.gateway.close)
-            ending.callback(self.thread.call, lambda: self.listeners.close(local=True))
+            for close in (*self.closing, self.listeners.close):
+                ending.callback(self.thread.call, close)
             for client in self._clients:
                 client.close()
             self._must_be(lambda: not self.gateway.clients, "every client has gone, but connections are left")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -12,11 +11,15 @@ import msgspec
 import pytest
 
 from pointsman.config.changes import Change, Changes
+from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
+from pointsman.gateway.client import ClientConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
+from pointsman.runtimes.local.runtime import AdminSocket
+from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.types import Worker
 from tests.gateway.backends import OK, answer, answers, hangs
 from tests.gateway.bed import Bed, Lay
@@ -83,22 +86,44 @@ class FakePlane:
         self._do("logs", instance_id, lines)
         return "a line\n"
 
-    async def drain(self, instance_id: str) -> None:
+    def drain(self, instance_id: str) -> None:
         self._do("drain", instance_id)
 
-    def scaling(self, deployment: str) -> dict[str, Any]:
-        self._do("scaling", deployment)
-        return {"deployment": deployment, "desired": 3, "ongoing": 7, "queued": 2}
+    @property
+    def documents(self) -> "FakePlane":
+        return self
 
-    def load_seen(self, deployment: str) -> dict[str, Any]:
-        self._do("load_seen", deployment)
-        return {"deployment": deployment, "bin_s": 600.0, "bins": [{"began": 0.0, "per_second": 2.5}]}
+    instances = control = documents
 
-    async def scale(self, deployment: str, replicas: int | None, for_s: float | None, by: str) -> None:
-        self._do("scale", deployment, replicas, for_s, by)
+    @property
+    def plan_in_force(self) -> PointsmanPlan:
+        return PointsmanPlan()
+
+    @property
+    def scaling(self) -> "FakeScaling":
+        return FakeScaling(self._do)
 
     def stop(self) -> None:
         self.stopped += 1
+
+
+class FakeScaling:
+    def __init__(self, do: Callable[..., Any]) -> None:
+        self._do = do
+
+    def status(self, name: str) -> dict[str, Any]:
+        self._do("scaling", name)
+        return {"deployment": name, "desired": 3, "ongoing": 7, "queued": 2}
+
+    def load_history(self, name: str) -> dict[str, Any]:
+        self._do("load", name)
+        return {"deployment": name, "bin_s": 600.0, "bins": [{"began": 0.0, "per_second": 2.5}]}
+
+    def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        self._do("scale", name, replicas, for_s, by)
+
+    def each(self) -> list[ScaledDeployment]:
+        return []
 
 
 class Office:
@@ -107,11 +132,11 @@ class Office:
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed = bed
         self.plane = FakePlane()
-        self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.stop))
+        self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.status, self.plane.stop))
         self.path = folder / "admin.sock"
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        bound.bind(str(self.path))
-        bed.thread.run(bed.listeners.open_local(bound))
+        admin = AdminSocket(self.path)
+        bed.thread.run(admin.listen(lambda: ClientConnection(bed.gateway, is_local=True)))
+        bed.closing.append(admin.close)
 
     def client(self) -> Client:
         return self.bed.local_client(self.path)
@@ -211,7 +236,7 @@ def test_scaling_is_told_in_plain_numbers_and_can_be_ordered(office: Office) -> 
 def test_what_has_come_can_be_asked_for(office: Office) -> None:
     got = office.ask(call("GET", "deployments/diamond%2Fm1/load")).json()
     assert (got["bin_s"], got["bins"]) == (600.0, [{"began": 0.0, "per_second": 2.5}])
-    assert office.plane.asked == [("load_seen", "diamond/m1")]
+    assert office.plane.asked == [("load", "diamond/m1")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pointsman.errors import UnknownName
 from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
+from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import ExecutionInstance, RequestMetadata
 
@@ -66,7 +67,7 @@ class Yard:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
         self.carrier = Ledger()
-        self.traffic = Traffic(loop, self.carrier, DispatcherSettings(**settings))
+        self.traffic = Traffic(LoopClock(loop), self.carrier, DispatcherSettings(**settings))
 
     def arrive(self, *names: str, deployment: str = "a", **facts: Any) -> None:
         for name in names:

@@ -3,7 +3,6 @@
 import hmac
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +22,7 @@ from pointsman.gateway.pipelines.sharing import SharedFiles
 from pointsman.gateway.pipelines.tracing import exporting
 from pointsman.http.requests import HttpRequest
 from pointsman.pipeline.inputs import BadInput
+from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.types import RequestMetadata
 from pointsman.wire import UnreadableBlob, decode_call
 
@@ -68,10 +68,10 @@ class Applications:
         """What replicas know us by."""
         return b"x-pointsman-secret: %b\r\n" % self._secret
 
-    def trust(self, secret: str, shm: Path) -> None:
-        """What replicas and we know of each other: a secret, and where memory is shared."""
-        self._secret = secret.encode()
-        self._files.use(shm)
+    def trust(self, replicas: ReplicaAccess) -> None:
+        """Use the secret and the shared memory of these replicas."""
+        self._secret = replicas.secret.encode()
+        self._files.use(replicas.memory)
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""

@@ -1,12 +1,10 @@
 """Files in shared memory that belong to requests: removed once nobody needs them, so that senders use them again."""
 
-import time
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 
 from pointsman.gateway.pipelines.request import PipelineRequest
+from pointsman.runtimes.interface import SharedMemory
 
 LEFT_S = 900.0
 """What is older is nobody's: its request has ended without our hearing of the file."""
@@ -20,15 +18,15 @@ class SharedFiles:
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
-        self._folder: Path | None = None
+        self._memory: SharedMemory | None = None
         self._borrowed: dict[PipelineRequest, list[str]] = {}
         """Of calls through handles that have ended: what they answered, until the request that called them ends."""
 
-    def use(self, folder: Path) -> None:
+    def use(self, memory: SharedMemory) -> None:
         """This is where they are."""
-        if self._folder is None:
+        if self._memory is None:
             self._loop.call_later(SWEEP_S, self._sweep)
-        self._folder = folder
+        self._memory = memory
 
     def ended(self, passage: PipelineRequest) -> None:
         """A request needs nothing any more, but that whoever called it still has to read its answer."""
@@ -41,15 +39,10 @@ class SharedFiles:
             self._loop.call_later(READ_S, self._remove, answer)
 
     def _remove(self, files: Iterable[str]) -> None:
-        for file in files:
-            if self._folder is not None:
-                with suppress(OSError):
-                    (self._folder / file).unlink()
+        if self._memory is not None:
+            self._memory.remove(files)
 
     def _sweep(self) -> None:
         self._loop.call_later(SWEEP_S, self._sweep)
-        oldest = time.time() - LEFT_S
-        with suppress(OSError):
-            for file in self._folder.iterdir() if self._folder is not None else ():
-                if not file.name.startswith(".") and file.stat().st_ctime < oldest:
-                    file.unlink()
+        if self._memory is not None:
+            self._memory.remove_older_than(LEFT_S)

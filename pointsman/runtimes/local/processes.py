@@ -1,7 +1,7 @@
-"""The engine processes of a plane: started, signalled, adopted and mourned, through the supervisor and with the store.
+"""The engine processes of a plane: started, stopped, adopted and reaped through the supervisor, known to the store.
 
-Enters: launches and signals. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what the store does not
-know does not run, and what it knows has an end that is reported, whoever dies: engine, supervisor or plane.
+Enters: orders. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: a process that the store does not know
+does not run, and one that it knows has an end that is told, whatever dies: engine, supervisor or plane.
 """
 
 import asyncio
@@ -14,22 +14,29 @@ from pathlib import Path
 import msgspec
 
 from pointsman.control.desired import Address
-from pointsman.control.events import Adopted, ControllerEvent, Exited, Launched, LaunchFailed
-from pointsman.engines import LaunchSpec
+from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
 from pointsman.errors import PointsmanError
 from pointsman.placement.asks import Place
-from pointsman.runtimes.local import supervisor_link as keeping
+from pointsman.runtimes.interface import ProcessOrder, Tell
+from pointsman.runtimes.local import supervisor_link
 from pointsman.runtimes.local.logs import FOLDER, last_words, log_file, prune
-from pointsman.runtimes.local.store import Store, StoredInstance
+from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
 from pointsman.runtimes.local.supervisor_link import MARK, EngineProcess, Report, SupervisorLink, clear
 
-# Free ports for instances: no two of ours get the same one.
+HOST = "127.0.0.1"
+ORPHANS_STOP_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL when no plane has come back."""
+RETRY_S = 1.0
+"""After a supervisor could not be started."""
+LOST = "its supervisor died, and took it along"
+SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
+"""The log of a process says nothing about why these came."""
 
 
 class Ports:
-    """Hands out ports that nobody listens on, and remembers to whom.
+    """Free ports, a different one for each instance.
 
-    Somebody else may take a port before its instance listens: then the instance ends, and its next start gets another.
+    Another program may take a port before its instance listens: then the instance ends, and gets another port.
     """
 
     def __init__(self, host: str) -> None:
@@ -37,13 +44,13 @@ class Ports:
         self._taken: dict[str, int] = {}
 
     def take(self, instance_id: str) -> int:
-        """A port for an instance, instead of the one that it had."""
+        """A port for an instance, in place of the one that it had."""
         taken = set(self._taken.values())
         probes: list[socket.socket] = []
         try:
             while True:
                 probe = socket.socket()
-                probes.append(probe)  # held until one is found, so that the system offers another each time
+                probes.append(probe)  # kept open, so that the system offers another each time
                 probe.bind((self._host, 0))
                 port = int(probe.getsockname()[1])
                 if port not in taken:
@@ -54,103 +61,113 @@ class Ports:
                 probe.close()
 
     def keep(self, instance_id: str, port: int) -> None:
-        """An instance has this one already."""
+        """An instance has this port already."""
         self._taken[instance_id] = port
 
     def release(self, instance_id: str) -> None:
-        """Its process has ended."""
         self._taken.pop(instance_id, None)
 
 
-HOST = "127.0.0.1"
-ORPHANS_STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL when no plane has come back."""
-RETRY_S = 1.0
-"""After a supervisor could not be started."""
-LOST = "its supervisor died, and took it along"
-UNREMARKABLE = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-"""Who ends by these has not said why."""
+class ProcessTable:
+    """Processes that were started or are about to be, and are not known to have ended; the same as in the store."""
+
+    def __init__(self, store: SqliteProcesses) -> None:
+        self.ports = Ports(HOST)
+        self._store = store
+        self._known = {process.id: process for process in store.all()}
+        for process in self._known.values():
+            self.ports.keep(process.id, process.port)
+
+    def all(self) -> list[StoredProcess]:
+        return list(self._known.values())
+
+    def get(self, instance_id: str) -> StoredProcess | None:
+        return self._known.get(instance_id)
+
+    def add(self, process: StoredProcess) -> None:
+        self._known[process.id] = process
+        self._store.save(process)
+
+    def started(self, process: EngineProcess) -> StoredProcess | None:
+        """The process runs as this pid; None if it is unknown."""
+        known = self._known.get(process.id)
+        if known is not None:
+            known = msgspec.structs.replace(known, pid=process.pid, born=process.born)
+            self.add(known)
+        return known
+
+    def remove(self, instance_id: str) -> StoredProcess | None:
+        """The process has ended. None if it is unknown."""
+        self.ports.release(instance_id)
+        self._store.forget(instance_id)
+        return self._known.pop(instance_id, None)
 
 
 class Processes:
-    """All processes of the instances that this plane runs."""
+    """All processes of the instances that a plane runs."""
 
-    def __init__(
-        self, state: Path, store: Store, tell: Callable[[ControllerEvent], None], *, orphan_grace_s: float
-    ) -> None:
+    def __init__(self, state: Path, store: SqliteProcesses, tell: Tell, *, orphan_grace_s: float) -> None:
+        self.table = ProcessTable(store)
+        self.problem = ""
+        """Why there is no supervisor; empty if there is one."""
         self._state = state
-        self._store = store
         self._tell = tell
         self._grace_s = orphan_grace_s
-        self._ports = Ports(HOST)
-        self._known: dict[str, StoredInstance] = {}
-        """Started or about to be, and not known to have ended; the same as in the store."""
         self._supervisor: SupervisorLink | None = None
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a supervisor, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
         """Processes that the store does not know, by name: they are being killed."""
         self._replacing: asyncio.Task[None] | None = None
-        self.problem = ""
-        """Why there is no supervisor; empty: there is one."""
 
     async def open(self) -> list[Adopted]:
-        """Find or start the supervisor. What still runs from an earlier plane; what should not is ended first."""
+        """Find or start the supervisor. Returns what still runs from an earlier plane."""
         (self._state / FOLDER).mkdir(exist_ok=True)
-        self._known = {instance.id: instance for instance in self._store.instances()}
-        prune(self._state, self._known)
+        prune(self._state, {process.id for process in self.table.all()})
         _, ended = await self._connect()
-        for instance in ended:
-            self._forget(instance.id)
-        adopted = []
-        for known in self._known.values():
-            self._ports.keep(known.id, known.port)
-            place = msgspec.json.decode(known.place, type=Place) if known.place else None
-            adopted.append(
-                Adopted(known.id, known.deployment, known.recipe, known.host, known.port, known.pid or 0, place)
+        for process in ended:
+            self.table.remove(process.id)
+        return [
+            Adopted(
+                process.id,
+                process.deployment,
+                process.recipe,
+                process.host,
+                process.port,
+                process.pid or 0,
+                msgspec.json.decode(process.place, type=Place) if process.place else None,
             )
-        return adopted
+            for process in self.table.all()
+        ]
 
-    def launch(
-        self,
-        instance_id: str,
-        deployment: str,
-        recipe: str,
-        cwd: str,
-        how: Callable[[str, int], LaunchSpec],
-        place: Place | None = None,
-    ) -> None:
-        """Start a process on a free port; `how(host, port)` says how."""
+    def launch(self, order: ProcessOrder) -> None:
+        """Start a process on a free port."""
+        name = order.instance_id
         try:
-            port = self._ports.take(instance_id)
-            launch = how(HOST, port)
+            port = self.table.ports.take(name)
+            launch = order.launch(HOST, port)
         except Exception as error:  # an adapter of the user's own; or no port is left
-            self._ports.release(instance_id)
-            self._tell(LaunchFailed(instance_id, f"{type(error).__name__}: {error}"))
+            self.table.ports.release(name)
+            self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}"))
             return
-        where = "" if place is None else msgspec.json.encode(place).decode()
-        instance = StoredInstance(instance_id, deployment, recipe, HOST, port, place=where)
-        self._known[instance_id] = instance
-        self._store.save(instance)  # before it is there: who is killed in between leaves no process that nobody knows
-        env = _environment(os.environ, launch.env) | {MARK: instance_id}
-        log = log_file(self._state, instance_id)
-
-        def start(supervisor: SupervisorLink) -> None:
-            supervisor.start(instance_id, launch.argv, env, cwd if Path(cwd).is_dir() else str(self._state), log)
-
-        self._held[instance_id] = start
+        place = "" if order.place is None else msgspec.json.encode(order.place).decode()
+        # Before it is started: a plane that is killed in between leaves no unknown process.
+        self.table.add(StoredProcess(name, order.deployment, order.recipe, HOST, port, place=place))
+        env = _environment(os.environ, launch.env) | {MARK: name}
+        folder = order.folder if Path(order.folder).is_dir() else str(self._state)
+        log = log_file(self._state, name)
+        self._held[name] = lambda supervisor: supervisor.start(name, launch.argv, env, folder, log)
         self._start_held()
 
-    def signal(self, instance_id: str, number: signal.Signals) -> None:
-        """To its whole group. One that waits for a supervisor is never started."""
+    def stop(self, instance_id: str, *, kill: bool) -> None:
+        """Signal the whole process group. A launch that waits for a supervisor is dropped."""
         if self._held.pop(instance_id, None) is not None:
             self._ended(instance_id, "it was stopped before it was started")
         elif self._supervisor is not None:
-            self._supervisor.signal(instance_id, number)
+            self._supervisor.signal(instance_id, signal.SIGKILL if kill else signal.SIGTERM)
 
     def address(self, instance_id: str) -> Address | None:
-        """Where an instance listens; None: it has no process."""
-        known = self._known.get(instance_id)
+        known = self.table.get(instance_id)
         return None if known is None else Address(known.host, known.port, False)
 
     async def close(self) -> None:
@@ -160,35 +177,34 @@ class Processes:
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             await supervisor.end()
-        for instance in list(self._known.values()):
-            if instance.pid is not None:
-                await clear(instance.id, instance.pid, instance.born)
-            self._forget(instance.id)
+        for process in self.table.all():
+            await _clear(process)
+            self.table.remove(process.id)
 
     # The supervisor
 
-    async def _connect(self) -> tuple[list[StoredInstance], list[StoredInstance]]:
-        """Connect to a supervisor; return the processes that run but were unknown, and those known that do not run."""
+    async def _connect(self) -> tuple[list[StoredProcess], list[StoredProcess]]:
+        """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run."""
         supervisor, running = await SupervisorLink.open(
             self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S
         )
+        by_name = {one.id: one for one in running}
         found, ended = [], []
-        for instance in list(self._known.values()):
-            process = next((one for one in running if one.id == instance.id), None)
-            if process is not None and instance.pid in (None, process.pid):
-                self._note(process)
-                found += [self._known[process.id]] if instance.pid is None else []
-            elif instance.id not in self._held:
-                if instance.pid is not None:
-                    await clear(instance.id, instance.pid, instance.born)
-                ended.append(instance)
-        known = {instance.id: instance.pid for instance in self._known.values()}
-        self._strangers = {one.id: one.pid for one in running if known.get(one.id) != one.pid}
+        for known in self.table.all():
+            process = by_name.get(known.id)
+            if process is not None and known.pid in (None, process.pid):
+                started = self.table.started(process)
+                found += [started] if known.pid is None and started is not None else []
+            elif known.id not in self._held:
+                await _clear(known)
+                ended.append(known)
+        pids = {process.id: process.pid for process in self.table.all()}
+        self._strangers = {one.id: one.pid for one in running if pids.get(one.id) != one.pid}
         for stranger in self._strangers:
             supervisor.signal(stranger, signal.SIGKILL)
         self._supervisor = supervisor
         self.problem = ""
-        supervisor.listen(self._hear, self._lost)
+        supervisor.listen(self._reported, self._lost)
         return found, ended
 
     def _lost(self) -> None:
@@ -198,12 +214,11 @@ class Processes:
             self._replacing = asyncio.get_running_loop().create_task(self._replace(old))
 
     async def _replace(self, old: SupervisorLink) -> None:
-        """If the old one is dead, so is whatever it kept; it may also only have hung up, and then nothing is lost."""
+        """If the old one is dead, so are its processes. If it only hung up, nothing is lost."""
         if await _has_ended(old):
-            for instance in [one for one in self._known.values() if one.id not in self._held]:
-                if instance.pid is not None:
-                    await clear(instance.id, instance.pid, instance.born)
-                self._ended(instance.id, LOST)
+            for process in [one for one in self.table.all() if one.id not in self._held]:
+                await _clear(process)
+                self._ended(process.id, LOST)
         while True:
             try:
                 found, ended = await self._connect()
@@ -211,10 +226,10 @@ class Processes:
             except (PointsmanError, OSError) as error:
                 self.problem = f"no supervisor can be started: {error}"
                 await asyncio.sleep(RETRY_S)
-        for instance in found:
-            self._tell(Launched(instance.id, instance.pid or 0, instance.host, instance.port))
-        for instance in ended:
-            self._ended(instance.id, LOST)
+        for process in found:
+            self._tell(Launched(process.id, process.pid or 0, process.host, process.port))
+        for process in ended:
+            self._ended(process.id, LOST)
         self._start_held()
 
     def _start_held(self) -> None:
@@ -222,54 +237,47 @@ class Processes:
             for instance_id in [one for one in self._held if one not in self._strangers]:
                 self._held.pop(instance_id)(self._supervisor)
 
-    def _hear(self, report: Report) -> None:
+    def _reported(self, report: Report) -> None:
         match report:
-            case keeping.ProcessStarted():
-                self._note(EngineProcess(report.id, report.pid, report.born))
-                known = self._known.get(report.id)
+            case supervisor_link.ProcessStarted():
+                known = self.table.started(EngineProcess(report.id, report.pid, report.born))
                 if known is not None:
                     self._tell(Launched(known.id, report.pid, known.host, known.port))
-            case keeping.ProcessFailed():
+            case supervisor_link.ProcessFailed():
                 self._ended(report.id, report.why)
-            case keeping.ProcessExited() if self._strangers.get(report.id) == report.pid:
+            case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:
                 del self._strangers[report.id]
                 self._start_held()
-            case keeping.ProcessExited():
-                self._ended(report.id, self._end_in_words(report))
-            case keeping.Confused():
+            case supervisor_link.ProcessExited():
+                self._ended(report.id, _exit_reason(report, log_file(self._state, report.id)))
+            case supervisor_link.Confused():
                 self.problem = f"the supervisor did not understand: {report.why}"
 
-    def _note(self, process: EngineProcess) -> None:
-        known = self._known.get(process.id)
-        if known is not None:
-            known = self._known[process.id] = msgspec.structs.replace(known, pid=process.pid, born=process.born)
-            self._store.save(known)
-
     def _ended(self, instance_id: str, why: str) -> None:
-        known = self._known.get(instance_id)
+        known = self.table.remove(instance_id)
         if known is not None:
-            self._forget(instance_id)
             self._tell(LaunchFailed(instance_id, why) if known.pid is None else Exited(instance_id, why))
 
-    def _forget(self, instance_id: str) -> None:
-        self._known.pop(instance_id, None)
-        self._ports.release(instance_id)
-        self._store.forget(instance_id)
 
-    def _end_in_words(self, report: keeping.ProcessExited) -> str:
-        words = last_words(log_file(self._state, report.id))
-        if report.signal is None:
-            return f"exit code {report.code}: {words}" if words else f"exit code {report.code}"
-        try:
-            name = signal.Signals(report.signal).name
-        except ValueError:
-            name = f"signal {report.signal}"
-        remarkable = words and report.signal not in UNREMARKABLE
-        return f"killed by {name}: {words}" if remarkable else f"killed by {name}"
+async def _clear(process: StoredProcess) -> None:
+    """Kill what is left of the group of a process that has lost its supervisor."""
+    if process.pid is not None:
+        await clear(process.id, process.pid, process.born)
+
+
+def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
+    words = last_words(log)
+    if report.signal is None:
+        return f"exit code {report.code}: {words}" if words else f"exit code {report.code}"
+    try:
+        name = signal.Signals(report.signal).name
+    except ValueError:
+        name = f"signal {report.signal}"
+    return f"killed by {name}: {words}" if words and report.signal not in SILENT_SIGNALS else f"killed by {name}"
 
 
 async def _has_ended(supervisor: SupervisorLink) -> bool:
-    """Whether it has, a moment after it has hung up."""
+    """Whether it ends within 0.1 s of hanging up."""
     for _ in range(20):
         if not supervisor.lives:
             return True
@@ -278,6 +286,6 @@ async def _has_ended(supervisor: SupervisorLink) -> bool:
 
 
 def _environment(ours: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Ours, with what an engine adds and without what it takes out."""
-    merged = {"PYTHONUNBUFFERED": "1", **ours, **changes}  # what Python prints last is in the log, however it ends
+    """The environment of the plane with an engine's additions; None removes a variable."""
+    merged = {"PYTHONUNBUFFERED": "1", **ours, **changes}  # so that a Python engine's last output is in the log
     return {name: value for name, value in merged.items() if value is not None}

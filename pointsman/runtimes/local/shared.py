@@ -1,10 +1,11 @@
-"""What the replicas of a plane share with it: a secret, the socket of its gateway, and a folder of shared memory."""
+"""What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory."""
 
 import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,50 +17,65 @@ from pointsman.errors import PointsmanError
 SECRET = "secret"
 SOCKET = "admin.sock"
 MEMORY = Path("/dev/shm")
-HEADER = "x-pointsman-secret"
 PYTHON_PATH = "PYTHONPATH"
 
 
-class Shared:
-    """Made when a plane starts. The secret stays, so that replicas of an earlier plane know this one."""
+class LocalReplicaAccess:
+    """`ReplicaAccess` of the interface. The secret stays, so that replicas of an earlier plane trust this one."""
 
     def __init__(self, state: Path, memory: Path = MEMORY) -> None:
         self.socket = state / SOCKET
         """Where the gateway answers calls of replicas."""
         self.secret = _secret(state / SECRET)
         digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
-        self.shm = memory / f"pointsman-{digest}" if os.access(memory, os.W_OK) else state / "shm"
-        """A folder for large values; in memory where the system has such a place."""
-        _own_folder(self.shm)
+        self.memory = SharedFolder(memory / f"pointsman-{digest}" if os.access(memory, os.W_OK) else state / "shm")
 
-    def clear(self) -> None:
-        """Nobody is there who could have left something: what is there is of no use."""
-        self.remove()
-        _own_folder(self.shm)
-
-    def remove(self) -> None:
-        """The plane ends, and its replicas have."""
-        shutil.rmtree(self.shm, ignore_errors=True)
-
-    def introduced(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
-        """A replica that knows its plane, and its user config (JSON)."""
-        told = {
+    def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
+        environment = {
             "POINTSMAN_SECRET": self.secret,
             "POINTSMAN_SOCKET": str(self.socket),
-            "POINTSMAN_SHM": str(self.shm),
+            "POINTSMAN_SHM": str(self.memory.path),
             "POINTSMAN_USER_CONFIG": user_config.decode(),
         }
-        return msgspec.structs.replace(launch, env={**launch.env, **told, **_python_path(launch.env)})
+        return msgspec.structs.replace(launch, env={**launch.env, **environment, **_python_path(launch.env)})
+
+
+class SharedFolder:
+    """`SharedMemory` of the interface: files in a folder that lies in memory, where the system has such a place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _own_folder(path)
+
+    def clear(self) -> None:
+        """Remove everything: no process is left that could use it."""
+        self.close()
+        _own_folder(self.path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                (self.path / name).unlink()
+
+    def remove_older_than(self, age_s: float) -> None:
+        oldest = time.time() - age_s
+        with suppress(OSError):
+            for file in self.path.iterdir():
+                if not file.name.startswith(".") and file.stat().st_ctime < oldest:
+                    file.unlink()
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:
-    """Folders of its own come before ours, and not instead of them."""
+    """Folders of the replica come before those of the plane."""
     own, ours = env.get(PYTHON_PATH), os.environ.get(PYTHON_PATH)
     return {PYTHON_PATH: os.pathsep.join([own, ours])} if own and ours else {}
 
 
 def _secret(file: Path) -> str:
-    """The one that is there, or a new one that only we may read."""
+    """The secret of the state directory; a new one, readable by its owner only, if there is none."""
     with suppress(FileNotFoundError):
         known = file.read_text(encoding="ascii").strip()
         if known:

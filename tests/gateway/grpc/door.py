@@ -15,6 +15,7 @@ from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc import GrpcListener
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.runtimes.local.shared import LocalReplicaAccess, SharedFolder
 from pointsman.types import ExecutionInstance
 from tests.gateway.bed import LoopThread
 from tests.gateway.wire import PATIENCE_S
@@ -68,7 +69,9 @@ class Door:
         self._ports = {"ingress": shop_ingress, "everything": everything}
         self.gateway = thread.call(lambda: Gateway(GatewaySpec(listen="127.0.0.1:0"), thread.loop))
         self.applications = Applications(self.gateway)
-        self.applications.trust(SECRET, shared)
+        access = LocalReplicaAccess(shared, shared)
+        access.secret, access.memory = SECRET, SharedFolder(shared)
+        self.applications.trust(access)
         thread.call(lambda: self.gateway.traffic.configure([one for plan in plans for one in plan.deployments]))
         thread.call(lambda: self.applications.configure(plans))
         for plan in plans:

@@ -33,7 +33,7 @@ def test_an_application_of_a_plane(tmp_path: Path) -> None:
             pytest.skip("the plane has no door for gRPC yet")
         try:
             thread.run(plane.start(ManifestText(MANIFEST, str(tmp_path))))
-            thread.run(plane.deploy(ManifestText(SHOP, str(NODES.parent))))
+            thread.run(plane.plane.documents.deploy(ManifestText(SHOP, str(NODES.parent))))
             with grpc.insecure_channel(plane.grpc.address) as channel:
                 wait_for(lambda: is_serving(channel, "shop"), "the application is not ready", START_S)
                 assert is_serving(channel, "")

@@ -1,6 +1,7 @@
 """Real planes on real engines, with a carrier that only remembers what it was told to send."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ import uvloop
 
 from pointsman.config.revision import ManifestText
 from pointsman.routing.events import Arrived, Ended, Refuse, Revoke, Send
-from pointsman.runtimes.local import Plane
+from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.local.runtime import LocalRuntime
+from pointsman.runtimes.plane import Plane
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import RequestMetadata
 from tests.runtimes.local.processes import eventually
@@ -61,8 +64,8 @@ class Carrier:
 class Stage:
     """A plane, and short ways to look at it."""
 
-    def __init__(self, plane: Plane, traffic: Traffic, carrier: Carrier) -> None:
-        self.plane, self.traffic, self.carrier = plane, traffic, carrier
+    def __init__(self, plane: Plane, runtime: LocalRuntime, traffic: Traffic, carrier: Carrier) -> None:
+        self.plane, self.runtime, self.traffic, self.carrier = plane, runtime, traffic, carrier
 
     def instances(self, deployment: str = "") -> dict[str, dict[str, Any]]:
         return {
@@ -100,8 +103,10 @@ class Stage:
 def stage(state: Path, **settings: Any) -> Stage:
     """A plane that was not started yet."""
     carrier = Carrier()
-    traffic = Traffic(asyncio.get_running_loop(), carrier)
-    return Stage(Plane(state, traffic, scrape_interval_s=0.1, **settings), traffic, carrier)
+    traffic = Traffic(LoopClock(asyncio.get_running_loop()), carrier)
+    clock = settings.pop("clock", time.time)
+    runtime = LocalRuntime(state, scrape_interval_s=0.1, **settings)
+    return Stage(Plane(runtime, traffic, clock=clock), runtime, traffic, carrier)
 
 
 @asynccontextmanager

@@ -89,22 +89,26 @@ def test_deployed_beside_the_manifest_and_twice_is_once(state: Path, tmp_path: P
             told: list[Any] = []
             scene.plane.reconfigured.append(told.append)
             app = diamond(tmp_path)
-            planned = scene.plane.plan(app)
-            changes = await scene.plane.deploy(app)
+            planned = scene.plane.documents.plan(app)
+            changes = await scene.plane.documents.deploy(app)
             assert changes == planned
             assert steps(changes)[:2] == [("open", "diamond"), ("open", "diamond.m1")]
             assert ("start", "diamond.m1-1") in steps(changes)
             assert [one.name for one in told[-1].applications] == ["diamond"]
             await scene.until_ready("m-1", *READY)
             pids = scene.pids()
-            assert not await scene.plane.deploy(app)
+            assert not await scene.plane.documents.deploy(app)
             respelled = ManifestText(f"# the same\n{app.text}", app.folder, "other.yaml")
-            assert not await scene.plane.deploy(respelled)
-            assert not await scene.plane.apply(manifest(simulated())), "the manifest says nothing of applications"
+            assert not await scene.plane.documents.deploy(respelled)
+            assert not await scene.plane.documents.apply(manifest(simulated())), (
+                "the manifest says nothing of applications"
+            )
             assert scene.pids() == pids
-            assert scene.plane.application("diamond").startswith("apiVersion: pointsman/v1alpha1\nkind: Application\n")
-            again = ManifestText(scene.plane.application("diamond"), str(tmp_path))
-            assert not await scene.plane.deploy(again)
+            assert scene.plane.documents.application("diamond").startswith(
+                "apiVersion: pointsman/v1alpha1\nkind: Application\n"
+            )
+            again = ManifestText(scene.plane.documents.application("diamond"), str(tmp_path))
+            assert not await scene.plane.documents.deploy(again)
             assert scene.traffic.by_model.keys() == {"m"}, "clients do not see nodes as models"
             assert {"diamond.m1", "diamond.m2", "diamond.total"} < scene.traffic.lanes.keys()
             [told_of] = scene.plane.status()["applications"]
@@ -115,7 +119,7 @@ def test_deployed_beside_the_manifest_and_twice_is_once(state: Path, tmp_path: P
                 ["diamond.total"],
             ]
             with pytest.raises(PointsmanError, match='no version of "diamond" before'):
-                await scene.plane.rollback("diamond")
+                await scene.plane.documents.rollback("diamond")
         assert not any(map(is_alive, pids.values()))
 
     run(story())
@@ -127,11 +131,13 @@ def test_changes_touch_only_what_differs(state: Path, tmp_path: Path) -> None:
             await settled(scene)
             first = scene.pids()
             assert first.keys() == set(READY)
-            more = await scene.plane.deploy(diamond(tmp_path, nodes={"m1": {"replicas": 2}}))
+            more = await scene.plane.documents.deploy(diamond(tmp_path, nodes={"m1": {"replicas": 2}}))
             assert steps(more) == [("start", "diamond.m1-2")]
             await settled(scene)
             assert first.items() <= scene.pids().items()
-            rolled = await scene.plane.deploy(diamond(tmp_path, nodes={"m1": {"replicas": 2}, "m2": {"args": [7]}}))
+            rolled = await scene.plane.documents.deploy(
+                diamond(tmp_path, nodes={"m1": {"replicas": 2}, "m2": {"args": [7]}})
+            )
             assert steps(rolled) == [("replace", "diamond.m2-1"), ("start", "diamond.m2-2")]
             assert "engine.args [2] -> [7]" in rolled.steps[0].why
             await settled(scene)
@@ -140,7 +146,7 @@ def test_changes_touch_only_what_differs(state: Path, tmp_path: Path) -> None:
             calls = yaml.safe_load(diamond(tmp_path).text)
             calls["output"] = [{"$step": "sum"}]
             other = ManifestText(yaml.safe_dump(calls), str(tmp_path))
-            assert ("calls", "diamond") in steps(scene.plane.plan(other))
+            assert ("calls", "diamond") in steps(scene.plane.documents.plan(other))
 
     run(story())
 
@@ -157,7 +163,7 @@ def test_user_config_is_told_without_a_restart(state: Path, tmp_path: Path) -> N
             pid = scene.pids()["diamond.m1-1"]
             assert told_config(tmp_path, pid) == {"limit": 1}, "before it is ready"
             assert told_config(tmp_path, scene.pids()["diamond.m2-1"]) is None
-            changes = await scene.plane.deploy(
+            changes = await scene.plane.documents.deploy(
                 diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 2}, "replicas": 2}})
             )
             assert steps(changes) == [("configure", "diamond.m1"), ("start", "diamond.m1-2")]
@@ -165,10 +171,14 @@ def test_user_config_is_told_without_a_restart(state: Path, tmp_path: Path) -> N
             await settled(scene)
             assert scene.pids()["diamond.m1-1"] == pid
             assert told_config(tmp_path, scene.pids()["diamond.m1-2"]) == {"limit": 2}
-            await scene.plane.deploy(diamond(tmp_path, nodes={"m1": {"userConfig": "refused", "replicas": 2}}))
+            await scene.plane.documents.deploy(
+                diamond(tmp_path, nodes={"m1": {"userConfig": "refused", "replicas": 2}})
+            )
             await scene.until(lambda: len(scene.plane.status()["problems"]) == 2, "both refuse")
             assert "not with me" in scene.plane.status()["problems"][0]
-            await scene.plane.deploy(diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 3}, "replicas": 2}}))
+            await scene.plane.documents.deploy(
+                diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 3}, "replicas": 2}})
+            )
             await scene.until(lambda: scene.plane.status()["problems"] == [], "they take this one")
             assert scene.pids()["diamond.m1-1"] == pid
 
@@ -183,22 +193,22 @@ def test_back_to_the_version_before_and_further_back(state: Path, tmp_path: Path
             ]
             texts = []
             for version in versions:
-                await scene.plane.deploy(version)
-                texts.append(scene.plane.application("diamond"))
-            assert ("stop", "diamond.m1-3") in steps(await scene.plane.rollback("diamond"))
-            assert scene.plane.application("diamond") == texts[1]
-            await scene.plane.rollback("diamond")
-            assert scene.plane.application("diamond") == texts[0]
+                await scene.plane.documents.deploy(version)
+                texts.append(scene.plane.documents.application("diamond"))
+            assert ("stop", "diamond.m1-3") in steps(await scene.plane.documents.rollback("diamond"))
+            assert scene.plane.documents.application("diamond") == texts[1]
+            await scene.plane.documents.rollback("diamond")
+            assert scene.plane.documents.application("diamond") == texts[0]
             with pytest.raises(PointsmanError, match="no version"):
-                await scene.plane.rollback("diamond")
-            await scene.plane.deploy(versions[2])
-            await scene.plane.rollback("diamond")
-            assert scene.plane.application("diamond") == texts[0]
-            gone = await scene.plane.delete("diamond")
+                await scene.plane.documents.rollback("diamond")
+            await scene.plane.documents.deploy(versions[2])
+            await scene.plane.documents.rollback("diamond")
+            assert scene.plane.documents.application("diamond") == texts[0]
+            gone = await scene.plane.documents.delete("diamond")
             assert steps(gone)[0] == ("close", "diamond")
-            assert scene.plane.current.applications == ()
+            assert scene.plane.documents.plan_in_force.applications == ()
             await scene.until_ready("m-1")
-            for ask_for in (scene.plane.rollback, scene.plane.delete):
+            for ask_for in (scene.plane.documents.rollback, scene.plane.documents.delete):
                 with pytest.raises(UnknownName, match='unknown application "diamond"'):
                     await ask_for("diamond")
 
@@ -211,7 +221,7 @@ def test_a_broken_version_leaves_the_one_before_serving(state: Path, tmp_path: P
             await settled(scene)
             pids = scene.pids()
             broken = diamond(tmp_path, nodes={"m1": {"args": ["broken"]}})
-            await scene.plane.deploy(broken)
+            await scene.plane.documents.deploy(broken)
             await scene.until(lambda: scene.instances()["diamond.m1-2"]["halted"], "it is given up")
             told = scene.instances()["diamond.m1-2"]
             assert told["reason"].startswith("rollout stopped: exit code 1")
@@ -219,10 +229,10 @@ def test_a_broken_version_leaves_the_one_before_serving(state: Path, tmp_path: P
             assert told["reason"].endswith("the earlier version serves on; deploy again to retry")
             assert scene.ready() == set(READY)
             assert pids.items() <= scene.pids().items()
-            again = await scene.plane.deploy(broken)
+            again = await scene.plane.documents.deploy(broken)
             assert steps(again) == [("restart", "diamond.m1-2")]
             await scene.until(lambda: scene.instances()["diamond.m1-2"]["halted"], "it is given up again")
-            await scene.plane.rollback("diamond")
+            await scene.plane.documents.rollback("diamond")
             await settled(scene)
             assert scene.pids() == pids
 
@@ -235,25 +245,25 @@ def test_names_and_models_must_fit_the_manifest(state: Path, tmp_path: Path) -> 
         (tmp_path / "own.yaml").write_text(own.text)
         base = manifest(simulated(), more="applications: [own.yaml]\n", folder=tmp_path)
         async with running(state, base) as scene:
-            assert [one.name for one in scene.plane.current.applications] == ["own"]
-            for ask_for in (scene.plane.rollback, scene.plane.delete):
+            assert [one.name for one in scene.plane.documents.plan_in_force.applications] == ["own"]
+            for ask_for in (scene.plane.documents.rollback, scene.plane.documents.delete):
                 with pytest.raises(PointsmanError, match=r'"own" is part of the manifest test\.yaml; change it there'):
                     await ask_for("own")
             with pytest.raises(ConfigError, match=r'"own" is part of the manifest test\.yaml'):
-                await scene.plane.deploy(own)
+                await scene.plane.documents.deploy(own)
             with pytest.raises(PointsmanError, match=r"test\.yaml is a manifest; pointsman apply puts it in force"):
-                await scene.plane.deploy(base)
+                await scene.plane.documents.deploy(base)
             data = yaml.safe_load(diamond(tmp_path, nodes={"m1": {"replicas": 0}}).text)
             data["nodes"].append({"name": "llm", "model": "n"})
             absent = ManifestText(yaml.safe_dump(data), str(tmp_path))
             with pytest.raises(ConfigError, match='application "diamond", node "llm": there is no model "n"; known: m'):
-                await scene.plane.deploy(absent)
+                await scene.plane.documents.deploy(absent)
             data["nodes"][-1]["model"] = "m"
-            await scene.plane.deploy(ManifestText(yaml.safe_dump(data), str(tmp_path)))
+            await scene.plane.documents.deploy(ManifestText(yaml.safe_dump(data), str(tmp_path)))
             with pytest.raises(ConfigError, match='there is no model "m"'):
-                await scene.plane.apply(manifest(simulated("other")))
+                await scene.plane.documents.apply(manifest(simulated("other")))
             with pytest.raises(ConfigError, match=r'two deployments are called "diamond\.m1"'):
-                await scene.plane.apply(manifest(simulated(), simulated("diamond.m1", replicas=0)))
+                await scene.plane.documents.apply(manifest(simulated(), simulated("diamond.m1", replicas=0)))
 
     run(story())
 
@@ -263,7 +273,7 @@ def test_replicas_know_their_plane_and_nobody_else_is_let_in(state: Path, tmp_pa
         app = diamond(tmp_path, nodes={"m2": {"replicas": 0}, "total": {"replicas": 0}})
         async with running(state, app) as scene:
             await scene.until_ready("diamond.m1-1")
-            shm, secret = scene.plane.shm, scene.plane.secret
+            shm, secret = scene.runtime.replicas.memory.path, scene.runtime.replicas.secret
             assert stat.S_IMODE(shm.stat().st_mode) == 0o700
             assert stat.S_IMODE((state / "secret").stat().st_mode) == 0o600
             assert (state / "secret").read_text() == secret
@@ -272,7 +282,7 @@ def test_replicas_know_their_plane_and_nobody_else_is_let_in(state: Path, tmp_pa
             assert f"POINTSMAN_SECRET={secret}".encode() in environment
             assert f"POINTSMAN_SOCKET={state / 'admin.sock'}".encode() in environment
             assert f"POINTSMAN_SHM={shm}".encode() in environment
-            address = scene.plane._at_work.processes.address("diamond.m1-1")
+            address = scene.runtime.address("diamond.m1-1")
             assert address is not None
             stranger = await ask(address, "POST", "/configure", b"{}", timeout_s=5.0)
             assert stranger.status == 403
@@ -281,8 +291,8 @@ def test_replicas_know_their_plane_and_nobody_else_is_let_in(state: Path, tmp_pa
         shm.mkdir()
         (shm / "left by one that was killed").write_bytes(b"x")
         async with running(state, None) as scene:
-            assert scene.plane.secret == secret
-            assert list(scene.plane.shm.iterdir()) == []
+            assert scene.runtime.replicas.secret == secret
+            assert list(scene.runtime.replicas.memory.path.iterdir()) == []
 
     run(story())
 
@@ -295,8 +305,8 @@ def test_after_a_kill_the_next_plane_adopts_replicas(state: Path, tmp_path: Path
         async with running(state, None) as scene:
             await settled(scene)
             assert scene.pids() == pids
-            assert scene.plane.current.applications[0].name == "diamond"
-            await scene.plane.deploy(diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 2}}}))
+            assert scene.plane.documents.plan_in_force.applications[0].name == "diamond"
+            await scene.plane.documents.deploy(diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 2}}}))
             await scene.until(lambda: told_config(tmp_path, pids["diamond.m1-1"]) == {"limit": 2}, "it is told")
             os.kill(pids["diamond.m2-1"], signal.SIGKILL)
             await scene.until(lambda: scene.pids().get("diamond.m2-1") not in (None, pids["diamond.m2-1"]), "another")
@@ -310,18 +320,18 @@ def test_an_application_that_cannot_be_loaded_any_more_keeps_nobody_from_running
         app = diamond(tmp_path, nodes={node: {"replicas": 0} for node in ("m1", "m2", "total")})
         broken = ManifestText(app.text.replace("kind: Application", "kind: Application\nunknown: 1"), app.folder)
         async with running(state, manifest(simulated())) as scene:
-            await scene.plane.deploy(app)
-            await scene.plane.deploy(
+            await scene.plane.documents.deploy(app)
+            await scene.plane.documents.deploy(
                 diamond(tmp_path, "other", {node: {"replicas": 0} for node in ("m1", "m2", "total")})
             )
         store = Store(state)
         store._db.execute("update applications set text = ? where name = 'diamond'", (broken.text,))
         store.close()
         async with running(state, None) as scene:
-            assert [one.name for one in scene.plane.current.applications] == ["other"]
+            assert [one.name for one in scene.plane.documents.plan_in_force.applications] == ["other"]
             [problem] = scene.plane.status()["problems"]
             assert problem.startswith('application "diamond" is not in force, as it cannot be loaded any more')
-            await scene.plane.delete("diamond")
+            await scene.plane.documents.delete("diamond")
             assert scene.plane.status()["problems"] == []
         async with running(state, None) as scene:
             assert scene.plane.status()["problems"] == []

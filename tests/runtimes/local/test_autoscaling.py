@@ -13,7 +13,7 @@ from pointsman.routing.events import Arrived
 from pointsman.types import RequestMetadata, Worker
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.test_applications import diamond
-from tests.runtimes.local.test_metric_sources import server
+from tests.runtimes.test_metric_sources import server
 
 GIB = 2**30
 
@@ -32,12 +32,12 @@ def machine(gib: float) -> Callable[..., Worker]:
 
 
 def wanted(scene: Stage, name: str = "m") -> int:
-    number: int = scene.plane.scaling(name)["desired"]
+    number: int = scene.plane.scaling.status(name)["desired"]
     return number
 
 
 def records(scene: Stage, name: str = "m") -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = scene.plane.scaling(name)["records"]
+    kept: list[dict[str, Any]] = scene.plane.scaling.status(name)["records"]
     return kept
 
 
@@ -89,7 +89,7 @@ def test_more_requests_more_instances_and_back(state: Path) -> None:
 def test_from_none_and_back_to_none(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(scaled(min=0, interval="1h"))) as scene:
-            await scene.until(lambda: scene.plane.scaling("m")["wanted"] == 0, "the policy asked once")
+            await scene.until(lambda: scene.plane.scaling.status("m")["wanted"] == 0, "the policy asked once")
             assert scene.instances() == {}
             assert scene.plane.ready  # it rests, and comes when it is asked for
             scene.request("first")
@@ -100,7 +100,7 @@ def test_from_none_and_back_to_none(state: Path) -> None:
 
     async def rest() -> None:
         async with running(state, None) as scene:
-            await scene.plane.apply(manifest(scaled(min=0)))
+            await scene.plane.documents.apply(manifest(scaled(min=0)))
             scene.request("second")
             await scene.until(lambda: len(scene.carrier.sent) == 1, "the request sent")
             scene.end("second")
@@ -116,22 +116,22 @@ def test_a_target_survives_applying_and_a_restart(state: Path) -> None:
 
     async def before() -> None:
         async with running(state, text) as scene:
-            await scene.plane.scale("m", 2, by="Ada")
+            scene.plane.scaling.scale("m", 2, None, "Ada")
             await scene.until_ready("m-1", "m-2")
-            assert not scene.plane.plan(text)
-            assert not await scene.plane.apply(text)
+            assert not scene.plane.documents.plan(text)
+            assert not await scene.plane.documents.apply(text)
             assert wanted(scene) == 2
-            lower = await scene.plane.apply(manifest(scaled(min=1, max=1)))
+            lower = await scene.plane.documents.apply(manifest(scaled(min=1, max=1)))
             assert [step.what for step in lower.steps] == ["scaling", "stop"]
             await scene.until_ready("m-1")
-            await scene.plane.apply(text)
+            await scene.plane.documents.apply(text)
             await scene.until(lambda: len(scene.ready()) == 2, "two again")
 
     async def after() -> None:
         async with running(state, None) as scene:
             assert wanted(scene) == 2
             await scene.until_ready("m-1", "m-2")
-            assert scene.plane.scaling("m")["override"]["by"] == "Ada"
+            assert scene.plane.scaling.status("m")["override"]["by"] == "Ada"
             assert any("Ada" in one["why"] for one in records(scene))
 
     run(before())
@@ -141,20 +141,20 @@ def test_a_target_survives_applying_and_a_restart(state: Path) -> None:
 def test_an_order_holds_until_it_ends_or_is_taken_back(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(scaled(min=1, max=3), simulated("fixed"))) as scene:
-            await scene.plane.scale("m", 3, 0.5, "Ada")
+            scene.plane.scaling.scale("m", 3, 0.5, "Ada")
             assert wanted(scene) == 3
             await scene.until(lambda: wanted(scene) == 1, "the order over")
             assert any("over: 3 ordered by Ada" in one["why"] for one in records(scene))
-            await scene.plane.scale("m", 2)
+            scene.plane.scaling.scale("m", 2, None, "an operator")
             assert scene.plane.status()["deployments"][0]["scaling"]["override"]["replicas"] == 2
-            await scene.plane.scale("m", None)
+            scene.plane.scaling.scale("m", None, None, "an operator")
             await scene.until(lambda: wanted(scene) == 1, "the policy followed again")
             with pytest.raises(PointsmanError, match=r"between 1 and 3 \(scaling.min and max\), found 7"):
-                await scene.plane.scale("m", 7)
+                scene.plane.scaling.scale("m", 7, None, "an operator")
             with pytest.raises(PointsmanError, match=r'"fixed" has a fixed number of instances, which is 1; give it'):
-                await scene.plane.scale("fixed", 2)
+                scene.plane.scaling.scale("fixed", 2, None, "an operator")
             with pytest.raises(UnknownName, match='unknown deployment "n"'):
-                scene.plane.scaling("n")
+                scene.plane.scaling.status("n")
 
     run(story())
 
@@ -212,7 +212,7 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
     async def story() -> None:
         async with running(state, manifest(spec, folder=tmp_path)) as scene:
             await scene.until_ready("m-1", "m-2")
-            await scene.until(lambda: scene.plane.scaled()[0].errors > 5, "asked again and again")
+            await scene.until(lambda: scene.plane.scaling.each()[0].errors > 5, "asked again and again")
             [told] = scene.plane.status()["problems"]
             assert problem in told
             assert told.startswith(f'the scaling policy {name}:{policy} of "m" ')
@@ -220,7 +220,7 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
             assert scene.ready() == {"m-1", "m-2"}
             if policy == "hangs":
                 assert len(sys.modules[name].calls) == 1  # and it has one thread, not one for each time
-                await scene.plane.apply(manifest(scaled()))
+                await scene.plane.documents.apply(manifest(scaled()))
                 gone = 'a call of hangs, which decides about "m" no more, does not return'
                 await scene.until(lambda: [gone in one for one in scene.plane.status()["problems"]] == [True], "told")
 
@@ -294,7 +294,7 @@ def test_notes_of_a_policy_survive_a_restart_and_are_not_for_another(
     name, counted = module(NOTES), []
 
     def notes(scene: Stage) -> int:
-        asked: int = scene.plane.scaled()[0].guard.notes.get("asked", 0)
+        asked: int = scene.plane.scaling.each()[0].guard.notes.get("asked", 0)
         return asked
 
     async def before() -> None:
@@ -307,8 +307,8 @@ def test_notes_of_a_policy_survive_a_restart_and_are_not_for_another(
         async with running(state, None) as scene:
             assert notes(scene) == counted[0]
             await scene.until(lambda: notes(scene) > counted[0], "it counts on")
-            await scene.plane.apply(manifest(scaled(policy=f"{name}:others", parameters={}), folder=tmp_path))
-            await scene.until(lambda: scene.plane.scaling("m")["wanted"] == 1, "the other one asked")
+            await scene.plane.documents.apply(manifest(scaled(policy=f"{name}:others", parameters={}), folder=tmp_path))
+            await scene.until(lambda: scene.plane.scaling.status("m")["wanted"] == 1, "the other one asked")
             assert notes(scene) == 0
             assert scene.plane.status()["problems"] == []
 
@@ -350,7 +350,7 @@ def test_a_module_that_somebody_broke_meanwhile_keeps_nobody_from_serving(
             assert "SyntaxError" in told
             assert told.endswith("repair it, and start the plane again; the target stays 2")
             with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
-                await scene.plane.apply(text)  # whoever applies it is there to repair it
+                await scene.plane.documents.apply(text)  # whoever applies it is there to repair it
 
     run(before())
     (tmp_path / f"{name}.py").write_text("def two(view:\n")
@@ -368,12 +368,12 @@ def test_the_policy_of_an_application_sees_all_its_nodes(
 
     async def story() -> None:
         async with running(state, manifest()) as scene:
-            await scene.plane.deploy(type(document)(text, document.folder, document.file))
+            await scene.plane.documents.deploy(type(document)(text, document.folder, document.file))
             await scene.until(lambda: len(scene.ready()) == 6, "two of each")
             assert wanted(scene, "diamond/m1") == wanted(scene, "diamond.m2") == 2
-            assert scene.plane.scaling("diamond/m1")["policy"] == f"{name}:together"
+            assert scene.plane.scaling.status("diamond/m1")["policy"] == f"{name}:together"
             assert wanted(scene, "diamond/total") == 2
-            assert "scaling:" in scene.plane.application("diamond")
+            assert "scaling:" in scene.plane.documents.application("diamond")
 
     run(story())
 
@@ -391,7 +391,7 @@ def test_all_shards_of_a_node_have_as_many_as_the_first(state: Path, tmp_path: P
 
     async def story() -> None:
         async with running(state, manifest()) as scene:
-            await scene.plane.deploy(document)
+            await scene.plane.documents.deploy(document)
             await scene.until_ready("diamond.m2-1", "diamond.total-1")
             for name in ("one", "two"):
                 for rank in (1, 0):  # a call goes to all shards
@@ -400,7 +400,7 @@ def test_all_shards_of_a_node_have_as_many_as_the_first(state: Path, tmp_path: P
             await scene.until(lambda: len(scene.carrier.sent) == 4, "every shard was started")
             await scene.until(lambda: len(scene.ready()) == 6, "two of each")
             assert wanted(scene, "diamond/m1") == wanted(scene, "diamond.m1.1") == 2
-            assert scene.plane.scaling("diamond/m1")["ready"] == 2
+            assert scene.plane.scaling.status("diamond/m1")["ready"] == 2
             for sent in scene.carrier.sent:
                 scene.end(sent.request.request_id, sent.request.model_name)
             await scene.until_ready("diamond.m2-1", "diamond.total-1")

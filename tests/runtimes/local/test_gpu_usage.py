@@ -13,8 +13,7 @@ import pytest
 from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.runtimes.local.detection.usage import ASK_AGAIN_S, GpuDrivers
-from pointsman.runtimes.local.metric_sources import GPU_INTERVAL_S, GpuUsage
+from pointsman.runtimes.local.gpu_usage import ASK_AGAIN_S, GPU_INTERVAL_S, GpuDrivers, GpuUsage
 from pointsman.scaling.view import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated
@@ -323,7 +322,7 @@ def test_a_policy_sees_how_busy_gpus_are(state: Path, tmp_path: Path, policy: st
         async with running(state, text, **settings) as scene:
             await scene.until_ready("m-1", "m-2")
             seen: list[DeploymentView] = sys.modules[policy].seen
-            places = [one.place for one in scene.plane.fleet().occupants]
+            places = [one.place for one in scene.plane.control.fleet().occupants]
             had = [each[index].busy or 0 for place in places for _, index in place.gpus]
             assert len(had) == 2
             mean = pytest.approx(sum(had) / 200)

@@ -25,7 +25,7 @@ def remember(state: Path, name: str, *counts: int) -> int:
     bins = [(first + place, count) for place, count in enumerate(counts) if count]
     measured = {"arrivals": {"bin_s": BIN_S, "bins": bins, "first": first}, "start_ups": [30.0, 50.0, 40.0]}
     store = Store(state)
-    store.save_scaling({name: json.dumps({"measured": measured})})
+    store.targets.save_scaling({name: json.dumps({"measured": measured})})
     store.close()
     return first
 
@@ -37,7 +37,7 @@ def test_the_history_and_what_a_rehearsal_needs_besides(state: Path) -> None:
     async def story() -> None:
         text = manifest(scaled(min=0, slots=4, parameters=parameters, costPerReplicaHour=2), simulated("fixed", 0))
         async with running(state, text) as scene:
-            told: dict[str, Any] = scene.plane.load_seen("m")
+            told: dict[str, Any] = scene.plane.scaling.load_history("m")
             rates = [(one["began"], one["per_second"]) for one in told["bins"]]
             assert rates[:3] == [(first * BIN_S, 1.0), ((first + 1) * BIN_S, 0.0), ((first + 2) * BIN_S, 2.5)]
             assert (told["deployment"], told["bin_s"], told["start_up_s"]) == ("m", BIN_S, 40.0)
@@ -47,13 +47,13 @@ def test_the_history_and_what_a_rehearsal_needs_besides(state: Path) -> None:
             assert told["request_s"] is None, "nobody has asked anything yet"
             assert scene.instances() == {}, "to look changes nothing"
             with pytest.raises(UnknownName, match='unknown deployment "n"'):
-                scene.plane.load_seen("n")
+                scene.plane.scaling.load_history("n")
             with pytest.raises(PointsmanError, match='"fixed" has a fixed number of instances'):
-                scene.plane.load_seen("fixed")
+                scene.plane.scaling.load_history("fixed")
             scene.request("r")
             await scene.until(lambda: scene.carrier.sent, "sent")
             scene.end("r")
-            await scene.until(lambda: scene.plane.load_seen("m")["request_s"], "how long requests take")
+            await scene.until(lambda: scene.plane.scaling.load_history("m")["request_s"], "how long requests take")
 
     run(story())
 
@@ -67,8 +67,8 @@ def test_the_policy_of_an_application_is_of_no_single_node(
 
     async def story() -> None:
         async with running(state, manifest()) as scene:
-            await scene.plane.deploy(ManifestText(text, document.folder, document.file))
-            together, alone = (scene.plane.load_seen(f"diamond/{node}") for node in ("m1", "m2"))
+            await scene.plane.documents.deploy(ManifestText(text, document.folder, document.file))
+            together, alone = (scene.plane.scaling.load_history(f"diamond/{node}") for node in ("m1", "m2"))
             assert (together["policy"], together["parameters"]) == (f"{name}:together", None)
             assert (alone["policy"], alone["parameters"]) == ("panic", {})
 

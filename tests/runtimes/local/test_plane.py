@@ -17,7 +17,7 @@ from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.probe_client import ask
 from pointsman.runtimes.local.processes import Ports
-from pointsman.runtimes.local.store import Store, stored_manifest
+from pointsman.runtimes.local.store import Store
 from pointsman.types import Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
@@ -44,11 +44,11 @@ def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) ->
             first, second = deployment["instances"]
             assert first["url"] != second["url"]
             assert first["max_concurrency"] == 3
-            assert "started as process" in scene.plane.logs("m-1")
+            assert "started as process" in scene.plane.instances.logs("m-1")
             with pytest.raises(UnknownName, match=r'unknown instance "m-9"'):
-                scene.plane.logs("m-9")
+                scene.plane.instances.logs("m-9")
             with pytest.raises(PointsmanError, match="not the name of an instance"):
-                scene.plane.logs("../lock")
+                scene.plane.instances.logs("../lock")
         assert not any(map(is_alive, pids.values()))
         assert [path.name for path in state.glob("*.sock")] == []
 
@@ -217,10 +217,10 @@ def test_who_does_not_heed_sigterm_is_killed_with_its_group(state: Path) -> None
     async def story() -> None:
         async with running(state, manifest(deaf)) as scene:
             await scene.until(lambda: len(group(scene.pids().get("deaf-1", 0))) == 2, "both of them")
-            await scene.until(lambda: len(scene.plane.logs("deaf-1").splitlines()) > 1, "its first word")
+            await scene.until(lambda: len(scene.plane.instances.logs("deaf-1").splitlines()) > 1, "its first word")
             family = group(scene.pids()["deaf-1"])
         assert not any(map(is_alive, family))
-        assert "signal 9" in scene.plane.logs("deaf-1")
+        assert "signal 9" in scene.plane.instances.logs("deaf-1")
 
     run(story())
 
@@ -236,11 +236,11 @@ def test_applying_changes_only_what_differs(state: Path) -> None:
         async with running(state, one) as scene:
             await scene.until_ready("a-1", "b-1")
             pids = scene.pids()
-            assert not await scene.plane.apply(one)
-            assert scene.plane.generation == 1
-            planned = scene.plane.plan(two)
-            assert scene.plane.plan(one).steps == ()  # planning has changed nothing
-            made = await scene.plane.apply(two)
+            assert not await scene.plane.documents.apply(one)
+            assert scene.plane.documents.generation == 1
+            planned = scene.plane.documents.plan(two)
+            assert scene.plane.documents.plan(one).steps == ()  # planning has changed nothing
+            made = await scene.plane.documents.apply(two)
             assert made == planned
             assert [(step.what, step.subject) for step in made.steps] == [
                 ("close", "b"), ("open", "c"), ("stop", "b-1"), ("start", "a-2"), ("start", "c-1"),
@@ -251,7 +251,7 @@ def test_applying_changes_only_what_differs(state: Path) -> None:
             await scene.until(lambda: "b-1" not in scene.instances(), "the end of b-1")
             assert scene.pids()["a-1"] == pids["a-1"]
             assert not is_alive(pids["b-1"])
-            assert scene.plane.generation == 2
+            assert scene.plane.documents.generation == 2
         assert stored_manifest(state) == two
 
     run(story())
@@ -265,13 +265,13 @@ def test_a_bad_manifest_changes_nothing_and_says_everything_that_is_wrong(state:
         async with running(state, good) as scene:
             await scene.until_ready("m-1")
             pids = scene.pids()
-            for attempt in (scene.plane.apply(bad), asyncio.to_thread(scene.plane.plan, bad)):
+            for attempt in (scene.plane.documents.apply(bad), asyncio.to_thread(scene.plane.documents.plan, bad)):
                 with pytest.raises(ConfigError) as found:
                     await attempt
                 assert len(found.value.problems) == 2
             assert scene.pids() == pids
-            assert scene.plane.generation == 1
-            assert not scene.plane.plan(good)
+            assert scene.plane.documents.generation == 1
+            assert not scene.plane.documents.plan(good)
 
     run(story())
 
@@ -297,10 +297,10 @@ def test_a_plane_that_does_not_run_changes_nothing(state: Path) -> None:
             stopping = asyncio.gather(plane.stop(), plane.stop())
             await asyncio.sleep(0)
             with pytest.raises(PointsmanError, match="being stopped"):
-                await plane.apply(manifest(simulated("other")))
+                await plane.documents.apply(manifest(simulated("other")))
             await stopping
         with pytest.raises(PointsmanError, match="not running"):
-            await plane.apply(manifest(simulated("other")))
+            await plane.documents.apply(manifest(simulated("other")))
         assert stored_manifest(state) == manifest(simulated())
 
     run(story())
@@ -313,7 +313,7 @@ def test_requests_under_way_end_before_their_instance_is_stopped(state: Path) ->
             pid = scene.pids()["b-1"]
             scene.request("r", "b")
             assert scene.carrier.sent[0].decision.target_instance_id == "b-1"
-            await scene.plane.apply(manifest(simulated("a")))
+            await scene.plane.documents.apply(manifest(simulated("a")))
             await scene.until(lambda: scene.instances()["b-1"]["phase"] == "draining", "draining")
             await asyncio.sleep(0.2)
             assert is_alive(pid)
@@ -327,10 +327,10 @@ def test_an_instance_that_is_drained_is_replaced_first(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated())) as scene:
             await scene.until_ready("m-1")
-            await scene.plane.drain("m-1")
+            scene.plane.control.drain("m-1")
             await scene.until_ready("m-2")
             with pytest.raises(UnknownName):
-                await scene.plane.drain("nobody")
+                scene.plane.control.drain("nobody")
 
     run(story())
 
@@ -358,7 +358,7 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 await other.until(lambda: other.instances()["here"]["metrics_age_s"] is not None, "its metrics")
                 assert other.pids() == {}
                 with pytest.raises(PointsmanError, match="started by somebody else"):
-                    other.plane.logs("here")
+                    other.plane.instances.logs("here")
                 file.write_text("- {url: nonsense}\n")
                 await other.until(lambda: other.plane.status()["problems"], "a problem")
                 assert "expected http://host:port" in other.plane.status()["problems"][0]
@@ -367,9 +367,6 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 await other.until(lambda: other.instances() == {}, "nobody")
                 assert other.plane.status()["problems"] == []
             assert scene.ready() == {"m-1"}
-        store = Store(tmp_path / "other")
-        assert [one.change.what for one in store.history()] == ["remove", "add", "open"]
-        store.close()
 
     run(story())
 
@@ -386,6 +383,14 @@ def test_one_plane_per_directory(state: Path) -> None:
             assert scene.plane.ready
 
     run(story())
+
+
+def stored_manifest(state: Path) -> ManifestText:
+    store = Store(state)
+    stored = store.documents.manifest()
+    store.close()
+    assert stored is not None
+    return stored[1]
 
 
 PLANE = """
@@ -426,7 +431,7 @@ def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None
         os.kill(pids["b-1"], signal.SIGKILL)  # and one of them dies while nobody looks
         until(lambda: not is_alive(pids["b-1"]))
         async with running(state, None) as scene:
-            assert scene.plane.generation == 1
+            assert scene.plane.documents.generation == 1
             await scene.until_ready("a-1", "b-1")
             assert scene.pids()["a-1"] == pids["a-1"]
             assert scene.pids()["b-1"] != pids["b-1"]
@@ -439,7 +444,7 @@ def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
     async def story() -> None:
         pids = killed_plane(state, manifest(simulated("a"), simulated("b"), simulated("c")), grace_s=30.0)
         store = Store(state)
-        store.forget("c-1")
+        store.processes.forget("c-1")
         store.close()
         async with running(state, manifest(simulated("a", slots=4), simulated("c"))) as scene:
             await scene.until_ready("a-1", "c-1")
@@ -492,7 +497,7 @@ def test_when_the_supervisor_is_killed_everything_is_started_anew(state: Path) -
         async with running(state, manifest(simulated(replicas=2))) as scene:
             await scene.until_ready("m-1", "m-2")
             before = scene.pids()
-            supervisor = scene.plane._at_work.processes._supervisor
+            supervisor = scene.runtime._processes._supervisor
             assert supervisor is not None
             os.kill(supervisor.pid, signal.SIGKILL)
             await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")

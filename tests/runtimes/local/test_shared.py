@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.shared import Shared
+from pointsman.runtimes.local.shared import LocalReplicaAccess
 
 
 def mode(path: Path) -> int:
@@ -16,54 +16,54 @@ def mode(path: Path) -> int:
 
 
 def test_the_secret_stays_and_is_the_owners_alone(state: Path, tmp_path: Path) -> None:
-    first, again = Shared(state, tmp_path), Shared(state, tmp_path)
+    first, again = LocalReplicaAccess(state, tmp_path), LocalReplicaAccess(state, tmp_path)
     assert first.secret == again.secret
     assert len(first.secret) >= 32
     assert mode(state / "secret") == 0o600
     other = tmp_path / "other"
     other.mkdir()
-    assert Shared(other, tmp_path).secret != first.secret
+    assert LocalReplicaAccess(other, tmp_path).secret != first.secret
 
 
 def test_memory_is_the_owners_alone_and_goes_with_the_plane(state: Path, tmp_path: Path) -> None:
-    shared = Shared(state, tmp_path)
-    assert shared.shm.parent == tmp_path
-    assert shared.shm.name.startswith("pointsman-")
-    assert mode(shared.shm) == 0o700
-    (shared.shm / "left").write_bytes(b"x")
-    assert Shared(state, tmp_path).shm == shared.shm, "of the same plane"
-    shared.clear()
-    assert list(shared.shm.iterdir()) == []
-    shared.remove()
-    assert not shared.shm.exists()
+    shared = LocalReplicaAccess(state, tmp_path)
+    assert shared.memory.path.parent == tmp_path
+    assert shared.memory.path.name.startswith("pointsman-")
+    assert mode(shared.memory.path) == 0o700
+    (shared.memory.path / "left").write_bytes(b"x")
+    assert LocalReplicaAccess(state, tmp_path).memory.path == shared.memory.path, "of the same plane"
+    shared.memory.clear()
+    assert list(shared.memory.path.iterdir()) == []
+    shared.memory.close()
+    assert not shared.memory.path.exists()
 
 
 def test_without_such_a_place_it_is_in_the_state_directory(state: Path, tmp_path: Path) -> None:
-    shared = Shared(state, tmp_path / "not there")
-    assert shared.shm == state / "shm"
-    assert mode(shared.shm) == 0o700
+    shared = LocalReplicaAccess(state, tmp_path / "not there")
+    assert shared.memory.path == state / "shm"
+    assert mode(shared.memory.path) == 0o700
 
 
 def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> None:
-    shared = Shared(state, tmp_path)
-    shared.remove()
+    shared = LocalReplicaAccess(state, tmp_path)
+    shared.memory.close()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    shared.shm.symlink_to(elsewhere)
+    shared.memory.path.symlink_to(elsewhere)
     with pytest.raises(PointsmanError, match="belongs to somebody else"):
-        Shared(state, tmp_path)
+        LocalReplicaAccess(state, tmp_path)
 
 
-def test_replicas_are_introduced(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = Shared(state, tmp_path)
+def test_replicas_are_introduce(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = LocalReplicaAccess(state, tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    env = shared.introduced(LaunchSpec(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env
+    env = shared.introduce(LaunchSpec(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env
     assert env == {
         "A": "b",
         "PYTHONPATH": os.pathsep.join(["/own", "/ours"]),
         "POINTSMAN_SECRET": shared.secret,
         "POINTSMAN_SOCKET": str(state / "admin.sock"),
-        "POINTSMAN_SHM": str(shared.shm),
+        "POINTSMAN_SHM": str(shared.memory.path),
         "POINTSMAN_USER_CONFIG": '{"limit":1}',
     }
-    assert "PYTHONPATH" not in shared.introduced(LaunchSpec(("x",)), b"null").env
+    assert "PYTHONPATH" not in shared.introduce(LaunchSpec(("x",)), b"null").env

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pointsman.control.desired import Address
-from pointsman.runtimes.local.probes import Configuring
+from pointsman.runtimes.probes import UserConfigs
 from tests.runtimes.local.planes import run
 from tests.runtimes.local.processes import eventually
 
@@ -35,63 +35,63 @@ class Replica:
 
 def test_only_who_does_not_know_it_is_told() -> None:
     async def story() -> None:
-        replica, configuring = Replica(), Configuring(lambda: "s3cret")
+        replica, configs = Replica(), UserConfigs(lambda: "s3cret")
         async with replica.serving() as address:
-            configuring.configure({"a.n": {"x": 1}})
-            configuring.launched("a.n-1", "a.n")
-            configuring.admitted("a.n-1", "a.n", address)
-            configuring.admitted("a.other-1", "a.other", address)
-            configuring.configure({"a.n": {"x": 1}})
-            configuring.configure({"a.n": {"x": 2}})
+            configs.configure({"a.n": {"x": 1}})
+            configs.launched("a.n-1", "a.n")
+            configs.admitted("a.n-1", "a.n", address)
+            configs.admitted("a.other-1", "a.other", address)
+            configs.configure({"a.n": {"x": 1}})
+            configs.configure({"a.n": {"x": 2}})
             await eventually(lambda: replica.told == [b'{"x":2}'])
             assert replica.heads[0].startswith(b"POST /configure HTTP/1.1\r\n")
             assert b"x-pointsman-secret: s3cret\r\n" in replica.heads[0]
-            configuring.configure({})
+            configs.configure({})
             await eventually(lambda: replica.told[1:] == [b"null"])
-            configuring.forget("a.n-1")
-            configuring.configure({"a.n": 5})
-            configuring.admitted("a.n-2", "a.n", address)  # of an earlier plane: nobody knows what it was told
+            configs.forget("a.n-1")
+            configs.configure({"a.n": 5})
+            configs.admitted("a.n-2", "a.n", address)  # of an earlier plane: nobody knows what it was told
             await eventually(lambda: replica.told[2:] == [b"5"])
-            assert configuring.problems() == []
-            configuring.close()
+            assert configs.problems() == []
+            configs.close()
 
     run(story())
 
 
 def test_what_changes_while_one_is_told_is_told_next() -> None:
     async def story() -> None:
-        replica, configuring = Replica(), Configuring(lambda: "")
+        replica, configs = Replica(), UserConfigs(lambda: "")
         async with replica.serving() as address:
-            configuring.launched("a.n-1", "a.n")
-            configuring.admitted("a.n-1", "a.n", address)
+            configs.launched("a.n-1", "a.n")
+            configs.admitted("a.n-1", "a.n", address)
             for number in range(5):
-                configuring.configure({"a.n": number})
+                configs.configure({"a.n": number})
             await eventually(lambda: replica.told[-1:] == [b"4"])
             assert len(replica.told) == 2
-            configuring.close()
+            configs.close()
 
     run(story())
 
 
 def test_refusals_are_problems_and_silence_is_tried_again() -> None:
     async def story() -> None:
-        replica, configuring = Replica(), Configuring(lambda: "")
+        replica, configs = Replica(), UserConfigs(lambda: "")
         replica.status = 500
         async with replica.serving() as address:
-            configuring.configure({"a.n": 1})
-            configuring.admitted("a.n-1", "a.n", address)
-            await eventually(lambda: configuring.problems() == ["a.n-1 refused its user config (500): oops"])
-            configuring.look()
+            configs.configure({"a.n": 1})
+            configs.admitted("a.n-1", "a.n", address)
+            await eventually(lambda: configs.problems() == ["a.n-1 refused its user config (500): oops"])
+            configs.retry()
             await asyncio.sleep(0)
             assert len(replica.told) == 1, "who has refused it is not asked again"
-        configuring.configure({"a.n": 2})
-        await eventually(lambda: "could not be told" in configuring.problems()[0])
+        configs.configure({"a.n": 2})
+        await eventually(lambda: "could not be told" in configs.problems()[0])
         replica.status = 200
         server = await asyncio.start_server(replica._answer, "127.0.0.1", address.port)
         async with server:
-            configuring.look()
+            configs.retry()
             await eventually(lambda: replica.told[1:] == [b"2"])
-            await eventually(lambda: configuring.problems() == [])
-        configuring.close()
+            await eventually(lambda: configs.problems() == [])
+        configs.close()
 
     run(story())

@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.control.desired import Address
 from pointsman.http.probe_client import Unanswered
-from pointsman.runtimes.local.metric_sources import CustomMetrics, answer_of
+from pointsman.runtimes.metric_sources import CustomMetrics, answer_of
 from pointsman.scaling.limits import MetricQuery
 from tests.runtimes.local.planes import run
 

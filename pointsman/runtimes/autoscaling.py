@@ -1,7 +1,6 @@
 """Scaling on a running plane: the timers, threads, observations and store around `Autoscaler`."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
@@ -10,8 +9,8 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.control import Controller, Desired
 from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import Preemptor
-from pointsman.runtimes.local.metric_sources import GpuUsage, MetricSources
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.interface import GpuMeter, TargetStore
+from pointsman.runtimes.metric_sources import MetricSources
 from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange
@@ -32,8 +31,8 @@ class PlaneScaling:
         controller: Controller,
         retarget: Callable[[], None],
         evict: Callable[[str, str], None],
-        clock: Callable[[], float] = time.time,
-        gpu_usage: GpuUsage | None = None,
+        clock: Callable[[], float],
+        gpu_usage: GpuMeter,
     ) -> None:
         """`retarget()` is called when targets have changed, `evict(instance, why)` when an instance makes room."""
         self._traffic = traffic
@@ -43,12 +42,12 @@ class PlaneScaling:
         self._clock = clock
         self._autoscaler = Autoscaler()
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
-        self._sources = MetricSources(traffic, controller, clock, gpu_usage or GpuUsage())
+        self._sources = MetricSources(traffic, controller, clock, gpu_usage)
         self._loop = PolicyLoop(self._autoscaler, self._sources, clock, self._decided)
-        self._store: Store | None = None
+        self._store: TargetStore | None = None
         self._saved_at = 0.0
 
-    def open(self, store: Store) -> None:
+    def open(self, store: TargetStore) -> None:
         """Continue with what an earlier plane saved."""
         self._store = store
         self._traffic.wanted = self.wake

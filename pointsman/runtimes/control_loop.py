@@ -1,0 +1,151 @@
+"""The controller at work: events go in one at a time, and its commands are carried out in their order.
+
+Nothing here knows a process, a socket or a machine, so that every runtime runs the controller in the same way.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from pointsman.control import Controller
+from pointsman.control import events as control
+from pointsman.control.status import Unavailable, unavailability
+from pointsman.errors import UnknownName
+from pointsman.placement.fleet import Snapshot
+from pointsman.runtimes.interface import Clock, Timer
+from pointsman.types import ExecutionInstance
+
+
+class Instances(Protocol):
+    """What is done to instances, whatever runs them. What comes of it is told to the loop."""
+
+    def launch(self, command: control.Launch) -> None: ...
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None: ...
+
+    def probe(self, command: control.Probe) -> None: ...
+
+    def admitted(self, command: control.Admit) -> None:
+        """It is in service."""
+        ...
+
+    def withdrawn(self, instance_id: str) -> None:
+        """It is not in service any more."""
+        ...
+
+
+class Serving(Protocol):
+    """Where requests go: lanes of traffic, or a mere list of who is in service."""
+
+    def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
+
+    def update(self, deployment: str, instance: ExecutionInstance) -> None: ...
+
+    def withdraw(self, deployment: str, instance_id: str, why: str) -> None: ...
+
+    def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
+        """Call once, as soon as no request is in flight on an instance; never within this call."""
+        ...
+
+
+class ControlLoop:
+    """A controller, and what carries out its commands."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        instances: Instances,
+        serving: Serving,
+        *,
+        handled: Callable[[control.ControllerEvent], None] | None = None,
+        failed: Callable[[control.ControllerCommand, Exception], None] | None = None,
+    ) -> None:
+        """`handled` is called after the commands of each event. `failed` is called with a command that raised, and the
+        others are still carried out; None: it raises."""
+        self.controller = Controller()
+        self._clock = clock
+        self._instances = instances
+        self._serving = serving
+        self._handled = handled
+        self._failed = failed
+        self._events: deque[control.ControllerEvent] = deque()
+        self._is_busy = False
+        self._timer: Timer | None = None
+
+    def tell(self, event: control.ControllerEvent) -> None:
+        """Handle an event, and then what happened while its commands were carried out."""
+        self._events.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                for command in self.controller.handle(event, self._clock.now()):
+                    self._try(command)
+                if self._handled is not None:
+                    self._handled(event)
+        finally:
+            self._is_busy = False
+
+    def requests_fail(self, instance_id: str, why: str) -> None:
+        """Requests fail in a row on an instance. Its controller hears of it soon: the sender is still at work."""
+        self._clock.call_soon(self.tell, control.RequestsFail(instance_id, why))
+
+    def unavailability(self, deployment: str, start_up_s: float | None) -> Unavailable:
+        """Why no instance of a deployment takes requests."""
+        members = [one for one in self.controller.instances() if one.deployment == deployment]
+        return unavailability(members, start_up_s, self._clock.now())
+
+    def deployment_of(self, instance_id: str) -> str:
+        """The deployment of an instance that is there."""
+        return next(one.deployment for one in self.controller.instances() if one.id == instance_id)
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service, once another has taken its place."""
+        known = [one.id for one in self.controller.instances()]
+        if instance_id not in known:
+            raise UnknownName("instance", instance_id, known)
+        self.tell(control.DrainAsked(instance_id))
+
+    def fleet(self) -> Snapshot:
+        """The workers, and what instances have claimed of them."""
+        return self.controller.places.snapshot()
+
+    def stop_timer(self) -> None:
+        """Wake the controller no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _try(self, command: control.ControllerCommand) -> None:
+        try:
+            self._carry_out(command)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(command, error)
+
+    def _carry_out(self, command: control.ControllerCommand) -> None:
+        match command:
+            case control.Launch():
+                self._instances.launch(command)
+            case control.Probe():
+                self._instances.probe(command)
+            case control.Admit():
+                self._serving.admit(command.deployment, command.instance)
+                self._instances.admitted(command)
+            case control.Update():
+                self._serving.update(command.deployment, command.instance)
+            case control.Withdraw():
+                self._instances.withdrawn(command.instance_id)
+                self._serving.withdraw(command.deployment, command.instance_id, command.why)
+            case control.AwaitDrained():
+                drained = control.Drained(command.instance_id)
+                self._serving.when_idle(command.deployment, command.instance_id, lambda: self.tell(drained))
+            case control.Terminate():
+                self._instances.stop(command.instance_id)
+            case control.Kill():
+                self._instances.stop(command.instance_id, kill=True)
+            case control.WakeController():
+                self.stop_timer()
+                self._timer = self._clock.call_at(command.at, self.tell, control.ControllerTimer())

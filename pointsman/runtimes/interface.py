@@ -1,0 +1,400 @@
+"""What a runtime must do, and what a gateway and the command line may ask of a plane.
+
+    gateway, cli -> PlaneOperations: Plane -> ControlLoop (Controller) -> Instances -> Runtime: local, simulation, ...
+                                                                      -> Traffic (Dispatchers) -> gateway
+
+A runtime starts, signals and watches processes on workers, chooses ports there, hands over files and shared memory,
+reads logs, and reports workers and their loss. Nothing above it assumes that a worker is this machine. Every method is
+called on the thread of the plane's event loop. Methods that are not `async` return at once: what comes of them is told
+later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from pointsman.config.changes import Changes
+from pointsman.config.plan import PointsmanPlan
+from pointsman.config.revision import ManifestText
+from pointsman.control import InstanceStatus
+from pointsman.control.desired import Address
+from pointsman.control.events import Adopted, ControllerEvent
+from pointsman.engines import Engine, LaunchSpec, ProbeRequest, Samples
+from pointsman.placement.asks import Place
+from pointsman.placement.fleet import Snapshot
+from pointsman.replica.handles import Transport
+from pointsman.routing.endpoints import Metrics
+from pointsman.scaling.deployment import ScaledDeployment
+
+# Time
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The time of a runtime: the machine's, or virtual. No call is made before the method that asked for it returns."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary moment; never less than before."""
+        ...
+
+    def call_at(self, at: float, call: Callable[..., None], *args: Any) -> Timer:
+        """Call once, at a time; at once if that has passed."""
+        ...
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> Timer:
+        """Call once, as soon as what happens now has ended."""
+        ...
+
+
+# Processes on workers
+
+
+class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process to start for an instance."""
+
+    instance_id: str
+    deployment: str
+    recipe: str
+    """Kept with the process, so that a later plane knows what it runs."""
+    place: Place | None
+    """None: anywhere."""
+    folder: str
+    """Working directory, if the worker has it."""
+    launch: Callable[[str, int], LaunchSpec]
+    """Command and environment for a host and port that the runtime chose. An adapter of the user's: it may raise."""
+
+
+Tell: TypeAlias = Callable[[ControllerEvent], None]
+Measured: TypeAlias = Callable[[str, str, Metrics, Samples | None], None]
+"""(deployment, instance, metrics, what they were read from)"""
+
+
+class Runtime(Protocol):
+    """Processes on workers, and the state of one plane. A plane calls `open`, `adopt` and, whatever failed, `close`."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def admin(self) -> "AdminListener": ...
+
+    @property
+    def gpus(self) -> "GpuMeter": ...
+
+    @property
+    def documents(self) -> "DocumentStore":
+        """From `open` on; so is the next."""
+        ...
+
+    @property
+    def targets(self) -> "TargetStore": ...
+
+    @property
+    def replicas(self) -> "ReplicaAccess":
+        """From `adopt` on; so is the next."""
+        ...
+
+    @property
+    def probes(self) -> "Probes": ...
+
+    async def open(self) -> None:
+        """Take the state over. Raises `PointsmanError` if another plane uses it."""
+        ...
+
+    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
+        """Take over the processes that an earlier plane left running: these are returned.
+
+        From then on `tell` hears of processes, workers and probes, and `measured` of metrics. Raises `PointsmanError`
+        if processes cannot be started at all.
+        """
+        ...
+
+    def launch(self, order: ProcessOrder) -> None:
+        """Start a process at a free port of its worker. Told: `Launched`, or `LaunchFailed` with the reason."""
+        ...
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None:
+        """Tell a process and its children to end, or end them. Told: `Exited`. No process of that name: nothing."""
+        ...
+
+    def address(self, instance_id: str) -> Address | None:
+        """Where the process of an instance listens, as gateways reach it; None if it has no process."""
+        ...
+
+    def logs(self, instance_id: str, lines: int) -> str | None:
+        """The last lines that an instance wrote; None if nothing was ever started under that name."""
+        ...
+
+    def look_at_workers(self, plan: PointsmanPlan) -> None:
+        """Measure again what workers have and what others use. Told: `WorkerSeen` and `WorkerLost`, if anything.
+
+        Called after each change of the plan, and every second while an instance has no place.
+        """
+        ...
+
+    def problems(self) -> list[str]:
+        """What does not work now and what to do about it, for `status`."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What `status` tells of the runtime itself, such as the worker of the plane."""
+        ...
+
+    async def close(self) -> None:
+        """End every process that was started or adopted, and give the state up. Nothing is told any more."""
+        ...
+
+
+class AdminListener(Protocol):
+    """Where replicas and the operator's commands reach the gateway. A client that can connect may do everything."""
+
+    async def listen(self, connect: Callable[[], Any]) -> None:
+        """Accept connections; `connect` makes the protocol of each."""
+        ...
+
+    def dial(self) -> Transport:
+        """A client of it."""
+        ...
+
+    def close(self) -> None:
+        """Accept no more."""
+        ...
+
+
+class ReplicaAccess(Protocol):
+    """What the replicas of pipelines and their plane share."""
+
+    @property
+    def secret(self) -> str:
+        """Known to the gateway and to replicas alone."""
+        ...
+
+    @property
+    def memory(self) -> "SharedMemory": ...
+
+    def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
+        """The same launch, with everything that a replica must know of its plane, and its user config (JSON)."""
+        ...
+
+
+class SharedMemory(Protocol):
+    """Large values that replicas of one worker pass to each other by name."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Free these. Names that are gone are ignored."""
+        ...
+
+    def remove_older_than(self, age_s: float) -> None:
+        """Free what was written longer ago: its request ended without the gateway hearing of the name."""
+        ...
+
+
+class Probes(Protocol):
+    """Questions to instances. HTTP, where instances are servers."""
+
+    def probe(
+        self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, limit_s: float
+    ) -> None:
+        """Ask now. Told in time: `Answered` or `Silent`, unless a later question takes its place."""
+        ...
+
+    def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
+        """Read the metrics of an instance from now on."""
+        ...
+
+    def unfollow(self, instance_id: str) -> None:
+        """Read them no longer."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Which metrics cannot be read, and why."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DocumentStore(Protocol):
+    """The documents in force, where a later plane finds them. A method that returns has stored what it was given."""
+
+    def manifest(self) -> tuple[int, ManifestText] | None:
+        """The manifest in force and its generation; None if none was ever applied."""
+        ...
+
+    def save_manifest(self, manifest: ManifestText, at: float) -> int:
+        """Put a manifest in force. Returns its generation."""
+        ...
+
+    def applications(self) -> dict[str, ManifestText]:
+        """The applications in force, by name, in the order of their first deployment."""
+        ...
+
+    def application_before(self, name: str) -> ManifestText | None:
+        """The version before the one in force; None if there is none."""
+        ...
+
+    def save_application(self, name: str, document: ManifestText, at: float) -> None:
+        """Put a version in force, and keep the one before."""
+        ...
+
+    def roll_back_application(self, name: str) -> None:
+        """Drop the version in force: the one before takes its place."""
+        ...
+
+    def delete_application(self, name: str) -> None:
+        """Drop an application with all its versions."""
+        ...
+
+
+class TargetStore(Protocol):
+    """The replica targets of scaled deployments, and the record of their changes, as JSON."""
+
+    def scaling(self) -> dict[str, str]:
+        """The last state saved, by deployment or application."""
+        ...
+
+    def save_scaling(self, states: Mapping[str, str]) -> None: ...
+
+    def forget_scaling(self, name: str) -> None:
+        """Drop state and records of a deployment that is not scaled any more."""
+        ...
+
+    def scaling_records(self, name: str) -> list[str]:
+        """Why its target changed, newest last."""
+        ...
+
+    def note_scaling(self, name: str, record: str) -> None: ...
+
+
+class GpuMeter(Protocol):
+    """How busy the GPUs of instances are, for scaling policies."""
+
+    async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
+        """Measure again, if these deployments have GPUs and the last measurement is old. Takes at most 0.2 s."""
+        ...
+
+    def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
+        """The mean share in use, 0 to 1; None if unknown."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# What gateways and commands ask of a plane
+
+
+class DocumentOperations(Protocol):
+    """Documents that come into force and go. Each raises `ConfigError` with all problems, and changes nothing then."""
+
+    @property
+    def plan_in_force(self) -> PointsmanPlan:
+        """The manifest, and the applications beside it."""
+        ...
+
+    def plan(self, document: ManifestText) -> Changes:
+        """What applying a manifest, or deploying an application, would change."""
+        ...
+
+    async def apply(self, document: ManifestText) -> Changes:
+        """Put a manifest in force, or an application beside it."""
+        ...
+
+    async def deploy(self, document: ManifestText) -> Changes:
+        """Put an application in force beside the manifest, in place of the version before."""
+        ...
+
+    async def rollback(self, name: str) -> Changes:
+        """Put the previous version of an application in force."""
+        ...
+
+    async def delete(self, name: str) -> Changes:
+        """Take an application out of force, with all its versions."""
+        ...
+
+    def application(self, name: str) -> str:
+        """The document of an application in force. Raises `UnknownName`."""
+        ...
+
+
+class ScalingOperations(Protocol):
+    """Replica counts. A name is that of a deployment, or APP/NODE; one that is not scaled raises `PointsmanError`."""
+
+    def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
+        """Hold a number of replicas, for a time or until further notice; None: the policy decides again."""
+        ...
+
+    def status(self, name: str) -> dict[str, Any]:
+        """How many replicas there are, and why: plain data."""
+        ...
+
+    def load_history(self, name: str) -> dict[str, Any]:
+        """Past arrivals, to rehearse policies on: plain data."""
+        ...
+
+    def each(self) -> list[ScaledDeployment]: ...
+
+
+class InstanceLogs(Protocol):
+    def logs(self, instance_id: str, lines: int) -> str:
+        """The last lines that an instance wrote. Raises `UnknownName`."""
+        ...
+
+
+class InstanceControl(Protocol):
+    def fleet(self) -> Snapshot:
+        """The workers, and what instances have claimed of them."""
+        ...
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service, once another has taken its place. Raises `UnknownName`."""
+        ...
+
+
+class Operations(Protocol):
+    """What operators ask of a plane."""
+
+    @property
+    def documents(self) -> DocumentOperations: ...
+
+    @property
+    def scaling(self) -> ScalingOperations: ...
+
+    @property
+    def instances(self) -> InstanceLogs: ...
+
+    @property
+    def control(self) -> InstanceControl: ...
+
+
+class PlaneOperations(Operations, Protocol):
+    """A plane, as the gateway in front of it uses it."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    listeners: list[Callable[[], None]]
+    """Called when the status may have changed."""
+    reconfigured: list[Callable[[PointsmanPlan], None]]
+    """Called with each plan that comes into force, before lanes are opened or changed for it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether every deployment has an instance that takes requests, or is scaled to zero."""
+        ...
+
+    async def start(self, document: ManifestText | None = None) -> None:
+        """Run a document; None: what was last in force. Raises `PointsmanError`; nothing runs then."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain and stop every instance, and close the runtime."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """What runs and how it is doing: plain data."""
+        ...

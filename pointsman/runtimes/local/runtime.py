@@ -1,0 +1,177 @@
+"""The runtime of one machine: processes under a supervisor, state in a folder, this machine as the only worker."""
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.control.desired import Address
+from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
+from pointsman.errors import PointsmanError
+from pointsman.http.client import Requesting, reachable
+from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
+from pointsman.runtimes.local.detection import detect
+from pointsman.runtimes.local.detection.system import this_machine
+from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
+from pointsman.runtimes.local.logs import log_file, tail
+from pointsman.runtimes.local.processes import Processes
+from pointsman.runtimes.local.shared import SOCKET, LocalReplicaAccess
+from pointsman.runtimes.local.store import Lock, SqliteDocuments, SqliteTargets, Store
+from pointsman.runtimes.probes import HttpProbes
+from pointsman.types import Worker
+
+
+class LocalRuntime:
+    """`Runtime` of the interface. One per state directory."""
+
+    documents: SqliteDocuments
+    targets: SqliteTargets
+    replicas: LocalReplicaAccess
+    probes: HttpProbes
+    _lock: Lock
+    _store: Store
+    _processes: Processes
+
+    def __init__(
+        self,
+        state: Path | None,
+        *,
+        orphan_grace_s: float = 5.0,
+        scrape_interval_s: float = 0.5,
+        look_at_machine: Callable[..., Worker] = detect,
+        gpu_drivers: GpuDrivers | None = None,
+    ) -> None:
+        """`state`: None for a folder that is removed at the end. `orphan_grace_s`: how long processes live on without a
+        plane."""
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.gpus = GpuUsage(gpu_drivers)
+        self._is_temporary = state is None
+        self._state = Path(tempfile.mkdtemp(prefix="pointsman-")) if state is None else state.absolute()
+        self.admin = AdminSocket(self._state / SOCKET)
+        self._orphan_grace_s = orphan_grace_s
+        self._scrape_interval_s = scrape_interval_s
+        self._look_at_machine = look_at_machine
+        self._machine = this_machine()
+        self._labels: dict[str, str] = {}
+        self._tell: Tell | None = None
+        """None before processes are adopted."""
+        self._blind = ""
+        """Why the machine could not be looked at; empty if it could."""
+
+    async def open(self) -> None:
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = Lock(self._state)
+        try:
+            self._store = Store(self._state)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.documents, self.targets = self._store.documents, self._store.targets
+
+    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
+        def told(event: ControllerEvent) -> None:
+            if isinstance(event, Exited):
+                self.probes.forget(event.instance_id)
+            tell(event)
+
+        self.replicas = LocalReplicaAccess(self._state)
+        self.probes = HttpProbes(tell, measured, self._scrape_interval_s)
+        processes = Processes(self._state, self._store.processes, told, orphan_grace_s=self._orphan_grace_s)
+        adopted = await processes.open()
+        if not adopted:
+            self.replicas.memory.clear()
+        self._processes, self._tell = processes, tell
+        return adopted
+
+    def launch(self, order: ProcessOrder) -> None:
+        self._processes.launch(order)
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None:
+        self._processes.stop(instance_id, kill=kill)
+
+    def address(self, instance_id: str) -> Address | None:
+        return self._processes.address(instance_id)
+
+    def logs(self, instance_id: str, lines: int) -> str | None:
+        file = log_file(self._state, instance_id)
+        return tail(file, lines) if file.exists() else None
+
+    def look_at_workers(self, plan: PointsmanPlan) -> None:
+        self._labels = plan.worker_labels()
+        try:
+            worker = self._look_at_machine(
+                [one.pid for one in self._processes.table.all() if one.pid is not None], labels=self._labels
+            )
+        except Exception as error:  # drivers are not ours; without places everything still runs
+            self._blind = (
+                f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
+            )
+            return
+        self._blind = ""
+        self.gpus.see(worker)
+        if worker.memory_bytes and self._tell is not None:  # else the system does not say, and there are no places
+            self._tell(WorkerSeen(worker))
+
+    def problems(self) -> list[str]:
+        if self._tell is None:
+            return []
+        return [*self.probes.problems(), *filter(None, [self._blind, self._processes.problem])]
+
+    def facts(self) -> dict[str, Any]:
+        worker = {**msgspec.to_builtins(self._machine), "labels": self._labels}
+        return {"state_dir": str(self._state), "pid": os.getpid(), "worker": worker}
+
+    async def close(self) -> None:
+        if self._tell is not None:
+            self._tell = None
+            self.probes.close()
+            await self._processes.close()
+            self.replicas.memory.close()
+        self._store.close()
+        self._lock.release()
+        if self._is_temporary:
+            shutil.rmtree(self._state, ignore_errors=True)
+
+
+class AdminSocket:
+    """`AdminListener` of the interface: a unix socket in the state directory, for its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._server: asyncio.AbstractServer | None = None
+
+    async def listen(self, connect: Callable[[], Any]) -> None:
+        """Replaces a socket that an earlier plane left behind; the lock of the directory says that it is gone."""
+        self._path.unlink(missing_ok=True)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            with reachable(self._path) as short:
+                bound.bind(short)
+        except OSError as error:
+            bound.close()
+            raise PointsmanError(f"cannot make {self._path}: {error.strerror}; try another --state") from error
+        finally:
+            os.umask(before)
+        self._inode = self._path.stat().st_ino
+        self._server = await asyncio.get_running_loop().create_unix_server(connect, sock=bound)
+
+    def dial(self) -> Requesting:
+        return Requesting.unix(str(self._path))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            with suppress(OSError):
+                if self._path.stat().st_ino == self._inode:  # else the next plane listens here
+                    self._path.unlink()

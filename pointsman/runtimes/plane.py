@@ -1,0 +1,212 @@
+"""The plane on any runtime: documents in force, the control loop, and scaling.
+
+Enters: documents, and what operators ask. Leaves: instances that run, lanes of traffic, and the status of it all. The
+one rule: the controller decides; the runtime carries its commands out, and whatever happens is told to the controller.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from pointsman.config.application import applications_status
+from pointsman.config.plan import PointsmanPlan
+from pointsman.config.revision import ManifestText
+from pointsman.control import Desired, ReconcileStep
+from pointsman.control import events as control
+from pointsman.control.status import deployments_status, is_ready
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.autoscaling import PlaneScaling
+from pointsman.runtimes.control_loop import ControlLoop
+from pointsman.runtimes.documents import Documents
+from pointsman.runtimes.instances import EngineInstances
+from pointsman.runtimes.interface import Clock, DocumentStore, Runtime, Timer
+from pointsman.runtimes.traffic import Traffic
+from pointsman.scaling.status import scaling_summary
+
+LOOK_S = 1.0
+"""How often endpoints files, and workers that are short of room, are looked at."""
+OVERTIME_S = 5.0
+"""Instances that have not stopped this long after their time limits are ended by the runtime."""
+
+
+class Plane:
+    """Runs documents on a runtime."""
+
+    def __init__(self, runtime: Runtime, traffic: Traffic, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix time, for what must survive a restart."""
+        self.runtime = runtime
+        self.listeners: list[Callable[[], None]] = []
+        """Called when the status may have changed."""
+        self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
+        """Called with each plan that comes into force, before lanes are opened or changed for it."""
+        self.traffic = traffic
+        self.instances = EngineInstances(
+            runtime, lambda event: self.control.tell(event), lambda name: self.control.deployment_of(name)
+        )
+        self.control = ControlLoop(runtime.clock, self.instances, traffic, handled=self._handled, failed=_report)
+        self.documents = Documents(self._store, self._preview, self._enforce)
+        self.scaling = PlaneScaling(
+            traffic,
+            self.control.controller,
+            self._retarget,
+            lambda *told: self.control.tell(control.PlaceNeeded(*told)),
+            clock,
+            runtime.gpus,
+        )
+        self._is_running = False
+        self._stopping: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        """No instance is left."""
+        self._looking: Timer | None = None
+        self._announcements = Announcements(runtime.clock, self.listeners)
+        self._began = runtime.clock.now()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every deployment has an instance that takes requests, or is scaled to zero."""
+        names = [one.name for one in self.documents.plan_in_force.deployments]
+        return is_ready(names, self.control.controller.instances(), self.scaling.resting())
+
+    # For operators
+
+    async def start(self, document: ManifestText | None = None) -> None:
+        """Run a manifest, or an application by itself; None: what was last in force. Deployed applications stay, and
+        processes of an earlier plane are adopted."""
+        runtime = self.runtime
+        await runtime.open()
+        try:
+            revision = self.documents.open(runtime.documents, document)
+            if revision is None:
+                where = runtime.facts()["state_dir"]
+                raise PointsmanError(f"nothing was ever applied in {where}; give a manifest to start with")
+            plan = revision.plan()
+            adopted = await runtime.adopt(self.control.tell, self.traffic.measured)
+        except BaseException:
+            await runtime.close()
+            raise
+        self._is_running = True
+        self.traffic.failing = self.control.requests_fail
+        self.traffic.absence = self.control.unavailability
+        self.scaling.open(runtime.targets)
+        runtime.look_at_workers(plan)
+        for event in adopted:
+            self.instances.adopted(event, plan)
+            self.control.tell(event)
+        self.documents.put_in_force(revision)
+        self._looking = runtime.clock.call_at(runtime.clock.now() + LOOK_S, self._look)
+
+    async def stop(self) -> None:
+        """Drain and stop every instance, and close the runtime."""
+        if self._stopping is None and self._is_running:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop())
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        clock, limits = self.runtime.clock, self.instances.lifecycles()
+        limit_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
+        if self._looking is not None:
+            self._looking.cancel()
+        self.scaling.close()
+        self._empty.clear()
+        overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime ends the rest
+        self.control.tell(control.PlaneStopping())
+        await self._empty.wait()
+        overtime.cancel()
+        self.instances.user_configs.close()
+        await self.runtime.close()
+        self.control.stop_timer()
+        self._is_running = False
+
+    def status(self) -> dict[str, Any]:
+        """What runs and how it is doing: plain data."""
+        now, instances = self.runtime.clock.now(), self.control.controller.instances()
+        internal = {name for name, lane in self.traffic.lanes.items() if lane.plan.internal}
+        scaled = {one.name: {"scaling": scaling_summary(one)} for one in self.scaling.each()}
+        deployments = deployments_status(self._desired(), instances, self.traffic.status, internal, now)
+        return {
+            "ready": self.ready,
+            **self.runtime.facts(),
+            "generation": self.documents.generation,
+            "uptime_s": round(now - self._began, 3),
+            "deployments": [one | scaled.get(one["name"], {}) for one in deployments],
+            "applications": applications_status(self.documents.plan_in_force),
+            "problems": [
+                *self.documents.files.problems(),
+                *self.instances.user_configs.problems(),
+                *self.runtime.problems(),
+                *self.documents.revision.broken.values(),
+                *self.scaling.problems(),
+            ],
+        }
+
+    # What is in force
+
+    def _store(self) -> DocumentStore:
+        if not self._is_running:
+            raise PointsmanError("this plane is not running; start it first")
+        if self._stopping is not None:
+            raise PointsmanError("this plane is being stopped, and changes nothing any more")
+        return self.runtime.documents
+
+    def _desired(self) -> Desired:
+        """What should run now, by documents, endpoints files and scaling policies."""
+        return self.scaling.desired(self.documents.files.desired())
+
+    def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> list[ReconcileStep]:
+        return self.control.controller.preview(self.scaling.desired(desired, plan), retry)
+
+    def _enforce(self, plan: PointsmanPlan, folder: str, retry: Collection[str]) -> None:
+        self.instances.configure(plan, folder)
+        for call in self.reconfigured:
+            call(plan)
+        self.traffic.configure(plan.deployments)
+        self.scaling.configure(plan)
+        self.runtime.look_at_workers(plan)
+        self.control.tell(control.Applied(self._desired(), frozenset(retry), self.traffic.warmth()))
+
+    def _retarget(self) -> None:
+        """Enforce targets and endpoints that have changed without a document."""
+        if self._is_running:
+            self.control.tell(control.Applied(self._desired(), warmth=self.traffic.warmth()))
+
+    def _look(self) -> None:
+        clock, plan, instances = self.runtime.clock, self.documents.plan_in_force, self.control.controller.instances()
+        self._looking = clock.call_at(clock.now() + LOOK_S, self._look)
+        self.instances.keep(instances, [one.name for one in plan.deployments])
+        if any(one.unplaced for one in instances):
+            self.runtime.look_at_workers(plan)  # there may be room by now
+        self.instances.user_configs.retry()
+        if self.documents.files.look():
+            self._retarget()
+
+    def _handled(self, event: control.ControllerEvent) -> None:
+        if not len(self.control.controller):
+            self._empty.set()
+        self._announcements.announce()
+
+
+class Announcements:
+    """Calls listeners once, soon after any number of events."""
+
+    def __init__(self, clock: Clock, listeners: Sequence[Callable[[], None]]) -> None:
+        self._clock = clock
+        self._listeners = listeners
+        self._is_due = False
+
+    def announce(self) -> None:
+        if self._listeners and not self._is_due:
+            self._is_due = True
+            self._clock.call_soon(self._call)
+
+    def _call(self) -> None:
+        self._is_due = False
+        for listener in tuple(self._listeners):
+            listener()
+
+
+def _report(command: control.ControllerCommand, error: Exception) -> None:
+    """One command that fails must not keep the others from being carried out."""
+    failed = {"message": f"pointsman: {command} failed", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(failed)
