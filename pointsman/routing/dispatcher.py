@@ -18,7 +18,7 @@ from pointsman.reasons import Reason
 from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
-from pointsman.routing.endpoints import EndpointTable, Extractor
+from pointsman.routing.endpoints import EndpointTable, Extractor, ingest
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -71,7 +71,7 @@ class Dispatcher:
     def _configure(self, plan: DispatchPlan) -> None:
         self.strategy = plan.strategy
         """What decides, by name."""
-        self.fleet.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
+        self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         self._journal.strategy = plan.route.name
         self._chooser.route = plan.route
         self._hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
@@ -149,7 +149,7 @@ class Dispatcher:
         entered: dict[str, Pool] = {}
         for given in requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
-            if request.request_id in self._table:
+            if request.request_id in self._table.waiting or request.request_id in self._table.sent:
                 self._refuse_double(request, commands)
                 continue
             self._journal.arrived(request, now)
@@ -292,7 +292,8 @@ class Dispatcher:
 
     def _scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self.fleet[event.instance_id]
-        self._hooks.ask(self.fleet, self.fleet.ingest, event.instance_id, event.source, now)
+        for extractor in self.extractors:
+            self._hooks.ask(extractor, ingest, self.fleet, extractor, event.instance_id, event.source, now)
         self._sender.room_on(endpoint, now, commands)
 
     # Time

@@ -1,7 +1,7 @@
 """The data layer: instances as the dispatcher sees them, with what was observed of them and what was sent to them.
 
 Enters: instances, measurements (with their time), reservations. Leaves: a roster whose columns are always current.
-The one rule: only the fleet writes; plugins read. What was never measured is marked as such, never as zero load.
+The one rule: plugins only read. What was never measured is marked as such, never as zero load.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,33 +24,33 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 SENT_SINCE_MEASURED = "sent_since_measured"
-"""Requests released from the backlog to it since then: they are not in its numbers yet."""
+"""Requests sent from the backlog since then: its metrics do not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
 IN_FLIGHT_TOKENS = "in_flight_tokens"
 LOAD = "load"
-"""Requests it has: ours in flight, and what it reported beyond those."""
+"""Requests on it: ours in flight, and those it reported beyond them."""
 LIMIT = "max_concurrency"
 """inf: no limit known."""
 IS_FULL = "is_full"
-"""1 while the load has reached the limit."""
+"""1 while the load is at the limit or above."""
 LIGHTNESS = "lightness"
-"""limit / (limit + load): 1 when idle, 0.5 at the limit. Without a limit, as if it were LIMIT_IF_UNKNOWN."""
+"""limit / (limit + load): 1 when idle, 0.5 at the limit. An unknown limit counts as LIMIT_IF_UNKNOWN."""
 EXPECTED_MS = "expected_ms"
 """The average latency, stretched by the load: average / lightness."""
 ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
-"""nan: never measured. So are throughput and price."""
+"""nan: never measured. The same goes for throughput and price."""
 THROUGHPUT = "throughput_tokens_per_sec"
 GPU_SECONDS_PER_TOKEN = "gpu_seconds_per_token"
 """gpu_count / throughput"""
 PRICE = "price_per_gpu_hour"
 
 LIMIT_IF_UNKNOWN = 256
-"""What most engines run at once unless told otherwise."""
+"""The default concurrency of most engines."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """What an engine said of itself at one moment."""
+    """What an engine reported of itself at one moment."""
 
     waiting_queue_size: float = 0.0
     running_requests_size: float = 0.0
@@ -59,15 +59,15 @@ class Metrics(msgspec.Struct, frozen=True):
     active_models: frozenset[str] = frozenset()
     """Adapters loaded now."""
     waiting_models: frozenset[str] = frozenset()
-    """Adapters asked for and not loaded yet."""
+    """Adapters requested and not loaded yet."""
     max_active_models: int = 0
     block_size: int = 0
-    """Tokens per KV block; 0: not told."""
+    """Tokens per KV block; 0: unknown."""
     num_blocks: int = 0
 
 
 class Attribute(Generic[T]):
-    """Names something of type T that may be known of an endpoint."""
+    """The name of a fact of type T about an endpoint."""
 
     __slots__ = ("name",)
 
@@ -76,13 +76,13 @@ class Attribute(Generic[T]):
 
 
 class Observed(msgspec.Struct, Generic[T], frozen=True):
-    """A value and when it was seen."""
+    """A value and when it was observed."""
 
     value: T
     at: float
 
     def age(self, now: float) -> float:
-        """Seconds since it was seen."""
+        """Seconds since it was observed."""
         return now - self.at
 
 
@@ -91,12 +91,12 @@ class Extractor(Protocol):
     """Reads attributes out of what a data source delivered for one endpoint."""
 
     def extract(self, source: Any, endpoint: "Endpoint") -> Iterable[tuple[Attribute[Any], Any]]:
-        """(attribute, value) pairs; the fleet stamps them with the time."""
+        """(attribute, value) pairs; each is kept with the time."""
         ...
 
 
 METRICS: Attribute[Metrics] = Attribute("metrics")
-"""An extractor that yields this one fills the columns."""
+"""An extractor that yields this attribute fills the columns."""
 
 
 class Endpoint:
@@ -110,7 +110,7 @@ class Endpoint:
         self.metrics: Metrics | None = None
         """None: never measured."""
         self.row = row
-        """Its place in the fleet's columns; -1 once it has left."""
+        """Its index in the columns of the fleet; -1 once it has left."""
         self._attributes: dict[str, Observed[Any]] = {}
 
     @property
@@ -118,11 +118,11 @@ class Endpoint:
         return self.instance.labels
 
     def observed(self, attribute: Attribute[T]) -> Observed[T] | None:
-        """The attribute with its time, or None if nobody has seen it."""
+        """The attribute with its time; None if it was never observed."""
         return self._attributes.get(attribute.name)
 
     def serves(self, model: str) -> bool:
-        """Whether it answers to this model name; the empty name is any model."""
+        """Whether it serves this model name; the empty name is any model."""
         return not model or model == self.instance.model_name or model in self.instance.adapters
 
     def __str__(self) -> str:
@@ -147,8 +147,12 @@ class LoadColumns:
         return bool(len(full)) and 0.0 not in full
 
     def lightness_of(self, endpoint: Endpoint) -> float:
-        """Its lightness as it stands."""
+        """Its current lightness."""
         return float(self.columns[LIGHTNESS][endpoint.row])
+
+    def metrics_age(self, endpoint: Endpoint, now: float) -> float | None:
+        """Seconds since the engine was last measured; None: never."""
+        return None if endpoint.metrics is None else now - float(self.columns[MEASURED_AT][endpoint.row])
 
     def set(self, endpoint: Endpoint, load: float) -> None:
         """Set the load, and what follows from it."""
@@ -204,8 +208,7 @@ class LoadColumns:
 class EndpointTable:
     """All endpoints, and one roster of them whose columns follow every change."""
 
-    def __init__(self, instances: Sequence[ExecutionInstance] = (), extractors: Sequence[Extractor] = ()) -> None:
-        self.extractors = tuple(extractors)
+    def __init__(self, instances: Sequence[ExecutionInstance] = ()) -> None:
         self._by_id: dict[str, Endpoint] = {}
         self._stamp = [0]
         """Counts measurements."""
@@ -228,17 +231,17 @@ class EndpointTable:
             raise UnknownName("instance", instance_id, self._by_id) from None
 
     def serving(self, model: str) -> Roster[Endpoint]:
-        """Those who serve this model."""
+        """The endpoints that serve this model."""
         roster = self._serving.get(model)
         if roster is None:
-            others = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
-            roster = self.roster.without(others) if others else self.roster
-            if len(roster):  # names that nobody serves come from clients, without end
+            without = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
+            roster = self.roster.without(without) if without else self.roster
+            if len(roster):  # clients choose the names: only those that are served are cached
                 self._serving[model] = roster
         return roster
 
     def instances(self) -> list[ExecutionInstance]:
-        """Copies of the instances, with their load and speed as they stand."""
+        """Copies of the instances, with their current load and latency."""
         loads, latencies = self._columns[LOAD], self._columns[LATENCY_MS]
         return [
             msgspec.structs.replace(
@@ -251,28 +254,28 @@ class EndpointTable:
         ]
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
-        """Take an instance in."""
+        """Add an instance."""
         self._join([_own(instance)])
         return self._by_id[instance.instance_id]
 
     def update(self, instance: ExecutionInstance) -> Endpoint:
-        """Take over what the owner now says of an instance; its measurements and our reservations stay."""
+        """Replace the record of an instance; its measurements and our reservations stay."""
         endpoint = self[instance.instance_id]
         columns = dict(self._columns)
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
         endpoint.instance = instance = _own(instance)
-        told = _told(instance)
-        if isnan(told[LATENCY_MS]):
-            del told[LATENCY_MS]  # what was learned stays
-        for name, value in told.items():
+        declared = {name: read(instance) for name, read in _DECLARED.items()}
+        if isnan(declared[LATENCY_MS]):
+            del declared[LATENCY_MS]  # what was learned stays
+        for name, value in declared.items():
             columns[name][endpoint.row] = value
-        told_load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
-        self.load.set(endpoint, max(float(ours), told_load))
+        load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
+        self.load.set(endpoint, max(float(ours), load))
         self._reset(list(self._endpoints), columns)
         return endpoint
 
     def remove(self, instance_id: str) -> Endpoint:
-        """Let an instance go. Whoever still holds its endpoint may use it; it counts nowhere any more."""
+        """Remove an instance. Its endpoint stays valid for those that hold it, and counts nowhere any more."""
         gone = self[instance_id]
         del self._by_id[instance_id]
         left = [endpoint for endpoint in self._endpoints if endpoint is not gone]
@@ -285,14 +288,16 @@ class EndpointTable:
         return gone
 
     def _join(self, instances: Sequence[ExecutionInstance]) -> None:
-        twice = [i.instance_id for i in instances if i.instance_id in self._by_id]
-        if twice or len({instance.instance_id for instance in instances}) != len(instances):
-            raise ConfigError([f"instance ids must be unique; given twice: {', '.join(twice) or 'within one list'}"])
+        duplicates = [i.instance_id for i in instances if i.instance_id in self._by_id]
+        if duplicates or len({instance.instance_id for instance in instances}) != len(instances):
+            raise ConfigError(
+                [f"instance ids must be unique; given twice: {', '.join(duplicates) or 'within one list'}"]
+            )
         first = len(self._endpoints)
         joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=first)]
         self._by_id.update((endpoint.instance.instance_id, endpoint) for endpoint in joined)
         fresh = {name: [start] * len(instances) for name, start in _START.items()}
-        fresh |= {name: list(map(read, instances)) for name, read in (_TOLD | _LOADED).items()}
+        fresh |= {name: list(map(read, instances)) for name, read in (_DECLARED | _LOADED).items()}
         columns = {name: [*self._columns.get(name, ()), *column] for name, column in fresh.items()}
         self._reset([*self._endpoints, *joined], columns)
 
@@ -301,16 +306,15 @@ class EndpointTable:
         self._endpoints = endpoints
         self._columns = self.load.columns = {name: column_of(column, arrays) for name, column in columns.items()}
         self.roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
-        """Everybody, with live columns. Its members are a new list whenever who they are, what they serve or how they
-        cache has changed, and the same one between: plugins may key what they worked out about the members by the
-        identity of that list."""
+        """All endpoints, with live columns. Its list of members is replaced whenever membership, served models or block
+        sizes change, and only then: plugins may cache what they derive from them by the identity of that list."""
         self._stamp[0] += 1
         self._serving: dict[str, Roster[Endpoint]] = {}
 
     # Observations
 
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
-        """Take in what an engine said of itself."""
+        """Store what an engine reported of itself."""
         endpoint = self[instance_id]
         before, endpoint.metrics = endpoint.metrics, metrics
         if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
@@ -324,33 +328,24 @@ class EndpointTable:
         columns[SENT_SINCE_MEASURED][row] = 0.0
         self.load.set(endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
 
-    def observe(self, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
-        """Keep one attribute of an endpoint, with its time."""
-        if attribute is METRICS:
-            assert isinstance(value, Metrics)
-            self.measure(instance_id, value, now)
-        self[instance_id]._attributes[attribute.name] = Observed(value, now)
 
-    def ingest(self, instance_id: str, source: Any, now: float) -> None:
-        """Let every extractor read what a data source delivered for this endpoint. The first that raises ends it."""
-        endpoint = self[instance_id]
-        for extractor in self.extractors:
-            for attribute, value in extractor.extract(source, endpoint):
-                self.observe(instance_id, attribute, value, now)
+def observe(fleet: EndpointTable, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
+    """Keep one attribute of an endpoint, with its time."""
+    if attribute is METRICS:
+        assert isinstance(value, Metrics)
+        fleet.measure(instance_id, value, now)
+    fleet[instance_id]._attributes[attribute.name] = Observed(value, now)
 
-    def age_of(self, endpoint: Endpoint, now: float) -> float | None:
-        """Seconds since the engine was last measured; None: never."""
-        return None if endpoint.metrics is None else now - float(self._columns[MEASURED_AT][endpoint.row])
+
+def ingest(fleet: EndpointTable, extractor: Extractor, instance_id: str, source: Any, now: float) -> None:
+    """Let an extractor read what a data source delivered for an endpoint. What it yields before it raises is kept."""
+    for attribute, value in extractor.extract(source, fleet[instance_id]):
+        observe(fleet, instance_id, attribute, value, now)
 
 
 def _own(instance: ExecutionInstance) -> ExecutionInstance:
-    """A copy: its owner may go on changing the original, and must not change what the columns say only in part."""
+    """A copy: its owner may go on changing the original, which would change some columns and not others."""
     return msgspec.structs.replace(instance, labels=dict(instance.labels))
-
-
-def _told(instance: ExecutionInstance) -> dict[str, float]:
-    """The columns that come from the instance's own record."""
-    return {name: read(instance) for name, read in _TOLD.items()}
 
 
 def _reported_load(metrics: Metrics | None) -> float:
@@ -368,11 +363,11 @@ def lightness(load: float, limit: int | None) -> float:
 
 
 def known(measurement: float | None) -> float:
-    """nan unless it is a real measurement: a latency or throughput of zero means that nobody has measured."""
+    """nan unless it is a real measurement: a latency or throughput of zero means that there is none."""
     return nan if measurement is None or not measurement > 0 else float(measurement)
 
 
-_TOLD: dict[str, Callable[[ExecutionInstance], float]] = {
+_DECLARED: dict[str, Callable[[ExecutionInstance], float]] = {
     LIMIT: lambda i: inf if i.max_concurrency is None else float(i.max_concurrency),
     ACCEPTS: lambda i: float(i.can_accept_request),
     LATENCY_MS: lambda i: known(i.avg_latency_ms),

@@ -136,9 +136,6 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._sent)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting or request_id in self._sent
-
     # Waiting and sent
 
     def wait(self, item: Queued) -> None:

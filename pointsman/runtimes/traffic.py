@@ -165,7 +165,7 @@ class Lane:
     def status_of(self, instance_id: str, now: float) -> dict[str, object]:
         """How an instance is doing: our own count, and what its engine said."""
         endpoint = self.dispatcher.fleet[instance_id]
-        metrics, age = endpoint.metrics, self.dispatcher.fleet.age_of(endpoint, now)
+        metrics, age = endpoint.metrics, self.dispatcher.fleet.load.metrics_age(endpoint, now)
         return {
             "in_flight": self.in_flight(instance_id),
             "max_concurrency": endpoint.instance.max_concurrency,
@@ -304,10 +304,9 @@ class Traffic:
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object = None) -> None:
         """An engine reported its metrics. Extractors read what else is in `source`, where they came from."""
         lane = self._lane(deployment)
-        fleet = lane.dispatcher.fleet
-        if instance_id in fleet:
+        if instance_id in lane.dispatcher.fleet:
             lane.tell(Measured(instance_id, metrics))
-            if fleet.extractors and source is not None:
+            if lane.dispatcher.extractors and source is not None:
                 lane.tell(Scraped(instance_id, source))
 
     def in_flight(self, deployment: str, instance_id: str) -> int:

@@ -231,7 +231,7 @@ def test_what_a_data_source_delivers_is_read_by_extractors_and_a_bad_one_disturb
     assert dispatcher.handle(Scraped("i", {}), 2.0) == []
     roster = dispatcher.fleet.roster
     assert (roster.column(WAITING)[0], roster.column(MEASURED_AT)[0]) == (3, 1.0)
-    assert dispatcher.counters.policy_errors == {"EndpointTable: KeyError: 'queue'": 1}
+    assert dispatcher.counters.policy_errors == {"Reads: KeyError: 'queue'": 1}
 
 
 class Raises:

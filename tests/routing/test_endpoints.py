@@ -32,6 +32,8 @@ from pointsman.routing.endpoints import (
     Endpoint,
     EndpointTable,
     Metrics,
+    ingest,
+    observe,
 )
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance
@@ -135,8 +137,8 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
         lambda: fleet.remove("lama-0"),
         lambda: fleet.update(instance("lama-0")),
         lambda: fleet.measure("lama-0", Metrics(), 0.0),
-        lambda: fleet.observe("lama-0", Attribute[int]("x"), 1, 0.0),
-        lambda: fleet.ingest("lama-0", "", 0.0),
+        lambda: observe(fleet, "lama-0", Attribute[int]("x"), 1, 0.0),
+        lambda: ingest(fleet, Thermometer(), "lama-0", "", 0.0),
     ]
     for attempt in attempts:
         with pytest.raises(UnknownName, match='unknown instance "lama-0"; did you mean "llama-0"'):
@@ -179,7 +181,7 @@ def test_the_same_id_registered_again_is_somebody_new() -> None:
     old = fleet["i0"]
     fleet.load.reserve(old, 5.0)
     fleet.measure("i0", Metrics(running_requests_size=3), 1.0)
-    fleet.observe("i0", Attribute[int]("x"), 1, 1.0)
+    observe(fleet, "i0", Attribute[int]("x"), 1, 1.0)
     fleet.load.learn_latency(old, 100.0, 1.0)
     fleet.remove("i0")
     new = fleet.add(instance("i0"))
@@ -230,7 +232,7 @@ def test_members_are_the_same_list_until_who_they_are_or_how_they_cache_changes(
     assert after(lambda: fleet.load.reserve(fleet["i0"], 1.0))
     assert after(lambda: fleet.load.release(fleet["i0"], 1.0))
     assert after(lambda: fleet.load.learn_latency(fleet["i0"], 1.0, 1.0))
-    assert after(lambda: fleet.observe("i0", Attribute[int]("x"), 1, 0.0))
+    assert after(lambda: observe(fleet, "i0", Attribute[int]("x"), 1, 0.0))
     assert after(lambda: fleet.measure("i0", Metrics(5, 5, 0.5, block_size=16, num_blocks=10), 1.0))
     assert not after(lambda: fleet.measure("i0", Metrics(block_size=32, num_blocks=10), 2.0)), "it caches otherwise"
     assert not after(lambda: fleet.measure("i0", Metrics(block_size=32, num_blocks=11), 3.0))
@@ -331,12 +333,12 @@ TEMPERATURE: Attribute[float] = Attribute("temperature")
 def test_attributes_have_their_time() -> None:
     fleet = fleet_of(2)
     assert fleet["i0"].observed(TEMPERATURE) is None
-    fleet.observe("i0", TEMPERATURE, 61.5, 10.0)
+    observe(fleet, "i0", TEMPERATURE, 61.5, 10.0)
     seen = fleet["i0"].observed(TEMPERATURE)
     assert seen is not None
     assert (seen.value, seen.at, seen.age(12.5)) == (61.5, 10.0, 2.5)
     assert fleet["i1"].observed(TEMPERATURE) is None
-    fleet.observe("i0", TEMPERATURE, 70.0, 11.0)
+    observe(fleet, "i0", TEMPERATURE, 70.0, 11.0)
     assert fleet["i0"].observed(TEMPERATURE).value == 70.0  # type: ignore[union-attr]
 
 
@@ -351,13 +353,15 @@ class Queue:
 
 
 def test_extractors_read_what_a_source_delivers() -> None:
-    fleet = EndpointTable([instance("i0"), instance("i1")], [Thermometer(), Queue()])
-    fleet.ingest("i1", {"temperature": 60, "queue": 4}, 3.0)
+    fleet = EndpointTable([instance("i0"), instance("i1")])
+    for extractor in (Thermometer(), Queue()):
+        ingest(fleet, extractor, "i1", {"temperature": 60, "queue": 4}, 3.0)
     assert fleet["i1"].observed(TEMPERATURE).value == 61  # type: ignore[union-attr]
     assert row_of(fleet, "i1")[WAITING] == 4
     assert row_of(fleet, "i1")[MEASURED_AT] == 3.0
     assert fleet["i1"].observed(METRICS).age(5.0) == 2.0  # type: ignore[union-attr]
-    fleet.ingest("i1", {"temperature": 60}, 9.0)
+    for extractor in (Thermometer(), Queue()):
+        ingest(fleet, extractor, "i1", {"temperature": 60}, 9.0)
     assert row_of(fleet, "i1")[MEASURED_AT] == 3.0, "what was not delivered keeps its time"
 
 
@@ -370,7 +374,7 @@ def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: in
     fleet.add(instance("i", avg_latency_ms=10))
     fleet.load.reserve(fleet["i"], 8.0)
     fleet.measure("i", Metrics(kv_cache_usage=0.5), 3.0)
-    fleet.observe("i", TEMPERATURE, 60.0, 3.0)
+    observe(fleet, "i", TEMPERATURE, 60.0, 3.0)
     endpoint = fleet["i"]
     told = instance("i", limit=1, can_accept_request=False, throughput_tokens_per_sec=100, price_per_gpu_hour=3)
     assert fleet.update(told) is endpoint

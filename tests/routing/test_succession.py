@@ -264,7 +264,7 @@ def test_what_was_measured_and_learned_is_kept(after: str) -> None:
     learned = columns(dispatcher, LATENCY_MS)
     dispatcher.reconfigure(PLANS[after](), 11.0)
     assert dispatcher.fleet["i"].metrics == metrics
-    assert dispatcher.fleet.age_of(dispatcher.fleet["i"], 12.0) == 2.0
+    assert dispatcher.fleet.load.metrics_age(dispatcher.fleet["i"], 12.0) == 2.0
     assert dispatcher.fleet["j"].metrics is None
     assert repr(columns(dispatcher, LATENCY_MS)) == repr(learned)
     dispatcher.handle(Changed(instance("i", can_accept_request=False)), 12.0)

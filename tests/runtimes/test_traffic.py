@@ -272,10 +272,10 @@ def test_extractors_read_what_the_engine_reports_beside_its_metrics() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
-        fleet = yard.traffic.lanes["a"].dispatcher.fleet
-        fleet.extractors = (Watts(),)
+        dispatcher = yard.traffic.lanes["a"].dispatcher
+        dispatcher.extractors = (Watts(),)
         yard.traffic.measured("a", "i", Metrics(), Samples(b"power_watts 350\n"))
-        seen = fleet["i"].observed(watts)
+        seen = dispatcher.fleet["i"].observed(watts)
         assert seen is not None
         assert seen.value == 350.0
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pointsman.routing.endpoints import Attribute, Metrics
+from pointsman.routing.endpoints import Attribute, Metrics, observe
 from pointsman.routing.scorers import EndpointAttributeScorer
 from pointsman.routing.scorers.attribute import AdaptiveRange, Algorithm, Direction, FixedRange, Normalization
 from tests.routing.fleets import Candidate, both_lengths, fleet_of, kv, scene, scores, waiting
@@ -50,7 +50,7 @@ def test_attributes_of_other_producers(key: str, long: bool) -> None:
     fleet = fleet_of(candidates, long=long)
     attribute: Attribute[object] = Attribute(key)
     for place, value in {"0": 40, "1": 80.0, "2": "hot"}.items():
-        fleet.observe(place, attribute, value, now=0.0)
+        observe(fleet, place, attribute, value, now=0.0)
     scorer = EndpointAttributeScorer(key, LOWER, producer="thermometer")
     assert scores(scorer, *scene(candidates, fleet=fleet)) == [1.0, 0.0, 0.0, 0.0]
 
