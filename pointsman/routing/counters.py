@@ -4,10 +4,12 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Any
 
+from pointsman.reasons import Reason
+
 WAITING_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 
 
-MOST_KINDS = 100
+MAX_KINDS = 100
 OTHERS = "(others)"
 DEPARTED = "(departed)"
 
@@ -79,7 +81,7 @@ class Counters:
         self.retries: Counter[str] = Counter()
         """Tries that failed, by instance."""
         self.broken_promises: Counter[str] = Counter()
-        """Decisions of a policy that were not carried out, by what was wrong."""
+        """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
         """Exceptions of policies and plugins."""
 
@@ -95,11 +97,14 @@ class Counters:
             account.met += met_deadline
             account.missed += not met_deadline
 
-    def broken_promise(self, what: str) -> None:
-        _count(self.broken_promises, what)
+    def broken_promise(self, reason: Reason) -> None:
+        """Count a decision that was not carried out; one that names an unfit instance under what is wrong with that."""
+        self.broken_promises[reason.facts.get("cause", reason).code] += 1
 
     def policy_error(self, what: str) -> None:
-        _count(self.policy_errors, what)
+        """Count an exception. Its text may name requests: past `MAX_KINDS` texts the others are counted as one."""
+        errors = self.policy_errors
+        errors[what if what in errors or len(errors) < MAX_KINDS else OTHERS] += 1
 
     def departed(self, instance_id: str) -> None:
         """Count what it did under one name with all others that have left: instances come and go without end."""
@@ -148,8 +153,3 @@ class Counters:
 def _attained(accounts: dict[str, Account]) -> dict[str, float]:
     shares = {name: account.slo_attainment for name, account in accounts.items()}
     return {name: share for name, share in shares.items() if share is not None}
-
-
-def _count(counter: Counter[str], what: str) -> None:
-    """Messages may name requests, of which there is no end: past some number of kinds they are counted as one."""
-    counter[what if what in counter or len(counter) < MOST_KINDS else OTHERS] += 1

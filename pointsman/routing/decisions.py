@@ -5,12 +5,12 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from pointsman.reasons import Reason
+from pointsman.reasons import Reason, reason_of
 from pointsman.routing.endpoints import LOAD, Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, expected
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.selection import Cycle, Filter, SchedulingFailure, SchedulingResult
+from pointsman.selection import Cycle, Filter, SchedulingFailure, SchedulingResult, plugin_name
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 
@@ -143,5 +143,6 @@ def _broken_promise(
     itself = fleet.roster.only(fleet[made.target_instance_id].row)
     for check in checks:
         for endpoint, why in check.rejections(cycle, itself):
-            return Reason("instance-not-allowed", {"instance": str(endpoint), "cause": why})
+            facts = {"instance": str(endpoint), "cause": reason_of(plugin_name(check), why)}
+            return Reason("instance-not-allowed", facts)
     return None

@@ -146,7 +146,7 @@ class Sender:
             self._journal.error(error, policy.name)
             return False
         for _, broken in vetted.bad:
-            self._journal.counters.broken_promise(str(broken))
+            self._journal.counters.broken_promise(broken)
         for made in vetted.good:
             item, endpoint = waiting[made.request_id], self._fleet[made.target_instance_id]
             pool.queue.take(item, now)

@@ -182,6 +182,9 @@ def test_no_instance_is_503_with_a_reason_and_when_to_come_back(lay: Lay) -> Non
     got = bed.ask(chat())
     assert (got.status, got.error["type"], got.error["code"]) == (503, "server_error", "evicted_no_endpoints")
     assert '"m"' in got.error["message"]
+    reason = got.error["reason"]
+    assert (reason["code"], reason["text"]) == ("no-instance-came", got.error["message"])
+    assert reason["facts"]["limit_s"] > 0
     assert int(got.header("retry-after") or 0) >= 1
     assert got.header("x-pointsman-instance") is None
 

@@ -278,10 +278,17 @@ def test_instances_that_have_left_are_counted_together() -> None:
     assert len(counters.accounts) == 1
 
 
-def test_messages_without_end_are_counted_together_from_some_number_on() -> None:
+def test_errors_are_counted_together_past_some_number_of_texts() -> None:
     counters = Counters()
     for number in range(500):
-        counters.broken_promise(f'request "r{number}" was not waiting')
         counters.policy_error(f"KeyError: r{number}")
-    assert len(counters.broken_promises) == len(counters.policy_errors) == 101
-    assert counters.broken_promises["(others)"] == 400
+    assert len(counters.policy_errors) == 101
+    assert counters.policy_errors["(others)"] == 400
+
+
+def test_broken_promises_are_counted_by_code() -> None:
+    counters = Counters()
+    for number in range(500):
+        counters.broken_promise(Reason("unknown-request", {"request_id": f"r{number}"}))
+    counters.broken_promise(Reason("instance-not-allowed", {"instance": "i", "cause": Reason("full")}))
+    assert counters.broken_promises == {"unknown-request": 500, "full": 1}
