@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.render.sentences import sentence
+from pointsman.render.sentences import detail, sentence
 
 __all__ = ["Counted", "Reason", "counted", "reason_of"]
 
@@ -26,6 +26,11 @@ class Reason(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return sentence(self.code, self.facts)
+
+    @property
+    def detail(self) -> str:
+        """The figures without the kind of reason that they belong to; empty if it has none."""
+        return detail(self.code, self.facts)
 
     def having(self, **facts: Any) -> "Reason":
         """The same reason with further facts."""

@@ -53,7 +53,7 @@ class Room:
         fits = np.asarray(columns[FREE_CPUS]) >= ask.cpus - 1e-9
         fits &= np.asarray(columns[FREE_MEMORY]) >= ask.need.host_bytes
         if gpus_of(ask):
-            fits &= self.devices.count(self.devices.able(ask)) >= gpus_of(ask)
+            fits &= self.devices.by_worker.count(self.devices.able(ask)) >= gpus_of(ask)
         return np.flatnonzero(fits)
 
     def fullest(self, rows: Rows) -> int:

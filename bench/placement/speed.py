@@ -87,10 +87,10 @@ def least_ms(call: Callable[[], object], seconds: float = 0.4) -> float:
 
 
 def decided(placer: Placer, wanted: Ask) -> Placed | Refused:
-    """A decision with its reasons: those of a refusal are put into words."""
+    """A decision; the reason of a refusal is rendered as text."""
     outcome = placer.place(wanted)
     if isinstance(outcome, Refused):
-        outcome.in_words()
+        str(outcome.reason)
     return outcome
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
+from pointsman.render.sentences import detail, why_no_place
 from pointsman.render.text import one_line, text_table
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
@@ -67,7 +68,8 @@ class InstanceRow:
     @property
     def short_reason(self) -> str:
         """On one line; the whole of it is in --json."""
-        words = self.reason.removeprefix("no place: ") if self._waits_for_a_place else self.reason
+        no_place = self._told.get("no_place")
+        words = detail(no_place["code"], no_place["facts"]) if no_place and self._waits_for_a_place else self.reason
         return one_line(words, MOST_WORDS)
 
     def in_words(self) -> str:
@@ -78,8 +80,10 @@ class InstanceRow:
     @property
     def gist(self) -> str:
         """The same without figures that change all the time: how much is free."""
-        why = self.short_reason.partition(":")[0]
-        return f"{self.name} is {self.state} ({why})" if self._waits_for_a_place else self.in_words()
+        no_place = self._told.get("no_place")
+        if not no_place or not self._waits_for_a_place:
+            return self.in_words()
+        return f"{self.name} is {self.state} ({one_line(why_no_place(no_place['facts']), MOST_WORDS)})"
 
     def row(self) -> list[str]:
         """Its cells in the table of instances."""

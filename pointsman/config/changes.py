@@ -31,6 +31,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str
     where: str = ""
     """Of an instance that is started: the place that it would get, or why there is none."""
+    place: dict[str, Any] | None = None
+    """The same as code, facts and text."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -54,7 +56,9 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: I
     """What differs between two plans, and the steps that follow from it for instances."""
     old = PointsmanPlan() if before is None else before
     found = [*_of_applications(old, after), *_of_deployments(old, after)]
-    found += [Change(step.what.value, step.subject, step.why, step.where) for step in steps]
+    for step in steps:
+        where = ("", None) if step.where is None else (str(step.where), step.where.as_dict())
+        found.append(Change(step.what.value, step.subject, step.why, *where))
     if before is not None:
         if before.workers != after.workers:
             found.append(Change("workers", "workers", _told(before.workers, after.workers)))

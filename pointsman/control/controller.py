@@ -114,7 +114,8 @@ class Controller:
         starting = {step.subject: desired.deployments[step.deployment] for step in steps if step.what is What.START}
         leaving = [step.subject for step in steps if step.what is What.STOP]
         found = self.places.preview(starting, leaving)
-        return [msgspec.structs.replace(step, where=found.get(step.subject, "")) for step in steps]
+        where = {name: outcome.reason for name, outcome in found.items()}
+        return [msgspec.structs.replace(step, where=where.get(step.subject)) for step in steps]
 
     # What is wanted
 

@@ -41,6 +41,7 @@ import msgspec
 
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
 from pointsman.placement.asks import Place
+from pointsman.reasons import Reason
 from pointsman.scaling.deployment import ReplicaCounts
 from pointsman.types import ExecutionInstance
 
@@ -90,6 +91,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is, if it was placed."""
     unplaced: bool = False
     """There is no place for it."""
+    refusal: Reason | None = None
+    """Why not."""
     halted: bool = False
     """It could not be started so often that it is not tried again: those from before its recipe serve on."""
     recipe: str = ""
@@ -153,6 +156,8 @@ class Instance(msgspec.Struct, kw_only=True):
     has_served: bool = False
     """Of this recipe: it was ready once, and would be again after a crash."""
     reason: str = ""
+    refusal: Reason | None = None
+    """Why it has no place, if it has none."""
     asked: bool = False
     """A probe is under way."""
     heard_at: float | None = None
@@ -306,6 +311,7 @@ class Instance(msgspec.Struct, kw_only=True):
             endpoint=self.endpoint,
             place=self.place,
             unplaced=self.unplaced,
+            refusal=self.refusal,
             halted=self.halted,
             recipe=self.recipe,
             start_up_s=self.start_up_s,

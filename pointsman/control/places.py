@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from pointsman.control.desired import DesiredDeployment
-from pointsman.placement.asks import Ask, Place
+from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Snapshot
 from pointsman.placement.moves import preempt
 from pointsman.placement.placer import Placer
@@ -64,25 +64,33 @@ class Places:
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
         """A place for an instance, claimed; why there is none; or None if it needs none that we know of."""
-        return None if spec.ask is None or not self._workers else _take(self.placer, instance_id, spec, spec.ask)
+        if spec.ask is None or not self._workers:
+            return None
+        placer = self.placer
+        ask, missing = msgspec.structs.replace(spec.ask, instance_id=instance_id), 1
+        if ask.all_or_nothing:
+            missing = spec.replicas - len(placer.fleet.occupants.of(spec.name))
+        outcome = placer.take(ask, missing)
+        return outcome if isinstance(outcome, Refused) else outcome.place
 
-    def preview(self, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]) -> dict[str, str]:
-        """Where instances would go, one after the other; those for whom there is no room, when others have left.
+    def copy(self) -> "Places":
+        """The same workers and claims, to try things out on."""
+        made = Places()
+        made._workers = dict(self._workers)
+        made._placer = None if self._placer is None else Placer(self.fleet.copy())
+        return made
 
-        In words, and nothing is claimed. Whoever needs no place that we know of is not in the answer.
+    def preview(self, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]) -> dict[str, Place | Refused]:
+        """What `take` gives one instance after the other, on a copy; for those refused, after others have left.
+
+        Instances that need no known place are left out.
         """
-        asks = {name: spec.ask for name, spec in wanted.items() if spec.ask is not None and self._workers}
-        if not asks:
-            return {}
-        placer = Placer(self.snapshot().fleet())
-        found = {name: _take(placer, name, wanted[name], ask) for name, ask in asks.items()}
+        trial = self.copy()
+        found = {name: outcome for name, spec in wanted.items() if (outcome := trial.take(name, spec)) is not None}
         for instance_id in leaving:
-            placer.fleet.release(instance_id)
+            trial.give_back(instance_id)
         refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
-        found |= {name: _take(placer, name, wanted[name], asks[name]) for name in refused}
-        return {
-            name: f"no place: {one.in_short()}" if isinstance(one, Refused) else str(one) for name, one in found.items()
-        }
+        return found | {name: outcome for name in refused if (outcome := trial.take(name, wanted[name])) is not None}
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
         """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""
@@ -94,31 +102,9 @@ class Places:
     def keep(self, instance_id: str, place: Place, deployment: str) -> None:
         """An instance that was there before us has this place, as far as its workers are known."""
         known = all(worker in self._workers for worker in place.workers)
-        if known and self.fleet.place_of(instance_id) is None:
+        if known and instance_id not in self.fleet.occupants:
             self.fleet.claim(instance_id, place, deployment)
 
     def give_back(self, instance_id: str) -> bool:
         """Its process is gone. False: it had no place."""
         return self._placer is not None and self.fleet.release(instance_id)
-
-
-def _take(placer: Placer, instance_id: str, spec: DesiredDeployment, ask: Ask) -> Place | Refused:
-    """A place in the placer's fleet, claimed there; or why there is none."""
-    ask = msgspec.structs.replace(ask, instance_id=instance_id)
-    outcome = placer.place(ask)
-    if isinstance(outcome, Refused):
-        return outcome
-    lacking = _lacking(placer.fleet, spec, ask) if ask.all_or_nothing else None
-    if lacking is not None:
-        return lacking
-    placer.fleet.claim(instance_id, outcome.place, ask.deployment, ask.priority)
-    return outcome.place
-
-
-def _lacking(fleet: Fleet, spec: DesiredDeployment, ask: Ask) -> Refused | None:
-    """Why there is no place for one of those that are missing of a deployment; None: there is for all."""
-    scratch = fleet.copy()
-    there = sum(scratch.deployment_of(one) == spec.name for one in scratch.instances())
-    asks = [msgspec.structs.replace(ask, instance_id=f"{number}") for number in range(spec.replicas - there)]
-    found = Placer(scratch).place_all(asks, all_or_nothing=True)
-    return next((one for one in found if isinstance(one, Refused)), None)

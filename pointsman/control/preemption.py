@@ -114,15 +114,15 @@ class Preemptor:
         """How many have no place, why, and what would help. Reported when their number grows."""
         ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
         number = f"{len(unplaced)} of {one.target} {'has' if len(unplaced) == 1 else 'have'} no place"
-        helps = never = ""
+        helps, never = "", None
         if ask is not None and fleet is not None:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
-        why = unplaced[0].reason.removeprefix("no place: ")
-        problem = "; ".join(filter(None, [f"{number}: {why}", helps]))
-        in_vain = f"no worker could take it, even with nothing else there: {never}"
-        return one.note(in_vain if never else "started as soon as there is room", now, problem)
+        why = unplaced[0].refusal
+        problem = "; ".join(filter(None, [number if why is None else f"{number}: {why.detail}", helps]))
+        in_vain = "" if never is None else f"no worker could take it, even with nothing else there: {never.detail}"
+        return one.note(in_vain or "started as soon as there is room", now, problem)
 
     def _ask(self, deployment: str) -> Ask | None:
         desired = self._controller.desired
@@ -198,7 +198,7 @@ def _needed(ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[Victim]) -> l
     """Without those that can stay after all; the last ones are put back first."""
     needed, placer = list(gone), Placer(scratch)
     for candidate in reversed(gone):
-        back = {one: place for one in candidate.instances if (place := fleet.place_of(one)) is not None}
+        back = {one: fleet.occupants[one].place for one in candidate.instances if one in fleet.occupants}
         for instance_id, place in back.items():
             scratch.claim(instance_id, place, candidate.deployment)
         if _fits(ask, placer):
@@ -217,12 +217,12 @@ def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeploym
     """Changes that would make room; empty if none is known."""
     asks = {one.name: one.ask for one in deployments if one.ask is not None}
     movable = [
-        msgspec.structs.replace(asks[owner], instance_id=instance_id)
-        for instance_id in fleet.instances()
-        if (owner := fleet.deployment_of(instance_id)) in asks
+        msgspec.structs.replace(asks[one.deployment], instance_id=one.instance_id)
+        for one in fleet.occupants.values()
+        if one.deployment in asks
     ]
     ask = msgspec.structs.replace(ask, instance_id=TRIAL)
-    told = [hint.words for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
+    told = [str(hint) for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
     found = defragment(ask, fleet, movable)
     if found is not None:
         moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)

@@ -14,6 +14,7 @@ from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoin
 from pointsman.control.instances import Instance, Phase
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.victims import victims
+from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance
 
 # What has changed, in words: from one recipe to another, from one lifecycle to another, of an instance in service.
@@ -121,8 +122,8 @@ class ReconcileStep(msgspec.Struct, frozen=True):
     deployment: str
     endpoint: str = ""
     """The name of a server that somebody else started, if it is about one."""
-    where: str = ""
-    """The place that it would get, or why there is none; empty: nobody has looked for one."""
+    where: Reason | None = None
+    """The place that it would get, or why there is none; None if no place was looked for."""
     in_no_hurry: bool = False
     """There are only too many: what it does may take as long as it takes."""
 

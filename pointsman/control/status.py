@@ -111,6 +111,7 @@ def _instance_status(instance: InstanceStatus, load: Mapping[str, Any], now: flo
         "halted": instance.halted,
         "unplaced": instance.unplaced,
         "reason": instance.reason,
+        "no_place": None if instance.refusal is None else instance.refusal.as_dict(),
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),
         **load,

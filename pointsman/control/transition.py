@@ -58,7 +58,7 @@ class Transition:
             self._wait_for_room(instance, place)
             return
         if instance.unplaced:
-            instance.reason = ""  # which was that there is no place
+            instance.reason, instance.refusal = "", None
         instance.place, instance.unplaced_since = place, None
         self._enter(instance, Phase.STARTING)
         instance.host, instance.port, instance.pid, instance.doubted = "", 0, None, False
@@ -73,7 +73,8 @@ class Transition:
         if instance.unplaced_since is None:
             instance.unplaced_since = self.now
         instance.failures += 1
-        instance.reason = f"no place: {refused.in_short()}"
+        instance.refusal = refused.reason
+        instance.reason = str(instance.refusal)
         self._enter(instance, Phase.BACKING_OFF)
         for victim in self._places.in_the_way(instance.id, instance.spec):
             self.evict(victim, f"it makes room for {instance.id}, which is more important")

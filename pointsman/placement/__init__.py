@@ -6,7 +6,7 @@ one rule: claims are the true need, and nobody is placed where the fleet has no 
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Place, Tier
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.moves import Defragmentation, Move, Preemption, defragment, preempt
+from pointsman.placement.moves import DefragmentationPlan, Move, PreemptionPlan, defragment, preempt
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
@@ -16,5 +16,5 @@ __all__ = [
     "Need", "Ask", "EngineAbility", "Arrangement", "Tier",
     "Fleet", "Claim", "Place",
     "Placer", "Placed", "Refused",
-    "victims", "preempt", "Preemption", "defragment", "Defragmentation", "Move",
+    "victims", "preempt", "PreemptionPlan", "defragment", "DefragmentationPlan", "Move",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 """What is asked of the placer: an instance that needs a place, and where it may be."""
 
 from enum import Enum
+from typing import Any
 
 import msgspec
 
 from pointsman.parameters import Amount
 from pointsman.placement.needs import Need
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection import LabelSelector
 
 
@@ -143,18 +144,20 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """w1: gpu0, gpu1 (40.1 GiB each), 4 CPUs, 2.0 GiB of memory"""
-        return "; ".join(f"{worker}: {self._taken_of(worker)}" for worker in self.workers)
+        return str(self.reason)
 
-    def _taken_of(self, worker: str) -> str:
+    @property
+    def reason(self) -> Reason:
+        """What it takes of each worker, as data that can be rendered."""
+        return Reason("place", {"workers": [self._taken_of(worker) for worker in self.workers]})
+
+    def _taken_of(self, worker: str) -> dict[str, Any]:
         claims = [claim for claim in self.claims if claim.worker == worker]
         gpus = [claim for claim in claims if claim.gpu is not None]
-        parts = []
-        if gpus:
-            sizes = [gib(size) for size in sorted({claim.gpu_bytes for claim in gpus})]
-            each = f"{sizes[0]} to {sizes[-1]}" if sizes[0] != sizes[-1] else sizes[0]
-            names = ", ".join(f"gpu{claim.gpu}" for claim in gpus)
-            parts.append(f"{names} ({each}{' each' if len(gpus) > 1 else ''})")
-        cpus, memory = sum(claim.cpus for claim in claims), sum(claim.memory_bytes for claim in claims)
-        parts += [f"{cpus:g} CPUs"] if cpus else []
-        parts += [f"{gib(memory)} of memory"] if memory else []
-        return ", ".join(parts) or "nothing of its own"
+        return {
+            "worker": worker,
+            "gpus": [claim.gpu for claim in gpus],
+            "gpu_bytes": [claim.gpu_bytes for claim in gpus],
+            "cpus": sum(claim.cpus for claim in claims),
+            "memory_bytes": sum(claim.memory_bytes for claim in claims),
+        }

@@ -24,13 +24,8 @@ SHARE_SLACK = 1e-9
 """Shares are fractions that were added and taken away."""
 
 ABLE, OTHER_KIND, TAKEN, NOT_ALONE, SMALL_SHARE = range(5)
-OBSTACLES = {
-    OTHER_KIND: "of another kind or not chosen",
-    TAKEN: "taken by others alone",
-    NOT_ALONE: "not empty",
-    SMALL_SHARE: "with too small a share left",
-}
-"""Why an ask may not have a GPU, however much is free there."""
+OBSTACLES = {OTHER_KIND: "other_kind", TAKEN: "taken", NOT_ALONE: "not_empty", SMALL_SHARE: "small_share"}
+"""Why an ask may not have a GPU, however much is free there; facts of the reason `no-gpu-available`."""
 
 
 class Devices:
@@ -38,36 +33,17 @@ class Devices:
 
     def __init__(self, fleet: Fleet) -> None:
         devices = list(fleet.gpus)
-        hosts = list(fleet.workers)
         self._fleet = fleet
         self.generation = fleet.generation
-        self.workers = np.array([device.host.row for device in devices], dtype=np.intp)
+        self.by_worker = ByWorker(fleet)
+        self.workers = self.by_worker.workers
         """By GPU: the row of its worker."""
         models = sorted({device.gpu.model for device in devices})
         self.models = models
         code = {model: number for number, model in enumerate(models)}
         self.model_codes = np.array([code[device.gpu.model] for device in devices], dtype=np.intp)
-        links: dict[tuple[int, str], int] = {}
-        self._link_codes = np.array(
-            [
-                links.setdefault((device.host.row, device.gpu.link), len(links)) if device.gpu.link else -1
-                for device in devices
-            ],
-            dtype=np.intp,
-        )
-        """GPUs of a worker that are linked have the same number; -1: over PCIe."""
-        self._link_workers = np.array([row for row, _ in links], dtype=np.intp)
-        """By that number: the row of their worker."""
-        self.unified = np.array([host.worker.unified_memory for host in hosts], dtype=bool)
-        self._unified = np.array([device.host.worker.unified_memory for device in devices], dtype=bool)
-        self._any_unified = bool(self._unified.any())
-        with_gpus = [host.row for host in hosts if host.devices]
-        self._with_gpus = np.array(with_gpus, dtype=np.intp)
-        self._starts = np.array([host.devices[0].row for host in hosts if host.devices], dtype=np.intp)
-        self._width = len(hosts)
-        self._numbers = np.array([place for host in hosts for place in range(len(host.devices))], dtype=np.intp)
-        """By GPU: which of its worker's it is."""
-        self._most_gpus = max((len(host.devices) for host in hosts), default=0)
+        self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
+        self._any_unified = any(device.host.worker.unified_memory for device in devices)
         self._masks: dict[object, Mask] = {}
 
     def free(self, ask: Ask) -> "Floats":
@@ -78,7 +54,7 @@ class Devices:
     def machine_free(self, ask: Ask) -> "Floats":
         """By worker: bytes that all its GPUs together can give; without limit unless its memory is unified."""
         if not self._any_unified:
-            return np.full(self._width, np.inf)
+            return np.full(len(self.unified), np.inf)
         left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
         return np.where(self.unified, left, np.inf)
 
@@ -117,7 +93,43 @@ class Devices:
             )
         return mask
 
-    # Per worker
+    def kinds(self, mask: "Mask", *, mixed: bool) -> "list[Mask]":
+        """The GPUs of a set that may be in one instance: those of each model, or all of them if models are mixed."""
+        if mixed:
+            return [mask]
+        parts = [mask & (self.model_codes == code) for code in range(len(self.models))]
+        return [part for part in parts if part.any()]
+
+    def of(self, host: Host) -> slice:
+        """The rows of a worker's GPUs."""
+        first = host.devices[0].row if host.devices else 0
+        return slice(first, first + len(host.devices))
+
+
+class ByWorker:
+    """What is true of all GPUs of each worker, given values by GPU."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        devices, hosts = list(fleet.gpus), list(fleet.workers)
+        self.workers = np.array([device.host.row for device in devices], dtype=np.intp)
+        """By GPU: the row of its worker."""
+        links: dict[tuple[int, str], int] = {}
+        self._link_codes = np.array(
+            [
+                links.setdefault((device.host.row, device.gpu.link), len(links)) if device.gpu.link else -1
+                for device in devices
+            ],
+            dtype=np.intp,
+        )
+        """GPUs of a worker that are linked have the same number; -1: over PCIe."""
+        self._link_workers = np.array([row for row, _ in links], dtype=np.intp)
+        """By that number: the row of their worker."""
+        self._with_gpus = np.array([host.row for host in hosts if host.devices], dtype=np.intp)
+        self._starts = np.array([host.devices[0].row for host in hosts if host.devices], dtype=np.intp)
+        self._width = len(hosts)
+        self._indexes = np.array([index for host in hosts for index in range(len(host.devices))], dtype=np.intp)
+        """By GPU: its index among those of its worker."""
+        self._max_gpus = max((len(host.devices) for host in hosts), default=0)
 
     def smallest(self, values: "Floats") -> "Floats":
         """The least value among the GPUs of each worker; inf without GPUs."""
@@ -137,13 +149,6 @@ class Devices:
             found[self._with_gpus] = reduce(values, self._starts)
         return found
 
-    def kinds(self, mask: "Mask", *, mixed: bool) -> "list[Mask]":
-        """The GPUs of a set that may be in one instance: those of each model, or all of them if models are mixed."""
-        if mixed:
-            return [mask]
-        parts = [mask & (self.model_codes == code) for code in range(len(self.models))]
-        return [part for part in parts if part.any()]
-
     def count_linked(self, mask: "Mask") -> "Floats":
         """How many linked GPUs each worker has in a set, at most."""
         most = np.zeros(self._width)
@@ -156,11 +161,6 @@ class Devices:
         """The value that so many GPUs of each worker do not exceed; inf if it has fewer."""
         if not len(self._starts):
             return np.full(self._width, np.inf)
-        rows = np.full((self._width, max(self._most_gpus, number)), np.inf)
-        rows[self.workers, self._numbers] = values
+        rows = np.full((self._width, max(self._max_gpus, number)), np.inf)
+        rows[self.workers, self._indexes] = values
         return np.sort(rows, axis=1)[:, number - 1]
-
-    def of(self, host: Host) -> slice:
-        """The rows of a worker's GPUs."""
-        first = host.devices[0].row if host.devices else 0
-        return slice(first, first + len(host.devices))

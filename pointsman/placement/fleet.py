@@ -5,7 +5,8 @@ always current. The one rule: a claim is counted from `claim` to `release`, exac
 is there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -65,7 +66,7 @@ class Host:
     def __init__(self, worker: Worker, row: int, first_device: int) -> None:
         self.worker = worker
         self.row = row
-        self.devices = [Device(gpu, self, first_device + place) for place, gpu in enumerate(worker.gpus)]
+        self.devices = [Device(gpu, self, first_device + index) for index, gpu in enumerate(worker.gpus)]
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -100,175 +101,153 @@ class Snapshot(msgspec.Struct, frozen=True):
         return fleet
 
 
+class Occupants(Mapping[str, Occupant]):
+    """The instances that have a place, by id, in the order in which they got it; also by worker and by deployment."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Occupant] = {}
+        self._by_worker: dict[str, dict[str, Occupant]] = {}
+        self._by_deployment: dict[str, dict[str, Occupant]] = {}
+
+    def __getitem__(self, instance_id: str) -> Occupant:
+        return self._by_id[instance_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, one: Occupant) -> None:
+        self._by_id[one.instance_id] = one
+        self._by_deployment.setdefault(one.deployment, {})[one.instance_id] = one
+        for worker in one.place.workers:
+            self._by_worker.setdefault(worker, {})[one.instance_id] = one
+
+    def remove(self, instance_id: str) -> Occupant | None:
+        """None: it has no place."""
+        one = self._by_id.pop(instance_id, None)
+        if one is not None:
+            _discard(self._by_deployment, one.deployment, instance_id)
+            for worker in one.place.workers:
+                _discard(self._by_worker, worker, instance_id)
+        return one
+
+    def on(self, worker: str) -> list[Occupant]:
+        """Those with a part of a worker."""
+        return list(self._by_worker.get(worker, {}).values())
+
+    def of(self, deployment: str) -> list[Occupant]:
+        return list(self._by_deployment.get(deployment, {}).values())
+
+    def on_gpus(self, deployment: str, worker: str) -> Counter[int]:
+        """How many instances of a deployment are on each GPU of a worker, by its index."""
+        here = (one for one in self.on(worker) if one.deployment == deployment) if deployment else ()
+        return Counter(gpu for one in here for name, gpu in one.place.gpus if name == worker)
+
+
+def _discard(groups: dict[str, dict[str, Occupant]], key: str, instance_id: str) -> None:
+    del groups[key][instance_id]
+    if not groups[key]:
+        del groups[key]
+
+
 class Fleet:
-    """All workers and all claims."""
+    """All workers and all claims. Rows are numbered anew when workers come, change or go."""
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
-        self._claims: dict[str, Place] = {}
-        self._deployments: dict[str, str] = {}
-        self._priorities: dict[str, int] = {}
-        self._by_deployment: dict[str, dict[str, None]] = {}
-        self._workers: dict[str, Worker] = {}
-        self._on: dict[str, dict[str, None]] = {}
-        """By worker, the instances with a part of it."""
+        self.occupants = Occupants()
         self.generation = 0
         """Raised whenever rows are numbered anew."""
         self._reset(map(_checked, workers))
 
-    # Members
-
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._rows.hosts)
 
     def __contains__(self, worker: str) -> bool:
-        return worker in self._workers
+        return worker in self._rows.hosts
 
     def __getitem__(self, worker: str) -> Host:
-        try:
-            return self._hosts[worker]
-        except KeyError:
-            raise UnknownName("worker", worker, self._workers) from None
+        return self._rows.host(worker)
 
     def put(self, *workers: Worker) -> list[str]:
-        """Workers have come, or something about them has changed; claims on them stay. The instances that had a GPU
-        which is gone: whatever they had claimed is free, as if the worker were gone."""
-        told = {worker.name: _checked(worker) for worker in workers}
-        lost = list(dict.fromkeys(one for worker in told.values() for one in self._without_their_gpus(worker)))
+        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU which is gone: all
+        they had claimed is released, as if the worker were gone."""
+        found = {worker.name: _checked(worker) for worker in workers}
+        lost = list(dict.fromkeys(one for worker in found.values() for one in self._without_their_gpus(worker)))
         for instance_id in lost:
             self.release(instance_id)
-        self._reset({**self._workers, **told}.values())
+        self._reset(({host.worker.name: host.worker for host in self.workers} | found).values())
         return lost
 
     def remove(self, worker: str) -> list[str]:
-        """A worker is gone. The instances that had a part of it: whatever they had claimed, also elsewhere, is free."""
-        if worker not in self._workers:
-            raise UnknownName("worker", worker, self._workers)
-        lost = list(self._on[worker])
+        """Remove a worker. Returns the instances that had a part of it: all that they had claimed, also on other
+        workers, is released."""
+        gone = self[worker]
+        lost = [one.instance_id for one in self.occupants.on(worker)]
         for instance_id in lost:
             self.release(instance_id)
-        self._reset([one for name, one in self._workers.items() if name != worker])
+        self._reset(host.worker for host in self.workers if host is not gone)
         return lost
 
-    # Claims
-
     def claim(self, instance_id: str, place: Place, deployment: str = "", priority: int = 0) -> None:
-        """Count what an instance takes. One that has a place already is a broken contract."""
-        if instance_id in self._claims:
+        """Count what an instance takes. An instance that has a place already is a broken contract."""
+        if instance_id in self.occupants:
             raise PointsmanError(f'instance "{instance_id}" has a place already; release it first')
         for claim in place.claims:
-            self._device(claim)  # raises before anything is counted
-        self._claims[instance_id] = place
-        self._deployments[instance_id] = deployment
-        self._priorities[instance_id] = priority
-        self._by_deployment.setdefault(deployment, {})[instance_id] = None
-        for name in place.workers:
-            self._on[name][instance_id] = None
-        self._count(place, +1)
+            self._rows.device(claim)  # raises before anything is counted
+        self.occupants.add(Occupant(instance_id, place, deployment, priority))
+        self._rows.count(place, +1)
 
     def release(self, instance_id: str) -> bool:
-        """What it had is free. False: it had nothing, and nothing has changed."""
-        place = self._claims.pop(instance_id, None)
-        if place is None:
-            return False
-        deployment = self._deployments.pop(instance_id)
-        del self._priorities[instance_id]
-        siblings = self._by_deployment[deployment]
-        del siblings[instance_id]
-        if not siblings:
-            del self._by_deployment[deployment]
-        for name in place.workers:
-            del self._on[name][instance_id]
-        self._count(place, -1)
-        return True
-
-    def place_of(self, instance_id: str) -> Place | None:
-        """Where an instance is."""
-        return self._claims.get(instance_id)
-
-    def deployment_of(self, instance_id: str) -> str:
-        return self._deployments[instance_id]
-
-    def priority_of(self, instance_id: str) -> int:
-        return self._priorities[instance_id]
+        """Free what an instance had. False: it had nothing, and nothing has changed."""
+        one = self.occupants.remove(instance_id)
+        if one is not None:
+            self._rows.count(one.place, -1)
+        return one is not None
 
     def snapshot(self) -> Snapshot:
         """The workers and claims as they are now."""
-        return Snapshot(
-            tuple(self._workers.values()),
-            tuple(
-                Occupant(instance_id, place, self._deployments[instance_id], self._priorities[instance_id])
-                for instance_id, place in self._claims.items()
-            ),
-        )
+        return Snapshot(tuple(host.worker for host in self.workers), tuple(self.occupants.values()))
 
     def copy(self) -> "Fleet":
         """The same workers and claims, to try things out on."""
         return self.snapshot().fleet()
 
-    def instances(self) -> Mapping[str, Place]:
-        """Everybody who has a place, in the order in which they got it."""
-        return self._claims
-
-    def instances_on(self, worker: str) -> Sequence[str]:
-        """Those with a part of a worker, in the order in which they came."""
-        return list(self._on[worker])
-
-    def hosts_of(self, deployment: str) -> Mapping[Host, int]:
-        """Where instances of a deployment are, and how many of them on each worker."""
-        counts: dict[Host, int] = {}
-        for instance_id in self._by_deployment.get(deployment, ()):
-            for name in self._claims[instance_id].workers:
-                host = self._hosts[name]
-                counts[host] = counts.get(host, 0) + 1
-        return counts
-
-    def rows_by_label(self, key: str) -> Mapping[str, list[int]]:
-        """The rows of the workers with each value of a label."""
-        found = self._labels.get(key)
-        if found is None:
-            found = self._labels[key] = {}
-            for host in self._hosts.values():
-                value = host.labels.get(key)
-                if value is not None:
-                    found.setdefault(value, []).append(host.row)
-        return found
-
-    def siblings_on(self, deployment: str, worker: str) -> Mapping[int, int]:
-        """How many instances of a deployment are on each GPU of a worker, by its index."""
-        counts: dict[int, int] = {}
-        for instance_id in self._on[worker] if deployment else ():
-            if self._deployments[instance_id] == deployment:
-                for name, gpu in self._claims[instance_id].gpus:
-                    if name == worker:
-                        counts[gpu] = counts.get(gpu, 0) + 1
-        return counts
-
-    # The numbers
-
     def _without_their_gpus(self, worker: Worker) -> list[str]:
         """Instances that have a GPU of this worker which it has no longer."""
         indexes = {gpu.index for gpu in worker.gpus}
         return [
-            instance_id
-            for instance_id in self._on.get(worker.name, ())
-            if any(name == worker.name and gpu not in indexes for name, gpu in self._claims[instance_id].gpus)
+            one.instance_id
+            for one in self.occupants.on(worker.name)
+            if any(name == worker.name and gpu not in indexes for name, gpu in one.place.gpus)
         ]
 
     def _reset(self, workers: Iterable[Worker]) -> None:
-        """Begin anew with these workers and count everything again."""
-        self._workers = {worker.name: worker for worker in workers}
-        hosts: list[Host] = []
-        devices: list[Device] = []
-        for row, worker in enumerate(self._workers.values()):
-            host = Host(worker, row, len(devices))
-            hosts.append(host)
-            devices += host.devices
-        self._hosts = {str(host): host for host in hosts}
-        self._labels: dict[str, dict[str, list[int]]] = {}
-        self._on = {name: self._on.get(name, {}) for name in self._workers}
-        reserved = [device.host.worker.reserved_gpu_bytes for device in devices]
-        total = [device.gpu.memory_bytes - kept for device, kept in zip(devices, reserved, strict=True)]
-        self._gpu_columns = {
+        """Number the rows of these workers anew, and count every claim again."""
+        self._rows = FleetRows(workers)
+        self.workers: Roster[Host] = Roster(list(self._rows.hosts.values()), self._rows.worker_columns, arrays=True)
+        """With live columns."""
+        self.gpus: Roster[Device] = Roster(self._rows.devices, self._rows.gpu_columns, arrays=True)
+        self.changes = self._rows.changes
+        """By row of the worker: how often something was claimed there or released."""
+        self.generation += 1
+        for one in self.occupants.values():
+            self._rows.count(one.place, +1)
+
+
+class FleetRows:
+    """One numbering of the workers and GPUs, and columns of what is free of each."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.devices: list[Device] = []
+        for worker in workers:
+            host = self.hosts[worker.name] = Host(worker, len(self.hosts), len(self.devices))
+            self.devices += host.devices
+        devices, hosts = self.devices, list(self.hosts.values())
+        total = [device.gpu.memory_bytes - device.host.worker.reserved_gpu_bytes for device in devices]
+        self.gpu_columns = {
             TOTAL_BYTES: np.array(total, dtype=np.float64),
             FREE_BYTES: np.array(
                 [size - device.gpu.used_bytes for size, device in zip(total, devices, strict=True)], dtype=np.float64
@@ -278,28 +257,28 @@ class Fleet:
             EXCLUSIVE: np.zeros(len(devices)),
             WORKER: np.array([device.host.row for device in devices], dtype=np.float64),
         }
-        memory = [worker.memory_bytes - worker.reserved_memory_bytes for worker in self._workers.values()]
-        self._worker_columns = {
+        memory = [host.worker.memory_bytes - host.worker.reserved_memory_bytes for host in hosts]
+        self.worker_columns = {
             TOTAL_MEMORY: np.array(memory, dtype=np.float64),
             FREE_MEMORY: np.array(
                 [size - host.worker.used_memory_bytes for size, host in zip(memory, hosts, strict=True)],
                 dtype=np.float64,
             ),
-            FREE_CPUS: np.array([worker.cpus for worker in self._workers.values()], dtype=np.float64),
+            FREE_CPUS: np.array([host.worker.cpus for host in hosts], dtype=np.float64),
             INSTANCES: np.zeros(len(hosts)),
             GPUS: np.array([len(host.devices) for host in hosts], dtype=np.float64),
         }
-        self.workers: Roster[Host] = Roster(hosts, self._worker_columns, arrays=True)
-        """Everybody, with live columns."""
-        self.gpus: Roster[Device] = Roster(devices, self._gpu_columns, arrays=True)
-        self.generation += 1
         self.changes = np.zeros(len(hosts), dtype=np.int64)
-        """By row of the worker: how often something was claimed there or released."""
-        for place in self._claims.values():
-            self._count(place, +1)
 
-    def _device(self, claim: Claim) -> tuple[Host, Device | None]:
-        host = self[claim.worker]
+    def host(self, worker: str) -> Host:
+        try:
+            return self.hosts[worker]
+        except KeyError:
+            raise UnknownName("worker", worker, self.hosts) from None
+
+    def device(self, claim: Claim) -> tuple[Host, Device | None]:
+        """What a claim is on; None: it takes no GPU."""
+        host = self.host(claim.worker)
         if claim.gpu is None:
             return host, None
         device = next((one for one in host.devices if one.gpu.index == claim.gpu), None)
@@ -309,11 +288,12 @@ class Fleet:
             )
         return host, device
 
-    def _count(self, place: Place, sign: int) -> None:
-        gpus, workers = self._gpu_columns, self._worker_columns
+    def count(self, place: Place, sign: int) -> None:
+        """Add the claims of a place, or with -1 subtract them."""
+        gpus, workers = self.gpu_columns, self.worker_columns
         counted: set[str] = set()
         for claim in place.claims:
-            host, device = self._device(claim)
+            host, device = self.device(claim)
             workers[FREE_CPUS][host.row] -= sign * claim.cpus
             memory = claim.memory_bytes + (claim.gpu_bytes if host.worker.unified_memory else 0)
             workers[FREE_MEMORY][host.row] -= sign * memory

@@ -1,6 +1,7 @@
 """What would have to change for there to be a place. Every change is tried out on the fleet as it stands."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -8,45 +9,40 @@ from pointsman.placement.asks import Ask, Place
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection import LabelSelector
 from pointsman.selection.arrays import np
 from pointsman.types import Worker, WorkerStatus
 
 CONTEXT_STEP = 256
-"""Contexts that are proposed are multiples of this."""
-ALLOWANCES = {
-    "several_gpus": "several GPUs of one worker",
-    "several_workers": "several workers",
-    "partial_offload": "partial offload",
-    "mixed_gpus": "GPUs of different models",
-}
-"""What an ask may allow. Not the CPU: whether an engine that needs a GPU can do without is not for us to say."""
+"""Proposed contexts are multiples of this."""
+ALLOWANCES = ("several_gpus", "several_workers", "partial_offload", "mixed_gpus")
+"""What an ask may allow. Not the CPU: only the user knows whether an engine that needs a GPU can do without."""
 
 
 class Hint(msgspec.Struct, frozen=True, eq=False):
     """One thing to know, or to change."""
 
-    words: str
+    reason: Reason
     ask: Ask | None = None
-    """What would have a place; None: this only says how things are."""
+    """The changed ask that would have a place; None if this only says how things are."""
 
     def __str__(self) -> str:
-        return self.words
+        return str(self.reason)
 
 
 def hints(ask: Ask, placer: Placer) -> list[Hint]:
-    """What would have to change, one thing at a time if one will do."""
-    told = [*_largest_free(ask, placer), *_shorter_context(ask, placer)]
-    helping = [hint for words, change in _changes(ask) if (hint := _tried(words, change, placer)) is not None]
-    return told + (helping or _allowances_together(ask, placer))
+    """What would have to change, one thing at a time if one suffices."""
+    found = [*_largest_free(ask, placer), *_shorter_context(ask, placer)]
+    helping = [hint for change, changed in _changes(ask) if (hint := _tried(change, changed, placer)) is not None]
+    return found + (helping or _allowances_together(ask, placer))
 
 
-def why_never(ask: Ask, fleet: Fleet) -> str:
-    """Why no worker could take it even with nothing else on it; empty: one could, or none is known."""
+def why_never(ask: Ask, fleet: Fleet) -> Reason | None:
+    """Why no worker could take it even with nothing else on it; None if one could, or if no worker is known."""
     workers = [_emptied(worker) for worker in fleet.snapshot().workers]
     found = Placer(Fleet(workers)).place(ask, traced=False)
-    return found.in_short() if workers and isinstance(found, Refused) else ""
+    return found.reason if workers and isinstance(found, Refused) else None
 
 
 def _emptied(worker: Worker) -> Worker:
@@ -65,8 +61,8 @@ def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
     row = int(np.argmax(np.where(able, free, -np.inf)))
     if free[row] >= needed:
         return []
-    where = "one GPU" if size == 1 else f"each of {size} GPUs"
-    return [Hint(f"needs {gib(needed)} on {where}; largest free is {gib(free[row])} on {placer.fleet.gpus[row]}")]
+    largest = {"gpu": str(placer.fleet.gpus[row]), "free_bytes": float(free[row])}
+    return [Hint(Reason("largest-free-gpu", {"gpus": size, "needed_bytes": needed, **largest}))]
 
 
 def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
@@ -76,7 +72,8 @@ def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
     while low + 1 < high:
         middle = (low + high) // 2
         context = middle * CONTEXT_STEP
-        hint = _tried(f"context {context:,}", msgspec.structs.replace(ask, need=ask.need.with_context(context)), placer)
+        changed = msgspec.structs.replace(ask, need=ask.need.with_context(context))
+        hint = _tried(Reason("fits-with-context", {"context": context}), changed, placer)
         if hint is None:
             high = middle
         else:
@@ -85,50 +82,44 @@ def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
-    """Everything allowed at once; without what is of no use."""
+    """Everything allowed at once, without what is of no use."""
     wanted = [name for name in ALLOWANCES if not getattr(ask, name)]
-    found = _tried("", _allowing(ask, wanted), placer)
-    for name in list(wanted) if found is not None else ():
+    hint = _tried(*_allowing(ask, wanted), placer)
+    for name in list(wanted) if hint is not None else ():
         fewer = [other for other in wanted if other != name]
-        if _tried("", _allowing(ask, fewer), placer) is not None:
-            wanted = fewer
-    hint = _tried(
-        f"with {' and '.join(ALLOWANCES[name] for name in wanted)} allowed it", _allowing(ask, wanted), placer
-    )
-    return [] if found is None or hint is None else [hint]
+        found = _tried(*_allowing(ask, fewer), placer)
+        if found is not None:
+            wanted, hint = fewer, found
+    return [] if hint is None else [hint]
 
 
-def _allowing(ask: Ask, names: Sequence[str]) -> Ask:
-    return msgspec.structs.replace(ask, **dict.fromkeys(names, True))
+def _allowing(ask: Ask, names: Sequence[str]) -> tuple[Reason, Ask]:
+    allowed: dict[str, Any] = dict.fromkeys(names, True)
+    return Reason("fits-with-allowance", {"allow": list(names)}), msgspec.structs.replace(ask, **allowed)
 
 
-def _changes(ask: Ask) -> list[tuple[str, Ask]]:
+def _changes(ask: Ask) -> Iterator[tuple[Reason, Ask]]:
     """What could be asked for instead."""
     change = msgspec.structs.replace
-    told = [
-        (f"with {words} allowed it", _allowing(ask, [name]))
-        for name, words in ALLOWANCES.items()
-        if not getattr(ask, name)
-    ]
+    yield from (_allowing(ask, [name]) for name in ALLOWANCES if not getattr(ask, name))
     if ask.selector.expressions:
-        told.append(("without its label selector it", change(ask, selector=LabelSelector())))
+        yield Reason("fits-without-selector"), change(ask, selector=LabelSelector())
     if ask.workers or ask.gpus:
-        told.append(("where it was not put by hand it", change(ask, workers=frozenset(), gpus=frozenset())))
+        yield Reason("fits-elsewhere"), change(ask, workers=frozenset(), gpus=frozenset())
     if ask.gpu_models:
-        told.append(("on any model of GPU it", change(ask, gpu_models=frozenset())))
+        yield Reason("fits-on-other-model"), change(ask, gpu_models=frozenset())
     if ask.exclusive:
-        told.append(("beside others on a GPU it", change(ask, exclusive=False)))
+        yield Reason("fits-beside-others"), change(ask, exclusive=False)
     if ask.cpus:
-        told.append((f"with fewer than {ask.cpus:g} CPUs it", change(ask, cpus=0.0)))
-    return told
+        yield Reason("fits-with-fewer-cpus", {"cpus": ask.cpus}), change(ask, cpus=0.0)
 
 
-def _tried(words: str, ask: Ask, placer: Placer) -> Hint | None:
-    """Whether this would have a place."""
+def _tried(change: Reason, ask: Ask, placer: Placer) -> Hint | None:
+    """The change and where the ask would go with it; None if it would have no place."""
     placed = placer.place(msgspec.structs.replace(ask, overcommit=False), traced=False)
-    return Hint(f"{words} would fit on {_where(placed.place)}", placed.ask) if isinstance(placed, Placed) else None
+    return Hint(change.having(on=_where(placed.place)), placed.ask) if isinstance(placed, Placed) else None
 
 
-def _where(place: Place) -> str:
+def _where(place: Place) -> list[str]:
     gpus = [f"{worker}/gpu{index}" for worker, index in place.gpus]
-    return ", ".join(gpus) if len(gpus) in (1, 2) else ", ".join(place.workers)
+    return gpus if len(gpus) in (1, 2) else list(place.workers)

@@ -2,32 +2,33 @@
 
     labels -> status -> by hand -> engine -> room in a tier -> scores -> the best
                                                |
-                                            nobody: the next tier
+                                            no worker: the next tier
 
-Nothing is claimed by looking. The same fleet and the same ask give the same answer: equals go to the first.
+`place` claims nothing. The same fleet and the same ask give the same answer: of equals the first is taken.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
 from pointsman.placement.devices import Devices
-from pointsman.placement.filters import AskCycle, ChosenByHand, IsReady, MatchesLabels, SuitsEngine
+from pointsman.placement.filters import ChosenByHand, IsReady, MatchesLabels, SuitsEngine
 from pointsman.placement.fit import (
-    FIT,
-    FitFilter,
     FitsOnCpu,
     FitsOnOneGpu,
     FitsOnSeveralGpus,
     FitsOnSeveralWorkers,
     FitsPartly,
+    HasRoom,
+    ResourceFit,
+    TierFit,
 )
 from pointsman.placement.fit.base import Mask, claims_of
 from pointsman.placement.fleet import FREE_MEMORY, Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation
-from pointsman.placement.refusals import Refused
+from pointsman.placement.refusals import Refused, RefusedTier
 from pointsman.placement.scorers import (
     Apart,
     FilesAreThere,
@@ -39,53 +40,12 @@ from pointsman.placement.scorers import (
     TightFit,
 )
 from pointsman.placement.workload import Workload
-from pointsman.selection import (
-    Cycle,
-    FallbackProfileHandler,
-    Profile,
-    ProfileFailure,
-    ProfileResult,
-    Scheduler,
-    SchedulingFailure,
-    SchedulingResult,
-    Trace,
-)
+from pointsman.reasons import Reason
+from pointsman.selection import Cycle, Profile, ProfileResult, Trace, Weighted, plugin_name
 from pointsman.selection.arrays import np
 from pointsman.selection.profile import Ranked
-from pointsman.selection.scheduler import failed
 
-# A place although there is no room: only for who asks for it, and then it is said.
-
-
-def overcommitted(ask: Ask, fleet: Fleet, devices: Devices, admitted: Mask) -> Place | None:
-    """On the GPUs with the most left, as few as may be, or on the worker with the most memory left; of workers that it
-    may be on. Who has a GPU alone keeps it; None: there is nothing that it may have."""
-    able, free = devices.able(ask) & admitted[devices.workers], devices.free(ask)
-    for size in ask.tensor_parallel_sizes[:1]:
-        kinds = devices.kinds(able, mixed=ask.mixed_gpus)
-        fullest = [-devices.nth_smallest(np.where(kind, -free, np.inf), size) for kind in kinds]
-        best = max(zip(fullest, kinds, strict=True), key=lambda option: float(option[0].max()), default=None)
-        if best is None or not np.isfinite(best[0].max()):
-            continue
-        host = fleet.workers[int(np.argmax(best[0]))]
-        mine = [device for device in host.devices if best[1][device.row]]
-        chosen = sorted(mine, key=lambda device: (-float(free[device.row]), device.row))[:size]
-        return Place(
-            tier=Tier.ONE_GPU if size == 1 else Tier.SEVERAL_GPUS,
-            claims=claims_of(ask, chosen, ask.need.gpu_bytes(size)),
-            tensor_parallel_size=size,
-            overcommitted=True,
-        )
-    if (ask.engine.needs_gpu and not ask.cpu) or not admitted.any():
-        return None
-    memory = np.where(admitted, fleet.workers.columns[FREE_MEMORY], -np.inf)
-    claim = Claim(worker=str(fleet.workers[int(np.argmax(memory))]), cpus=ask.cpus, memory_bytes=ask.need.cpu_bytes)
-    return Place(tier=Tier.CPU, claims=(claim,), gpu_layers=0, overcommitted=True)
-
-
-C = TypeVar("C")
-
-TIERS: tuple[type[FitFilter], ...] = (
+TIERS: tuple[type[ResourceFit], ...] = (
     FitsOnOneGpu,
     FitsOnSeveralGpus,
     FitsOnSeveralWorkers,
@@ -96,13 +56,15 @@ RUNNER_UPS = 4
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
-    """A place for an ask, and who else might have had it."""
+    """A place for an ask, and the next best workers."""
 
     ask: Ask
     place: Place
     score: float
     runner_ups: tuple[tuple[str, float], ...] = ()
     """(worker, score) of the next best in the same tier."""
+    overcommitted: Reason | None = None
+    """Why it does not fit, if it was placed nevertheless."""
     trace: Trace | None = None
 
 
@@ -113,18 +75,6 @@ class FirstBest:
         return (ranked.candidates[int(np.argmax(ranked.totals))],)
 
 
-class TierByTier(FallbackProfileHandler):
-    """Tries the tiers in their order; if none will do, the failures of all of them are told."""
-
-    def process_results(
-        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
-    ) -> SchedulingResult[C] | SchedulingFailure[C]:
-        failures = failed(results)
-        return (
-            super().process_results(cycle, results) if len(failures) < len(results) else SchedulingFailure("", failures)
-        )
-
-
 class Placer:
     """Finds places in one fleet."""
 
@@ -133,42 +83,48 @@ class Placer:
         self.fleet = fleet
         self._fragmentation = None if workload is None else Fragmentation(fleet, workload, self.devices)
         self._devices: Devices | None = None
-        self._demands = (MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine())
-        self._schedulers = {kind: self._scheduler(kind) for kind in Arrangement}
+        self._admission = Profile[Host](
+            "admission", MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine(), FirstBest()
+        )
+        self._tiers = {kind: self._profiles(kind) for kind in Arrangement}
 
     def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
-        """Where this instance should go, as things stand."""
-        trace = Trace() if traced else None
-        cycle: AskCycle = Cycle(ask, trace=trace)
-        result = self._schedulers[ask.arrangement].run(cycle, self.fleet.workers)
-        if isinstance(result, SchedulingFailure):
-            refused = Refused(ask, result, trace)
-            place = overcommitted(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
-            return refused if place is None else Placed(ask, place, 0.0, (), trace)
-        run = result.results[result.primary]
-        place = msgspec.structs.replace(cycle[FIT].place(result.target), context=ask.need.context)
-        totals = np.asarray(run.ranked.totals)
-        best, *others = np.argsort(-totals, kind="stable")[: RUNNER_UPS + 1].tolist()
-        runner_ups = tuple((str(run.ranked.candidates[at]), float(totals[at])) for at in others)
-        return Placed(ask, place, float(totals[best]), runner_ups, trace)
+        """Where this instance should go, as things stand. Nothing is claimed."""
+        admission = Trace()
+        trace = admission if traced else None
+        admitted = self._admission.run(Cycle(ask, trace=admission), self.fleet.workers)
+        not_considered = [rejected for _, rejected in admission.profiles[0].stages]
+        refused: list[RefusedTier] = []
+        if isinstance(admitted, ProfileResult):
+            candidates = admitted.ranked.candidates
+            for tier, profile in self._tiers[ask.arrangement]:
+                fit = tier.among(ask, candidates)
+                run = profile.run(Cycle(fit, trace=trace), candidates)
+                if isinstance(run, ProfileResult):
+                    return _placed(fit, run, trace)
+                [(_, rejected)] = run.stages
+                refused.append(RefusedTier(tier.tier, rejected, fit.forbidden))
+        outcome = Refused(ask, not_considered, refused, trace)
+        place = self._overcommitted(ask) if ask.overcommit else None
+        return outcome if place is None else Placed(ask, place, 0.0, (), outcome.reason, trace)
 
-    def place_all(self, asks: Sequence[Ask], *, all_or_nothing: bool = False) -> list[Placed | Refused]:
-        """Places for a whole set, claimed as they are found: as many as there is room for, or all or none."""
-        found: list[Placed | Refused] = []
-        for ask in asks:
-            placed = self.place(ask)
-            found.append(placed)
-            if isinstance(placed, Placed):
-                self.fleet.claim(ask.instance_id, placed.place, ask.deployment, ask.priority)
-            elif all_or_nothing:
-                for before in found[:-1]:
-                    self.fleet.release(before.ask.instance_id)
-                return [placed]
-        return found
+    def take(self, ask: Ask, missing: int = 1) -> Placed | Refused:
+        """A place for this instance, claimed. If the ask is all or nothing, there must be room for all `missing`
+        instances of its deployment, this one included."""
+        if ask.all_or_nothing and missing > 1:
+            trial = Placer(self.fleet.copy())
+            for number in range(missing):
+                outcome = trial.take(msgspec.structs.replace(ask, instance_id=f"{number}", all_or_nothing=False))
+                if isinstance(outcome, Refused):
+                    return msgspec.structs.replace(outcome, ask=ask)
+        outcome = self.place(ask)
+        if isinstance(outcome, Placed):
+            self.fleet.claim(ask.instance_id, outcome.place, ask.deployment, ask.priority)
+        return outcome
 
     def admitted(self, ask: Ask) -> Mask:
         """The workers that it may be on, whether there is room or not, by row."""
-        run = Profile[Host]("admitted", *self._demands, FirstBest()).run(Cycle(ask), self.fleet.workers)
+        run = self._admission.run(Cycle(ask), self.fleet.workers)
         among = np.zeros(len(self.fleet), dtype=bool)
         if isinstance(run, ProfileResult):
             among[[host.row for host in run.ranked.candidates]] = True
@@ -180,7 +136,8 @@ class Placer:
             self._devices = Devices(self.fleet)
         return self._devices
 
-    def _scheduler(self, kind: Arrangement) -> Scheduler[Host]:
+    def _profiles(self, kind: Arrangement) -> list[tuple[ResourceFit, Profile[Host]]]:
+        """The tiers in their order, each with what prefers one worker to another in it."""
         fleet, fragmentation = self.fleet, self._fragmentation if kind is Arrangement.BINPACK else None
         # The best of `TierQuality` and of `Apart` lead by a half at least: with these weights nothing else makes up for
         # a layer less on the GPU, and not even that, when spreading, for a worker that has one already.
@@ -191,10 +148,46 @@ class Placer:
                 scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
         else:
             scorers = (*scorers, (Apart(fleet), 600.0), (LeastClaimed(), 10.0))
-        profiles = [
-            Profile[Host](
-                tier.tier.value, *self._demands, tier(fleet, self.devices, fragmentation), *scorers, FirstBest()
+        tiers = [tier(fleet, self.devices, fragmentation) for tier in TIERS]
+        return [
+            (
+                tier,
+                Profile[Host](tier.tier.value, Weighted(HasRoom(), name=plugin_name(tier)), *scorers, FirstBest()),
             )
-            for tier in TIERS
+            for tier in tiers
         ]
-        return Scheduler(profiles, TierByTier())
+
+    def _overcommitted(self, ask: Ask) -> Place | None:
+        """A place although there is no room, of workers that the ask may be on: on the GPUs with the most left, as few
+        as may be, or on the worker with the most memory left. An exclusive GPU stays exclusive. None: there is nothing
+        that it may have."""
+        devices, admitted, fleet = self.devices(), self.admitted(ask), self.fleet
+        able, free = devices.able(ask) & admitted[devices.workers], devices.free(ask)
+        for size in ask.tensor_parallel_sizes[:1]:
+            kinds = devices.kinds(able, mixed=ask.mixed_gpus)
+            fullest = [-devices.by_worker.nth_smallest(np.where(kind, -free, np.inf), size) for kind in kinds]
+            best = max(zip(fullest, kinds, strict=True), key=lambda option: float(option[0].max()), default=None)
+            if best is None or not np.isfinite(best[0].max()):
+                continue
+            host = fleet.workers[int(np.argmax(best[0]))]
+            mine = [device for device in host.devices if best[1][device.row]]
+            chosen = sorted(mine, key=lambda device: (-float(free[device.row]), device.row))[:size]
+            return Place(
+                tier=Tier.ONE_GPU if size == 1 else Tier.SEVERAL_GPUS,
+                claims=claims_of(ask, chosen, ask.need.gpu_bytes(size)),
+                tensor_parallel_size=size,
+                overcommitted=True,
+            )
+        if (ask.engine.needs_gpu and not ask.cpu) or not admitted.any():
+            return None
+        memory = np.where(admitted, fleet.workers.columns[FREE_MEMORY], -np.inf)
+        claim = Claim(worker=str(fleet.workers[int(np.argmax(memory))]), cpus=ask.cpus, memory_bytes=ask.need.cpu_bytes)
+        return Place(tier=Tier.CPU, claims=(claim,), gpu_layers=0, overcommitted=True)
+
+
+def _placed(fit: TierFit, run: ProfileResult[Host], trace: Trace | None) -> Placed:
+    place = msgspec.structs.replace(fit.place(run.targets[0]), context=fit.ask.need.context)
+    totals = np.asarray(run.ranked.totals)
+    best, *others = np.argsort(-totals, kind="stable")[: RUNNER_UPS + 1].tolist()
+    runner_ups = tuple((str(run.ranked.candidates[at]), float(totals[at])) for at in others)
+    return Placed(fit.ask, place, float(totals[best]), runner_ups, trace=trace)

@@ -1,88 +1,76 @@
 """Why there is no place: every worker and every tier with a reason."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from pointsman.placement.asks import Ask
+from pointsman.placement.asks import Ask, Tier
+from pointsman.placement.fit import NO_GPU
 from pointsman.placement.fleet import Host
-from pointsman.selection import SchedulingFailure, Trace
+from pointsman.reasons import Reason, counted
+from pointsman.selection import Rejected, Trace
 
-NOT_ALLOWED = "not allowed"
-"""Begins what a tier says that is not open to an ask."""
-NO_GPU = "no GPU"
+NOT_CONSIDERED = "not considered"
+"""Beside the names of tiers: workers that no tier looks at."""
+
+
+class RefusedTier(msgspec.Struct, frozen=True, eq=False):
+    """A tier in which no worker has room."""
+
+    tier: Tier
+    rejected: Rejected[Host]
+    forbidden: bool
+    """The ask rules the tier out."""
 
 
 class Refused(msgspec.Struct, frozen=True, eq=False):
     """An ask for which there is no place: a value, because that is an ordinary outcome."""
 
     ask: Ask
-    failure: SchedulingFailure[Host]
+    not_considered: Sequence[Rejected[Host]]
+    """Workers that the ask may not be on, in any tier."""
+    tiers: Sequence[RefusedTier] = ()
+    """Empty if there is no worker that the ask may be on."""
     trace: Trace | None = None
 
-    def reasons(self) -> dict[str, dict[str, str]]:
-        """By tier and worker: why not."""
-        return {
-            tier: {str(who): f"{name}: {why}" for who, name, why in failure.reasons()}
-            for tier, failure in self.failure.failures.items()
-        }
+    def reasons(self) -> dict[str, dict[str, Reason]]:
+        """By tier and worker."""
+        stages: dict[str, Iterable[tuple[Host, Reason]]] = {NOT_CONSIDERED: self._unconsidered()}
+        stages |= {one.tier.value: one.rejected for one in self.tiers}
+        found = {name: {str(host): reason for host, reason in rejected} for name, rejected in stages.items()}
+        return {name: reasons for name, reasons in found.items() if reasons}
 
-    def in_words(self) -> str:
-        """Why, in how many workers: first for those who are not asked in any tier, then by tier."""
-        runs = self.failure.failures
-        names = [{name for name, _ in run.stages} for run in runs.values()]
-        demands = set.intersection(*names) if names else set()  # they turn the same workers away in every tier
-        told: dict[str, Counter[str]] = {}
-        for tier, run in runs.items():
-            for name, rejected in run.stages:
-                told.setdefault("not asked" if name in demands else tier, Counter())
-                if name not in demands:
-                    told[tier].update(_kind(str(why)) for _, why in rejected)
-                elif run is next(iter(runs.values())):
-                    told["not asked"].update(_kind(str(why)) for _, why in rejected)
-        words = [f"{what}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) for what, kinds in told.items()]
-        return "; ".join(words) or "there are no workers"
+    @property
+    def reason(self) -> Reason:
+        """What is in the way in the first tier that the ask allows and for which workers have GPUs."""
+        unconsidered = self._unconsidered()
+        allowed = [[*unconsidered, *one.rejected] for one in self.tiers if not one.forbidden]
+        if not self.tiers and unconsidered:
+            allowed = [unconsidered]
+        if not allowed:
+            return Reason("no-place", {"because": self.in_full})
+        told = next((one for one in allowed if any(reason.code != NO_GPU for _, reason in one)), allowed[0])
+        return Reason("no-place", {"rejected": counted(told)})
 
-    def in_short(self) -> str:
-        """Why, with figures: what is in the way in the first tier that is open to it, and for which workers have GPUs.
-        If none is open, why not."""
-        first: list[tuple[str, str]] = []
-        for run in self.failure.failures.values():
-            told = [(str(who), str(why)) for who, _, why in run.reasons()]
-            if any(why.startswith(NOT_ALLOWED) for _, why in told):
-                continue
-            if any(why != NO_GPU for _, why in told):
-                return _counted(told)
-            first = first or told
-        return _counted(first) if first else self.in_words()
+    @property
+    def in_full(self) -> Reason:
+        """How many workers are rejected for what: before any tier, then by tier."""
+        unconsidered = counted(self._unconsidered())
+        if not unconsidered and not self.tiers:
+            return Reason("no-workers")
+        tiers = [{"tier": one.tier.value, "rejected": counted(one.rejected)} for one in self.tiers]
+        return Reason("no-tier-fits", {"not_considered": unconsidered, "tiers": tiers})
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {"instance": self.ask.instance_id, "why": self.in_words(), "reasons": self.reasons()}
+        reasons = {tier: {name: one.as_dict() for name, one in found.items()} for tier, found in self.reasons().items()}
+        return {
+            "instance": self.ask.instance_id,
+            "why": str(self.in_full),
+            "reason": self.reason.as_dict(),
+            "reasons": reasons,
+        }
 
-
-def _counted(reasons: Sequence[tuple[str, str]]) -> str:
-    """In full what is the same for all; else how many there are of each kind, with the figures of the first."""
-    if len({why for _, why in reasons}) == 1:
-        return reasons[0][1]
-    kinds: dict[str, list[tuple[str, str]]] = {}
-    for who, why in reasons:
-        kinds.setdefault(_kind(why), []).append((who, why))
-    return ", ".join(f"{len(found)} {kind}{_figures(found)}" for kind, found in kinds.items())
-
-
-def _figures(reasons: Sequence[tuple[str, str]]) -> str:
-    who, why = reasons[0]
-    figures = why.partition(": ")[2]
-    alike = all(other == why for _, other in reasons)
-    return f" ({figures if alike else f'{who}: {figures}'})" if figures else ""
-
-
-def _kind(why: str) -> str:
-    """Reasons that differ only after the first colon are one kind; what is not allowed is told as it is."""
-    return why if why.startswith(NOT_ALLOWED) else why.partition(":")[0]
-
-
-# What would have to change for there to be a place. Every change is tried out on the fleet as it stands.
+    def _unconsidered(self) -> list[tuple[Host, Reason]]:
+        return [pair for rejected in self.not_considered for pair in rejected]

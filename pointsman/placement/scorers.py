@@ -1,9 +1,10 @@
 """What makes one place better than another: 0 to 1 for each worker that fits. Weights belong to the arrangement."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pointsman.placement.filters import AskCycle, Hosts
-from pointsman.placement.fit import FIT
+from pointsman.placement.filters import Hosts
+from pointsman.placement.fit.base import FitCycle
 from pointsman.placement.fleet import (
     FREE_BYTES,
     FREE_CPUS,
@@ -16,6 +17,7 @@ from pointsman.placement.fleet import (
     Host,
 )
 from pointsman.placement.fragmentation import Fragmentation
+from pointsman.selection import PerMembers
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ class TightFit:
 
     bounded = True
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        fit = cycle[FIT]
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        fit = cycle.request
         left = candidates.cut(fit.free - fit.needed)
         return 1.0 / (1.0 + np.maximum(left, 0.0) / (1 << 30))
 
@@ -51,11 +53,11 @@ class SpoilsLeast:
     def __init__(self, fragmentation: Fragmentation) -> None:
         self._fragmentation = fragmentation
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        gpus = cycle[FIT].gpus
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        gpus = cycle.request.gpus
         if gpus is None:
             return np.zeros(len(candidates))
-        growth = np.asarray(candidates.cut(self._fragmentation.growth(cycle.request, gpus).amount))
+        growth = np.asarray(candidates.cut(self._fragmentation.growth(cycle.request.ask, gpus).amount))
         kinds, ranks = np.unique(growth, return_inverse=True)
         return 1.0 - ranks / len(kinds)
 
@@ -68,7 +70,7 @@ class Fullest:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
         gpus, workers = self._fleet.gpus.columns, self._fleet.workers.columns
         free = np.minimum(gpus[FREE_SHARE], np.asarray(gpus[FREE_BYTES]) / np.maximum(gpus[TOTAL_BYTES], 1.0))
         rows = np.asarray(gpus[WORKER]).astype(np.intp)
@@ -84,8 +86,8 @@ class LeastClaimed:
 
     bounded = True
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        fit = cycle[FIT]
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        fit = cycle.request
         room = np.asarray(candidates.cut(fit.free))
         most = room.max(initial=1.0)
         share = np.clip(room / most, 0.0, 1.0) if most > 0 else np.zeros(len(room))
@@ -103,10 +105,11 @@ class Apart:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._racks = PerMembers(_rows_by_rack)
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        deployment = cycle.request.deployment
-        siblings = self._fleet.hosts_of(deployment) if deployment else {}
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        deployment = cycle.request.ask.deployment
+        siblings = _hosts_of(self._fleet, deployment)
         if not siblings:
             return np.ones(len(candidates))
         on_worker, on_rack = np.zeros(len(candidates.whole)), np.zeros(len(candidates.whole))
@@ -116,7 +119,7 @@ class Apart:
             rack = host.labels.get(RACK)
             if rack is not None:
                 by_rack[rack] = by_rack.get(rack, 0) + count
-        racks = self._fleet.rows_by_label(RACK) if by_rack else {}
+        racks = self._racks.of(candidates) if by_rack else {}
         for rack, count in by_rack.items():
             on_rack[racks[rack]] = count
         crowded = np.asarray(candidates.cut(on_worker * (1.0 + on_rack.max()) + on_rack))
@@ -129,8 +132,8 @@ class FilesAreThere:
 
     bounded = True
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats | list[float]:
-        model = cycle.request.need.model
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats | list[float]:
+        model = cycle.request.ask.need.model
         if not model:
             return np.zeros(len(candidates))
         return [float(model in host.worker.files) for host in candidates]
@@ -141,8 +144,8 @@ class TierQuality:
 
     bounded = True
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats:
-        quality = cycle[FIT].quality
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        quality = cycle.request.quality
         return np.zeros(len(candidates)) if quality is None else np.asarray(candidates.cut(quality))
 
 
@@ -154,10 +157,24 @@ class NearTo:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def scores(self, cycle: AskCycle, candidates: Hosts) -> Floats | list[float]:
-        near = cycle.request.near
-        hosts: set[Host] = set(self._fleet.hosts_of(near)) if near else set()
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats | list[float]:
+        near = cycle.request.ask.near
+        hosts = _hosts_of(self._fleet, near)
         if not hosts:
             return np.zeros(len(candidates))
         racks = {host.labels.get(RACK) for host in hosts} - {None}
         return [1.0 if host in hosts else 0.5 if host.labels.get(RACK) in racks else 0.0 for host in candidates]
+
+
+def _hosts_of(fleet: Fleet, deployment: str) -> Counter[Host]:
+    """The workers with instances of a deployment, and how many each has; an instance on its own belongs to none."""
+    placed = fleet.occupants.of(deployment) if deployment else ()
+    return Counter(fleet[worker] for one in placed for worker in one.place.workers)
+
+
+def _rows_by_rack(hosts: Hosts) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for host in hosts:
+        if RACK in host.labels:
+            found.setdefault(host.labels[RACK], []).append(host.row)
+    return found

@@ -62,7 +62,7 @@ class IsCrowded:
         fleet = cycle.request
         counts = fleet.workers.columns[INSTANCES]
         crowds = [
-            max((float(counts[fleet[name].row]) for name in one.place.workers if name in fleet), default=0.0)
+            max((float(counts[fleet[name].row]) for name in one.place.workers), default=0.0)
             if one.place is not None
             else 0.0
             for one in candidates
@@ -120,7 +120,13 @@ def victims(
     )
     for _ in range(min(count, len(left))):
         candidates = [
-            Candidate(one, scratch.place_of(one), one not in unhealthy, (warmth or {}).get(one, 0.0)) for one in left
+            Candidate(
+                one,
+                scratch.occupants[one].place if one in scratch.occupants else None,
+                one not in unhealthy,
+                (warmth or {}).get(one, 0.0),
+            )
+            for one in left
         ]
         run = profile.run(Cycle(scratch, trace=trace), Roster(candidates, arrays=False))
         assert not isinstance(run, ProfileFailure), "nobody is turned away"

@@ -76,10 +76,10 @@ class FleetView:
         """The place to point out, as long as nobody has been found who has it."""
         self.owners: dict[str, Owner] = {}
         """In the order in which they came."""
-        for instance, place in fleet.instances().items():
-            if place is highlight:
+        for one in fleet.occupants.values():
+            if one.place is highlight:
                 self._expected = None
-            self._count(instance, fleet.deployment_of(instance) or instance, place, chosen=place is highlight)
+            self._count(one.instance_id, one.deployment or one.instance_id, one.place, chosen=one.place is highlight)
         if self._expected is not None:
             self._count("", CHOSEN, self._expected, chosen=True)
         self.chosen_workers: frozenset[str] = frozenset(highlight.workers if highlight is not None else ())

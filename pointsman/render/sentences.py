@@ -5,7 +5,10 @@ have `text` is shown as that text: so are all reasons of users' plugins. The cod
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from pointsman.render.text import gib
 
 Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
@@ -25,6 +28,8 @@ class Group(Protocol):
     def code(self) -> str: ...
     @property
     def count(self) -> int: ...
+    @property
+    def candidate(self) -> str: ...
     @property
     def facts(self) -> Facts: ...
     @property
@@ -172,6 +177,125 @@ def _instance_failed(facts: Facts) -> str:
 
 _START_ONE = "start an instance"
 
+
+# Placement
+
+
+def _groups(facts: Facts) -> list[Group]:
+    """Rejections by code, also as JSON has them."""
+    return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
+
+
+def why_no_place(facts: Facts) -> str:
+    """Why an instance has no place, without figures: they change all the time."""
+    groups = _groups(facts)
+    return kind(groups[0].code, groups[0].facts) if len(groups) == 1 else tally(groups)
+
+
+def _in_the_way(facts: Facts) -> str:
+    """In full what is the same for all workers; else how many there are of each kind, with the figures of the first."""
+    groups = _groups(facts)
+    if not groups:
+        because = facts["because"]
+        return str(because["text"] if isinstance(because, Mapping) else because)
+    if len(groups) == 1 and groups[0].alike:
+        return sentence(groups[0].code, groups[0].facts)
+    return ", ".join(f"{group.count} {_group_kind(group)}{_figures(group)}" for group in groups)
+
+
+def _figures(group: Group) -> str:
+    figures = detail(group.code, group.facts)
+    return f" ({figures if group.alike else f'{group.candidate}: {figures}'})" if figures else ""
+
+
+def _no_tier_fits(facts: Facts) -> str:
+    parts = [("not asked", facts["not_considered"]), *((one["tier"], one["rejected"]) for one in facts["tiers"])]
+    return "; ".join(f"{name}: {tally(groups)}" for name, groups in parts if groups)
+
+
+def _place(facts: Facts) -> str:
+    return "; ".join(f"{taken['worker']}: {_taken(taken)}" for taken in facts["workers"])
+
+
+def _taken(facts: Facts) -> str:
+    parts, gpus, sizes = [], facts["gpus"], sorted(facts["gpu_bytes"])
+    if gpus:
+        each = f"{gib(sizes[0])} to {gib(sizes[-1])}" if gib(sizes[0]) != gib(sizes[-1]) else gib(sizes[0])
+        parts.append(f"{', '.join(f'gpu{index}' for index in gpus)} ({each}{' each' if len(gpus) > 1 else ''})")
+    parts += [f"{facts['cpus']:g} CPUs"] if facts["cpus"] else []
+    parts += [f"{gib(facts['memory_bytes'])} of memory"] if facts["memory_bytes"] else []
+    return ", ".join(parts) or "nothing of its own"
+
+
+def _bytes(template: str) -> Callable[[Facts], str]:
+    """With sizes in bytes as GiB."""
+
+    def words(facts: Facts) -> str:
+        sizes = {name: gib(size) for name, size in facts.items() if name.endswith("_bytes")}
+        return template.format(**{**facts, **sizes})
+
+    return words
+
+
+_OBSTACLES = {
+    "other_kind": "of another kind or not chosen",
+    "taken": "taken by others alone",
+    "not_empty": "not empty",
+    "small_share": "with too small a share left",
+}
+
+
+def _too_few_gpus(facts: Facts) -> str:
+    alike, each = " of one model" if facts["one_model"] else "", gib(facts["gpu_bytes"])
+    if "with_room" in facts:
+        return f"{facts['gpus']} with {each} each{alike} are needed, {facts['with_room']} have it"
+    here = f"{facts['found_gpus']} GPUs, the largest free is {gib(facts['largest_free_bytes'])}"
+    return f"needs {facts['gpus']}{alike} with {each} each; it has {here}"
+
+
+def _too_little_room(facts: Facts) -> str:
+    alike = " on GPUs of one model" if facts["one_model"] else ""
+    free = f"at most {gib(facts['free_bytes'])} are free{alike}"
+    return f"needs {gib(facts['needed_bytes'])} and room for the engine on each GPU, {free}"
+
+
+def _cannot_offload(facts: Facts) -> str:
+    return f"not allowed: the engine {facts['engine']} cannot offload a part".replace("  ", " ")
+
+
+_LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
+_ALLOWANCES = {
+    "several_gpus": "several GPUs of one worker",
+    "several_workers": "several workers",
+    "partial_offload": "partial offload",
+    "mixed_gpus": "GPUs of different models",
+}
+
+
+def _would_fit(change: Template) -> Callable[[Facts], str]:
+    return lambda facts: f"{_rendered(change, facts)} would fit on {', '.join(facts['on'])}"
+
+
+def _largest_free_gpu(facts: Facts) -> str:
+    where = "one GPU" if facts["gpus"] == 1 else f"each of {facts['gpus']} GPUs"
+    return (
+        f"needs {gib(facts['needed_bytes'])} on {where}; largest free is {gib(facts['free_bytes'])} on {facts['gpu']}"
+    )
+
+
+def _allowed(facts: Facts) -> str:
+    return f"with {' and '.join(_ALLOWANCES[name] for name in facts['allow'])} allowed it"
+
+
+def _moving(facts: Facts) -> str:
+    moves = ", ".join(f"{move['instance']} to {move['to']}" for move in facts["moves"])
+    return f"moving {moves} would make room on {', '.join(facts['on'])}"
+
+
+def _stopping(facts: Facts) -> str:
+    return f"stopping {', '.join(facts['instances'])} would make room on {', '.join(facts['on'])}"
+
+
 SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
     "other-model": Phrase("serving another model"),
@@ -255,6 +379,57 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why a worker has no place for an instance
     "label-differs": Phrase("label", _label_mismatch),
     "not-chosen-by-hand": Phrase("not chosen by hand"),
-    "text": "{text}",
+    "worker-not-ready": Phrase("not ready", "{status}"),
+    "no-gpu-for-engine": Phrase(
+        "no GPU for the engine",
+        lambda facts: f"it has {', '.join(facts['found']) or 'none'}, not {' or '.join(facts['wanted'])}",
+    ),
+    "no-gpu": Phrase("no GPU"),
+    "no-gpu-available": Phrase(
+        "no GPU to be had",
+        lambda facts: ", ".join(f"{count} {_OBSTACLES[name]}" for name, count in facts.items()),
+    ),
+    "too-few-cpus": Phrase("too few CPUs", "needs {needed_cpus:g}, {free_cpus:g} free"),
+    "too-little-memory": Phrase("too little memory", _bytes("needs {needed_bytes}, {free_bytes} free")),
+    "no-room": Phrase("no room"),
+    "no-room-on-one-gpu": Phrase("no room on one GPU", _bytes(_LARGEST_FREE)),
+    "too-few-gpus": Phrase("too few GPUs with room", _too_few_gpus),
+    "later-stage": Phrase("has a stage, but not the first"),
+    "stages-elsewhere": Phrase("not needed", "the stages are elsewhere"),
+    "too-little-room-in-all": Phrase("too little room in all", _too_little_room),
+    "no-room-for-a-layer": Phrase("no room for a layer", _bytes(_LARGEST_FREE)),
+    "too-little-memory-for-the-rest": Phrase(
+        "too little memory for the rest",
+        _bytes("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
+    ),
+    # Why an ask rules a tier out
+    "needs-several-gpus": Phrase("not allowed: it must be divided among several GPUs"),
+    "uses-no-gpu": Phrase("not allowed: it has no use for a GPU"),
+    "cannot-be-divided": Phrase("not allowed: it cannot be divided"),
+    "several-gpus-off": Phrase("not allowed: it may have one GPU only (several GPUs are off)"),
+    "engine-has-no-tensor-parallelism": Phrase("not allowed: its engine cannot divide a model among GPUs"),
+    "several-workers-off": Phrase("not allowed: it must be on one worker (several workers are off)"),
+    "engine-runs-on-one-worker": Phrase("not allowed: its engine runs on one worker only"),
+    "needs-several-gpus-which-are-off": Phrase("not allowed: it must be divided among several GPUs, which is off"),
+    "one-layer-only": Phrase("not allowed: it cannot be divided by layers"),
+    "partial-offload-off": Phrase("not allowed: it must be on GPUs as a whole (partial offload is off)"),
+    "engine-cannot-offload": _cannot_offload,
+    "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (CPU is off)"),
+    # Why an instance has no place, and what would help
+    "no-place": Phrase("no place", _in_the_way),
+    "no-tier-fits": _no_tier_fits,
+    "no-workers": "there are no workers",
+    "largest-free-gpu": _largest_free_gpu,
+    "fits-with-context": _would_fit("context {context:,}"),
+    "fits-with-allowance": _would_fit(_allowed),
+    "fits-without-selector": _would_fit("without its label selector it"),
+    "fits-elsewhere": _would_fit("where it was not put by hand it"),
+    "fits-on-other-model": _would_fit("on any model of GPU it"),
+    "fits-beside-others": _would_fit("beside others on a GPU it"),
+    "fits-with-fewer-cpus": _would_fit("with fewer than {cpus:g} CPUs it"),
+    "fits-after-stopping": _stopping,
+    "fits-after-moving": _moving,
+    # Where an instance is
+    "place": _place,
     # Control and scaling
 }

@@ -38,8 +38,8 @@ PUBLIC = {
         "SloAwareStrategy", "Strategy", "rule",
     },
     "pointsman.placement": {
-        "Arrangement", "Ask", "Claim", "Defragmentation", "EngineAbility", "Fleet", "Move", "Need", "Place", "Placed",
-        "Placer", "Preemption", "Refused", "Tier", "defragment", "preempt", "victims",
+        "Arrangement", "Ask", "Claim", "DefragmentationPlan", "EngineAbility", "Fleet", "Move", "Need", "Place",
+        "Placed", "Placer", "PreemptionPlan", "Refused", "Tier", "defragment", "preempt", "victims",
     },
     "pointsman.placement.estimate": {
         "Architecture", "Estimate", "Fit", "Model", "Part", "Serving", "Tensor", "UnreadableModel", "estimate", "fit",

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pointsman.reasons import Reason, counted
+
 CHANGES = {
     "changes": [
         {"what": "start", "subject": "chat-3", "why": "3 replicas are wanted, 2 there"},
@@ -136,6 +138,13 @@ def instance(name: str, phase: str = "ready", **facts: Any) -> dict[str, Any]:
         "metrics_age_s": 0.4,
     }  # fmt: skip
     return told | facts
+
+
+def without_memory(free: float) -> dict[str, Any]:
+    """What the status says of an instance without a place."""
+    lacking = Reason("too-little-memory", {"needed_bytes": 12 * 2**30, "free_bytes": free * 2**30})
+    no_place = Reason("no-place", {"rejected": counted([("w0", lacking)])})
+    return {"reason": str(no_place), "no_place": no_place.as_dict(), "unplaced": True}
 
 
 def deployment(name: str, desired: int, *instances: dict[str, Any], **facts: Any) -> dict[str, Any]:

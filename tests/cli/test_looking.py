@@ -16,7 +16,7 @@ import pytest
 from pointsman.cli.display import Paint, clock, deployments_of, duration, milliseconds, on_this_clock, status_text
 from pointsman.cli.logs import new_lines
 from pointsman.cli.main import main
-from tests.cli.planes import READY, Plane, deployment, instance, status
+from tests.cli.planes import READY, Plane, deployment, instance, status, without_memory
 
 MIXED = status(
     deployment(
@@ -83,9 +83,8 @@ def test_how_the_plane_is_as_a_whole() -> None:
     assert status_text(status()).splitlines()[-1] == "no deployments; pointsman apply FILE adds some"
 
 
-def test_who_never_had_a_place_waits_for_one_and_says_why() -> None:
-    reason = "no place: too little memory: needs 12.0 GiB, 10.6 GiB free"
-    waits = instance("a-1", "backing off", reason=reason, unplaced=True)
+def test_an_instance_without_a_place_shows_why() -> None:
+    waits = instance("a-1", "backing off", **without_memory(10.6))
     [line] = [line for line in status_text(status(deployment("a", 1, waits))).splitlines() if line.startswith("a-1")]
     assert line.removeprefix("a-1").strip().startswith("waiting for a place  ")
     assert line.endswith("  too little memory: needs 12.0 GiB, 10.6 GiB free")

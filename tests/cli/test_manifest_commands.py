@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.cli.main import main
 from pointsman.runtimes.local.detection import detect
-from tests.cli.planes import CHANGES, NO_CHANGES, READY, Plane, deployment, instance, pointsman, status
+from tests.cli.planes import CHANGES, NO_CHANGES, READY, Plane, deployment, instance, pointsman, status, without_memory
 
 MANIFEST = """\
 deployments:
@@ -183,12 +183,11 @@ def test_apply_waits_and_says_how_it_goes(plane: Plane, file: Path, capsys: pyte
     ]
 
 
-def test_whoever_waits_for_a_place_is_told_of_once(
+def test_an_instance_that_waits_for_a_place_is_reported_once(
     plane: Plane, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def waiting(free: float) -> dict[str, Any]:
-        reason = f"no place: too little memory: needs 12.0 GiB, {free} GiB free"
-        return chat("backing off", "backing off", reason=reason, unplaced=True)
+        return chat("backing off", "backing off", **without_memory(free))
 
     plane.answers["POST", "apply"] = CHANGES
     plane.answers["GET", "status"] = [waiting(10.6), waiting(10.7), waiting(10.5), chat("ready", "ready")]

@@ -57,7 +57,8 @@ def test_over_several_workers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_score_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     small = told("h100", capsys)["small-1"]
-    [run] = small["trace"]["profiles"]
+    [admission, run] = small["trace"]["profiles"]
+    assert admission["profile"] == "admission"
     assert {one["candidate"] for one in run["scored"]} == {"a1", "a2", "b1", "b2"}
     best = max(run["scored"], key=lambda one: one["total"])
     assert best["candidate"] == small["place"]["claims"][0]["worker"]
@@ -68,9 +69,14 @@ def test_what_would_have_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     reasoner = told("mixed", capsys)["reasoner-1"]
     assert not reasoner["placed"]
     [needs, *others] = reasoner["what_would_help"]
-    assert needs.startswith("needs 95.6 GiB on one GPU; largest free is 79.6 GiB on h100-")
-    assert any("would fit" in hint for hint in [needs, *others])
-    assert reasoner["reasons"]["one GPU"]["l4-old"] == "is-ready: not ready: draining"
+    assert needs["code"] == "largest-free-gpu"
+    assert needs["text"].startswith("needs 95.6 GiB on one GPU; largest free is 79.6 GiB on h100-")
+    assert any("would fit" in hint["text"] for hint in others)
+    assert reasoner["reasons"]["not considered"]["l4-old"] == {
+        "code": "worker-not-ready",
+        "facts": {"status": "draining"},
+        "text": "not ready: draining",
+    }
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

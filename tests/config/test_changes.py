@@ -10,6 +10,7 @@ import pytest
 from pointsman.config import load_manifest
 from pointsman.config.changes import Change, Changes, changes_between
 from pointsman.control import ReconcileStep, What
+from pointsman.reasons import Reason
 
 BEFORE = """
 deployments:
@@ -168,12 +169,22 @@ def test_changes_are_a_table_and_false_if_there_are_none() -> None:
 
 def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
     steps = [
-        ReconcileStep(What.START, "m-1", "2 replicas are wanted, 0 there", "m", where="w1: gpu0 (16.0 GiB)"),
-        ReconcileStep(What.START, "m-2", "2 replicas are wanted, 0 there", "m", where="no place: one GPU: 1 no room"),
+        ReconcileStep(
+            What.START, "m-1", "2 replicas are wanted, 0 there", "m", where=Reason("place", {"text": "w1: gpu0"})
+        ),
+        ReconcileStep(
+            What.START,
+            "m-2",
+            "2 replicas are wanted, 0 there",
+            "m",
+            where=Reason("no-place", {"text": "no place: no room"}),
+        ),
     ]
     changes = changes_between(None, load_manifest(BEFORE), steps)
     head, _, opened, *started = str(changes).splitlines()
     assert head.split() == ["what", "subject", "why", "where"]
     assert opened == 'open   m        new: it takes requests for "llama"'
-    assert [line.partition(" there ")[2].strip() for line in started] == [step.where for step in steps]
-    assert [one.get("where") for one in msgspec.to_builtins(changes.steps)] == [None, *(step.where for step in steps)]
+    assert [line.partition(" there ")[2].strip() for line in started] == [str(step.where) for step in steps]
+    [_, placed, refused] = msgspec.to_builtins(changes.steps)
+    assert (placed["where"], placed["place"]["code"]) == ("w1: gpu0", "place")
+    assert (refused["where"], refused["place"]["code"]) == ("no place: no room", "no-place")

@@ -23,7 +23,7 @@ from pointsman.config.problems import Problem
 from pointsman.config.validation import fields_of
 from pointsman.errors import ConfigError
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.placement.fleet import FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE
+from pointsman.placement.fleet import FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, Occupant
 from pointsman.types import Gpu, Worker, WorkerStatus
 
 ROOT = Path(__file__).parents[2]
@@ -194,8 +194,7 @@ def test_what_runs_already(fields: str, place: Place) -> None:
     [running] = plan.occupants
     assert (running.instance_id, running.deployment, running.place) == ("chat-1", "chat", place)
     fleet = plan.fleet()
-    assert fleet.place_of("chat-1") == place
-    assert fleet.deployment_of("chat-1") == "chat"
+    assert fleet.occupants["chat-1"] == Occupant("chat-1", place, "chat")
 
 
 def test_the_fleet_counts_what_runs() -> None:
@@ -208,7 +207,7 @@ def test_the_fleet_counts_what_runs() -> None:
     assert list(fleet.workers.columns[FREE_MEMORY]) == [256 * GIB, 250 * GIB]
     assert list(fleet.workers.columns[FREE_CPUS]) == [64, 60]
     plan.fleet().claim("b", plan.occupants[0].place)
-    assert "b" not in plan.fleet().instances(), "each fleet is its own"
+    assert "b" not in plan.fleet().occupants, "each fleet is its own"
 
 
 @pytest.mark.parametrize(

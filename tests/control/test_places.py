@@ -131,9 +131,9 @@ def test_a_crash_frees_the_place_and_the_restart_takes_one_again() -> None:
     controller.handle(wish(deployment(16)), 0.0)
     controller.handle(launched("m-1"), 0.0)
     controller.handle(Exited("m-1", "exit code 1"), 1.0)
-    assert dict(controller.places.fleet.instances()) == {}
+    assert dict(controller.places.fleet.occupants) == {}
     assert list(launches(controller.handle(ControllerTimer(), 10.0))) == ["m-1"]
-    assert list(controller.places.fleet.instances()) == ["m-1"]
+    assert list(controller.places.fleet.occupants) == ["m-1"]
 
 
 def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None:
@@ -275,7 +275,7 @@ def test_all_or_nothing() -> None:
     controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
     three = with_ask(deployment(16, 3), all_or_nothing=True)
     assert launches(controller.handle(wish(three), 0.0)) == {}
-    assert dict(controller.places.fleet.instances()) == {}
+    assert dict(controller.places.fleet.occupants) == {}
     assert sorted(launches(controller.handle(WorkerSeen(worker("w2", 24)), 1.0))) == ["m-1", "m-2", "m-3"]
 
 
@@ -286,7 +286,7 @@ def test_adopted_instances_keep_their_places() -> None:
     wanted = deployment(16, 2)
     controller.handle(msgspec.structs.replace(adopted("m-1", wanted), place=place), 0.0)
     assert launches(controller.handle(wish(wanted), 0.0)) == {}, "there is no room for the second"
-    assert controller.places.fleet.place_of("m-1") == place
+    assert controller.places.fleet.occupants["m-1"].place == place
 
 
 def test_a_preview_says_where_and_claims_nothing() -> None:
@@ -295,14 +295,14 @@ def test_a_preview_says_where_and_claims_nothing() -> None:
     wanted = wish(deployment(16, 3))
     for _ in range(2):
         steps = controller.preview(wanted.desired)
-        assert [(step.subject, step.where.partition(" (")[0]) for step in steps[:2]] == [
+        assert [(step.subject, str(step.where).partition(" (")[0]) for step in steps[:2]] == [
             ("m-1", "w1: gpu0"),
             ("m-2", "w1: gpu1"),
         ]
-        assert steps[2].where == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
+        assert str(steps[2].where) == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
         assert controller.places.taken is None, "nobody needs a place yet"
     places = launches(controller.handle(wanted, 0.0))
-    assert {step.subject: step.where for step in steps[:2]} == {name: str(place) for name, place in places.items()}
+    assert {step.subject: str(step.where) for step in steps[:2]} == {name: str(place) for name, place in places.items()}
     [more] = controller.preview(wish(deployment(16, 4)).desired)
     assert (more.subject, more.where) == ("m-4", steps[2].where)
 
@@ -312,11 +312,11 @@ def test_a_preview_counts_on_room_that_others_leave() -> None:
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(wish(deployment(16, name="a")), 0.0)
     stop, start = controller.preview(wish(deployment(16, name="b")).desired)
-    assert (stop.subject, stop.where) == ("a-1", "")
-    assert (start.subject, start.where) == ("b-1", "w1: gpu0 (16.0 GiB)")
+    assert (stop.subject, stop.where) == ("a-1", None)
+    assert (start.subject, str(start.where)) == ("b-1", "w1: gpu0 (16.0 GiB)")
     [start] = controller.preview(wish(deployment(16, name="a"), deployment(16, name="b")).desired)
-    assert start.where.startswith("no place: ")
-    assert list(controller.places.fleet.instances()) == ["a-1"]
+    assert str(start.where).startswith("no place: ")
+    assert list(controller.places.fleet.occupants) == ["a-1"]
 
 
 def test_a_preview_of_all_or_nothing() -> None:
@@ -324,7 +324,7 @@ def test_a_preview_of_all_or_nothing() -> None:
     controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
     for replicas, some in ((2, True), (3, False)):
         steps = controller.preview(wish(with_ask(deployment(16, replicas), all_or_nothing=True)).desired)
-        assert [step.where.startswith("w1: ") for step in steps] == [some] * replicas
+        assert [str(step.where).startswith("w1: ") for step in steps] == [some] * replicas
 
 
 def test_a_preview_says_in_short_what_is_in_the_way() -> None:
@@ -332,11 +332,11 @@ def test_a_preview_says_in_short_what_is_in_the_way() -> None:
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     by_memory = with_ask(deployment(0), need=Need(host_bytes=80 * GIB, tensor_parallel_sizes=()), cpu=True)
     [step] = controller.preview(wish(by_memory).desired)
-    assert step.where == "no place: too little memory: needs 80.0 GiB, 64.0 GiB free", "GPUs are of no use to it"
+    assert str(step.where) == "no place: too little memory: needs 80.0 GiB, 64.0 GiB free", "GPUs are of no use to it"
     controller.handle(WorkerSeen(worker("w2", 12)), 0.0)
     controller.handle(WorkerSeen(worker("w3")), 0.0)
     [step] = controller.preview(wish(deployment(16)).desired)
-    assert step.where == (
+    assert str(step.where) == (
         "no place: 1 no GPU for the engine (it has none, not amd or nvidia), "
         "2 no room on one GPU (w1: needs 16.0 GiB, the largest free is 8.0 GiB)"
     )
@@ -345,10 +345,10 @@ def test_a_preview_says_in_short_what_is_in_the_way() -> None:
 def test_a_preview_without_a_fleet_or_an_ask_says_nowhere() -> None:
     controller = Controller()
     [step] = controller.preview(wish(deployment(16)).desired)
-    assert step.where == ""
+    assert step.where is None
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     [step] = controller.preview(wish(msgspec.structs.replace(deployment(16), ask=None)).desired)
-    assert step.where == ""
+    assert step.where is None
 
 
 class Claims(RuleBasedStateMachine):
@@ -379,7 +379,7 @@ class Claims(RuleBasedStateMachine):
     def lost(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.workers)))
         self.workers.discard(name)
-        self.running -= set(self.controller.places.fleet.instances_on(name))
+        self.running -= {one.instance_id for one in self.controller.places.fleet.occupants.on(name)}
         self.tell(WorkerLost(name, "gone"))
 
     @rule(a=st.integers(0, 3), b=st.integers(0, 2))
@@ -409,9 +409,9 @@ class Claims(RuleBasedStateMachine):
     @invariant()
     def places_are_held_by_processes(self) -> None:
         fleet = self.controller.places.fleet
-        assert set(fleet.instances()) <= self.running
+        assert set(fleet.occupants) <= self.running
         placed = {one.id for one in self.controller.instances() if one.place is not None}
-        assert placed == set(fleet.instances())
+        assert placed == set(fleet.occupants)
         assert all(free >= 0 for free in fleet.gpus.columns.get(FREE_BYTES, ()))
         assert all(free >= 0 for free in fleet.workers.columns[FREE_MEMORY])
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
 from pointsman.placement.devices import Devices
-from pointsman.placement.filters import AskCycle, Hosts
-from pointsman.placement.fit import FIT, FitFilter, TierFit
+from pointsman.placement.filters import Hosts
+from pointsman.placement.fit import ResourceFit, TierFit
 from pointsman.placement.fleet import Fleet, Host
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
@@ -66,7 +66,7 @@ def ask(*layers: float, of: Need | None = None, **more: Any) -> Ask:
 def placed(asked: Ask, where: Fleet) -> Place:
     """The place that there must be."""
     found = Placer(where).place(asked)
-    assert isinstance(found, Placed), found.in_words()
+    assert isinstance(found, Placed), str(found.in_full)
     return found.place
 
 
@@ -87,7 +87,7 @@ def gpus_of(found: Place) -> str:
 
 def rejections(chooser: Filter[Host], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> dict[str, str]:
     """By worker: why it is turned away, of all workers or of these."""
-    return {str(who): str(why) for who, why in chooser.rejections(Cycle(asked), roster(where, among))}
+    return {str(host): str(reason) for host, reason in chooser.rejections(Cycle(asked), roster(where, among))}
 
 
 def roster(where: Fleet, among: Sequence[str] | None = None) -> Hosts:
@@ -96,30 +96,27 @@ def roster(where: Fleet, among: Sequence[str] | None = None) -> Hosts:
     return where.workers.without([host.row for host in where.workers if str(host) not in among])
 
 
-def fit_of(tier: type[FitFilter], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> TierFit:
+def fit_of(tier: type[ResourceFit], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> TierFit:
     """What a tier finds."""
-    cycle: AskCycle = Cycle(asked)
     devices = Devices(where)
-    tuple(tier(where, lambda: devices).rejections(cycle, roster(where, among)))
-    return cycle[FIT]
+    return tier(where, lambda: devices).among(asked, roster(where, among))
 
 
-def why_not(tier: type[FitFilter], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> dict[str, str]:
+def why_not(tier: type[ResourceFit], asked: Ask, where: Fleet, among: Sequence[str] | None = None) -> dict[str, str]:
     """By worker: why it does not fit in a tier."""
-    devices = Devices(where)
-    return rejections(tier(where, lambda: devices), asked, where, among)
+    fit = fit_of(tier, asked, where, among)
+    return {str(host): str(fit.why(host)) for host in roster(where, among) if not fit.fits[host.row]}
 
 
-def places_in(tier: type[FitFilter], asked: Ask, where: Fleet) -> Mapping[str, Place]:
+def places_in(tier: type[ResourceFit], asked: Ask, where: Fleet) -> Mapping[str, Place]:
     """By worker that fits: the place it would be."""
     fit = fit_of(tier, asked, where)
     return {str(host): fit.place(host) for host in where.workers if fit.fits[host.row]}
 
 
 def scores(
-    scorer: Scorer[Host], asked: Ask, where: Fleet, tier: type[FitFilter], among: Sequence[str] | None = None
+    scorer: Scorer[Host], asked: Ask, where: Fleet, tier: type[ResourceFit], among: Sequence[str] | None = None
 ) -> list[float]:
     """What a scorer says of these workers, after a tier has looked at all of them."""
-    cycle: AskCycle = Cycle(asked)
-    cycle[FIT] = fit_of(tier, asked, where)
+    cycle = Cycle(fit_of(tier, asked, where))
     return [round(float(score), 3) for score in scorer.scores(cycle, roster(where, among))]

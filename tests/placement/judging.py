@@ -30,8 +30,8 @@ class Room:
         self.share = dict.fromkeys(self.gpus, 1.0)
         self.tenants = dict.fromkeys(self.gpus, 0)
         self.alone = dict.fromkeys(self.gpus, False)
-        for place in fleet.instances().values():
-            for claim in place.claims:
+        for one in fleet.occupants.values():
+            for claim in one.place.claims:
                 self.take(claim)
 
     def take(self, claim: Claim) -> None:

@@ -59,8 +59,10 @@ class AnySequence(RuleBasedStateMachine):
             self.fleet.claim(ask.instance_id, found.place, ask.deployment, ask.priority)
         else:
             reasons = found.reasons()
-            assert all(why.keys() == {str(host) for host in self.fleet.workers} for why in reasons.values())
-            assert found.in_words()
+            everywhere = reasons.pop("not considered", {})
+            hosts = {str(host) for host in self.fleet.workers}
+            assert all({*everywhere, *one} == hosts for one in reasons.values() or [{}])
+            assert str(found.reason)
         return ask.instance_id
 
     @rule(ask=asks())
@@ -78,7 +80,7 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(instance_id=consumes(running))
     def release(self, instance_id: str) -> None:
-        had = self.fleet.place_of(instance_id) is not None
+        had = instance_id in self.fleet.occupants
         assert self.fleet.release(instance_id) is had
         assert self.fleet.release(instance_id) is False
 
@@ -86,21 +88,21 @@ class AnySequence(RuleBasedStateMachine):
     def lose(self, name: str) -> None:
         if name not in self.fleet:
             return
-        here = [one for one, place in self.fleet.instances().items() if name in place.workers]
+        here = [one.instance_id for one in self.fleet.occupants.values() if name in one.place.workers]
         assert self.fleet.remove(name) == here
-        assert not set(here) & set(self.fleet.instances())
+        assert not set(here) & set(self.fleet.occupants)
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def come_or_change(self, name: str, data: st.DataObject) -> None:
         worker: Worker = data.draw(workers(name))
         slots = {(name, gpu.index) for gpu in worker.gpus}
         gone = [
-            one
-            for one, place in self.fleet.instances().items()
-            if any(slot[0] == name and slot not in slots for slot in place.gpus)
+            one.instance_id
+            for one in self.fleet.occupants.values()
+            if any(slot[0] == name and slot not in slots for slot in one.place.gpus)
         ]
         assert self.fleet.put(worker) == gone
-        assert not set(gone) & set(self.fleet.instances())
+        assert not set(gone) & set(self.fleet.occupants)
 
     @invariant()
     def columns_are_what_claims_say(self) -> None:
@@ -114,19 +116,19 @@ class AnySequence(RuleBasedStateMachine):
         assert min(now[FREE_SHARE], default=1.0) > -1e-9
         assert now[FREE_MEMORY] == list(room.memory.values())
         assert all(abs(a - b) < 1e-9 for a, b in zip(now[FREE_CPUS], room.cpus.values(), strict=True))
-        on = {str(host): self.fleet.instances_on(str(host)) for host in self.fleet.workers}
-        claims = self.fleet.instances().items()
-        assert on == {name: [one for one, place in claims if name in place.workers] for name in on}
+        on = {str(host): self.fleet.occupants.on(str(host)) for host in self.fleet.workers}
+        placed = self.fleet.occupants.values()
+        assert on == {name: [one for one in placed if name in one.place.workers] for name in on}
         assert now[INSTANCES] == [len(instances) for instances in on.values()]
 
     def teardown(self) -> None:
         """All released: as if nobody had ever been there."""
         if not hasattr(self, "fleet"):
             return
-        for instance_id in list(self.fleet.instances()):
+        for instance_id in list(self.fleet.occupants):
             assert self.fleet.release(instance_id)
         assert columns(self.fleet) == columns(Fleet(host.worker for host in self.fleet.workers))
-        assert not self.fleet.hosts_of("d")
+        assert not self.fleet.occupants.of("d")
 
 
 AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30)

@@ -59,19 +59,19 @@ def test_per_worker() -> None:
     where = fleet(worker("none"), worker("w0", 10, 30, 20), worker("also none"), worker("w1", 5))
     devices = Devices(where)
     free = devices.free(ask(1)) / GIB
-    assert devices.smallest(free).tolist() == [np.inf, 10, np.inf, 5]
-    assert devices.largest(free).tolist() == [-np.inf, 30, -np.inf, 5]
-    assert devices.count(free >= 10).tolist() == [0, 3, 0, 0]
-    assert devices.nth_smallest(free, 2).tolist() == [np.inf, 20, np.inf, np.inf]
-    assert devices.nth_smallest(free, 9).tolist() == [np.inf] * 4
+    assert devices.by_worker.smallest(free).tolist() == [np.inf, 10, np.inf, 5]
+    assert devices.by_worker.largest(free).tolist() == [-np.inf, 30, -np.inf, 5]
+    assert devices.by_worker.count(free >= 10).tolist() == [0, 3, 0, 0]
+    assert devices.by_worker.nth_smallest(free, 2).tolist() == [np.inf, 20, np.inf, np.inf]
+    assert devices.by_worker.nth_smallest(free, 9).tolist() == [np.inf] * 4
     assert devices.of(where["w1"]) == slice(3, 4)
     assert free[devices.of(where["none"])].tolist() == []
 
 
 def test_a_fleet_without_gpus() -> None:
     devices = Devices(fleet(worker("w0"), worker("w1")))
-    assert devices.smallest(devices.free(ask(1))).tolist() == [np.inf, np.inf]
-    assert devices.nth_smallest(devices.free(ask(1)), 1).tolist() == [np.inf, np.inf]
+    assert devices.by_worker.smallest(devices.free(ask(1))).tolist() == [np.inf, np.inf]
+    assert devices.by_worker.nth_smallest(devices.free(ask(1)), 1).tolist() == [np.inf, np.inf]
     assert devices.kinds(devices.able(ask(1)), mixed=False) == []
 
 
@@ -85,8 +85,8 @@ def test_kinds_and_links() -> None:
     models = [kind.tolist() for kind in devices.kinds(everything, mixed=False)]
     assert models == [[False, False, False, True, False, False], [True, True, True, False, True, True]]
     assert [kind.tolist() for kind in devices.kinds(everything, mixed=True)] == [[True] * 6]
-    assert devices.count_linked(everything).tolist() == [3, 1], "links of two workers are two links"
-    assert devices.count_linked(devices.kinds(everything, mixed=False)[1]).tolist() == [2, 1]
+    assert devices.by_worker.count_linked(everything).tolist() == [3, 1], "links of two workers are two links"
+    assert devices.by_worker.count_linked(devices.kinds(everything, mixed=False)[1]).tolist() == [2, 1]
 
 
 def test_many_kinds_of_asks_are_not_remembered_for_ever() -> None:

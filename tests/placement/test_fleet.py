@@ -17,6 +17,7 @@ from pointsman.placement.fleet import (
     TOTAL_MEMORY,
     WORKER,
     Fleet,
+    Occupant,
 )
 from pointsman.placement.placer import Placer
 from tests.placement.fleets import GIB, ask, fleet, gpu, place, placed, worker
@@ -69,11 +70,11 @@ def test_a_claim_counts_wherever_it_has_a_part() -> None:
     assert of_workers(where, FREE_CPUS) == [62, 62]
     assert of_workers(where, FREE_MEMORY) == [511, 511]
     assert of_workers(where, INSTANCES) == [1, 1]
-    assert (where.place_of("i"), where.deployment_of("i"), where.priority_of("i")) == (ACROSS, "d", 3)
-    assert (where.instances_on("w0"), where.instances_on("w1")) == (["i"], ["i"])
-    assert {str(host): count for host, count in where.hosts_of("d").items()} == {"w0": 1, "w1": 1}
-    assert where.siblings_on("d", "w0") == {0: 1, 1: 1}
-    assert (where.siblings_on("e", "w0"), where.siblings_on("", "w0")) == ({}, {})
+    known = where.occupants
+    assert known["i"] == Occupant("i", ACROSS, "d", 3)
+    assert known.on("w0") == known.on("w1") == known.of("d") == [known["i"]]
+    assert known.on_gpus("d", "w0") == {0: 1, 1: 1}
+    assert (known.on_gpus("e", "w0"), known.on_gpus("", "w0")) == ({}, {})
 
 
 def test_it_is_released_once() -> None:
@@ -81,7 +82,7 @@ def test_it_is_released_once() -> None:
     where.claim("i", ACROSS, "d")
     assert (where.release("i"), where.release("i"), where.release("other")) == (True, False, False)
     assert of_gpus(where, FREE_BYTES) == [80, 80, 80]
-    assert (where.place_of("i"), where.instances_on("w0"), where.hosts_of("d")) == (None, [], {})
+    assert (len(where.occupants), where.occupants.on("w0"), where.occupants.of("d")) == (0, [], [])
 
 
 def test_fractions_leave_no_residue() -> None:
@@ -116,7 +117,7 @@ def test_a_broken_claim_changes_nothing() -> None:
         where.claim("b", place("w9", 0, 10))
     with pytest.raises(UnknownName, match='unknown GPU of worker "w0" "7"; known: 0'):
         where.claim("b", place("w0", 7, 10))
-    assert (of_gpus(where, FREE_BYTES), list(where.instances())) == ([70], ["a"])
+    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([70], ["a"])
 
 
 def test_a_worker_that_is_lost_takes_its_instances_along() -> None:
@@ -125,12 +126,12 @@ def test_a_worker_that_is_lost_takes_its_instances_along() -> None:
     before = where.generation
     assert where.remove("w0") == ["a"]
     assert where.generation > before
-    assert (of_gpus(where, FREE_BYTES), list(where.instances())) == ([75, 73], ["b", "c"])
+    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([75, 73], ["b", "c"])
     assert [(str(host), host.row) for host in where.workers] == [("w1", 0), ("w2", 1)]
     with pytest.raises(UnknownName, match='unknown worker "w0"'):
         where.remove("w0")
     where.put(worker("w0", 80, 80))
-    assert (where.instances_on("w0"), of_gpus(where, FREE_BYTES)) == ([], [75, 73, 80, 80])
+    assert (where.occupants.on("w0"), of_gpus(where, FREE_BYTES)) == ([], [75, 73, 80, 80])
 
 
 def test_claims_stay_when_a_worker_changes() -> None:
@@ -146,7 +147,7 @@ def test_who_had_a_gpu_that_is_gone_has_nothing() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), b=("w0", 0, 5))
     where.claim("a", ACROSS)
     assert where.put(worker("w0", 80)) == ["a"]
-    assert (of_gpus(where, FREE_BYTES), list(where.instances())) == ([75, 80], ["b"])
+    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([75, 80], ["b"])
 
 
 def test_two_gpus_with_one_index_are_refused_and_nothing_is_lost() -> None:
@@ -156,7 +157,7 @@ def test_two_gpus_with_one_index_are_refused_and_nothing_is_lost() -> None:
     where = fleet(worker("w0", 80, 80), a=("w0", 1, 5))
     with pytest.raises(PointsmanError, match="same index"):
         where.put(twins)
-    assert (of_gpus(where, FREE_BYTES), list(where.instances())) == ([80, 75], ["a"])
+    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([80, 75], ["a"])
 
 
 def test_a_copy_is_the_same_and_apart() -> None:
@@ -164,16 +165,9 @@ def test_a_copy_is_the_same_and_apart() -> None:
     where.claim("a", ACROSS, "d", -1)
     copy = where.copy()
     assert of_gpus(copy, FREE_BYTES) == of_gpus(where, FREE_BYTES)
-    assert (list(copy.instances()), copy.deployment_of("a"), copy.priority_of("a")) == (["b", "a"], "d", -1)
+    assert (list(copy.occupants), copy.occupants["a"]) == (["b", "a"], Occupant("a", ACROSS, "d", -1))
     copy.release("a")
-    assert where.place_of("a") == ACROSS
-
-
-def test_workers_by_label_follow_the_members() -> None:
-    where = fleet(worker("w0", labels={"rack": "a"}), worker("w1"), worker("w2", labels={"rack": "a"}))
-    assert where.rows_by_label("rack") == {"a": [0, 2]}
-    where.remove("w0")
-    assert where.rows_by_label("rack") == {"a": [1]}
+    assert where.occupants["a"].place == ACROSS
 
 
 def test_unrelated_claims_that_came_and_went_change_no_answer() -> None:
@@ -181,7 +175,7 @@ def test_unrelated_claims_that_came_and_went_change_no_answer() -> None:
     before = placed(ask(40), where)
     placer = Placer(where)
     for number in range(3):
-        placer.place_all([ask(20)])
+        placer.take(ask(20))
         where.release("new")
         where.claim(f"x{number}", place("w2", 0, 1, gpu_share=0.3, cpus=0.1))
     for number in range(3):

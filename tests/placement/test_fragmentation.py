@@ -223,7 +223,7 @@ def test_growth_is_the_difference_of_what_is_and_what_would_be(
         assert growth.amount.tolist() == anew.amount.tolist()
         fitting = np.flatnonzero(np.isfinite(growth.amount))
         if not len(fitting) or (step and data.draw(st.booleans())):
-            gone = data.draw(st.sampled_from([*fleet.instances(), "nobody"]))
+            gone = data.draw(st.sampled_from([*fleet.occupants, "nobody"]))
             fleet.release(gone)
             continue
         row = int(data.draw(st.sampled_from(fitting.tolist())))

@@ -43,12 +43,12 @@ def test_the_least_important_are_stopped_and_no_more_than_needed() -> None:
     fleet = fleet_of((24,), (24,))
     for name, size, worker, priority in [("a", 20, "w0", -1), ("b", 8, "w1", -2), ("c", 12, "w1", -1)]:
         put(fleet, ask(name, size, priority=priority), worker, 0)
-    before = list(fleet.instances())
+    before = list(fleet.occupants)
     wanted = ask("new", 12, priority=1, preempts=True)
     found = preempt(wanted, fleet)
     assert found is not None
     assert (found.victims, found.placed.place.gpus) == (("b",), (("w1", 0),))
-    assert list(fleet.instances()) == before, "nothing is done"
+    assert list(fleet.occupants) == before, "nothing is done"
 
 
 def test_nobody_is_stopped_unasked_or_for_nothing() -> None:
@@ -75,7 +75,7 @@ def test_one_move_makes_room() -> None:
     [move] = plan.moves
     assert move.before.gpus == plan.placed.place.gpus
     assert move.after.gpus != move.before.gpus
-    assert list(fleet.instances()) == ["a", "b", "c"], "nothing is done"
+    assert list(fleet.occupants) == ["a", "b", "c"], "nothing is done"
 
 
 def test_who_must_stay_stays() -> None:

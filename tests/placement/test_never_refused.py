@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from pointsman.placement.asks import Ask, EngineAbility, Tier
 from pointsman.placement.fit import (
-    FitFilter,
     FitsOnCpu,
     FitsOnOneGpu,
     FitsOnSeveralGpus,
     FitsOnSeveralWorkers,
     FitsPartly,
+    ResourceFit,
 )
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
@@ -60,7 +60,7 @@ EVERYTHING = EngineAbility(needs_gpu=False, partial_offload=True)
 )
 @given(fleet=fleets(), ask=asks())
 @settings(max_examples=100)
-def test_each_tier_alone(tier: type[FitFilter], fleet: Fleet, ask: Ask) -> None:
+def test_each_tier_alone(tier: type[ResourceFit], fleet: Fleet, ask: Ask) -> None:
     ask = msgspec.structs.replace(
         ask, engine=EVERYTHING, several_gpus=True, several_workers=True, partial_offload=True, workers=frozenset()
     )
@@ -76,7 +76,7 @@ def test_each_tier_alone(tier: type[FitFilter], fleet: Fleet, ask: Ask) -> None:
         if fit.fits[host.row]:
             assert wrong_with(ask, fit.place(host), fleet) is None
         else:
-            assert fit.why(host)
+            assert str(fit.why(host))
 
 
 @st.composite

@@ -119,7 +119,7 @@ def test_spread_goes_round_before_it_doubles(racks: list[str], data: st.DataObje
         for number in range(2 * len(racks))
     ]
     chosen: list[str] = []
-    for found in Placer(where).place_all(asks):
+    for found in map(Placer(where).take, asks):
         assert isinstance(found, Placed)
         chosen += found.place.workers
     assert sorted(chosen[: len(racks)]) == names, "every worker has one"
@@ -157,25 +157,26 @@ def test_who_else_might_have_had_it() -> None:
 def test_looking_claims_nothing() -> None:
     where = fleet(worker("w0", 80))
     Placer(where).place(ask(40))
-    assert not where.instances()
+    assert not where.occupants
 
 
 def test_a_set_is_claimed_as_far_as_there_is_room() -> None:
     where = fleet(worker("w0", 80), worker("w1", 40))
     asks = [Ask(instance_id=f"d{number}", deployment="d", need=need(40)) for number in range(4)]
-    outcomes = Placer(where).place_all(asks)
+    outcomes = list(map(Placer(where).take, asks))
     assert [isinstance(one, Placed) for one in outcomes] == [True, True, True, False]
-    assert list(where.instances()) == ["d0", "d1", "d2"]
+    assert list(where.occupants) == ["d0", "d1", "d2"]
 
 
-def test_or_all_of_it_or_nothing() -> None:
+def test_all_or_nothing_needs_room_for_all_that_are_missing() -> None:
     where = fleet(worker("w0", 80), worker("w1", 40), other=("w1", 0, 1))
-    asks = [Ask(instance_id=f"d{number}", deployment="d", need=need(40)) for number in range(3)]
+    asks = [Ask(instance_id=f"d{number}", deployment="d", need=need(40), all_or_nothing=True) for number in range(3)]
     placer = Placer(where)
-    [outcome] = placer.place_all(asks, all_or_nothing=True)
+    outcome = placer.take(asks[0], missing=3)
     assert isinstance(outcome, Refused)
-    assert (outcome.ask.instance_id, list(where.instances())) == ("d2", ["other"])
-    assert len(placer.place_all(asks[:2], all_or_nothing=True)) == 2
+    assert (outcome.ask.instance_id, list(where.occupants)) == ("d0", ["other"])
+    for number in (0, 1):
+        assert isinstance(placer.take(asks[number], missing=2 - number), Placed)
 
 
 def test_a_placer_follows_its_fleet() -> None:

@@ -11,6 +11,7 @@ from pointsman.placement.hints import hints, why_never
 from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
+from pointsman.render.sentences import detail
 from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import GIB, LLAMA, ask, fleet, gpu, need, place, worker
@@ -27,7 +28,7 @@ LONG = Need(
 
 
 def told(asked: Ask, where: Fleet) -> list[str]:
-    return [hint.words for hint in hints(asked, Placer(where))]
+    return [str(hint) for hint in hints(asked, Placer(where))]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_the_context_is_the_largest_that_fits() -> None:
 def test_nothing_is_claimed_by_hinting() -> None:
     where = fleet(worker("w0", 38), a=("w0", 0, 1))
     assert told(ask(of=LONG), where)
-    assert list(where.instances()) == ["a"]
+    assert list(where.occupants) == ["a"]
 
 
 def test_a_gpu_that_another_has_alone_is_not_the_largest() -> None:
@@ -164,7 +165,8 @@ LOST = WorkerStatus.LOST
 )
 def test_whether_there_will_ever_be_room(asked: Ask, where: Fleet, why: str) -> None:
     before = where.snapshot()
-    assert why_never(asked, where) == why
+    never = why_never(asked, where)
+    assert ("" if never is None else detail(never.code, never.facts)) == why
     assert where.snapshot() == before
 
 
@@ -178,5 +180,5 @@ def test_every_hint_that_is_taken_helps(listed: tuple[object, ...], asked: Ask) 
     for hint in hints(asked, placer):
         if hint.ask is not None:
             found = Placer(where).place(hint.ask)
-            assert isinstance(found, Placed), hint.words
-            assert all(name in hint.words for name in found.place.workers)
+            assert isinstance(found, Placed), str(hint)
+            assert all(name in str(hint) for name in found.place.workers)

@@ -8,9 +8,10 @@ from hypothesis import given
 from pointsman.placement.asks import Ask, Tier
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
+from pointsman.reasons import Reason
 from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
-from tests.placement.fleets import LLAMA, ask, fleet, need, place, refused, worker
+from tests.placement.fleets import GIB, LLAMA, ask, fleet, need, place, refused, worker
 from tests.placement.situations import asks
 
 WHERE = fleet(
@@ -23,15 +24,18 @@ ASKED = ask(50, selector=LabelSelector({"zone": "a"}))
 
 
 def test_every_worker_and_every_tier_has_a_reason() -> None:
-    told = refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).reasons()
-    assert list(told) == [tier.value for tier in Tier]
-    assert told["one GPU"] == {
-        "w0": "fits-on-one-gpu: no room on one GPU: needs 50.0 GiB, the largest free is 40.0 GiB",
-        "w1": "fits-on-one-gpu: no room on one GPU: needs 50.0 GiB, the largest free is 24.0 GiB",
-        "w2": "chosen-by-hand: not chosen by hand",
-        "w3": "is-ready: not ready: lost",
+    found = refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).reasons()
+    assert list(found) == ["not considered", *(tier.value for tier in Tier)]
+    assert found["not considered"] == {
+        "w2": Reason("not-chosen-by-hand"),
+        "w3": Reason("worker-not-ready", {"status": "lost"}),
     }
-    assert told["CPU"]["w0"] == "fits-on-cpu: not allowed: the engine needs a GPU (CPU is off)"
+    assert {name: str(reason) for name, reason in found["one GPU"].items()} == {
+        "w0": "no room on one GPU: needs 50.0 GiB, the largest free is 40.0 GiB",
+        "w1": "no room on one GPU: needs 50.0 GiB, the largest free is 24.0 GiB",
+    }
+    assert found["one GPU"]["w0"].facts == {"needed_bytes": 50 * GIB, "largest_free_bytes": 40 * GIB}
+    assert str(found["CPU"]["w0"]) == "not allowed: the engine needs a GPU (CPU is off)"
 
 
 def test_the_reasons_are_there_without_a_trace() -> None:
@@ -39,19 +43,19 @@ def test_the_reasons_are_there_without_a_trace() -> None:
     assert not isinstance(found, Placed)
     assert found.trace is None
     assert found.reasons() == refused(ASKED, WHERE).reasons()
-    assert found.as_dict()["why"] == found.in_words()
+    assert found.as_dict()["why"] == str(found.in_full)
 
 
 def test_in_words() -> None:
-    assert refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).in_words() == (
+    assert str(refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).in_full) == (
         "not asked: 1 not ready, 1 not chosen by hand; one GPU: 2 no room on one GPU; "
         "several GPUs of one worker: 2 too few GPUs with room; "
         "several workers: 2 not allowed: it must be on one worker (several workers are off); "
         "partly on a GPU, partly on the CPU: 2 not allowed: it must be on GPUs as a whole (partial offload is off); "
         "CPU: 2 not allowed: the engine needs a GPU (CPU is off)"
     )
-    assert refused(ASKED, WHERE).in_words() == "not asked: 4 label", "nobody is left for any tier"
-    assert refused(ASKED, fleet()).in_words() == "there are no workers"
+    assert str(refused(ASKED, WHERE).in_full) == "not asked: 4 label", "nobody is left for any tier"
+    assert str(refused(ASKED, fleet()).in_full) == "there are no workers"
 
 
 ON_ANY: dict[str, Any] = {"engine": LLAMA, "cpu": True, "partial_offload": False, "several_gpus": False}
@@ -95,7 +99,7 @@ ON_ANY: dict[str, Any] = {"engine": LLAMA, "cpu": True, "partial_offload": False
     ],
 )
 def test_in_short(found: Refused, words: str) -> None:
-    assert found.in_short() == words
+    assert str(found.reason) == f"no place: {words}"
 
 
 def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
@@ -104,19 +108,22 @@ def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
         refused(asked, where)
         for asked in (ask(30, 30, several_workers=True, partial_offload=True), ask(15, cpus=99), ask(1, exclusive=True))
     ]
-    before = [(one.reasons(), one.in_words()) for one in told]
+    before = [(one.reasons(), one.in_full) for one in told]
     for instance_id in "abc":
         where.release(instance_id)
     where.remove("w0")
     where.claim("d", place("w1", 0, 1, cpus=2))
-    assert [(one.reasons(), one.in_words()) for one in told] == before
+    assert [(one.reasons(), one.in_full) for one in told] == before
 
 
 @given(asks())
-def test_nobody_is_forgotten(asked: Ask) -> None:
+def test_every_worker_has_one_reason_per_tier(asked: Ask) -> None:
     found = Placer(WHERE).place(asked)
     if not isinstance(found, Placed):
-        for reasons in found.reasons().values():
-            assert reasons.keys() == {"w0", "w1", "w2", "w3"}
-            assert all(reasons.values())
-        assert found.in_short()
+        reasons = found.reasons()
+        everywhere = reasons.pop("not considered", {})
+        assert reasons or len(everywhere) == 4
+        for one in reasons.values():
+            assert {*everywhere, *one} == {"w0", "w1", "w2", "w3"}
+            assert not everywhere.keys() & one.keys()
+        assert str(found.reason).startswith("no place: ")

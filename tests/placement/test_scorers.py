@@ -3,7 +3,7 @@
 import pytest
 
 from pointsman.placement.asks import Arrangement, Ask
-from pointsman.placement.fit import FitFilter, FitsOnCpu, FitsOnOneGpu, FitsOnSeveralGpus, FitsPartly
+from pointsman.placement.fit import FitsOnCpu, FitsOnOneGpu, FitsOnSeveralGpus, FitsPartly, ResourceFit
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.scorers import Apart, FilesAreThere, Fullest, LeastClaimed, NearTo, TierQuality, TightFit
 from tests.placement.fleets import LLAMA, ask, fleet, gpu, need, place, scores, worker
@@ -26,7 +26,7 @@ SPREAD = Arrangement.SPREAD
         ),
     ],
 )
-def test_tight_fit_leaves_the_least(asked: Ask, where: Fleet, tier: type[FitFilter], expected: list[float]) -> None:
+def test_tight_fit_leaves_the_least(asked: Ask, where: Fleet, tier: type[ResourceFit], expected: list[float]) -> None:
     assert scores(TightFit(), asked, where, tier) == expected
 
 

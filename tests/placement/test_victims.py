@@ -43,7 +43,7 @@ def test_who_goes(
     fleet = fleet_with(*instances)
     names = [name for name, _, _ in instances]
     assert victims(fleet, names, count, unhealthy=unhealthy, arrangement=Arrangement(arrangement)) == gone
-    assert list(fleet.instances()) == names, "nothing is done"
+    assert list(fleet.occupants) == names, "nothing is done"
 
 
 def test_instances_without_a_place_may_go_too() -> None:

@@ -135,7 +135,7 @@ def test_a_place_that_nobody_has_is_drawn_as_if_somebody_had() -> None:
     assert bars(row)[1].count("#") > 3
     assert bars(row)[1].endswith("50")
     assert "# chosen" in text
-    assert not fleet.instances(), "drawing changes nothing"
+    assert not fleet.occupants, "drawing changes nothing"
     assert ">chosen<" in fleet_svg(fleet, highlight=place(("w", 1), gib=30))
 
 

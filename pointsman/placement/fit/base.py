@@ -1,6 +1,6 @@
-"""What the tiers have in common: who fits is worked out over columns; words and places are made when wanted.
+"""What the tiers have in common: which workers fit is computed over columns; reasons and places are made when read.
 
-Words may be wanted later, when the fleet has moved on: whatever they tell is copied when it is decided.
+A reason may be read when the fleet has changed: its facts are copied when the decision is made.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,11 @@ import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
 from pointsman.placement.devices import ABLE, OBSTACLES, Devices
-from pointsman.placement.filters import AskCycle, Hosts, Rejections, Worded
+from pointsman.placement.filters import Hosts, Rejections
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation
-from pointsman.render.text import gib
-from pointsman.selection import Key, Rejected
+from pointsman.reasons import Reason
+from pointsman.selection import Cycle, RejectedEach
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:
@@ -28,62 +28,75 @@ else:
     Codes = Floats = Mask = Any
 
 CPU_SLACK = 1e-9
-"""CPUs are fractions that were added and taken away."""
+"""CPUs are fractions that were added and subtracted."""
 
 
 class TierFit(msgspec.Struct, eq=False):
-    """Who fits in one tier, by row of the worker, and how tightly."""
+    """Which workers have room for an ask in one tier, and how tightly it fits. Arrays are by row of the worker."""
 
+    ask: Ask
     fits: Mask
     free: Floats
-    """Bytes free where it would be, before it is there; of GPU memory, or of the machine's on a CPU."""
+    """Bytes free where it would go, before it is there: of GPU memory, or of the machine's on a CPU."""
     needed: float | Floats
     """Bytes that it takes there."""
     place: Callable[[Host], Place]
-    """The place that it would have on a worker that fits."""
-    why: Callable[[Host], str]
-    """Why another does not fit."""
+    """Its place on a worker that fits."""
+    why: Callable[[Host], Reason]
+    """Why another worker does not fit."""
     quality: Floats | None = None
-    """What else makes one better than another in this tier: 1 for the best, 0.5 at most for others; None: nothing."""
+    """What else makes one worker better than another in this tier: 1 for the best, at most 0.5 for the others."""
     gpus: int | None = None
-    """How many of one worker it takes; None: on several workers, or partly on the CPU."""
+    """How many GPUs of one worker it takes; None if it is on several workers, or partly on the CPU."""
+    forbidden: bool = False
+    """The ask rules this tier out, however much room there is."""
 
 
-FIT: Key[TierFit] = Key("fit")
+FitCycle: TypeAlias = Cycle[TierFit]
 
 
-def nowhere(workers: int, why: Callable[[Host], str]) -> TierFit:
-    """Nobody fits."""
+class HasRoom:
+    """Demands room in the tier that the cycle is about."""
+
+    def rejections(self, cycle: FitCycle, candidates: Hosts) -> Rejections:
+        fit = cycle.request
+        fits = fit.fits if candidates.rows is None else fit.fits[np.asarray(candidates.rows)]
+        rejected = np.flatnonzero(~fits)
+        return RejectedEach(candidates, rejected, fit.why) if len(rejected) else ()
+
+
+def nowhere(ask: Ask, workers: int, why: Callable[[Host], Reason], *, forbidden: bool = False) -> TierFit:
+    """No worker fits."""
 
     def place(host: Host) -> Place:
         raise AssertionError(f"{host} does not fit")
 
-    return TierFit(np.zeros(workers, dtype=bool), np.zeros(workers), 0.0, place, why)
+    return TierFit(ask, np.zeros(workers, dtype=bool), np.zeros(workers), 0.0, place, why, forbidden=forbidden)
 
 
 class HostRoom:
-    """CPUs and memory of the workers as they are now, and who has enough of both."""
+    """CPUs and memory of the workers as they are now, and which workers have enough of both."""
 
     def __init__(self, fleet: Fleet, cpus: float, memory_bytes: float) -> None:
-        self._needs_cpus, self._needs_memory = cpus, memory_bytes
+        self._needed_cpus, self._needed_bytes = cpus, memory_bytes
         self.cpus: Floats = np.array(fleet.workers.columns[FREE_CPUS])
         self.memory: Floats = np.array(fleet.workers.columns[FREE_MEMORY])
         self.enough: Mask = self.cpus >= cpus - CPU_SLACK
         if memory_bytes > 0:
             self.enough &= self.memory >= memory_bytes
 
-    def lacking(self, host: Host) -> str | None:
-        """What a worker has too little of; None: nothing."""
+    def lacking(self, host: Host) -> Reason | None:
+        """What a worker has too little of; None if it has enough."""
         cpus, memory = float(self.cpus[host.row]), float(self.memory[host.row])
-        if cpus < self._needs_cpus - CPU_SLACK:
-            return f"too few CPUs: needs {self._needs_cpus:g}, {cpus:g} free"
-        if 0 < self._needs_memory > memory:
-            return f"too little memory: needs {gib(self._needs_memory)}, {gib(memory)} free"
+        if cpus < self._needed_cpus - CPU_SLACK:
+            return Reason("too-few-cpus", {"needed_cpus": self._needed_cpus, "free_cpus": cpus})
+        if 0 < self._needed_bytes > memory:
+            return Reason("too-little-memory", {"needed_bytes": self._needed_bytes, "free_bytes": memory})
         return None
 
 
-class FitFilter(ABC):
-    """Demands room in one tier."""
+class ResourceFit(ABC):
+    """One tier: a way to fit an instance onto workers."""
 
     tier: ClassVar[Tier]
 
@@ -95,45 +108,44 @@ class FitFilter(ABC):
         self.fragmentation = fragmentation
         """Says which GPU of a worker is spoilt the least; None: the fullest is taken."""
 
-    def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
-        ask = cycle.request
-        why_not = self.forbidden(ask)
-        if why_not is not None:
-            return Rejected(candidates, range(len(candidates)), "text", text=f"not allowed: {why_not}")
-        rows = np.arange(len(candidates.whole)) if candidates.rows is None else np.asarray(candidates.rows)
-        among = np.zeros(len(candidates.whole), dtype=bool)
-        among[rows] = True
-        fit = cycle.state[FIT] = self.fit(ask, among)
-        others = np.flatnonzero(~fit.fits[rows])
-        return Worded(candidates, others, fit.why) if len(others) else ()
+    def among(self, ask: Ask, candidates: Hosts) -> TierFit:
+        """Which of these workers fit, as things stand."""
+        forbidden = self.forbidden(ask)
+        if forbidden is not None:
+            return nowhere(ask, len(candidates.whole), lambda _: forbidden, forbidden=True)
+        mask = np.zeros(len(candidates.whole), dtype=bool)
+        mask[slice(None) if candidates.rows is None else np.asarray(candidates.rows)] = True
+        return self.fit(ask, mask)
 
     @abstractmethod
-    def forbidden(self, ask: Ask) -> str | None:
-        """Why this tier is not for this ask; None: it is."""
+    def forbidden(self, ask: Ask) -> Reason | None:
+        """Why the ask rules this tier out; None if it does not."""
 
     @abstractmethod
     def fit(self, ask: Ask, among: Mask) -> TierFit:
-        """Who of these workers fits, as things stand."""
+        """Which of the workers in the mask fit."""
 
     def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
         """GPUs of one worker in the order in which they are taken: when packing the fullest first; when spreading those
         with the fewest instances of the same deployment, then the emptiest."""
         if ask.arrangement is Arrangement.BINPACK or not devices:
             return sorted(devices, key=lambda device: (float(free[device.row]), device.row))
-        siblings = self.fleet.siblings_on(ask.deployment, str(devices[0].host))
-        return sorted(devices, key=lambda one: (siblings.get(one.gpu.index, 0), -float(free[one.row]), one.row))
+        siblings = self.fleet.occupants.on_gpus(ask.deployment, str(devices[0].host))
+        return sorted(devices, key=lambda one: (siblings[one.gpu.index], -float(free[one.row]), one.row))
 
 
-def lacks_gpus(obstacles: Codes, host: Host) -> str | None:
-    """Why none of a worker's GPUs is for this ask; None: one is."""
+NO_GPU = "no-gpu"
+
+
+def lacks_gpus(obstacles: Codes, host: Host) -> Reason | None:
+    """Why none of a worker's GPUs is for this ask; None if one is."""
     if not host.devices:
-        return "no GPU"
+        return Reason(NO_GPU)
     first = host.devices[0].row
     found = obstacles[first : first + len(host.devices)].tolist()
     if ABLE in found:
         return None
-    counts = [f"{found.count(kind)} {words}" for kind, words in OBSTACLES.items() if kind in found]
-    return f"no GPU to be had: {', '.join(counts)}"
+    return Reason("no-gpu-available", {name: found.count(code) for code, name in OBSTACLES.items() if code in found})
 
 
 def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, ...]:
@@ -146,8 +158,8 @@ def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, .
             gpu_total_bytes=device.gpu.memory_bytes,
             gpu_share=ask.gpu_share or 0.0,
             exclusive=ask.exclusive,
-            cpus=ask.cpus if place == 0 else 0.0,
-            memory_bytes=ask.need.host_bytes if place == 0 else 0,
+            cpus=ask.cpus if index == 0 else 0.0,
+            memory_bytes=ask.need.host_bytes if index == 0 else 0,
         )
-        for place, device in enumerate(devices)
+        for index, device in enumerate(devices)
     )

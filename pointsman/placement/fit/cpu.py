@@ -1,17 +1,18 @@
 """The last tier: on the CPU, if the memory of the machine suffices."""
 
 from pointsman.placement.asks import Ask, Claim, Place, Tier
-from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit
+from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit
 from pointsman.placement.fleet import Host
+from pointsman.reasons import Reason
 
 
-class FitsOnCpu(FitFilter):
+class FitsOnCpu(ResourceFit):
     """Demands memory of the machine for all of it."""
 
     tier = Tier.CPU
 
-    def forbidden(self, ask: Ask) -> str | None:
-        return "the engine needs a GPU (CPU is off)" if ask.engine.needs_gpu and not ask.cpu else None
+    def forbidden(self, ask: Ask) -> Reason | None:
+        return Reason("engine-needs-gpu") if ask.engine.needs_gpu and not ask.cpu else None
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         needed = ask.need.cpu_bytes
@@ -21,6 +22,7 @@ class FitsOnCpu(FitFilter):
             claim = Claim(worker=str(host), cpus=ask.cpus, memory_bytes=needed)
             return Place(tier=self.tier, claims=(claim,), gpu_layers=0)
 
-        return TierFit(
-            hosts.enough & among, hosts.memory, needed, place, lambda host: hosts.lacking(host) or "no room", gpus=0
-        )
+        def why(host: Host) -> Reason:
+            return hosts.lacking(host) or Reason("no-room")
+
+        return TierFit(ask, hosts.enough & among, hosts.memory, needed, place, why, gpus=0)

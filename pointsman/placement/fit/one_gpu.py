@@ -2,22 +2,22 @@
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
 from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit, claims_of, lacks_gpus
+from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 
 
-class FitsOnOneGpu(FitFilter):
+class FitsOnOneGpu(ResourceFit):
     """Demands a GPU with room for all of it."""
 
     tier = Tier.ONE_GPU
 
-    def forbidden(self, ask: Ask) -> str | None:
+    def forbidden(self, ask: Ask) -> Reason | None:
         sizes = ask.need.tensor_parallel_sizes
         if 1 in sizes:
             return None
-        return "it must be divided among several GPUs" if max(sizes, default=0) > 1 else "it has no use for a GPU"
+        return Reason("needs-several-gpus" if max(sizes, default=0) > 1 else "uses-no-gpu")
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices, needed = self.devices(), ask.need.gpu_bytes(1)
@@ -25,11 +25,11 @@ class FitsOnOneGpu(FitFilter):
         able = obstacles == ABLE
         room = able & (free >= needed)
         if ask.arrangement is Arrangement.BINPACK:
-            best = devices.smallest(np.where(room, free, np.inf))
+            best = devices.by_worker.smallest(np.where(room, free, np.inf))
         else:
-            best = devices.largest(np.where(room, free, -np.inf))
+            best = devices.by_worker.largest(np.where(room, free, -np.inf))
         hosts = HostRoom(self.fleet, ask.cpus, ask.need.host_bytes)
-        largest = devices.largest(np.where(able, free, -np.inf))
+        largest = devices.by_worker.largest(np.where(able, free, -np.inf))
 
         def place(host: Host) -> Place:
             chosen = self.in_order(ask, [device for device in host.devices if room[device.row]], free)[:1]
@@ -38,10 +38,10 @@ class FitsOnOneGpu(FitFilter):
                 chosen = [spoilt_least] if room[spoilt_least.row] else chosen
             return Place(tier=self.tier, claims=claims_of(ask, chosen, needed))
 
-        def why(host: Host) -> str:
-            lacking = lacks_gpus(obstacles, host)
-            if lacking is None and largest[host.row] < needed:
-                lacking = f"no room on one GPU: needs {gib(needed)}, the largest free is {gib(largest[host.row])}"
-            return lacking or hosts.lacking(host) or "no room"
+        def why(host: Host) -> Reason:
+            lacking, most = lacks_gpus(obstacles, host), float(largest[host.row])
+            if lacking is None and most < needed:
+                lacking = Reason("no-room-on-one-gpu", {"needed_bytes": needed, "largest_free_bytes": most})
+            return lacking or hosts.lacking(host) or Reason("no-room")
 
-        return TierFit(np.isfinite(best) & hosts.enough & among, best, needed, place, why, gpus=1)
+        return TierFit(ask, np.isfinite(best) & hosts.enough & among, best, needed, place, why, gpus=1)

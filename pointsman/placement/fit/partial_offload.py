@@ -4,28 +4,28 @@ import msgspec
 
 from pointsman.placement.asks import Ask, Place, Tier
 from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import FitFilter, HostRoom, Mask, TierFit, claims_of, lacks_gpus
+from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 
 
-class FitsPartly(FitFilter):
+class FitsPartly(ResourceFit):
     """Demands a GPU with room for at least one layer, and memory for the others."""
 
     tier = Tier.PARTIAL_OFFLOAD
 
-    def forbidden(self, ask: Ask) -> str | None:
+    def forbidden(self, ask: Ask) -> Reason | None:
         if not ask.partial_offload:
-            return "it must be on GPUs as a whole (partial offload is off)"
+            return Reason("partial-offload-off")
         if not ask.engine.partial_offload:
-            return f"the engine {ask.engine.name} cannot offload a part".replace("  ", " ")
-        return None if ask.need.layers > 1 else "it cannot be divided by layers"
+            return Reason("engine-cannot-offload", {"engine": ask.engine.name})
+        return None if ask.need.layers > 1 else Reason("one-layer-only")
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices, need = self.devices(), ask.need
         obstacles, free = devices.obstacles(ask), devices.free(ask)
-        largest = devices.largest(np.where(obstacles == ABLE, free, -np.inf))
+        largest = devices.by_worker.largest(np.where(obstacles == ABLE, free, -np.inf))
         splits = [need.offloaded(layers) for layers in range(need.layers + 1)]
         on_gpu, on_host = np.array(splits, dtype=np.float64).T  # the one grows with the layers, the other falls
         most = np.searchsorted(on_gpu, largest, side="right") - 1
@@ -43,15 +43,18 @@ class FitsPartly(FitFilter):
             claim = msgspec.structs.replace(claim, memory_bytes=host_bytes)
             return Place(tier=self.tier, claims=(claim,), gpu_layers=layers)
 
-        def why(host: Host) -> str:
+        def why(host: Host) -> Reason:
             lacking = lacks_gpus(obstacles, host) or hosts.lacking(host)
             if lacking is not None:
                 return lacking
-            layers, has = int(most[host.row]), gib(hosts.memory[host.row])
+            layers, has = int(most[host.row]), float(hosts.memory[host.row])
             if layers < 1:
-                return f"no room for a layer: needs {gib(on_gpu[1])}, the largest free is {gib(largest[host.row])}"
-            needed = gib(memory[host.row])
-            return f"too little memory for the rest: with {layers} layers on a GPU needs {needed}, {has} free"
+                room = {"needed_bytes": float(on_gpu[1]), "largest_free_bytes": float(largest[host.row])}
+                return Reason("no-room-for-a-layer", room)
+            needed = float(memory[host.row])
+            return Reason(
+                "too-little-memory-for-the-rest", {"gpu_layers": layers, "needed_bytes": needed, "free_bytes": has}
+            )
 
         fewer = most[fits].max(initial=0) - most
-        return TierFit(fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))
+        return TierFit(ask, fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))

@@ -7,17 +7,17 @@ from pointsman.placement.asks import Arrangement, Ask, Place, Tier
 from pointsman.placement.devices import ABLE, Devices
 from pointsman.placement.fit.base import (
     Codes,
-    FitFilter,
     Floats,
     HostRoom,
     Mask,
+    ResourceFit,
     TierFit,
     claims_of,
     lacks_gpus,
     nowhere,
 )
 from pointsman.placement.fleet import Device, Host
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 
 NEARNESS: tuple[Callable[[Device], object], ...] = (
@@ -28,17 +28,17 @@ NEARNESS: tuple[Callable[[Device], object], ...] = (
 """What GPUs had better have in common, the best first."""
 
 
-class FitsOnSeveralGpus(FitFilter):
+class FitsOnSeveralGpus(ResourceFit):
     """Demands so many GPUs of one worker, of one model unless they may be mixed, each with room for its part."""
 
     tier = Tier.SEVERAL_GPUS
 
-    def forbidden(self, ask: Ask) -> str | None:
+    def forbidden(self, ask: Ask) -> Reason | None:
         if max(ask.need.tensor_parallel_sizes, default=0) < 2:
-            return "it cannot be divided"
+            return Reason("cannot-be-divided")
         if not ask.several_gpus:
-            return "it may have one GPU only (several GPUs are off)"
-        return None if ask.engine.tensor_parallel else "its engine cannot divide a model among GPUs"
+            return Reason("several-gpus-off")
+        return None if ask.engine.tensor_parallel else Reason("engine-has-no-tensor-parallelism")
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices = self.devices()
@@ -49,7 +49,7 @@ class FitsOnSeveralGpus(FitFilter):
             needed = ask.need.gpu_bytes(size)
             room = (obstacles == ABLE) & (free >= needed) & (machine >= needed * size)[devices.workers]
             kinds = devices.kinds(room, mixed=ask.mixed_gpus)
-            counts = reduce(np.maximum, map(devices.count, kinds), np.zeros(len(self.fleet)))
+            counts = reduce(np.maximum, map(devices.by_worker.count, kinds), np.zeros(len(self.fleet)))
             fits = (counts >= size) & hosts.enough & among
             if fits.any():
                 return self._found(ask, devices, size, kinds, room, fits, free, hosts)
@@ -68,36 +68,35 @@ class FitsOnSeveralGpus(FitFilter):
     ) -> TierFit:
         needed = ask.need.gpu_bytes(size)
         sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
-        taken = [devices.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
+        taken = [devices.by_worker.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
         last = sign * reduce(np.minimum, taken)  # the last that would be taken, in the best kind of each worker
-        linked = reduce(np.maximum, map(devices.count_linked, kinds)) >= size
+        linked = reduce(np.maximum, map(devices.by_worker.count_linked, kinds)) >= size
 
         def place(host: Host) -> Place:
             chosen = self._chosen(ask, [device for device in host.devices if room[device.row]], free, size)
             return Place(tier=self.tier, claims=claims_of(ask, chosen, needed), tensor_parallel_size=size)
 
-        def why(host: Host) -> str:
-            lacking = hosts.lacking(host)
-            each, fitting = f"{size} with {gib(needed)} each", int(room[devices.of(host)].sum())
-            alike = " of one model" if fitting >= size else ""
-            return lacking or f"too few GPUs with room: {each}{alike} are needed, {fitting} have it"
+        def why(host: Host) -> Reason:
+            with_room = int(room[devices.of(host)].sum())
+            wanted = {"gpus": size, "gpu_bytes": needed, "one_model": with_room >= size}
+            return hosts.lacking(host) or Reason("too-few-gpus", {**wanted, "with_room": with_room})
 
-        return TierFit(fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
+        return TierFit(ask, fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
 
     def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> TierFit:
-        largest = self.devices().largest(np.where(obstacles == ABLE, free, -np.inf))
+        largest = self.devices().by_worker.largest(np.where(obstacles == ABLE, free, -np.inf))
         each = {size: ask.need.gpu_bytes(size) for size in sizes}
-        alike = "" if ask.mixed_gpus else " of one model"
 
-        def why(host: Host) -> str:
+        def why(host: Host) -> Reason:
             lacking = lacks_gpus(obstacles, host) or hosts.lacking(host)
             if lacking is not None:
                 return lacking
             most = max((size for size in sizes if size <= len(host.devices)), default=sizes[0])
-            here = f"{len(host.devices)} GPUs, the largest free is {gib(largest[host.row])}"
-            return f"too few GPUs with room: needs {most}{alike} with {gib(each[most])} each; it has {here}"
+            wanted = {"gpus": most, "gpu_bytes": each[most], "one_model": not ask.mixed_gpus}
+            here = {"found_gpus": len(host.devices), "largest_free_bytes": float(largest[host.row])}
+            return Reason("too-few-gpus", {**wanted, **here})
 
-        return nowhere(len(self.fleet), why)
+        return nowhere(ask, len(self.fleet), why)
 
     def _chosen(self, ask: Ask, fitting: list[Device], free: Floats, size: int) -> list[Device]:
         """Linked ones if there are enough, else of one PCIe switch, else near one CPU; of one model unless mixed."""

@@ -18,10 +18,10 @@ from pointsman.placement.asks import Ask, Claim, Place, Tier
 from pointsman.placement.devices import ABLE
 from pointsman.placement.fit.base import (
     Codes,
-    FitFilter,
     Floats,
     HostRoom,
     Mask,
+    ResourceFit,
     TierFit,
     claims_of,
     lacks_gpus,
@@ -29,7 +29,7 @@ from pointsman.placement.fit.base import (
 )
 from pointsman.placement.fleet import Device, Host
 from pointsman.placement.needs import Cuts
-from pointsman.render.text import gib
+from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 
 # Pipelines: which stages, in which order, hold all layers of a model.
@@ -148,19 +148,19 @@ class Split(msgspec.Struct, frozen=True):
         return self if layers is None else msgspec.structs.replace(self, layers=layers)
 
 
-class FitsOnSeveralWorkers(FitFilter):
+class FitsOnSeveralWorkers(ResourceFit):
     """Demands workers that together have stages for all layers."""
 
     tier = Tier.SEVERAL_WORKERS
 
-    def forbidden(self, ask: Ask) -> str | None:
+    def forbidden(self, ask: Ask) -> Reason | None:
         if not ask.several_workers:
-            return "it must be on one worker (several workers are off)"
+            return Reason("several-workers-off")
         if not ask.engine.distributed:
-            return "its engine runs on one worker only"
+            return Reason("engine-runs-on-one-worker")
         if not ask.tensor_parallel_sizes:
-            return "it must be divided among several GPUs, which is off"
-        return None if ask.need.layers > 1 else "it cannot be divided by layers"
+            return Reason("needs-several-gpus-which-are-off")
+        return None if ask.need.layers > 1 else Reason("one-layer-only")
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         devices = self.devices()
@@ -213,12 +213,12 @@ class FitsOnSeveralWorkers(FitFilter):
         tightest = min(stage.free_bytes for stage in split.stages)
         taken = {str(stage.host) for stage in split.stages}
 
-        def why(host: Host) -> str:
+        def why(host: Host) -> Reason:
             if str(host) in taken:
-                return "has a stage, but not the first"
-            return hosts.lacking(host) or "not needed: the stages are elsewhere"
+                return Reason("later-stage")
+            return hosts.lacking(host) or Reason("stages-elsewhere")
 
-        return TierFit(fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
+        return TierFit(ask, fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
 
     def _place(self, ask: Ask, split: Split) -> Place:
         size, claims, start = split.tensor_parallel_size, list[Claim](), 0
@@ -240,11 +240,10 @@ class FitsOnSeveralWorkers(FitFilter):
         )
 
     def _nobody(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> TierFit:
-        needed = gib(ask.need.weight_bytes + ask.need.kv_bytes)
-        alike = "" if ask.mixed_gpus else " on GPUs of one model"
-        free = f"at most {gib(most)} are free{alike}"
-        why = f"too little room in all: needs {needed} and room for the engine on each GPU, {free}"
-        return nowhere(len(self.fleet), lambda host: lacks_gpus(obstacles, host) or hosts.lacking(host) or why)
+        needed = ask.need.weight_bytes + ask.need.kv_bytes
+        facts = {"needed_bytes": needed, "free_bytes": most, "one_model": not ask.mixed_gpus}
+        why = Reason("too-little-room-in-all", facts)
+        return nowhere(ask, len(self.fleet), lambda host: lacks_gpus(obstacles, host) or hosts.lacking(host) or why)
 
 
 def _doubled(most: int) -> Iterator[int]:

@@ -96,8 +96,8 @@ def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
     w1 = where["w1"]
     where.release("a")
     where.remove("w0")
-    assert fit.why(w1) == "no room on one GPU: needs 40.0 GiB, the largest free is 30.0 GiB"
-    assert busy.why(w1) == "too few CPUs: needs 8, 4 free"
+    assert str(fit.why(w1)) == "no room on one GPU: needs 40.0 GiB, the largest free is 30.0 GiB"
+    assert str(busy.why(w1)) == "too few CPUs: needs 8, 4 free"
 
 
 def test_replicas_of_a_deployment_go_to_other_gpus_first() -> None:
