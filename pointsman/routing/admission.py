@@ -41,7 +41,7 @@ class ProbabilisticAdmitter:
             return None
         saturation = self.pressure(endpoints)
         odds = self.odds(saturation)
-        if cycle.chance.random() >= odds:
+        if cycle.rng.random() >= odds:
             return None
         return Reason("shed", {"priority": cycle.request.priority, "saturation": saturation, "odds": odds})
 

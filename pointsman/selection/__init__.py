@@ -1,10 +1,9 @@
 """The kernel: Source -> Filter -> Score -> Pick, over candidates of any kind.
 
-Enters: a cycle (who asks, when, with which dice) and a roster of candidates. Leaves: a result, or a failure that
-says who was turned away and why. The one rule: nothing in here knows what a candidate is.
+Enters: a cycle (the request, the time, a seed) and a roster of candidates. Leaves: a result, or a failure with the
+reason for every candidate. The one rule: nothing in here knows what a candidate is.
 """
 
-from pointsman.selection.chance import Chance, mixed
 from pointsman.selection.columns import Column, Positions
 from pointsman.selection.labels import LabelExpression, LabelSelector
 from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
@@ -21,6 +20,7 @@ from pointsman.selection.plugins import (
     plugin_name,
 )
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
+from pointsman.selection.rng import SplitMix64, mixed
 from pointsman.selection.roster import PerMembers, Roster
 from pointsman.selection.scheduler import (
     FallbackProfileHandler,
@@ -39,5 +39,5 @@ __all__ = [
     "Scheduler", "SchedulingResult", "SchedulingFailure", "SingleProfileHandler", "FallbackProfileHandler",
     "MaxScorePicker", "RandomPicker", "WeightedRandomPicker", "PowerOfTwoPicker",
     "LabelSelector", "LabelExpression",
-    "Trace", "Chance", "mixed", "plugin_name",
+    "Trace", "SplitMix64", "mixed", "plugin_name",
 ]  # fmt: skip

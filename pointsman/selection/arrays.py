@@ -1,4 +1,4 @@
-"""numpy, loaded when the first fleet is long enough to need it: most are not, and it takes time and memory to load."""
+"""numpy, loaded on first use: most fleets are too small to need it."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["np"]
 
 
-class _WhenNeeded(ModuleType):
+class _LoadedOnUse(ModuleType):
     def __getattr__(self, name: str) -> Any:
         loaded = import_module(self.__name__)
         self.__dict__.update(loaded.__dict__)
@@ -17,4 +17,4 @@ class _WhenNeeded(ModuleType):
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = _WhenNeeded("numpy")
+    np = _LoadedOnUse("numpy")

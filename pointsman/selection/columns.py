@@ -1,7 +1,7 @@
 """Columns: one number per candidate, as a list for a short roster and as an array for a long one.
 
-Plain lists win below a few dozen candidates, arrays above. A plugin that is written with these functions need not
-know which of the two it has. Nothing here changes its argument.
+Plain lists are faster below a few dozen candidates, arrays above. A plugin written with these functions works with
+both. No function changes its argument.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ else:
     Array = Column = Positions = Any
 
 ARRAYS_FROM = 64
-"""Rosters this long keep their columns as arrays; docs/rejected-designs.md has the measurements."""
+"""Rosters of at least this length keep their columns as arrays; docs/rejected-designs.md has the measurements."""
 
 
 def column_of(values: Sequence[float] | Array, arrays: bool) -> Column:
-    """The values as a column of the wanted kind."""
+    """The values as an array or as a list."""
     if arrays:
         return np.asarray(values, dtype=np.float64)
     return values if isinstance(values, list) else [float(value) for value in values]
@@ -36,7 +36,7 @@ def array(column: Column) -> Array:
     return np.asarray(column, dtype=np.float64)
 
 
-def _places(true: "NDArray[np.bool_]") -> "NDArray[np.intp]":
+def _where(true: "NDArray[np.bool_]") -> "NDArray[np.intp]":
     return true.nonzero()[0]  # np.flatnonzero does the same and takes twice as long
 
 
@@ -48,14 +48,14 @@ def filled(value: float, like: Column) -> Column:
 
 
 def take(column: Column, positions: Positions, arrays: bool | None = None) -> Column:
-    """The values at some positions, as a column of their own, of the same kind unless another is asked for."""
+    """The values at some positions, as a list or array like the column, unless `arrays` says which."""
     if isinstance(column, list):
         return list(map(column.__getitem__, positions))
     return column[positions] if arrays is not False else [float(column[position]) for position in positions]
 
 
 def falling(column: Column) -> Column:
-    """1 for the smallest value, 0 for the largest, linear between; all 1 when they are equal."""
+    """1 for the smallest value, 0 for the largest, linear between; all 1 if they are equal."""
     if isinstance(column, list):
         if not column:
             return column
@@ -117,7 +117,7 @@ def ratio(one: Column, other: Column) -> Column:
 
 
 def rounded(column: Column, digits: int) -> Column:
-    """To so many decimals, halves away from zero."""
+    """Rounded to `digits` decimals, halves away from zero."""
     scale = 10.0**digits
     if isinstance(column, list):
         return [copysign(floor(abs(value) * scale + 0.5) / scale, value) for value in column]
@@ -125,7 +125,7 @@ def rounded(column: Column, digits: int) -> Column:
 
 
 def placed(column: Column, positions: Positions, values: float | Column) -> Column:
-    """A copy of the column with other values at some positions: one for all of them, or one for each."""
+    """A copy of the column with other values at some positions: one value for all, or one for each."""
     copy = column.copy()
     if isinstance(copy, list):
         each = [values] * len(positions) if isinstance(values, float | int) else values
@@ -137,14 +137,14 @@ def placed(column: Column, positions: Positions, values: float | Column) -> Colu
 
 
 def largest(column: Column) -> float:
-    """The largest value; 0 when there are none."""
+    """The largest value; 0 if there are none."""
     if isinstance(column, list):
         return max(column, default=0.0)
     return float(np.maximum.reduce(column)) if len(column) else 0.0
 
 
 def smallest(column: Column) -> float:
-    """The smallest value; inf when there are none."""
+    """The smallest value; inf if there are none."""
     if isinstance(column, list):
         return min(column, default=inf)
     return float(np.minimum.reduce(column)) if len(column) else inf
@@ -159,14 +159,14 @@ def where_below(column: Column, limit: float) -> Positions:
     """Positions whose value is below the limit."""
     if isinstance(column, list):
         return [position for position, value in enumerate(column) if value < limit]
-    return _places(column < limit)
+    return _where(column < limit)
 
 
 def where_finite(column: Column) -> Positions:
     """Positions whose value is a number: neither nan nor infinite."""
     if isinstance(column, list):
         return [i for i, value in enumerate(column) if isfinite(value)]
-    return _places(np.isfinite(column))
+    return _where(np.isfinite(column))
 
 
 def where_at_least(column: Column, limit: float) -> Positions:
@@ -175,21 +175,21 @@ def where_at_least(column: Column, limit: float) -> Positions:
         if max(column, default=-inf) < limit:
             return []
         return [position for position, value in enumerate(column) if value >= limit]
-    return _places(column >= limit)
+    return _where(column >= limit)
 
 
 def where_zero(column: Column) -> Positions:
     """Positions whose value is 0."""
     if isinstance(column, list):
         return [i for i, value in enumerate(column) if not value] if 0.0 in column else []
-    return () if column.all() else _places(column == 0.0)
+    return () if column.all() else _where(column == 0.0)
 
 
 def where_set(column: Column) -> Positions:
     """Positions whose value is not 0."""
     if isinstance(column, list):
         return list(compress(range(len(column)), column))
-    return _places(column != 0.0) if column.any() else ()
+    return _where(column != 0.0) if column.any() else ()
 
 
 def where_largest(column: Column) -> Positions:
@@ -199,7 +199,7 @@ def where_largest(column: Column) -> Positions:
         if column.count(best) == 1:
             return [column.index(best)]
         return [position for position, value in enumerate(column) if value == best]
-    return _places(column == np.maximum.reduce(column))
+    return _where(column == np.maximum.reduce(column))
 
 
 def where_above(column: Column, limit: float) -> Positions:
@@ -208,7 +208,7 @@ def where_above(column: Column, limit: float) -> Positions:
         if max(column, default=limit) <= limit:
             return []
         return [position for position, value in enumerate(column) if value > limit]
-    return _places(column > limit)
+    return _where(column > limit)
 
 
 def or_else(column: Column, value: float) -> Column:
@@ -221,7 +221,7 @@ def or_else(column: Column, value: float) -> Column:
 def share_of_best(column: Column) -> Column | None:
     """Each value over the largest: 1 for the best, 0.5 for one half as large. None if none is above 0.
 
-    Where the best is infinite, everything else is nothing beside it.
+    If the best is infinite, it is 1 and everything else 0.
     """
     best = largest(column)
     if best <= 0:
@@ -234,11 +234,11 @@ def share_of_best(column: Column) -> Column | None:
 def best_over(column: Column) -> Column | None:
     """The smallest value over each: 1 for the best, 0.5 for one twice as large, 0 for nan. None if all are nan.
 
-    Where the best is 0, everything else is infinitely worse.
+    If the best is 0, it is 1 and everything else 0.
     """
     if isinstance(column, list):
         best = min(column, default=nan)
-        if best != best:  # min() stops at a nan in the first place
+        if best != best:  # min() returns a nan that comes first
             best = min((value for value in column if value == value), default=nan)
         if best != best:
             return None

@@ -28,14 +28,14 @@ L = TypeVar("L", bound=Labelled)
 
 
 class LabelExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One demand on one label. NotIn is also met by labels without the key."""
+    """One demand on one label. Labels without the key meet NotIn."""
 
     key: str
     operator: Operator
     values: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ValueError unless the operator exists and has as many values as it needs."""
+        """Raise ValueError if the operator is unknown or has too few or too many values."""
         operators = get_args(Operator)
         if self.operator not in operators:
             raise ValueError(f'operator "{self.operator}" is unknown{did_you_mean(self.operator, operators)}')
@@ -57,7 +57,7 @@ class LabelExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LabelSelector:
-    """All of some labels and expressions. The empty selector matches everything."""
+    """Labels and expressions that must all match. The empty selector matches everything."""
 
     def __init__(self, match_labels: Labels | None = None, match_expressions: Sequence[LabelExpression] = ()) -> None:
         exact = [LabelExpression(key, "In", (value,)) for key, value in (match_labels or {}).items()]
@@ -84,22 +84,22 @@ class LabelSelector:
 
 
 class LabelColumn(Generic[L]):
-    """One label of the candidates as a column. Members are read once, until they change; each value is judged once."""
+    """One label of the candidates as a column. Labels are read once per set of members; `judge` is called per value."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self._read = PerMembers(self._values_of)
 
     def judged(self, candidates: Roster[L], judge: Callable[[str | None], float]) -> Column:
-        """What `judge` says of each candidate's value; None is no such label."""
+        """`judge` of each candidate's value; None if it has no such label."""
         values, which = self._read.of(candidates)
         verdicts = column_of([judge(value) for value in values], candidates.arrays)
         return candidates.cut(take(verdicts, which))
 
-    def _values_of(self, everybody: Roster[L]) -> tuple[list[str | None], Positions]:
-        """The values that there are, and which of them each member has."""
-        found = [member.labels.get(self.key) for member in everybody]
+    def _values_of(self, members: Roster[L]) -> tuple[list[str | None], Positions]:
+        """The distinct values, and for each member the index of its value."""
+        found = [member.labels.get(self.key) for member in members]
         values = list(dict.fromkeys(found))
-        place_of = {value: place for place, value in enumerate(values)}
-        which = [place_of[value] for value in found]
-        return values, np.array(which, dtype=np.intp) if everybody.arrays else which
+        index_of = {value: index for index, value in enumerate(values)}
+        which = [index_of[value] for value in found]
+        return values, np.array(which, dtype=np.intp) if members.arrays else which

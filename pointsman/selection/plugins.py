@@ -1,6 +1,6 @@
-"""What a plugin may be, and what it is handed: the protocols of the kernel, the cycle, and typed keys.
+"""Plugin protocols, and what plugins work with: the cycle, typed keys, and rejections.
 
-A cycle is one decision. Its state ends with it; what a plugin wants to remember longer it keeps in itself.
+A cycle is one decision, and its state ends with it. State that must last longer belongs to the plugin object.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 import msgspec
 
 from pointsman.reasons import Reason
-from pointsman.selection.chance import Chance
 from pointsman.selection.columns import Column, Positions
+from pointsman.selection.rng import SplitMix64
 from pointsman.selection.roster import Roster
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Key(Generic[T]):
-    """Names a value of type T in a cycle's state. Two keys are never the same, whatever their names."""
+    """Names a value of type T in a cycle's state. Two keys are never equal, even with the same name."""
 
     __slots__ = ("name",)
 
@@ -37,23 +37,23 @@ class Key(Generic[T]):
 
 
 class Cycle(msgspec.Struct, Generic[R], eq=False):
-    """One decision under way: for whom, when, with which dice, and what plugins have told each other so far."""
+    """One decision: the request, the time, the seed, and what plugins pass to each other."""
 
     request: R
     now: float = 0.0
     seed: int = 0
     trace: "Trace | None" = None
-    """Filled with everything that was considered, if there is one."""
-    _chance: Chance | None = None
+    """Collects everything that is considered; None if nothing is to be collected."""
+    _rng: SplitMix64 | None = None
     state: dict[Key[Any], Any] = {}
-    """What plugins have told each other; `cycle[key]` and `cycle.get(key)` know its types."""
+    """Values that plugins pass to each other; `cycle[key]` and `cycle.get(key)` are typed."""
 
     @property
-    def chance(self) -> Chance:
-        """The dice of this cycle. Every random choice uses them, so that a cycle with the same seed repeats."""
-        if self._chance is None:
-            self._chance = Chance(self.seed)
-        return self._chance
+    def rng(self) -> SplitMix64:
+        """The generator for every random choice: a cycle with the same seed decides the same."""
+        if self._rng is None:
+            self._rng = SplitMix64(self.seed)
+        return self._rng
 
     def __setitem__(self, key: Key[T], value: T) -> None:
         self.state[key] = value
@@ -63,7 +63,7 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
         return value
 
     def get(self, key: Key[T]) -> T | None:
-        """The value under this key, or None if nobody has put one there."""
+        """The value under this key; None if there is none."""
         return self.state.get(key)
 
 
@@ -108,7 +108,7 @@ _VALUES = (str, int, float, tuple, dict, type(None))
 
 
 class RejectedEach(Rejected[C]):
-    """Candidates with a reason of their own each, worked out by `why` when it is read."""
+    """Candidates that a filter rejects, each with a reason of its own, made by `why` when it is read."""
 
     __slots__ = ("_why",)
 
@@ -123,7 +123,7 @@ class RejectedEach(Rejected[C]):
         return self._why(self.candidate(position))
 
 
-# The protocols. A class fills every role whose method it has; it need not inherit from anything here.
+# The protocols. A class has every role whose method it has; it need not inherit from them.
 
 
 @runtime_checkable
@@ -131,7 +131,7 @@ class Producer(Protocol[C]):
     """Prepares facts about the candidates for one cycle, before any profile runs."""
 
     def produce(self, cycle: Cycle[Any], candidates: Roster[C]) -> None:
-        """Put what was found into the cycle. An exception is noted in the trace; the cycle goes on without."""
+        """Put facts into the cycle. An exception is noted in the trace, and the cycle goes on without them."""
         ...
 
 
@@ -147,23 +147,23 @@ class Filter(Protocol[C]):
 
 @runtime_checkable
 class Gate(Protocol[C]):
-    """Filters that stand together and know at a glance when none of them would turn anybody away."""
+    """A group of filters with a fast check for the case that none of them rejects any candidate."""
 
     @property
     def filters(self) -> Sequence[Filter[C]]: ...
 
     def lets_all_pass(self, cycle: Cycle[Any], candidates: Roster[C]) -> bool:
-        """Whether nobody would be rejected. False is always right: then each filter is asked."""
+        """True only if no filter would reject any candidate. If it returns False, each filter runs."""
         ...
 
 
 @runtime_checkable
 class Scorer(Protocol[C]):
-    """Says how good each candidate is. Weights belong to the profile, not to the scorer.
+    """Scores each candidate. Weights belong to the profile, not to the scorer.
 
-    A scorer with a class attribute `bounded = True` promises that its scores are within [0, 1] by construction; the
-    kernel does not look at each of them then. One with `steady = True` promises that they follow from measurements
-    alone, whatever the request and whatever has been sent: the kernel asks it again only after the next measurement.
+    A class attribute `bounded = True` promises that all scores are within [0, 1]; the kernel does not check them.
+    `steady = True` promises that scores depend on measurements alone, not on the request or on what was sent; the
+    kernel calls the scorer once per measurement.
     """
 
     def scores(self, cycle: Cycle[Any], candidates: Roster[C]) -> Sequence[float] | Column:
@@ -173,16 +173,16 @@ class Scorer(Protocol[C]):
 
 @runtime_checkable
 class Picker(Protocol[C]):
-    """Makes the choice among those who are left."""
+    """Chooses among the remaining candidates."""
 
     def pick(self, cycle: Cycle[Any], ranked: "Ranked[C]") -> Sequence[C]:
-        """At least one of them, best first. `ranked` iterates over `Scored` candidates, best first."""
+        """At least one candidate, best first. `ranked` iterates over `Scored` candidates, best first."""
         ...
 
 
 @runtime_checkable
 class ProfileHandler(Protocol[C]):
-    """Decides which profiles run, and what their results mean."""
+    """Decides which profiles run, and makes one result of theirs."""
 
     def pick_profiles(
         self,
@@ -190,13 +190,13 @@ class ProfileHandler(Protocol[C]):
         profiles: Sequence[str],
         results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]",
     ) -> Sequence[str]:
-        """Profiles to run next, given the results so far (also failed ones). Empty ends the cycle."""
+        """The profiles to run next, given all results so far, failures included. Empty ends the cycle."""
         ...
 
     def process_results(
         self, cycle: Cycle[Any], results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]"
     ) -> "SchedulingResult[C] | SchedulingFailure[C]":
-        """What the whole cycle came to."""
+        """The result of the cycle."""
         ...
 
 
@@ -206,5 +206,5 @@ def kebab_case(name: str) -> str:
 
 
 def plugin_name(plugin: object) -> str:
-    """What a plugin is called in traces: its class in kebab case, which is also its type in configuration."""
+    """A plugin's name in traces: its class in kebab case, which is also its type in configuration."""
     return kebab_case(type(plugin).__name__)

@@ -1,6 +1,6 @@
 """A profile: filters, weighted scorers and one picker, run over the candidates of a cycle.
 
-Enters: a cycle and a roster. Leaves: a result with the chosen, or a failure that says who was turned away and why.
+Enters: a cycle and a roster. Leaves: a result with the targets, or a failure with the reason for every candidate.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -27,9 +27,9 @@ class Scored(NamedTuple, Generic[C]):
 
 
 class Ranked(Sequence[Scored[C]], Generic[C]):
-    """The surviving candidates with their totals. Reads as a sequence of `Scored`, best first.
+    """The candidates that passed the filters, with their totals: a sequence of `Scored`, best first.
 
-    Sorting happens when somebody reads it in that order; a picker that only wants the best looks at `totals`.
+    It is sorted on first access. A picker that only needs the best reads `totals`, which are not sorted.
     """
 
     __slots__ = ("_sorted", "candidates", "totals")
@@ -61,7 +61,7 @@ class Ranked(Sequence[Scored[C]], Generic[C]):
 
 
 class ProfileResult(msgspec.Struct, Generic[C], eq=False):
-    """A profile that chose: its targets, best first, and everybody it could have chosen."""
+    """The outcome of a profile that chose: its targets, best first, and all ranked candidates."""
 
     profile: str
     targets: Sequence[C]
@@ -107,7 +107,7 @@ def none_chosen(failures: Iterable[ProfileFailure[Any]]) -> Reason:
 
 
 class Weighted(NamedTuple):
-    """A plugin's place in a profile: its weight there, and its name if it has one of its own."""
+    """A plugin in a profile, with its weight and, if it has one of its own, its name there."""
 
     plugin: object
     weight: float = 1.0
@@ -115,28 +115,28 @@ class Weighted(NamedTuple):
 
 
 class Steady(NamedTuple, Generic[C]):
-    """What the steady scorers of a profile said of these members at this measurement."""
+    """The scores of a profile's steady scorers, for these members and this measurement."""
 
     members: Sequence[C]
     stamp: int
     totals: Column | None
     scored: Sequence[Score]
     left: Sequence[int]
-    """Places of the scorers that must be asked each time."""
+    """Indices of the scorers that run in every cycle."""
 
 
 class Profile(Generic[C]):
     """Zero or more filters, zero or more scorers, exactly one picker.
 
-    `Profile("fast", HasRoom(), (QueueScorer(), 2.0), MaxScorePicker())`: a scorer comes with its weight or has 1.
-    A plugin fills every role whose method it has. Filters run in the order given; a gate, if there is one, comes first.
+    `Profile("fast", HasRoom(), (QueueScorer(), 2.0), MaxScorePicker())`: the default weight of a scorer is 1. A plugin
+    has every role whose method it has. Filters run in the order given. A gate must be the first plugin.
     """
 
     def __init__(self, name: str, *plugins: object) -> None:
         self.name = name
         self.filters: list[tuple[str, Filter[C]]] = []
         self.scorers: list[tuple[str, Scorer[C], float, bool]] = []
-        """(name, scorer, weight, whether its scores are bounded by construction)"""
+        """(name, scorer, weight, whether it promises scores within [0, 1])"""
         pickers: list[tuple[str, Picker[C]]] = []
         self._gate: Gate[C] | None = None
         if plugins and isinstance(plugins[0], Gate):
@@ -159,9 +159,9 @@ class Profile(Generic[C]):
             raise ConfigError([f'profile "{name}" needs exactly one picker, found: {found}'])
         [(self.picker_name, self.picker)] = pickers
         self._behind_gate = self.filters[behind:]
-        everybody = range(len(self.scorers))
-        self._changing = [place for place in everybody if not getattr(self.scorers[place][1], "steady", False)]
-        self._nothing_steady: Steady[C] = Steady((), -1, None, (), everybody)
+        indices = range(len(self.scorers))
+        self._changing = [index for index in indices if not getattr(self.scorers[index][1], "steady", False)]
+        self._nothing_steady: Steady[C] = Steady((), -1, None, (), indices)
         self._steady = self._nothing_steady
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
@@ -197,7 +197,7 @@ class Profile(Generic[C]):
         except Exception as error:
             raise broken(self.picker_name, error) from error
         if not targets:
-            raise PluginError(self.picker_name, "picked nobody; a picker returns at least one candidate")
+            raise PluginError(self.picker_name, "picked no candidate; a picker returns at least one")
         if trace is not None:
             trace.picker, trace.targets = self.picker_name, tuple(targets)
         return ProfileResult(self.name, targets, ranked)
@@ -211,46 +211,46 @@ class Profile(Generic[C]):
         if trace is not None:
             trace.steady = steady.scored
         totals = steady.totals
-        for place in steady.left:
-            name, _, weight, _ = self.scorers[place]
-            raw, scores = self._scores(place, cycle, candidates)
+        for index in steady.left:
+            name, _, weight, _ = self.scorers[index]
+            raw, scores = self._scores(index, cycle, candidates)
             totals = _weighted_sum(totals, scores, weight)
             if trace is not None:
-                kept = raw.copy()  # a scorer may own and reuse what it returned
-                trace.scored += ((place, name, weight, kept, kept if raw is scores else scores),)
+                kept = raw.copy()  # the scorer may reuse its column
+                trace.scored += ((index, name, weight, kept, kept if raw is scores else scores),)
         if totals is None:
             return column_of([0.0] * len(candidates), candidates.arrays)
-        return totals if steady.left else totals.copy()  # pickers are handed the totals, and may be anybody's
+        return totals if steady.left else totals.copy()  # a user's picker may change them
 
     def _steady_part(self, cycle: Cycle[Any], candidates: Roster[C]) -> "Steady[C]":
-        """What the steady scorers say, worked out again only after a measurement."""
+        """The scores of the steady scorers, cached until the next measurement."""
         assert candidates.stamp is not None
         totals: Column | None = None
         scored = []
-        for place in range(len(self.scorers)):
-            if place in self._changing:
+        for index in range(len(self.scorers)):
+            if index in self._changing:
                 continue
-            name, _, weight, _ = self.scorers[place]
-            raw, scores = self._scores(place, cycle, candidates)
+            name, _, weight, _ = self.scorers[index]
+            raw, scores = self._scores(index, cycle, candidates)
             totals = _weighted_sum(totals, scores, weight)
-            scored.append((place, name, weight, raw, scores))
+            scored.append((index, name, weight, raw, scores))
         return Steady(candidates.whole, candidates.stamp[0], totals, scored, self._changing)
 
-    def _scores(self, place: int, cycle: Cycle[Any], candidates: Roster[C]) -> tuple[Column, Column]:
-        """What a scorer says, as it is and within bounds."""
-        name, scorer, _, bounded = self.scorers[place]
+    def _scores(self, index: int, cycle: Cycle[Any], candidates: Roster[C]) -> tuple[Column, Column]:
+        """The scores of one scorer, raw and clamped to [0, 1]."""
+        name, scorer, _, bounded = self.scorers[index]
         try:
-            told = scorer.scores(cycle, candidates)
+            given = scorer.scores(cycle, candidates)
         except Exception as error:
             raise broken(name, error) from error
-        if len(told) != len(candidates):
-            raise PluginError(name, f"gave {len(told)} scores for {len(candidates)} candidates")
-        column = told if type(told) is list and not candidates.arrays else column_of(told, candidates.arrays)
+        if len(given) != len(candidates):
+            raise PluginError(name, f"gave {len(given)} scores for {len(candidates)} candidates")
+        column = given if type(given) is list and not candidates.arrays else column_of(given, candidates.arrays)
         return column, column if bounded else _within_bounds(column)
 
 
 def broken(name: str, error: Exception) -> PluginError:
-    """What to raise when a plugin has raised."""
+    """The error to raise for an exception of a plugin."""
     return error if isinstance(error, PluginError) else PluginError(name, f"raised {type(error).__name__}: {error}")
 
 
@@ -271,15 +271,15 @@ def _checked_rejections(
         return None
     position_of = {id(candidate): position for position, candidate in enumerate(candidates)}
     reasons: dict[int, Reason | str] = {}
-    for who, why in listed:
-        if id(who) not in position_of:
-            raise PluginError(name, f"rejected {who}, who is not among the candidates it was given")
-        reasons.setdefault(position_of[id(who)], why)
+    for candidate, reason in listed:
+        if id(candidate) not in position_of:
+            raise PluginError(name, f"rejected {candidate}, which is not among the candidates it was given")
+        reasons.setdefault(position_of[id(candidate)], reason)
     return Listed(candidates, name, reasons)
 
 
 class Listed(Rejected[C]):
-    """Rejections that a filter wrote out one by one."""
+    """Rejections that a filter returned as pairs."""
 
     __slots__ = ("_reasons",)
 
@@ -295,7 +295,7 @@ class Listed(Rejected[C]):
 
 
 def _within_bounds(scores: Column) -> Column:
-    """The scores, clamped to [0, 1]; what is not a number becomes 0. Mostly the very same column comes back."""
+    """The scores clamped to [0, 1], nan as 0; the same column if nothing has to change."""
     if isinstance(scores, list):
         if min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0:
             return scores

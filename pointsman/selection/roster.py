@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Roster(Sequence[C], Generic[C]):
-    """A sequence of candidates that may have columns: one number for each of them, under a name.
+    """A sequence of candidates with named columns: one number per candidate.
 
-    Filters make smaller rosters of the same members; those share the members and columns of the whole, and only
-    remember which rows are left. Columns belong to whoever made the roster: plugins read them and never write.
+    Filtering makes a smaller roster, which shares members and columns with the whole roster and keeps the rows that are
+    left. Columns belong to the maker of the roster; plugins only read them.
     """
 
     __slots__ = ("_reader", "_whole_arrays", "arrays", "columns", "rows", "stamp", "whole")
@@ -31,17 +31,17 @@ class Roster(Sequence[C], Generic[C]):
         stamp: list[int] | None = None,
     ) -> None:
         self.whole = candidates
-        """Everybody of the roster that this one was cut from. The same object as long as the members are the same,
-        so that a plugin may key what it worked out about the members by its identity."""
+        """All members of the roster that this one was cut from. It is the same object as long as the members are the
+        same, so that a plugin can key what it computed about them by its identity."""
         self.columns: Mapping[str, Column] = columns if columns is not None else {}
-        """By name, for everybody of the whole roster. Read only."""
+        """By name, for all members of the whole roster. Read only."""
         self.rows = rows
-        """Which rows of the whole roster these are; None means all of them."""
+        """The rows of the whole roster that are left; None if all are."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
-        """Whether columns of this roster are arrays or lists."""
+        """Whether columns of this roster are arrays; else lists."""
         self.stamp = stamp
-        """Its one number changes with every measurement, for what is worked out from measurements alone; None: nobody
-        keeps it."""
+        """One number that changes with every measurement, as the key of what is computed from measurements alone.
+        None if it is not maintained."""
         self._whole_arrays = self.arrays if whole_arrays is None else whole_arrays
         self._reader: itemgetter[tuple[float, ...]] | None = None
 
@@ -63,7 +63,7 @@ class Roster(Sequence[C], Generic[C]):
         return map(self.whole.__getitem__, self.rows)
 
     def column(self, name: str) -> Column:
-        """The numbers called `name`, one per candidate of this roster. Read only."""
+        """The column of this name, one number per candidate of this roster. Read only."""
         column = self.columns[name]
         return column if self.rows is None else self.cut(column)
 
@@ -73,24 +73,24 @@ class Roster(Sequence[C], Generic[C]):
             return whole
         if not isinstance(whole, list) or len(self.rows) < 2:
             return take(whole, self.rows, self.arrays)
-        if self._reader is None:  # several columns are read of most rosters, and this reads each in one go
+        if self._reader is None:  # cached: most rosters are cut for several columns
             self._reader = itemgetter(*self.rows)
         return list(self._reader(whole))
 
     def uncut(self) -> "Roster[C]":
-        """The whole roster, whose positions are the rows."""
+        """The whole roster: its positions are the rows."""
         return self if self.rows is None else Roster(self.whole, self.columns, arrays=self._whole_arrays)
 
     def members(self) -> "Roster[C]":
-        """The same candidates without their columns, for whoever keeps them longer than the columns are wanted."""
+        """The same candidates without columns, to be kept without keeping the columns alive."""
         return Roster(self.whole, rows=self.rows, arrays=self.arrays)
 
     def only(self, row: int) -> "Roster[C]":
-        """The one candidate in this row of the whole roster; its columns are lists."""
+        """A roster of the one candidate in this row of the whole roster; its columns are lists."""
         return Roster(self.whole, self.columns, rows=(row,), arrays=False, whole_arrays=self._whole_arrays)
 
     def without(self, positions: Positions) -> "Roster[C]":
-        """The roster that is left when the candidates at these positions are gone."""
+        """The roster without the candidates at these positions."""
         rows: Positions
         if self.arrays:
             kept = np.ones(len(self), dtype=bool)
@@ -104,18 +104,18 @@ class Roster(Sequence[C], Generic[C]):
 
 
 class PerMembers(Generic[C, T]):
-    """Something worked out about the members of a roster once, and kept until they change."""
+    """A value computed from the members of a roster, cached until the members change."""
 
-    __slots__ = ("_members", "_work", "_worked_out")
+    __slots__ = ("_compute", "_members", "_value")
 
-    def __init__(self, work: Callable[[Roster[C]], T]) -> None:
-        self._work = work
+    def __init__(self, compute: Callable[[Roster[C]], T]) -> None:
+        self._compute = compute
         self._members: Sequence[C] | None = None
-        self._worked_out: T
+        self._value: T
 
     def of(self, candidates: Roster[C]) -> T:
-        """What is true of everybody whom these candidates were cut from."""
+        """The value for the whole roster that these candidates were cut from."""
         if candidates.whole is not self._members:
-            self._worked_out = self._work(candidates.uncut())
+            self._value = self._compute(candidates.uncut())
             self._members = candidates.whole
-        return self._worked_out
+        return self._value

@@ -1,4 +1,4 @@
-"""The cycle: producers prepare, the handler asks for profiles until it asks for none, then says what came of it."""
+"""The scheduling cycle: producers run, then the profiles that the handler picks, until it picks none."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -11,28 +11,25 @@ from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken, none_chosen
 from pointsman.selection.roster import Roster
 
-# What a cycle comes to, and the handlers that fit candidates of any kind.
-
-
 C = TypeVar("C")
 
 __all__ = ["FallbackProfileHandler", "SchedulingFailure", "SchedulingResult", "SingleProfileHandler", "failed"]
 
 
 class SchedulingResult(msgspec.Struct, Generic[C], eq=False):
-    """What a cycle decided: the result of each profile that chose, and which of them the request goes to."""
+    """The outcome of a cycle: the result of each profile that chose, and the profile whose target gets the request."""
 
     results: Mapping[str, ProfileResult[C]]
     primary: str
 
     @property
     def targets(self) -> Sequence[C]:
-        """Where the request goes, best first."""
+        """The targets of the primary profile, best first."""
         return self.results[self.primary].targets
 
     @property
     def target(self) -> C:
-        """The first of them."""
+        """The first target of the primary profile."""
         return self.results[self.primary].targets[0]
 
 
@@ -42,7 +39,7 @@ class SchedulingFailure(Generic[C]):
     __slots__ = ("failures", "given")
 
     def __init__(self, given: Reason | str, failures: Mapping[str, ProfileFailure[C]]) -> None:
-        """`given`: the reason, from a profile handler also as text; empty: those of the failed profiles."""
+        """`given` is the reason; a profile handler may give text, or "" for the reasons of the failed profiles."""
         self.given = given
         self.failures = failures
 
@@ -60,12 +57,12 @@ class SchedulingFailure(Generic[C]):
 
 
 def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:
-    """Those of the results that chose nobody."""
+    """The failures among the results."""
     return {name: result for name, result in results.items() if isinstance(result, ProfileFailure)}
 
 
 class SingleProfileHandler:
-    """Runs the one profile there is, once."""
+    """Runs the only profile, once."""
 
     def pick_profiles(
         self,
@@ -87,7 +84,7 @@ class SingleProfileHandler:
 
 
 class FallbackProfileHandler:
-    """Runs the profiles in their order until one of them chooses somebody."""
+    """Runs the profiles in order until one of them chooses a candidate."""
 
     def pick_profiles(
         self,
@@ -110,12 +107,12 @@ class FallbackProfileHandler:
         return SchedulingFailure("", {name: failure for name, failure in failed(results).items() if name in last})
 
 
-MOST_ROUNDS = 64
-"""A handler that still asks for profiles after this many rounds will never stop."""
+MAX_ROUNDS = 64
+"""A handler that still picks profiles after this many rounds is taken to be stuck."""
 
 
 class Scheduler(Generic[C]):
-    """Profiles and the one handler that chooses among them."""
+    """Profiles, and the handler that chooses among them."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class Scheduler(Generic[C]):
         self.producers = tuple(producers)
         self._names = tuple(self.profiles)
         self._only = profiles[0] if len(profiles) == 1 and type(self.handler) is SingleProfileHandler else None
-        """The profile that every cycle runs, once; the handler need not be asked what to make of it."""
+        """The only profile, if the handler is the default one: the handler need not run then."""
         self.producer_failures: dict[str, int] = {}
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
@@ -140,7 +137,7 @@ class Scheduler(Generic[C]):
         for producer in self.producers:
             try:
                 producer.produce(cycle, candidates)
-            except Exception as error:  # what it would have told is missing; the decision is still possible
+            except Exception as error:  # the decision is possible without its facts
                 self._producer_failed(cycle, producer, error)
         if self._only is not None:
             result = self._only.run(cycle, candidates)
@@ -148,7 +145,7 @@ class Scheduler(Generic[C]):
                 return SchedulingFailure("", {result.profile: result})
             return SchedulingResult({result.profile: result}, result.profile)  # type: ignore[dict-item]
         results: dict[str, ProfileResult[C] | ProfileFailure[C]] = {}
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             try:
                 wanted = self.handler.pick_profiles(cycle, self._names, results)
             except Exception as error:
@@ -161,7 +158,7 @@ class Scheduler(Generic[C]):
                     raise UnknownName("profile", name, self.profiles)
                 results[name] = profile.run(cycle, candidates)
         else:
-            raise PluginError(plugin_name(self.handler), f"still asks for profiles after {MOST_ROUNDS} rounds")
+            raise PluginError(plugin_name(self.handler), f"still asks for profiles after {MAX_ROUNDS} rounds")
         if not results:
             return SchedulingFailure(Reason("no-profile-ran"), {})
         try:

@@ -15,7 +15,7 @@ from pointsman.selection.columns import Column
 
 
 class ScoreTrace(msgspec.Struct):
-    """What one scorer said, before and after clamping to [0, 1]."""
+    """The scores of one scorer, before and after clamping to [0, 1]."""
 
     scorer: str
     weight: float
@@ -24,40 +24,40 @@ class ScoreTrace(msgspec.Struct):
 
     @property
     def clamped(self) -> int:
-        """How many of its scores were outside [0, 1]."""
+        """How many of the scores were outside [0, 1]."""
         if self.raw is self.bounded:
             return 0
         return int(np.count_nonzero(np.asarray(self.raw) != np.asarray(self.bounded)))
 
 
 Score: TypeAlias = tuple[int, str, float, Column, Column]
-"""The place of a scorer in its profile, its name and weight, what it said, and the same within bounds."""
+"""(index in the profile, name, weight, raw scores, clamped scores) of one scorer."""
 
 
 class ProfileTrace(msgspec.Struct, eq=False, gc=False):
-    """One run of one profile. Thousands are kept: what can be worked out again is not in it."""
+    """One run of one profile. Thousands are kept, so it holds nothing that can be computed again."""
 
     profile: str
     considered: int
-    """How many candidates there were."""
+    """Number of candidates."""
     stages: Sequence[tuple[str, Any]] = ()
     survivors: Sequence[Any] = ()
     steady: Sequence[Score] = ()
-    """What scorers said of more runs than this one; and what was said for this one."""
+    """Scores that runs share until the next measurement; `scored` has those of this run."""
     scored: tuple[Score, ...] = ()
     picker: str = ""
     targets: Sequence[Any] = ()
 
     @property
     def scores(self) -> list[ScoreTrace]:
-        """What each scorer said, in the order of the profile."""
-        return [ScoreTrace(*said[1:]) for said in sorted((*self.steady, *self.scored), key=itemgetter(0))]
+        """The scores of each scorer, in the order of the profile."""
+        return [ScoreTrace(*score[1:]) for score in sorted((*self.steady, *self.scored), key=itemgetter(0))]
 
     @property
     def totals(self) -> list[float]:
         """The weighted sum of each survivor."""
-        said = [(weight, bounded) for _, _, weight, _, bounded in (*self.steady, *self.scored)]
-        return [sum(weight * float(bounded[at]) for weight, bounded in said) for at in range(len(self.survivors))]
+        scores = [(weight, bounded) for _, _, weight, _, bounded in (*self.steady, *self.scored)]
+        return [sum(weight * float(bounded[at]) for weight, bounded in scores) for at in range(len(self.survivors))]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -72,11 +72,11 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
             ],
             "scored": [
                 {
-                    "candidate": str(who),
+                    "candidate": str(candidate),
                     "total": total,
                     "scores": {score.scorer: float(score.bounded[position]) for score in scores},
                 }
-                for position, (who, total) in enumerate(zip(self.survivors, self.totals, strict=True))
+                for position, (candidate, total) in enumerate(zip(self.survivors, self.totals, strict=True))
             ],
             "weights": {score.scorer: score.weight for score in scores},
             "clamped": {score.scorer: score.clamped for score in scores if score.clamped},
@@ -92,7 +92,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     notes: tuple[Reason, ...] = ()
 
     def note(self, reason: Reason) -> None:
-        """Something a reader of this trace should know."""
+        """Add a note for readers of the trace."""
         self.notes += (reason,)
 
     def as_dict(self) -> dict[str, Any]:

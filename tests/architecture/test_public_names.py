@@ -11,11 +11,11 @@ PUBLIC = {
         "current", "deployment", "model", "record_metric",
     },
     "pointsman.selection": {
-        "Chance", "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
+        "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
         "MaxScorePicker", "PerMembers", "Picker", "Positions", "PowerOfTwoPicker", "Producer", "Profile",
         "ProfileFailure", "ProfileHandler", "ProfileResult", "RandomPicker", "Ranked", "Rejected", "RejectedEach",
         "Roster", "Scheduler", "SchedulingFailure", "SchedulingResult", "Scored", "Scorer", "SingleProfileHandler",
-        "Trace", "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
+        "SplitMix64", "Trace", "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
     },
     "pointsman.routing.filters": {
         "DecodeFilter", "EncodeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter", "MeetsDeadline",

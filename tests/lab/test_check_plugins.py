@@ -68,7 +68,7 @@ class Dice(Scores):
 
 class OwnDice(Scores):
     def scores(self, cycle: Any, candidates: Sequence[Any]) -> Sequence[Any]:
-        return [cycle.chance.random() for _ in candidates]
+        return [cycle.rng.random() for _ in candidates]
 
 
 class Slow(Scores):
@@ -81,7 +81,7 @@ class Slow(Scores):
 def test_more_of_scorers() -> None:
     assert check(Scores, 10).ok
     assert check(OwnDice, 10).ok
-    assert "draw from cycle.chance" in found(Dice, "scorer: repeats with the same seed").what
+    assert "draw from cycle.rng" in found(Dice, "scorer: repeats with the same seed").what
     assert "ms per decision" in found(Slow, "scorer: takes at most 1 ms", examples=1).what
 
 

@@ -1,4 +1,4 @@
-"""Lists and arrays mean the same."""
+"""Functions of columns give the same for lists and for arrays."""
 
 from collections.abc import Callable
 from math import inf, isnan, nan
@@ -45,7 +45,7 @@ def test_best_over_gives_unknowns_nothing(column: list[float]) -> None:
 
 
 @given(st.lists(st.one_of(st.floats(0, 1e6), st.just(inf)), min_size=1, max_size=30))
-def test_share_of_best_is_one_for_the_best_and_survives_what_is_infinite(column: list[float]) -> None:
+def test_share_of_best_is_one_for_the_best_also_if_it_is_infinite(column: list[float]) -> None:
     scores = both(c.share_of_best, column)
     assert bool(scores) == (max(column) > 0)
     for value, score in zip(column, scores, strict=False):

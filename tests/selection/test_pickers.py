@@ -1,4 +1,4 @@
-"""Pickers: who is chosen, how often, and that a seed repeats it."""
+"""Pickers: which candidates they choose, how often, and that the same seed repeats it."""
 
 from collections import Counter
 from typing import Any
@@ -39,7 +39,9 @@ def picks(picker: Any, totals: list[float], times: int = 4000) -> Counter[int]:
 
 @pytest.mark.parametrize("picker", PICKERS)
 @given(totals=st.lists(st.floats(0, 9), min_size=1, max_size=80), seed=st.integers(0, 2**64 - 1))
-def test_at_least_one_no_one_twice_and_the_same_for_the_same_seed(picker: Any, totals: list[float], seed: int) -> None:
+def test_picks_are_not_empty_have_no_duplicates_and_repeat_with_the_seed(
+    picker: Any, totals: list[float], seed: int
+) -> None:
     chosen = picker.pick(Cycle("r", seed=seed), ranked(totals))
     assert 1 <= len(chosen) == len(set(chosen)) <= len(totals)
     assert list(picker.pick(Cycle("r", seed=seed), ranked(totals, arrays=True))) == list(chosen)

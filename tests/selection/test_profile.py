@@ -1,4 +1,4 @@
-"""One profile run: filters, scorers, picker, and what a failure says."""
+"""One profile run: filters, scorers, picker, and the reasons of a failure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -84,13 +84,13 @@ def test_scores_outside_the_bounds_are_clamped_and_recorded(
     assert "1 scores outside [0, 1] were clamped" in trace_table(trace)
 
 
-def test_no_scorers_means_all_equal_and_no_filters_means_everybody() -> None:
+def test_without_scorers_all_are_equal_and_without_filters_all_pass() -> None:
     result = run(Profile("p", MaxScorePicker(max_num_of_endpoints=5)), "a", "b")
     assert isinstance(result, ProfileResult)
     assert sorted(result.targets) == ["a", "b"]
 
 
-def test_a_plugin_fills_every_role_it_has() -> None:
+def test_a_plugin_has_every_role_whose_method_it_has() -> None:
     profile = Profile[str]("p", Both(), MaxScorePicker())
     result = run(profile, "a", "b", "c")
     assert isinstance(result, ProfileResult)
@@ -103,7 +103,7 @@ def test_exactly_one_picker_is_checked_when_the_profile_is_built(pickers: list[M
         Profile[str]("p", Without("a"), *pickers)
 
 
-def test_what_has_no_role_is_refused() -> None:
+def test_an_object_without_a_role_is_an_error() -> None:
     with pytest.raises(ConfigError, match="neither a filter, a scorer nor a picker"):
         Profile[str]("p", object(), MaxScorePicker())
 
@@ -122,13 +122,13 @@ def test_a_failure_says_how_many_each_filter_rejected_and_why(arrays: bool) -> N
     assert str(failure) == "3 candidates: 3 without (full: 3 of 3, ...)"
 
 
-def test_nobody_given_is_a_failure_too() -> None:
+def test_an_empty_roster_is_a_failure() -> None:
     failure = run(Profile("p", Without("a"), MaxScorePicker()))
     assert isinstance(failure, ProfileFailure)
     assert str(failure) == "there are no candidates"
 
 
-def test_reasons_are_written_when_read_with_the_facts_of_the_time() -> None:
+def test_reasons_are_made_when_read_from_facts_copied_before() -> None:
     load = [3.0, 1.0]
     rejected = Rejected(Roster(["a", "b"]), [0], "full", load=load, limit=3)
     load[0] = 99.0

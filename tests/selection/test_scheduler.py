@@ -1,4 +1,4 @@
-"""The cycle: producers, the handler's rounds, and what comes out."""
+"""The cycle: producers, the rounds of the handler, and the result."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class Nobody:
 
 
 class Scripted:
-    """Asks for the given profiles round by round, and notes what it saw."""
+    """Picks the given profiles round by round, and records the results that it saw."""
 
     def __init__(self, *rounds: Sequence[str]) -> None:
         self.rounds = rounds
@@ -52,7 +52,7 @@ def profile(name: str, *plugins: object) -> Profile[str]:
     return Profile(name, *plugins, MaxScorePicker())
 
 
-def test_the_handler_is_asked_until_it_wants_none_and_sees_failures() -> None:
+def test_the_handler_picks_profiles_until_it_picks_none_and_sees_failures() -> None:
     handler = Scripted(["strict"], ["loose", "other"])
     scheduler = Scheduler([profile("strict", Nobody()), profile("loose"), profile("other")], handler)
     result = scheduler.run(Cycle("r"), Roster(["a"]))

@@ -1,4 +1,4 @@
-"""A trace reads as a table and as JSON, and says the same in both."""
+"""A trace as a table and as JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ def test_as_json() -> None:
     }
 
 
-def test_nothing_is_collected_when_nobody_asks() -> None:
+def test_nothing_is_collected_without_a_trace() -> None:
     cycle = Cycle("r")
     Scheduler([Profile[str]("default", NotC(), Length(), MaxScorePicker())]).run(cycle, Roster(["a"]))
     assert cycle.trace is None

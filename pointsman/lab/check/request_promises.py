@@ -278,7 +278,7 @@ def repeats(method: str) -> RequestPromise:
                 returned.append([str(part) for part in answer])
         if returned[0] == returned[1]:
             return None
-        return f"{method}() answered differently with the same seed: draw from cycle.chance"
+        return f"{method}() answered differently with the same seed: draw from cycle.rng"
 
     return promise
 

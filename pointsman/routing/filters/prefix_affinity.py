@@ -47,7 +47,7 @@ class PrefixCacheAffinityFilter:
         found = cycle.get(PREFIX_MATCH)
         if found is None or len(candidates) <= 1 or self.threshold <= 0:
             return ()
-        if self.exploration and cycle.chance.random() < self.exploration:
+        if self.exploration and cycle.rng.random() < self.exploration:
             return ()
         share = ratio(candidates.cut(found.match), candidates.cut(found.total))
         sticky, others = where_at_least(share, self.threshold), where_below(share, self.threshold)

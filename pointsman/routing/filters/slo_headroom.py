@@ -31,7 +31,7 @@ class SloHeadroomTierFilter:
         if all(in_time) or not any(in_time):
             return ()
         places = range(len(candidates))
-        if cycle.chance.random() < self.epsilon:
+        if cycle.rng.random() < self.epsilon:
             return Rejected(candidates, list(compress(places, in_time)), "exploring")
         return Rejected(
             candidates,

@@ -1,4 +1,4 @@
-"""Random choices that can be repeated: a generator small enough to seed one per decision."""
+"""A random generator that is cheap to seed, so that every decision can have its own and be repeated."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -11,7 +11,7 @@ _UNIT = 2.0**-53
 
 
 def mixed(seed: int, salt: int) -> int:
-    """A new 64-bit seed from two numbers, well spread even when they are 0, 1, 2..."""
+    """A 64-bit seed from two numbers, well spread even for 0, 1, 2..."""
     return _spread(seed + (salt + 1) * _STEP)
 
 
@@ -22,8 +22,8 @@ def _spread(z: int) -> int:
     return z ^ (z >> 31)
 
 
-class Chance:
-    """SplitMix64. Seeding the standard library's generator would take a quarter of a whole scheduling cycle."""
+class SplitMix64:
+    """Seeding `random.Random` instead would take a quarter of a scheduling cycle."""
 
     __slots__ = ("_state",)
 
