@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from pointsman.config.plan import PointsmanPlan
 from pointsman.control import Controller, Desired
@@ -22,6 +22,29 @@ SAVE_S = 30.0
 """Measurements are saved this often; decisions at once."""
 
 
+Decided: TypeAlias = Callable[[ScalingChange, Iterable[ScaledDeployment], float], None]
+"""(change, deployments, now): what came of the call of a policy."""
+
+
+class PolicyCalls(Protocol):
+    """Calls policies when they are due."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def wake(self) -> None:
+        """A policy may be due earlier than it was."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Calls of replaced policies that do not return."""
+        ...
+
+
+MakePolicyCalls: TypeAlias = Callable[[Autoscaler, MetricSources, Callable[[], float], Decided], PolicyCalls]
+
+
 class PlaneScaling:
     """The scaled deployments of a plane."""
 
@@ -33,6 +56,7 @@ class PlaneScaling:
         evict: Callable[[str, str], None],
         clock: Callable[[], float],
         gpu_usage: GpuMeter,
+        policies: MakePolicyCalls,
     ) -> None:
         """`retarget()` is called when targets have changed, `evict(instance, why)` when an instance makes room."""
         self._traffic = traffic
@@ -43,7 +67,7 @@ class PlaneScaling:
         self._autoscaler = Autoscaler()
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
         self._sources = MetricSources(traffic, controller, clock, gpu_usage)
-        self._loop = PolicyLoop(self._autoscaler, self._sources, clock, self._decided)
+        self._loop = policies(self._autoscaler, self._sources, clock, self._decided)
         self._store: TargetStore | None = None
         self._saved_at = 0.0
 
@@ -146,7 +170,7 @@ class PolicyLoop:
         autoscaler: Autoscaler,
         sources: MetricSources,
         clock: Callable[[], float],
-        decided: Callable[[ScalingChange, Iterable[ScaledDeployment], float], None],
+        decided: Decided,
     ) -> None:
         self._autoscaler = autoscaler
         self._sources = sources

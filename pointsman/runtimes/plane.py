@@ -16,7 +16,7 @@ from pointsman.control import Desired, ReconcileStep
 from pointsman.control import events as control
 from pointsman.control.status import deployments_status, is_ready
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.autoscaling import PlaneScaling
+from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
 from pointsman.runtimes.instances import EngineInstances
@@ -30,11 +30,26 @@ OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
 
 
+def _report(command: control.ControllerCommand, error: Exception) -> None:
+    """One command that fails must not keep the others from being carried out."""
+    failed = {"message": f"pointsman: {command} failed", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(failed)
+
+
 class Plane:
     """Runs documents on a runtime."""
 
-    def __init__(self, runtime: Runtime, traffic: Traffic, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: Unix time, for what must survive a restart."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        traffic: Traffic,
+        *,
+        clock: Callable[[], float] = time.time,
+        policies: MakePolicyCalls = PolicyLoop,
+        failed: Callable[[control.ControllerCommand, Exception], None] | None = _report,
+    ) -> None:
+        """`clock`: Unix time, for what must survive a restart. `policies`: what calls scaling policies. `failed`: what
+        to do about a command that raises; None: it raises here."""
         self.runtime = runtime
         self.listeners: list[Callable[[], None]] = []
         """Called when the status may have changed."""
@@ -44,7 +59,7 @@ class Plane:
         self.instances = EngineInstances(
             runtime, lambda event: self.control.tell(event), lambda name: self.control.deployment_of(name)
         )
-        self.control = ControlLoop(runtime.clock, self.instances, traffic, handled=self._handled, failed=_report)
+        self.control = ControlLoop(runtime.clock, self.instances, traffic, handled=self._handled, failed=failed)
         self.documents = Documents(self._store, self._preview, self._enforce)
         self.scaling = PlaneScaling(
             traffic,
@@ -53,6 +68,7 @@ class Plane:
             lambda *told: self.control.tell(control.PlaceNeeded(*told)),
             clock,
             runtime.gpus,
+            policies,
         )
         self._is_running = False
         self._stopping: asyncio.Task[None] | None = None
@@ -204,9 +220,3 @@ class Announcements:
         self._is_due = False
         for listener in tuple(self._listeners):
             listener()
-
-
-def _report(command: control.ControllerCommand, error: Exception) -> None:
-    """One command that fails must not keep the others from being carried out."""
-    failed = {"message": f"pointsman: {command} failed", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(failed)

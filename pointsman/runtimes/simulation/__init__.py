@@ -1,7 +1,6 @@
-"""Engines and fleets that are not there: a model of continuous batching, and workers on virtual time.
+"""The simulation runtime: workers, processes and engines on virtual time, under the product's own plane.
 
-An engine: what runs when, how long it takes, what its cache holds. Enters: jobs and times. Leaves: steps, each with
-the jobs that got a token in it. A fleet: a runtime for the controller. Enters: what is wanted, and what befalls
-workers. Leaves: who is in service, when and where. The one rule: time is an argument, so that the same model paces a
-simulated server by the machine's clock and a rehearsal by a virtual one.
+Enters: a manifest, requests, and faults. Leaves: the same decisions as on real machines, and a log of what became of
+each request. The one rule: time jumps from event to event, and events at the same time happen in the order in which
+they were scheduled, so that the same run gives the same log.
 """

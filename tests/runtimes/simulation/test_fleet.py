@@ -12,7 +12,8 @@ from pointsman.control import Desired, DesiredDeployment, DesiredEndpoint, Desir
 from pointsman.control.events import ControllerEvent, Exited, Launch, Launched, LaunchFailed, PlaneStopping
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement import Ask, EngineAbility, Need, Place
-from pointsman.runtimes.simulation.fleet import Failure, SimulatedFleet
+from pointsman.runtimes.simulation.fleet import SimulatedFleet
+from pointsman.runtimes.simulation.processes import Failure
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30

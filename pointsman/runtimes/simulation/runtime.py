@@ -1,0 +1,134 @@
+"""The runtime itself: processes with engines, and probes that read them, on virtual time."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.control.desired import Address
+from pointsman.control.events import Adopted, Launch, Probe
+from pointsman.engines import Engine, ProbeRequest
+from pointsman.routing.endpoints import Metrics
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
+from pointsman.runtimes.simulation.clock import VirtualClock, VirtualTimer
+from pointsman.runtimes.simulation.engines import SimulatedEngines
+from pointsman.runtimes.simulation.processes import PORT, SimulatedProcesses, SimulatedWorkers
+from pointsman.runtimes.simulation.state import MemoryDocuments, MemoryTargets, NoGpuMeter, NoListener, NoReplicas
+from pointsman.simulator.performance import Pace
+from pointsman.types import Worker
+
+
+class SimulatedRuntime:
+    """`Runtime` of the interface."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        engines: SimulatedEngines,
+        workers: Iterable[Worker] = (),
+        *,
+        pace: Callable[[ProcessOrder], Pace],
+        scrape_interval_s: float = 0.5,
+        scrape_delay_s: float = 0.01,
+        **processes: Any,
+    ) -> None:
+        """`pace`: how fast the engine of a process is. `scrape_delay_s`: from the reading of metrics until they are
+        known. `processes`: see `SimulatedProcesses`."""
+        self.clock = clock
+        self.engines = engines
+        self.processes = SimulatedProcesses(clock, lambda event: self._tell(event), ended=engines.end, **processes)
+        self.probes = SimulatedProbes(
+            clock, self.processes, engines, scrape_interval_s, scrape_delay_s, lambda *told: self._measured(*told)
+        )
+        self.documents = MemoryDocuments()
+        self.targets = MemoryTargets()
+        self.admin, self.gpus, self.replicas = NoListener(), NoGpuMeter(), NoReplicas()
+        self.workers = SimulatedWorkers(self.processes, lambda event: self._tell(event))
+        self._first_workers = list(workers)
+        self._pace = pace
+        self._tell: Tell
+        self._measured: Measured
+
+    async def open(self) -> None: ...
+
+    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
+        self._tell, self._measured = tell, measured
+        for worker in self._first_workers:
+            self.workers.see(worker)
+        running = [(one.launch, one) for one in self.processes.all() if one.pid]
+        return [
+            Adopted(launch.instance_id, launch.deployment, launch.recipe, one.host, PORT, one.pid, launch.place)
+            for launch, one in running
+        ]
+
+    def launch(self, order: ProcessOrder) -> None:
+        self.engines.start(order.instance_id, self._pace(order))
+        self.processes.launch(Launch(order.instance_id, order.deployment, order.place, order.recipe))
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None:
+        self.processes.stop(instance_id, kill=kill)
+
+    def address(self, instance_id: str) -> Address | None:
+        process = self.processes.get(instance_id)
+        return None if process is None else Address(process.host, PORT, False)
+
+    def logs(self, instance_id: str, lines: int) -> str | None:
+        return None
+
+    def look_at_workers(self, plan: PointsmanPlan) -> None: ...
+
+    def problems(self) -> list[str]:
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        return {"state_dir": "memory"}
+
+    async def close(self) -> None:
+        for one in self.processes.all():
+            self.processes.crash(one.launch.instance_id)
+
+
+class SimulatedProbes:
+    """`Probes` of the interface: processes answer by themselves, and engines are read with a delay."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        processes: SimulatedProcesses,
+        engines: SimulatedEngines,
+        interval_s: float,
+        delay_s: float,
+        measured: Measured,
+    ) -> None:
+        self._clock, self._processes, self._engines = clock, processes, engines
+        self._interval_s, self._delay_s = interval_s, delay_s
+        self._measured = measured
+        self._scrapes: dict[str, VirtualTimer] = {}
+
+    def probe(
+        self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
+    ) -> None:
+        self._processes.probe(Probe(instance_id, readiness, timeout_s))
+
+    def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
+        self._scrapes[instance_id] = self._clock.call_soon(self._scrape, deployment, instance_id)
+
+    def unfollow(self, instance_id: str) -> None:
+        timer = self._scrapes.pop(instance_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def problems(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        for instance_id in list(self._scrapes):
+            self.unfollow(instance_id)
+
+    def _scrape(self, deployment: str, instance_id: str) -> None:
+        now, metrics = self._clock.now(), self._engines.of(instance_id).metrics()
+        self._clock.call_at(now + self._delay_s, self._deliver, deployment, instance_id, metrics)
+        self._scrapes[instance_id] = self._clock.call_at(now + self._interval_s, self._scrape, deployment, instance_id)
+
+    def _deliver(self, deployment: str, instance_id: str, metrics: Metrics) -> None:
+        if instance_id in self._scrapes:
+            self._measured(deployment, instance_id, metrics, None)

@@ -1,0 +1,140 @@
+"""A whole plane on virtual time: `submit` requests, `run_until` a time, and read the log."""
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pointsman.config.changes import Changes
+from pointsman.config.revision import ManifestText, load_document
+from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
+from pointsman.runtimes.autoscaling import Decided
+from pointsman.runtimes.interface import ProcessOrder
+from pointsman.runtimes.metric_sources import MetricSources
+from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.simulation.clock import VirtualClock
+from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
+from pointsman.runtimes.simulation.processes import PORT
+from pointsman.runtimes.simulation.runtime import SimulatedRuntime
+from pointsman.runtimes.traffic import Traffic
+from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler
+from pointsman.simulator.__main__ import options, pace_of
+from pointsman.simulator.continuous_batching import ContinuousBatching
+from pointsman.simulator.performance import Pace, hardware
+from pointsman.types import RequestMetadata, Worker
+
+HARDWARE = "8B|h100_sxm|vllm|tp1"
+SIMULATOR = "pointsman.simulator"
+
+
+class Simulation:
+    """The product's plane, dispatchers and scaling on simulated engines."""
+
+    def __init__(
+        self,
+        document: ManifestText,
+        workers: Iterable[Worker] = (),
+        *,
+        pace: Callable[[ProcessOrder], Pace] | None = None,
+        settings: DispatcherSettings = DEFAULT_SETTINGS,
+        **runtime: Any,
+    ) -> None:
+        """`pace`: how fast the engine of a process is (default `pace_of_engine`). `settings`: with the seed.
+        `runtime`: see `SimulatedRuntime`."""
+        self.clock = VirtualClock()
+        self.engines = SimulatedEngines(self.clock, _default_pace)
+        self.traffic = Traffic(self.clock, self.engines, settings)
+        self.traffic.gone = self.engines.forget
+        self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
+        self.plane = Plane(
+            self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock), failed=None
+        )
+        _completed(self.plane.start(document))
+
+    @property
+    def log(self) -> list[LogEntry]:
+        """What became of requests, in order."""
+        return self.engines.log
+
+    def submit(self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = ()) -> None:
+        """A request arrives now, and will be answered with so many tokens. `hashes`: of the blocks of its prompt."""
+        self.engines.submit(self.traffic.by_model[request.model_name], request, output_tokens, hashes)
+
+    def apply(self, document: ManifestText) -> Changes:
+        """Put a manifest in force now."""
+        documents = self.plane.documents
+        return documents.put_in_force(*documents.revision.changed(document, load_document(document)))
+
+    def run_until(self, time: float) -> None:
+        """Let everything happen that is due until then."""
+        self.clock.run_until(time)
+
+
+class VirtualPolicies:
+    """Calls scaling policies when they are due on a virtual clock. A call takes no time."""
+
+    def __init__(
+        self,
+        timers: VirtualClock,
+        autoscaler: Autoscaler,
+        sources: MetricSources,
+        clock: Callable[[], float],
+        decided: Decided,
+    ) -> None:
+        self._timers, self._autoscaler, self._sources = timers, autoscaler, sources
+        self._decided = decided
+        self._timer = timers.call_soon(self._run)
+
+    def start(self) -> None: ...
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def wake(self) -> None:
+        self._timer.cancel()
+        self._timer = self._timers.call_soon(self._run)
+
+    def problems(self) -> list[str]:
+        return []
+
+    def _run(self) -> None:
+        now = self._timers.now()
+        for policy in self._autoscaler.due(now):
+            policy.begin()
+            self._call(policy, now)
+            policy.end(now)
+        due_s = self._autoscaler.next_due_s(now)
+        if due_s is not None:
+            self._timer = self._timers.call_at(now + due_s, self._run)
+
+    def _call(self, policy: ActivePolicy, now: float) -> None:
+        members = self._autoscaler.members(policy)
+        loads = {one.name: self._sources.load(one) for one in members}
+        invocation = self._autoscaler.invoke(policy, loads, self._sources.replicas(members), now)
+        if invocation is not None:
+            try:
+                answer = invocation.call()
+            except Exception as error:  # of the policy: the guard counts it
+                answer = error
+            self._decided(self._autoscaler.answered(invocation, answer, now), members, now)
+
+
+def pace_of_engine(order: ProcessOrder) -> Pace:
+    """The pace that the parameters of a `simulated` engine describe; of other engines, that of `HARDWARE`."""
+    argv = list(order.launch("", PORT).argv)
+    if SIMULATOR not in argv:
+        return _default_pace()
+    wanted = options().parse_args(argv[argv.index(SIMULATOR) + 1 :])
+    return pace_of(wanted, hardware(wanted.hardware))
+
+
+def _default_pace() -> Pace:
+    return ContinuousBatching(hardware(HARDWARE))
+
+
+def _completed(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits, as those of the simulation runtime do not."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits for something outside the simulation")
