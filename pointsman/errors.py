@@ -1,11 +1,11 @@
-"""The tree of errors. Each says what was asked, what was found, and what to do about it.
+"""The tree of errors. Each message says what was requested, what was found, and what to do about it.
 
     PointsmanError
       ConfigError          a file or a parameter is wrong; nothing of it was applied
-      UnknownName          a name that nobody has; says the nearest one that exists
-      PluginError          a plugin or policy broke its contract; says which promise
+      UnknownName          a name that does not exist; suggests the nearest one that does
+      PluginError          a plugin or policy broke its contract; says how
 
-An expected outcome (nobody has room, the queue is full) is a value, not an error.
+An expected outcome (no instance has room, the queue is full) is a value, not an error.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ class PointsmanError(Exception):
 
 
 class UnknownName(PointsmanError, LookupError):
-    """A name was used that nobody has."""
+    """A name that does not exist."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -25,7 +25,7 @@ class UnknownName(PointsmanError, LookupError):
 
 
 class PluginError(PointsmanError):
-    """A plugin broke a promise of its contract."""
+    """A plugin broke its contract."""
 
     def __init__(self, plugin: str, broken: str) -> None:
         self.plugin, self.broken = plugin, broken
@@ -33,7 +33,7 @@ class PluginError(PointsmanError):
 
 
 class ConfigError(PointsmanError, ValueError):
-    """Everything that is wrong with a piece of configuration, one line each."""
+    """All problems of a configuration, one line each."""
 
     def __init__(self, problems: Sequence[object]) -> None:
         self.problems = tuple(problems)
@@ -41,7 +41,7 @@ class ConfigError(PointsmanError, ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the nearest one, else all of them."""
+    """The end of an error about an unknown name: the nearest known one, else all of them."""
     names = sorted(known)
     folded = {other.casefold(): other for other in names}
     near = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)

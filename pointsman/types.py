@@ -1,7 +1,7 @@
-"""The values that everybody passes around: requests, instances, decisions, workers and their GPUs.
+"""The values shared by all packages: requests, instances, decisions, workers and their GPUs.
 
-Requests and decisions never change once made. An instance is the caller's own record of a running model server:
-the caller may update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
+Requests and decisions are immutable. An instance is the caller's own record of a running model server: the caller may
+update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pointsman.reasons import Reason
 
 
 class Priority(IntEnum):
-    """How important a request is: higher goes first, and what is below NORMAL may be shed under pressure."""
+    """How important a request is: higher goes first; requests below NORMAL may be shed under load."""
 
     CRITICAL = 2
     HIGH = 1
@@ -23,7 +23,7 @@ class Priority(IntEnum):
 
 
 class ParallelismType(Enum):
-    """How the chosen instance splits its model over GPUs."""
+    """How an instance splits its model over GPUs."""
 
     NONE = "none"
     TENSOR = "tensor"
@@ -32,7 +32,7 @@ class ParallelismType(Enum):
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
-    """One request, as far as deciding needs to know it."""
+    """One request, as far as scheduling needs to know it."""
 
     request_id: str
     prompt: str | bytes | memoryview | tuple[str | bytes, ...] = ""
@@ -41,26 +41,26 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """Empty: any model will do."""
     priority: int = Priority.NORMAL
     slo_deadline_ms: float | None = None
-    """The answer is wanted this long after `arrival_time`."""
+    """The answer is due this long after `arrival_time`."""
     user_id: str = ""
     arrival_time: float | None = None
-    """Seconds, on the clock of whoever schedules. The in-process manager fills it in."""
+    """Seconds, on the clock of the dispatcher, which fills it in if it is None."""
     cost_budget: float | None = None
-    """The most this request may cost, in the currency of `price_per_gpu_hour`."""
+    """The maximum cost of this request, in the currency of `price_per_gpu_hour`."""
     timeout_s: float | None = None
-    """The client gives up after waiting this long; None: when the queue does."""
+    """The maximum time in the queue; None: the limit of the queue."""
     headers: Mapping[str, str] = {}
     """Lower-cased names."""
     prompt_tokens: int | None = None
-    """Counted by a tokenizer; otherwise a quarter of the prompt's bytes stands in for it."""
+    """Counted by a tokenizer; None: estimated as a quarter of the prompt's bytes."""
     token_ids: tuple[int, ...] | None = None
     cache_salt: str = ""
     multimodal: bool | None = None
-    """Whether it has parts that are not text; None: look into the prompt, if it is the JSON of the OpenAI API."""
+    """Whether it has parts that are not text; None: unknown, and `is_multimodal` searches the prompt."""
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether it has parts that are not text. Looking into a long prompt takes time, so only ask if it matters."""
+        """Whether it has parts that are not text. Searches the whole prompt unless `multimodal` is set."""
         if self.multimodal is not None or not isinstance(self.prompt, bytes | memoryview):
             return bool(self.multimodal)
         prompt = bytes(self.prompt)
@@ -68,7 +68,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def input_tokens(self) -> int:
-        """Prompt tokens: counted if somebody counted, else one per four bytes."""
+        """Prompt tokens: counted if known, else one per four bytes."""
         if self.prompt_tokens is not None:
             return self.prompt_tokens
         if self.token_ids is not None:
@@ -77,51 +77,51 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prompt_bytes(self) -> int:
-        """Size of the prompt; non-ASCII text counts by its characters, which is near enough for a bound."""
+        """Size of the prompt. Text counts by its characters, which is close enough for a bound."""
         if isinstance(self.prompt, tuple):
             return sum(map(len, self.prompt))
         return len(self.prompt)
 
     @property
     def deadline(self) -> float | None:
-        """When the answer is due, on the clock of `arrival_time`; None without a deadline or an arrival."""
+        """When the answer is due, on the clock of `arrival_time`; None if it has no deadline or arrival time."""
         if self.slo_deadline_ms is None or self.arrival_time is None:
             return None
         return self.arrival_time + self.slo_deadline_ms / 1000
 
 
 class ExecutionInstance(msgspec.Struct, kw_only=True):
-    """A running model server and what its owner knows of it."""
+    """A running model server, and what its owner knows of it."""
 
     instance_id: str
     host: str = ""
-    """Empty: not told."""
+    """Empty: unknown."""
     port: int = 0
     tls: bool = False
-    """It is spoken to over HTTPS."""
+    """Whether it is reached over HTTPS."""
     model_name: str = ""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     gpu_count: int = 1
     can_accept_request: bool = True
-    """The word of its health check or operator; whether there is room is judged from the load."""
+    """Set by its health check or operator. Whether there is room is derived from the load."""
     current_load: int = 0
     """Requests running on it now."""
     max_concurrency: int | None = None
-    """The most it may run at once; None: no limit known."""
+    """Maximum of concurrent requests; None: unknown."""
     avg_latency_ms: float | None = None
     throughput_tokens_per_sec: float | None = None
-    """Of the whole instance, over all requests it runs."""
+    """Of the whole instance, over all its requests."""
     price_per_gpu_hour: float | None = None
-    """Overrides the policy's price for this instance."""
+    """None: the price of the policy."""
     adapters: frozenset[str] = frozenset()
-    """Further model names it answers to (LoRA adapters, aliases)."""
+    """Further model names that it serves (LoRA adapters, aliases)."""
     labels: dict[str, str] = {}
     namespace: str = ""
 
     @property
     def parallelism(self) -> ParallelismType:
-        """Read from its tensor- and pipeline-parallel sizes."""
+        """Derived from its tensor- and pipeline-parallel sizes."""
         if self.tensor_parallel_size > 1:
             return ParallelismType.HYBRID if self.pipeline_parallel_size > 1 else ParallelismType.TENSOR
         return ParallelismType.PIPELINE if self.pipeline_parallel_size > 1 else ParallelismType.NONE
@@ -142,11 +142,11 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerStatus(Enum):
-    """Whether a worker takes instances."""
+    """Whether a worker takes new instances."""
 
     READY = "ready"
     DRAINING = "draining"
-    """What runs there may stay; nothing new comes."""
+    """Running instances may stay; no new ones are placed."""
     LOST = "lost"
 
 
@@ -154,19 +154,19 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a worker."""
 
     index: int
-    """As its driver counts."""
+    """The index of its driver."""
     memory_bytes: int
     model: str = ""
     vendor: str = "nvidia"
     used_bytes: int = 0
-    """In use by anybody but our instances, as measured."""
+    """Measured use by processes other than our instances."""
     link: str = ""
-    """GPUs of one worker with the same link reach each other over it (NVLink, xGMI); empty: over PCIe."""
+    """GPUs of one worker with the same link are connected by it (NVLink, xGMI); empty: by PCIe."""
     pcie: str = ""
-    """The same for a PCIe switch."""
+    """GPUs of one worker with the same value share a PCIe switch."""
     numa: int | None = None
     shareable: bool = True
-    """Several instances may share it, if they allow it too."""
+    """Whether instances that allow sharing may share it."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,11 +179,12 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     status: WorkerStatus = WorkerStatus.READY
     used_memory_bytes: int = 0
-    """In use by anybody but our instances, as measured."""
+    """Measured use by processes other than our instances."""
     reserved_memory_bytes: int = 0
-    """Kept for the system: never given to instances. So are the next, of each GPU."""
+    """Reserved for the system, never given to instances."""
     reserved_gpu_bytes: int = 0
+    """The same, of each GPU."""
     unified_memory: bool = False
-    """Its GPUs use the memory of the machine."""
+    """Whether its GPUs use the memory of the machine."""
     files: frozenset[str] = frozenset()
-    """Models whose files it has."""
+    """Models whose files are on this worker."""

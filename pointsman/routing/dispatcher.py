@@ -5,8 +5,8 @@
                refused     refused       +--------+  failed: back to waiting, at most `max_tries` times, then refused
 
 Enters: events, each with the time. Leaves: commands. The one rule: every request that arrives leaves exactly once, with
-an answer or with a refusal that says why. Work is dispatched on events, as much as fits: on arrivals, and whenever an
-instance may have room again. Who is here is kept in a `RequestTable`; instances are found by a `Sender`.
+an answer or with a refusal that says why. Events trigger sending, of as many waiting requests as fit: arrivals, and
+whatever may give an instance room. A `RequestTable` holds the requests; a `Sender` finds instances for them.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Dispatcher:
         """What the timer is set for."""
         self._due: float | None = None
         """When the next waiting request expires."""
-        self._unsaid: list[DispatcherCommand] = []
+        self._undelivered: list[DispatcherCommand] = []
         """Commands of an event whose handler raised; they leave with the next one."""
 
     def _configure(self, plan: DispatchPlan) -> None:
@@ -77,12 +77,12 @@ class Dispatcher:
         self._hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, self._hooks)
         self._evicts = plan.make_eviction is not None
-        self._unhindered = self._open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
+        self._ungated = self._open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
         """Only the choice itself stands between a request and an instance."""
 
     def reconfigure(self, plan: DispatchPlan, now: float) -> list[DispatcherCommand]:
         """Schedule by another plan from now on. Instances, requests, reservations and records stay as they are."""
-        commands, self._unsaid = self._unsaid, []
+        commands, self._undelivered = self._undelivered, []
         self._configure(plan)
         self._table.configure(plan, now, commands)
         for pool in self._pools.waiting():
@@ -91,14 +91,14 @@ class Dispatcher:
         return commands
 
     def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
-        """Take one event in; carry the commands out in their order."""
-        commands, self._unsaid = self._unsaid, []
+        """Handle one event. The runtime carries the commands out in their order."""
+        commands, self._undelivered = self._undelivered, []
         if self._due is not None and self._due <= now:
             self._expire(now, commands)
         try:
             _HANDLERS[type(event)](self, event, now, commands)
         except BaseException:
-            self._unsaid = commands
+            self._undelivered = commands
             raise
         if self._evicts:
             self._evict(now, commands)
@@ -108,16 +108,16 @@ class Dispatcher:
 
     @property
     def records(self) -> Records:
-        """The story of each request, the newest kept."""
+        """The record of each request, the newest kept."""
         return self._journal.records
 
     @property
     def counters(self) -> Counters:
-        """What was counted over all of them."""
+        """Counters over all requests."""
         return self._journal.counters
 
     def listen(self, ended: Callable[[Record], None] | None) -> None:
-        """Call this with the record of each request that has ended, served or refused; None: nobody any more."""
+        """Call `ended` with the record of each request that has ended, served or refused. None: stop."""
         self._journal.listener = ended
 
     def __len__(self) -> int:
@@ -130,11 +130,11 @@ class Dispatcher:
         return len(self._table.sent)
 
     def waiting(self) -> list[RequestMetadata]:
-        """The requests that wait, per model in the order in which they would go."""
+        """The waiting requests, per model in the order in which they would go."""
         return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
 
     def explain(self, request_id: str, now: float) -> Record | None:
-        """The record of a request; one that waits is tried out first, so that the reasons are of this moment."""
+        """The record of a request. A waiting one is tried first, without sending it, for current reasons."""
         item = self._table.waiting.get(request_id)
         if item is not None:
             self._sender.look(item, now)
@@ -144,13 +144,13 @@ class Dispatcher:
 
     def _arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
-        if len(requests) == 1 and self._unhindered and self._sender.sent_at_once(requests[0], now, commands):
+        if len(requests) == 1 and self._ungated and self._sender.sent_at_once(requests[0], now, commands):
             return
         entered: dict[str, Pool] = {}
         for given in requests:
             request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
             if request.request_id in self._table.waiting or request.request_id in self._table.sent:
-                self._refuse_double(request, commands)
+                self._refuse_duplicate(request, commands)
                 continue
             self._journal.arrived(request, now)
             denial = self._denial(request, now)
@@ -163,8 +163,8 @@ class Dispatcher:
         for pool in entered.values():
             self._sender.send_waiting(pool, now, commands)
 
-    def _refuse_double(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
-        """Its id is taken, and the record of that name belongs to the first."""
+    def _refuse_duplicate(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
+        """Its id is taken, and the record of that id belongs to the first request."""
         self.counters.arrived += 1
         why = Reason("id-in-flight", {"request_id": request.request_id})
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
@@ -180,7 +180,7 @@ class Dispatcher:
         return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> Pool | None:
-        """Let it wait; None if it was refused."""
+        """Put a request into its queue; None if it was refused."""
         item = Queued(request)
         pool = self._pools.of(request.model_name)
         if pool is None:
@@ -189,7 +189,7 @@ class Dispatcher:
             return None
         try:
             offered = pool.queue.offer(item, now, pool.is_empty)
-        except Exception as error:  # an ordering of somebody's own: nothing has been taken in yet
+        except Exception as error:  # a user's ordering; the request is not in the queue yet
             self._table.refuse_unordered(request, error, now, commands)
             return None
         for displaced, refusal in offered.displaced:
@@ -230,10 +230,10 @@ class Dispatcher:
         self._sender.room_on(sent.endpoint, now, commands)
 
     def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
-        item, culprit = sent.item, event.instance_id or str(sent.endpoint)
-        self._journal.failed(item.request, culprit, event.why)
+        item, instance_id = sent.item, event.instance_id or str(sent.endpoint)
+        self._journal.failed(item.request, instance_id, event.why)
         item.tries += 1
-        item.excluded |= {culprit}
+        item.excluded |= {instance_id}
         if event.retry and not sent.begun and item.tries < self._max_tries and self._open:
             try:
                 self._table.wait_again(sent)
@@ -243,7 +243,7 @@ class Dispatcher:
             self._sender.send_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
-        facts = {"instance": culprit, "error": event.why, "tries": item.tries, "max_tries": self._max_tries}
+        facts = {"instance": instance_id, "error": event.why, "tries": item.tries, "max_tries": self._max_tries}
         stopped = "begun" if sent.begun else "no-retry" if not event.retry else "" if self._open else "shutting-down"
         why = Reason("instance-failed", facts | {"no_retry": stopped})
         self._table.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
@@ -253,7 +253,7 @@ class Dispatcher:
         item = self._table.waiting.get(event.request_id)
         if item is not None:
             pool = self._pools.of(item.request.model_name)
-            assert pool is not None, "somebody waits in it"
+            assert pool is not None, "a request waits in it"
             pool.queue.cancel(event.request_id)
             self._table.leave(item.request, gone, now)
             self._sender.send_waiting(pool, now, commands)
@@ -299,25 +299,25 @@ class Dispatcher:
     # Time
 
     def _timer_fired(self, event: TimerFired, now: float, commands: list[DispatcherCommand]) -> None:
-        """What was due has expired before any event is handled."""
-        self._wake_at = None  # that timer is spent, even if its clock was a little fast and nothing was due yet
+        # `handle` has expired what was due. The timer is spent, even if its clock was fast and nothing was due yet.
+        self._wake_at = None
 
     def _expire(self, now: float, commands: list[DispatcherCommand]) -> None:
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._sender.look(item, now)
                 self._table.refuse(item.request, self._with_reason(item.request, refusal), now, commands)
-            self._sender.send_waiting(pool, now, commands)  # those who stood behind may be luckier
+            self._sender.send_waiting(pool, now, commands)  # those behind may fit where these did not
 
     def _with_reason(self, request: RequestMetadata, refusal: Refusal) -> Refusal:
-        """The refusal, and why nobody took the request when it was last looked at."""
+        """The refusal, with the reason why no instance took the request when it was last tried."""
         record = self.records.get(request.request_id)
         if record is None or record.failure is None:
             return refusal
         return Refusal(refusal.outcome, refusal.reason.having(because=Unplaced(request, record.failure).why))
 
     def _shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
-        self._open = self._unhindered = False
+        self._open = self._ungated = False
         for pool in self._pools.waiting():
             for item, refusal in pool.queue.drain():
                 self._table.refuse(item.request, refusal, now, commands)
@@ -328,9 +328,8 @@ class Dispatcher:
             commands.append(WakeAt(due))
         self._wake_at = due
 
-    # More important work
-
     def _evict(self, now: float, commands: list[DispatcherCommand]) -> None:
+        """Stop running requests for more important ones that are blocked."""
         for pool in self._pools.waiting():
             if pool.eviction is None:
                 continue

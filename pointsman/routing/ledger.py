@@ -31,19 +31,19 @@ class Sent(msgspec.Struct, eq=False):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """One endpoint's share of a request that is under way."""
+    """One endpoint's share of a request in flight."""
 
     endpoint: Endpoint
     tokens: float
-    """Prompt tokens that it has to compute; released with the first token of the answer."""
+    """Prompt tokens that the endpoint has to compute; released with the first token of the answer."""
     prefill: bool = False
-    """It only prefills: with the first token its part is done."""
+    """The endpoint only prefills: it is released with the first token."""
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
-    """What a result takes up: the first target of each profile, for the tokens it has to compute.
+    """The shares of a result: the first target of each profile, with the tokens that it has to compute.
 
-    Whoever answers is held to the end, even if its profile is called "prefill".
+    The endpoint that answers is held to the end, even if its profile is called "prefill".
     """
     uncached: Column | None = cycle.state.get(UNCACHED_REQUEST_TOKENS)
     prompt = float(cycle.request.input_tokens)
@@ -73,7 +73,7 @@ class Ledger:
         return request_id in self._holds
 
     def reserve(self, request_id: str, holds: Sequence[Hold]) -> None:
-        """Count the request on its endpoints. A request that is under way already is a broken contract."""
+        """Count a request on its endpoints. Raises if it is in flight already."""
         if request_id in self._holds:
             raise ValueError(f'request "{request_id}" is already in flight')
         self._holds[request_id] = holds
@@ -81,7 +81,7 @@ class Ledger:
             self._load.reserve(hold.endpoint, hold.tokens)
 
     def first_token(self, request_id: str) -> None:
-        """The prompt is worked off: release its tokens, and those who only prefilled."""
+        """The prompt is computed: release its tokens, and the endpoints that only prefilled."""
         left = []
         for hold in self._holds.get(request_id, ()):
             if hold.prefill:
@@ -93,18 +93,18 @@ class Ledger:
             self._holds[request_id] = left
 
     def release(self, request_id: str) -> bool:
-        """The request has ended. False: it was not in flight, and nothing changed."""
+        """A request has ended. False: it was not in flight."""
         holds = self._holds.pop(request_id, None)
         for hold in holds or ():
             self._load.release(hold.endpoint, hold.tokens)
         return holds is not None
 
     def holds(self, request_id: str) -> list[Hold]:
-        """Where a request is counted, and for how much."""
+        """The shares of a request."""
         return list(self._holds.get(request_id, ()))
 
     def on(self, endpoint: Endpoint) -> list[str]:
-        """The requests that an endpoint has a part in, oldest first."""
+        """The requests that an endpoint has a share in, oldest first."""
         return [
             request_id for request_id, holds in self._holds.items() if any(hold.endpoint is endpoint for hold in holds)
         ]

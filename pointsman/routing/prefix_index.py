@@ -1,8 +1,8 @@
-"""Which server probably has which prefix in its cache: chained block hashes, and an index of who was sent what.
+"""Which server probably has which prefix in its cache: chained block hashes, and an index of what each server was sent.
 
-The index keeps, per server, the blocks it was sent in order of use (bounded, oldest out first), and per block the
-set of its holders as the bits of one integer. Looking a prompt up is a few dictionary accesses for each time that its
-holders become fewer, however many blocks and servers there are.
+The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
+per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
+time that its set of holders shrinks, however many blocks and servers there are.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ BYTES_PER_TOKEN = 4
 """A token id is four bytes, and without a tokenizer four bytes of text stand in for a token."""
 
 ROW = 16
-"""So many blocks of a prompt are hashed one by one, then as many pairs of blocks, then as many fours, and so on: the
-end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
+"""The first 16 hashes of a prompt are of one block each, the next 16 of two blocks each, the next of four, and so on:
+the end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
 
 
 def first_link(model: str, cache_salt: str = "") -> int:
@@ -38,22 +38,22 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt as hashes, each of which names its part of the prompt and everything before it."""
 
     links: list[int]
-    """One for each of the first blocks, then in each row one for twice as many blocks."""
+    """One for each block of the first row; in each further row, one for twice as many blocks."""
     blocks: int
     """In all; the last may be partial."""
 
     def blocks_in(self, links: int) -> int:
-        """How many blocks the first so many links stand for."""
+        """How many blocks the first `links` links stand for."""
         if links <= ROW:
             return links
         rows, rest = divmod(links, ROW)
         return min((ROW << rows) - ROW + (rest << rows), self.blocks)
 
 
-def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: int | None = None) -> Chain:
-    """The chain of a prompt, of at most so many blocks."""
+def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, max_blocks: int | None = None) -> Chain:
+    """The chain of a prompt, of at most `max_blocks` blocks. None: all."""
     step = block_size * BYTES_PER_TOKEN
-    end = len(tokens) if most is None else min(len(tokens), most * step)
+    end = len(tokens) if max_blocks is None else min(len(tokens), max_blocks * step)
     link = first  # the seed of each hash chains it to what came before
     blocks = -(-end // step)
     if end < len(tokens) or blocks > ROW:
@@ -70,13 +70,13 @@ def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, most: 
 
 
 class PrefixIndex:
-    """Who holds which blocks, as far as what we sent tells. Memory is bounded by the capacities of the servers."""
+    """Which server holds which blocks, inferred from what it was sent. Memory is bounded by the servers' capacities."""
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._recency: dict[int, OrderedDict[int, int]] = {}
-        """By slot: the links that it holds, oldest first, each with the blocks that it stands for."""
+        """By slot: the links that it holds, least recently used first, each with the blocks that it stands for."""
         self._held: dict[int, int] = {}
         """By slot: blocks in all."""
         self._holders: dict[int, int] = {}
@@ -90,11 +90,11 @@ class PrefixIndex:
         return self._slots.keys()
 
     def held(self, server: str) -> int:
-        """Blocks that a server holds; 0 if it is unknown."""
+        """Blocks that a server holds; 0 if the server is unknown."""
         return self._held.get(self._slots.get(server, -1), 0)
 
     def slot(self, server: str) -> int:
-        """The bit of this server in sets of holders; kept until it is forgotten."""
+        """The bit of a server in sets of holders; kept until the server is forgotten."""
         slot = self._slots.get(server)
         if slot is None:
             slot = self._free.pop() if self._free else len(self._slots)
@@ -102,7 +102,7 @@ class PrefixIndex:
         return slot
 
     def record(self, server: str, links: Sequence[int], capacity: int) -> None:
-        """This server was sent a prompt with these links and has room for `capacity` blocks in all."""
+        """A server was sent a prompt with these links, and holds at most `capacity` blocks."""
         slot = self._slots.get(server)
         if slot is None:
             slot = self.slot(server)
@@ -122,7 +122,7 @@ class PrefixIndex:
         self._held[slot] = held
 
     def _use(self, links: Sequence[int], blocks: int, recency: OrderedDict[int, int], bit: int) -> int:
-        """Links of so many blocks each are used by a server; how many blocks are new to it."""
+        """A server uses links of `blocks` blocks each; returns how many blocks are new to it."""
         holders, known, refresh = self._holders, self._holders.get, recency.move_to_end
         new = 0
         for link in reversed(links):
@@ -135,7 +135,7 @@ class PrefixIndex:
         return new
 
     def forget(self, server: str) -> None:
-        """The server has left or lost its cache."""
+        """A server has left, or lost its cache."""
         slot = self._slots.pop(server, None)
         if slot is None:
             return
@@ -152,28 +152,27 @@ class PrefixIndex:
             del self._holders[link]
 
     def runs(self, links: Sequence[int], among: int) -> list[tuple[int, int]]:
-        """(servers, depth): servers of the set `among` that hold exactly the first so many links, none left out.
+        """(servers, depth): the servers of the set `among` that hold exactly the first `depth` links.
 
         Servers that do not hold the first link are not listed. A link names everything before it and is forgotten
-        before it, so the holders of each are among those of the one before: where their set changes is
-        found by bisection.
+        before it, so the holders of each link hold the one before too: bisection finds where the set shrinks.
         """
         found: list[tuple[int, int]] = []
         known, last = self._holders.get, len(links) - 1
-        place = 0
+        index = 0
         holding = known(links[0], 0) & among if links else 0
         while holding:
             if known(links[last], 0) & holding == holding:
                 found.append((holding, last + 1))
                 break
             beyond = last
-            while beyond - place > 1:
-                middle = (place + beyond) // 2
+            while beyond - index > 1:
+                middle = (index + beyond) // 2
                 if known(links[middle], 0) & holding == holding:
-                    place = middle
+                    index = middle
                 else:
                     beyond = middle
             still = known(links[beyond], 0) & holding
             found.append((holding ^ still, beyond))
-            place, holding = beyond, still
+            index, holding = beyond, still
         return found

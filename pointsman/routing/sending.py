@@ -1,7 +1,7 @@
-"""From waiting to sent: instances are found for those who wait, as many as fit, or it is said why there is none.
+"""From waiting to sent: finds instances for waiting requests, as many as fit, or says why there is none.
 
-Enters: a pool in which somebody waits, and the time. Leaves: commands. The one rule: a request that is sent holds its
-place on the instance before anybody else is looked at.
+Enters: a pool in which requests wait, and the time. Leaves: commands. The one rule: a request that is sent reserves its
+share of the instance before the next one is considered.
 """
 
 import msgspec
@@ -19,11 +19,11 @@ from pointsman.routing.routes import BatchPolicy, Chooser, pool_wide
 from pointsman.selection import SchedulingFailure
 from pointsman.types import RequestMetadata
 
-LOOK_PAST = 8
-"""How many requests that wait for an instance which has not failed them yet do not hold up those behind them."""
+MAX_PASSED = 8
+"""Requests that wait for an instance that has not failed them; this many do not hold up those behind them."""
 
-LOOK_AGAIN = 3
-"""How many requests that nobody could take, for reasons of their own, are tried again on each event."""
+MAX_UNPARKED = 3
+"""Parked requests that are tried again on each event."""
 
 
 class Sender:
@@ -43,7 +43,7 @@ class Sender:
         self._hooks = hooks
 
     def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
-        """The short way: where nobody waits and somebody has room, a request need not enter the queue first."""
+        """Send a request without queueing it, if none waits and an instance has room. False: it has to queue."""
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self._table.sent:
             return False
@@ -55,7 +55,7 @@ class Sender:
             if isinstance(choice, SchedulingFailure):
                 return False
             pool.queue.goes_at_once(item, now)
-        except Exception:  # it will happen again in the queue, and is told there
+        except Exception:  # it will be raised again, and reported, in the queue
             return False
         result = choice.result
         target = result.target
@@ -67,28 +67,28 @@ class Sender:
         return True
 
     def room_on(self, endpoint: Endpoint, now: float, commands: list[DispatcherCommand]) -> None:
-        """It may take somebody now."""
+        """Send waiting requests that this endpoint may have room for."""
         for pool in self._pools.waiting():
             if endpoint.serves(pool.model):
                 self.send_waiting(pool, now, commands)
 
     def send_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
-        """Send all who wait here and fit somewhere."""
+        """Send all waiting requests of a pool that fit on an instance."""
         if self._policy is not None and self._send_by(self._policy, pool, now, commands):
             return
         passed: list[Queued] = []
-        pool.queue.look_again(LOOK_AGAIN)
-        while len(passed) <= LOOK_PAST and not (self._waits and self._fleet.load.all_full):
+        pool.queue.retry_parked(MAX_UNPARKED)
+        while len(passed) <= MAX_PASSED and not (self._waits and self._fleet.load.all_full):
             try:
                 item = pool.queue.pop(now, self.saturation(pool, now))
-            except Exception as error:  # a limit or fairness policy of somebody's own
+            except Exception as error:  # a user's limit or fairness policy
                 self._journal.error(error)
                 break
             if item is None:
                 break
             failure = self._send(item, pool, now, commands)
             if failure is not None and not failure.failures:
-                pool.queue.drop(item)  # nobody was even asked: waiting will not help
+                pool.queue.drop(item)  # no profile ran: waiting will not help
                 refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, failure.reason)
                 self._table.refuse(item.request, refusal, now, commands)
             elif failure is not None and (item.excluded or pool_wide(failure)):
@@ -113,7 +113,7 @@ class Sender:
     def _send(
         self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> SchedulingFailure[Endpoint] | None:
-        """Send it, or say why nobody can take it now."""
+        """Send a request; if no instance can take it now, why."""
         cycle = self._chooser.cycle(item.request, now)
         try:
             choice = self._chooser.choose(cycle, item)
@@ -138,7 +138,7 @@ class Sender:
         return None
 
     def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]) -> bool:
-        """Let a user's policy decide about all that wait. False: it failed, and the route must decide."""
+        """Let a user's policy decide about all waiting requests. False: it raised, and the route must decide."""
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
             vetted = self._chooser.choose_by(policy, [item.request for item in waiting.values()], now)
@@ -156,10 +156,10 @@ class Sender:
             commands.append(Send(item.request, made, endpoint, {}, answer))
         return True
 
-    # Those for whom there is nobody
+    # Requests without an instance
 
     def look(self, item: Queued, now: float) -> None:
-        """Note in its record what would happen to it now, with every reason."""
+        """Try a request without sending it, and note the result in its record, with every reason."""
         cycle = self._chooser.cycle(item.request, now, traced=True)
         try:
             choice = self._chooser.choose(cycle, item)
@@ -170,7 +170,7 @@ class Sender:
         self._journal.tried(item.request, cycle.trace, failure)
 
     def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
-        """Why it waits although there is an instance for it."""
+        """Why a request waits although an instance could take it."""
         pool = self._pools.of(item.request.model_name)
         if pool is None or pool.saturation is None:
             return None

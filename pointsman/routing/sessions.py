@@ -1,7 +1,7 @@
-"""Sessions: which endpoint a conversation is kept on, as its token says or as we remember.
+"""Sessions: which endpoint a conversation is kept on, from a token in its requests or from what was remembered.
 
-Enters: a request, and later where it went. Leaves: the id of the endpoint that its session belongs to, if any. The one
-rule: a session is a wish. An endpoint that has gone or may not be chosen is nobody's session.
+Enters: a request, and later where it went. Leaves: the id of the endpoint that its session is bound to, if any. The one
+rule: a session is a preference. It moves when its endpoint has left or may not be chosen.
 """
 
 from base64 import b64decode, b64encode
@@ -14,27 +14,27 @@ from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import SchedulingResult
 from pointsman.types import RequestMetadata
 
-MOST_SESSIONS = 100_000
-"""Session ids come from clients, without end: past this many, the one used longest ago is forgotten."""
+MAX_SESSIONS = 100_000
+"""Clients choose session ids: past this many, the least recently used is forgotten."""
 
 REQUEST_ATTRIBUTES = ("user_id", "model_name", "cache_salt")
-"""What a session source may read of a request besides its headers."""
+"""Fields of a request that a session source may read."""
 
 
 class EncodedEndpointHeaderConfig(Parameters, frozen=True):
-    """The header that carries the endpoint, in requests and answers."""
+    """The header that carries the endpoint, in requests and responses."""
 
     header: str = "x-session-token"
 
 
 class SessionSource(Parameters, frozen=True):
-    """Where a session id may be found: one of the two."""
+    """Where a session id may be found: in a header or in a field of the request."""
 
     header: str = ""
     attribute: str = ""
 
     def check(self) -> None:
-        """Raise ValueError unless it is exactly one, and known."""
+        """Raise ValueError unless exactly one is given, and known."""
         if bool(self.header) == bool(self.attribute):
             raise ValueError(
                 f'sessionIdConfig.sources has header "{self.header}" and attribute "{self.attribute}"; '
@@ -45,14 +45,14 @@ class SessionSource(Parameters, frozen=True):
             raise ValueError(f'sessionIdConfig.sources has attribute "{self.attribute}"; it must be one of {allowed}')
 
     def read(self, request: RequestMetadata) -> str:
-        """What this source says; empty if nothing."""
+        """The session id of a request; empty if it has none here."""
         if self.header:
             return request.headers.get(self.header.lower(), "").strip()
         return str(getattr(request, self.attribute)).strip()
 
 
 class SessionIdConfig(Parameters, frozen=True):
-    """Where session ids are found, and how long an unused one is remembered. Times that are not above 0: default."""
+    """Where session ids are found, and how long an unused one is remembered. A time of 0 or less means the default."""
 
     sources: tuple[SessionSource, ...] = (SessionSource(header="x-session-id"),)
     eviction_ttl_seconds: float = 300.0
@@ -67,7 +67,7 @@ class Binding(NamedTuple):
 
 
 class Bindings:
-    """Session -> endpoint. Each use prolongs it, so the first is always the one to expire next."""
+    """Session -> endpoint. Each use renews a binding, so the first one is always the next to expire."""
 
     def __init__(self, ttl: float, sweep: float) -> None:
         self._ttl = ttl if ttl > 0 else 300.0
@@ -79,15 +79,15 @@ class Bindings:
         return len(self._bindings)
 
     def endpoint_of(self, session: str, now: float) -> str | None:
-        """Where the session is, if it is known and not too old."""
+        """The endpoint of a session; None if it is unknown or expired."""
         binding = self._bindings.get(session)
         return binding.endpoint_id if binding is not None and now < binding.expires else None
 
     def bind(self, session: str, endpoint_id: str, now: float) -> None:
-        """Remember, or remember for longer."""
+        """Bind a session, or renew its binding."""
         self._bindings[session] = Binding(endpoint_id, now + self._ttl)
         self._bindings.move_to_end(session)
-        if len(self._bindings) > MOST_SESSIONS:
+        if len(self._bindings) > MAX_SESSIONS:
             self._bindings.popitem(last=False)
         if now >= self._next_sweep:
             self._next_sweep = now + self._sweep
@@ -95,7 +95,7 @@ class Bindings:
                 self._bindings.popitem(last=False)
 
     def forget(self, endpoint_id: str) -> None:
-        """Its sessions are free to go elsewhere."""
+        """Drop the bindings to an endpoint."""
         for session in [s for s, binding in self._bindings.items() if binding.endpoint_id == endpoint_id]:
             del self._bindings[session]
 
@@ -103,9 +103,9 @@ class Bindings:
 class SessionAffinity:
     """What the session scorer and the session filter share.
 
-    `encoded_endpoint_header`: each answer says in a header which endpoint it came from, and requests say it back.
-    `session_id`: a request says its session, and we remember where that went first; it moves only if that endpoint
-    could not be chosen. `profile_name` is the profile whose target counts; empty: the primary one.
+    `encoded_endpoint_header`: a header of each response names its endpoint, and later requests send that header back.
+    `session_id`: a request names its session, which stays on its first endpoint and moves only if that endpoint could
+    not be chosen. `profile_name`: the profile whose target counts; empty: the primary one.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SessionAffinity:
         self._bindings = Bindings(by_id.eviction_ttl_seconds, by_id.eviction_sweep_seconds)
 
     def bound_to(self, cycle: RequestCycle) -> str | None:
-        """The id of the endpoint that the request's session is on, if it has one."""
+        """The id of the endpoint that the request's session is bound to; None if there is none."""
         if self.by_header:
             return decoded(cycle.request.headers.get(self.header, ""))
         session = self._session(cycle.request)
@@ -155,12 +155,12 @@ class SessionAffinity:
 
 
 def encoded_id(endpoint: Endpoint) -> str:
-    """The endpoint's id as its clients see it."""
+    """An endpoint's id as clients see it."""
     return b64encode(endpoint.id.encode()).decode()
 
 
 def decoded(token: str) -> str | None:
-    """The endpoint id in a token; None if it is not one that `encoded_id` could have written."""
+    """The endpoint id in a token; None if `encoded_id` cannot have written the token."""
     try:
         written = b64decode(token, validate=True)
         return written.decode() if written and b64encode(written).decode() == token else None

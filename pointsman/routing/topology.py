@@ -1,7 +1,7 @@
 """How near two instances are: same NVLink or NUMA domain, same host, same rack, or none of these.
 
-An instance says where it is with its `host` and with labels. A domain only counts within one host. What an
-instance does not say is unknown, and unknown is far.
+The `host` and the labels of an instance say where it is. A domain counts only within one host. An unknown location is
+far from everything.
 """
 
 from collections.abc import Iterable
@@ -41,8 +41,8 @@ def nearness(one: ExecutionInstance, other: ExecutionInstance) -> Nearness:
 
 
 def _share(label: str, one: ExecutionInstance, other: ExecutionInstance) -> bool:
-    place = one.labels.get(label)
-    return place is not None and place == other.labels.get(label)
+    value = one.labels.get(label)
+    return value is not None and value == other.labels.get(label)
 
 
 def tree(instances: Iterable[ExecutionInstance]) -> dict[str, dict[str, dict[str, list[str]]]]:

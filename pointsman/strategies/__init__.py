@@ -1,6 +1,6 @@
 """Strategies: enter requests and instances, leave decisions with reasons. Users subclass `SchedulingPolicy`.
 
-The one rule: inputs are never modified, and no instance is filled beyond its limit, whatever the order.
+The one rule: inputs are never modified, and no instance gets more requests than its limit.
 """
 
 from pointsman.strategies.adaptive import AdaptiveStrategy

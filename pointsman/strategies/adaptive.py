@@ -1,4 +1,4 @@
-"""Looks at load, deadlines and priorities, and lets one of the other strategies decide."""
+"""Lets one of the other strategies decide, by load, deadlines and priorities."""
 
 from collections.abc import Sequence
 from math import inf
@@ -16,8 +16,8 @@ from pointsman.types import Priority, RequestMetadata
 class AdaptiveStrategy(Strategy):
     """High priority present: priority. High load and deadlines: SLO-aware. Low load: cost. Otherwise: SLO-aware.
 
-    A batch is looked at as a whole. In a live queue, which never ends, each request is looked at by itself, and the
-    order is kept: high priorities first, then nearest deadlines, then arrival.
+    It judges a batch as a whole. In a live queue it judges each request by itself, and the order is fixed: high
+    priorities first, then nearest deadlines, then arrival.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class AdaptiveStrategy(Strategy):
 
 def load_share(endpoints: Endpoints) -> float:
     """Running requests over the limits of all instances that accept any; 0 if a limit is unknown, 1 if none accepts."""
-    accepts, load, limit = (endpoints.column(name) for name in (ACCEPTS, LOAD, LIMIT))
-    room = sum(most for open_, most in zip(accepts, limit, strict=True) if open_)
+    accepts, load, limits = (endpoints.column(name) for name in (ACCEPTS, LOAD, LIMIT))
+    room = sum(limit for open_, limit in zip(accepts, limits, strict=True) if open_)
     busy = sum(running for open_, running in zip(accepts, load, strict=True) if open_)
     if room == inf:
         return 0.0

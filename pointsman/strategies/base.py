@@ -1,7 +1,7 @@
 """The interface that users subclass, and the loop that the built-in strategies share.
 
-Enters: the requests that wait and the instances there are; neither is ever modified. Leaves: a decision for each
-request that can be placed. The one rule: a strategy is an ordering plus a rule for choosing; the loop does the rest.
+Enters: the waiting requests and the instances; neither is ever modified. Leaves: a decision for each request that can
+be placed. The one rule: a strategy is an ordering plus a rule for choosing; the loop does the rest.
 """
 
 from abc import ABC, abstractmethod
@@ -30,34 +30,34 @@ from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecisi
 class SchedulingPolicy(ABC):
     """Decides which waiting requests go to which instances.
 
-    Subclass it and write `schedule`; `prioritize` is there for policies that order first and choose then. Promises:
-    the arguments are not modified, every decision names a request and an instance of the arguments, each request is
-    named at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call.
-    Whoever runs a policy checks its decisions; one that breaks a promise is dropped and its request waits on.
+    Subclass it and write `schedule`; `prioritize` is for policies that order first and then choose. The contract: the
+    arguments are not modified, every decision names a request and an instance of the arguments, each request is named
+    at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call. The dispatcher
+    checks every decision; one that breaks the contract is dropped, and its request keeps waiting.
     """
 
     name: str
-    """What it is called in reasons and metrics; the class's name in kebab case unless it says otherwise."""
+    """The name in reasons and metrics; by default the class name in kebab case."""
     now: float | None = None
-    """The time of this call, set by whoever runs the policy. None: the latest arrival stands in for it."""
+    """The time of this call, set by the caller. None: the latest arrival is used."""
     seed: int = 0
-    """The dice of this policy: with the same seed, the same calls give the same decisions."""
+    """The random seed: with the same seed, the same calls give the same decisions."""
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR
-    """For instances without a price of their own: what budgets are checked against."""
+    """For instances without a price of their own, to check budgets."""
     unplaced: Sequence[Unplaced] = ()
-    """After `schedule`: the requests that were left waiting, each with the reason. Filling it in is optional."""
+    """After `schedule`: the requests that were not placed, each with the reason. Optional."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             cls.name = kebab_case(cls.__name__).removesuffix("-strategy")
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
-        """The same requests, in the order in which they should be placed. Here: as they arrived."""
+        """The same requests, in the order in which they should be placed. Default: order of arrival."""
         return sorted(requests, key=arrival)
 
     @abstractmethod
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
-        """A decision for each request that goes somewhere now. A request without one stays where it is."""
+        """A decision for each request that can be placed now. The others keep waiting."""
 
     def time_of(self, requests: Sequence[RequestMetadata]) -> float:
         """`now`, or the latest arrival."""
@@ -65,12 +65,12 @@ class SchedulingPolicy(ABC):
 
 
 def arrival(request: RequestMetadata) -> float:
-    """When it arrived; 0 if nobody said."""
+    """When a request arrived; 0 if unknown."""
     return request.arrival_time if request.arrival_time is not None else 0.0
 
 
 class Rule(NamedTuple):
-    """A way to choose an instance, and the words for it."""
+    """A way to choose an instance, and its description."""
 
     words: str
     scheduler: Scheduler[Endpoint]
@@ -82,35 +82,35 @@ def rule(
     price: float = DEFAULT_PRICE_PER_GPU_HOUR,
     first: Sequence[Any] = (),
 ) -> Rule:
-    """A rule that picks the best by these scorers among those who can serve the request.
+    """A rule that picks the best instance by these scorers, among those that can serve the request.
 
-    `first`: filters that it would rather see passed; when nobody passes them, it does without.
+    `first`: preferred filters; if no instance passes them, the rule ignores them.
     """
     must = Demands(price)
-    anybody: Profile[Endpoint] = Profile(words, must, *scorers, MaxScorePicker())
+    any_instance: Profile[Endpoint] = Profile(words, must, *scorers, MaxScorePicker())
     if not first:
-        return Rule(words, Scheduler([anybody]))
+        return Rule(words, Scheduler([any_instance]))
     preferred: Profile[Endpoint] = Profile(f"{words}, preferred", must, *first, *scorers, MaxScorePicker())
-    return Rule(words, Scheduler([preferred, anybody], FallbackProfileHandler()))
+    return Rule(words, Scheduler([preferred, any_instance], FallbackProfileHandler()))
 
 
 class Strategy(SchedulingPolicy):
-    """An ordering plus a rule per request: what the built-in strategies are. Write `order` and `rule_for`.
+    """An ordering plus a rule per request: the base of the built-in strategies. Write `order` and `rule_for`.
 
-    `order` depends on the request alone, so that a queue can keep it; overriding `prioritize` instead is possible
-    and costs a sort of everything that waits, each time.
+    `order` depends on the request alone, so that a queue can keep it. Overriding `prioritize` instead costs a sort of
+    all waiting requests on every dispatch.
     """
 
     @abstractmethod
     def order(self, request: RequestMetadata) -> Any:
-        """A value to sort by; the smallest goes first, equals in the order given."""
+        """A sort key; the smallest goes first, equal keys in the order given."""
 
     @abstractmethod
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
-        """How to choose an instance for this request, as things stand."""
+        """How to choose an instance for this request, given the current state of the endpoints."""
 
     def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> "Strategy":
-        """Who decides about these requests: this strategy, unless it knows a better one."""
+        """The strategy that decides about these requests; by default this one."""
         return self
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
@@ -137,7 +137,7 @@ class Strategy(SchedulingPolicy):
         return list(placed.values())
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance for one request, as things stand; nothing is reserved."""
+        """An instance for one request, without reserving it."""
         how = self.rule_for(cycle, endpoints)
         result = how.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):

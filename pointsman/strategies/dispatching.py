@@ -12,7 +12,7 @@ MAX_WAITING = 10_000
 
 
 class StrategyOrder:
-    """The order of a strategy, kept by a queue: each request's place is worked out once."""
+    """The order of a strategy, kept by a queue: the key of each request is computed once."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -22,10 +22,10 @@ class StrategyOrder:
 
 
 def keeps_its_order(policy: SchedulingPolicy) -> bool:
-    """Whether a queue can keep the policy's order. If not, each dispatch hands it everything that waits.
+    """Whether a queue can keep the policy's order. If not, each dispatch passes it all waiting requests.
 
-    A `schedule` or `prioritize` of the user's own may look at all requests at once, so it is asked anew each time: that
-    costs at least a sort of what waits. `order` and `rule_for` of a `Strategy` cost the same however much waits.
+    A user's `schedule` or `prioritize` may look at all requests at once, so each dispatch calls it again and costs at
+    least a sort of the waiting requests. `order` and `rule_for` of a `Strategy` cost the same however many wait.
     """
     return (
         isinstance(policy, Strategy)

@@ -1,4 +1,4 @@
-"""First come, first served, by whoever has most room."""
+"""First come, first served, by the least loaded instance."""
 
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle

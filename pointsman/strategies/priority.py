@@ -1,4 +1,4 @@
-"""The important first, and on the fastest instances."""
+"""The most important requests first, on the fastest instances."""
 
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -10,8 +10,8 @@ from pointsman.types import Priority, RequestMetadata
 class PriorityStrategy(Strategy):
     """Highest priority first, then arrival; the fastest instance for CRITICAL and HIGH, the least loaded for the rest.
 
-    `fast_from` is the lowest priority that gets the fastest. With `aging_s`, every so many seconds of waiting lift a
-    request by one priority, so that none is overtaken by later arrivals for ever; without, priority is strict.
+    `fast_from` is the lowest priority that gets the fastest. With `aging_s`, each `aging_s` seconds of waiting raise a
+    request by one priority, so that later arrivals do not overtake it for ever; without, priority is strict.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The nearest deadline first, and on time."""
+"""The nearest deadline first, on an instance that makes it."""
 
 from math import inf
 
@@ -11,10 +11,10 @@ from pointsman.types import RequestMetadata
 
 
 class SloAwareStrategy(Strategy):
-    """Nearest deadline first, those without one last; the fastest instance for urgent requests.
+    """Nearest deadline first, requests without one last; the fastest instance for urgent requests.
 
-    A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. The others go
-    to the least loaded instance of those that are expected to make the deadline, or of all if none is.
+    A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
+    go to the least loaded instance of those that are expected to make the deadline, or of all if none is.
     """
 
     def __init__(

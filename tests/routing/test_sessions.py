@@ -175,7 +175,7 @@ def test_use_keeps_a_session_and_sweeps_free_the_others() -> None:
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     bindings = Bindings(ttl=10.0, sweep=10.0)
     for session in "abc":
         bindings.bind(session, "/1", now=0.0)

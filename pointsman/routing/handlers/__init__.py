@@ -1,6 +1,6 @@
-"""Profile handlers and their deciders: enter the results so far, leave the profiles to run next and what they came to.
+"""Profile handlers and their deciders: enter the results so far, leave the profiles to run next and the final result.
 
-The one rule: a handler never looks at candidates; choosing among them is what its profiles are for.
+The one rule: a handler never looks at candidates; profiles choose among them.
 """
 
 from pointsman.routing.handlers.disagg import (

@@ -1,4 +1,4 @@
-"""The handler that splits a request's work: encode, prefill and decode on endpoints of their own."""
+"""The handler that splits a request into stages: encode, prefill and decode, each on its own endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
@@ -10,11 +10,11 @@ from pointsman.routing.plugins import NEAR, PREFIX_MATCH, Decider, Endpoints, Re
 from pointsman.selection import Key, ProfileFailure, ProfileResult, Roster, SchedulingFailure, SchedulingResult
 from pointsman.selection.scheduler import failed
 
-# Deciders: whether a stage of its own is worth while for one request.
+# Deciders: whether a separate stage is worthwhile for one request.
 
 
 class PrefixBasedPdDecider:
-    """Prefill elsewhere if the endpoint that decodes has at least `non_cached_tokens` of the prompt still to compute.
+    """Prefill elsewhere if the endpoint that decodes would have to compute at least `non_cached_tokens` of the prompt.
 
     Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or when nothing is known of its cache.
     """
@@ -35,7 +35,7 @@ class PrefixBasedPdDecider:
 
 
 class AlwaysDisaggPdDecider:
-    """Prefill elsewhere, always."""
+    """Always prefill elsewhere."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
         return True
@@ -63,7 +63,7 @@ class StageProfiles(Parameters, frozen=True):
 
 
 class StageDeciders(Parameters, frozen=True):
-    """Who says whether a stage is worth while for a request; nobody: it is skipped."""
+    """The decider of each stage; a stage without one is skipped."""
 
     prefill: Annotated[Decider | None, PluginRef("decider")] = None
     encode: Annotated[Decider | None, PluginRef("decider")] = None
@@ -73,7 +73,7 @@ class DisaggProfileHandler:
     """Runs the stages of a request one after the other; it goes to the endpoint that decodes.
 
     `decode-first`: decode, then encode and prefill where their deciders agree. `prefill-first`: prefill, encode if
-    its decider agrees, then decode. Only decode must succeed; the engines do without a stage that did not.
+    its decider agrees, then decode. Only decode must succeed; engines do without a stage that failed.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class DisaggProfileHandler:
         return ()
 
     def _stay_near(self, cycle: RequestCycle, results: Results, stage: str) -> None:
-        """The KV cache goes from one to the other: whoever cares for topology should know where the first is."""
+        """The KV cache moves between the stages: topology scorers need to know where the first one is."""
         for endpoint in chosen(results, stage)[:1]:
             cycle[NEAR] = endpoint
 
     def _agreed(self, cycle: RequestCycle, stage: str, results: Results) -> bool:
-        """Ask the stage's decider, once per cycle."""
+        """Call the decider of a stage, once per cycle."""
         decider = self.deciders.encode if stage == self.profiles.encode else self.deciders.prefill
         decode = results.get(self.profiles.decode)
         targets = chosen(results, self.profiles.decode)
@@ -161,6 +161,6 @@ def chosen(results: Results, profile: str) -> Sequence[Endpoint]:
 
 
 def address(endpoint: Endpoint) -> str:
-    """host:port, with the host of an IPv6 address in brackets."""
+    """host:port, with an IPv6 address in brackets."""
     host = endpoint.instance.host
     return f"[{host}]:{endpoint.instance.port}" if ":" in host else f"{host}:{endpoint.instance.port}"

@@ -15,9 +15,9 @@ from pointsman.selection import (
 
 
 class HeaderProfileHandler:
-    """Runs the profile that the header `header_name` says, else `default_profile`. A single profile always runs.
+    """Runs the profile that the header `header_name` names, else `default_profile`. A single profile always runs.
 
-    A name that no profile has runs nothing, and so the request fails.
+    An unknown name runs no profile, so the request fails.
     """
 
     def __init__(self, header_name: str = "EPP-Profile", default_profile: str = "decode") -> None:

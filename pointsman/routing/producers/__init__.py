@@ -1,6 +1,6 @@
 """Producers: enter a cycle and its candidates, leave facts about them in the cycle's state.
 
-The one rule: a producer never decides; when it fails, the cycle goes on without its facts.
+The one rule: a producer never decides; if it raises, the cycle continues without its facts.
 """
 
 from pointsman.routing.producers.inflight import InflightLoadProducer

@@ -1,4 +1,4 @@
-"""How many tokens of the request each endpoint would have to compute."""
+"""How many tokens of a request each endpoint would have to compute."""
 
 from pointsman.routing.plugins import PREFIX_MATCH, UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
 from pointsman.selection import Column
@@ -7,7 +7,7 @@ from pointsman.selection.columns import array, column_of
 
 
 class InflightLoadProducer:
-    """Publishes the uncached tokens of the request per endpoint; what is in flight, the ledger counts.
+    """Publishes the uncached tokens of the request per endpoint. The ledger counts the same number as in flight.
 
     Without prefix information all tokens of the prompt count as uncached.
     """
@@ -33,5 +33,5 @@ def uncached_tokens(cycle: RequestCycle, candidates: Endpoints) -> Column:
 
 
 def uncached(prompt: float, match: float, total: float, block_size: float) -> float:
-    """Tokens in blocks that did not match, and those beyond what was hashed at all."""
+    """Tokens in blocks that did not match, plus those that were not hashed."""
     return max(0.0, (total - match) * block_size) + max(0.0, prompt - total * block_size)

@@ -1,7 +1,7 @@
 """Flow control: requests wait here in priority bands until an instance has room for them.
 
-Enters: requests. Leaves: each of them exactly once, to be served or with a refusal in words. The one rule: order is
-kept and not recomputed, so that a dispatch costs the same whether ten requests wait or ten thousand.
+Enters: requests. Leaves: each of them exactly once, to be served or with a refusal. The one rule: order is kept and not
+recomputed, so that a dispatch costs the same whether ten requests wait or ten thousand.
 """
 
 from pointsman.routing.queue.bands import BandSettings

@@ -1,4 +1,4 @@
-"""Priority bands: each has its bounds, its flows with their order, and the turns of those flows."""
+"""Priority bands: each has bounds, flows with their order, and the turns of those flows."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,9 @@ from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 from pointsman.routing.queue.ordering import FcfsOrderingPolicy, OrderingPolicy
 
-# How much may wait in one place, and how much does.
-
 
 def check_bounds(max_requests: int | None, max_bytes: int | None) -> None:
-    """Raises ConfigError for bounds that would let nobody in."""
+    """Raise ConfigError for bounds that would refuse every request."""
     problems = [
         f"{name} must be at least 1, it is {bound}; leave it out for the default"
         for name, bound in (("maxRequests", max_requests), ("maxBytes", max_bytes))
@@ -38,9 +36,9 @@ class Occupancy:
         self.requests = 0
         self.size_bytes = 0
         self._place = place
-        """Where this is, as a part of a sentence: at priority 0."""
+        """Where this is, as part of a sentence: "at priority 0"."""
         self._setting = setting
-        """What to change in the configuration for more room."""
+        """The setting to change for more room."""
 
     def fits(self, size_bytes: int) -> bool:
         """Whether one more request of this size may wait here."""
@@ -72,13 +70,11 @@ class Occupancy:
         return facts | {"where": self._place}
 
 
-# Requests that nobody can take now, for reasons of their own: they wait beside the order, and hold up nobody.
-
-
 class Parked:
-    """Looked at again a few at a time: who stands first in the order each time, and the others by turns.
+    """Requests that no instance can take now, for reasons of their own: they wait beside the order and block nothing.
 
-    So whoever waits for room that is scarce gets it in order, and none of many is looked at never again.
+    A few at a time are tried again: the first in order each time, and the others in turn. So they get scarce room in
+    order, and none is left out.
     """
 
     __slots__ = ("_in_order", "_in_turn")
@@ -105,22 +101,22 @@ class Parked:
         del self._in_turn[item]
 
     def first(self) -> Queued:
-        """Who stands first in the order. There must be one."""
+        """The first in order. There must be one."""
         first = self._in_order.first()
         assert first is not None
         return first
 
-    def longest_unseen(self) -> Queued:
-        """Who was not looked at for longest. There must be one."""
+    def longest_untried(self) -> Queued:
+        """The one that was not tried for longest. There must be one."""
         return next(iter(self._in_turn))
 
 
-MOST_DYNAMIC_BANDS = 64
-"""Priorities come from clients. Beyond this many bands made on demand, empty ones go and then band 0 takes the rest."""
+MAX_DYNAMIC_BANDS = 64
+"""Clients choose priorities. Past this many bands made on demand, empty ones go, and then band 0 takes the rest."""
 
 
 class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a band is made from."""
+    """The settings of a band."""
 
     priority: int = 0
     max_requests: int | None = 5_000
@@ -133,7 +129,7 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Band:
-    """The waiting work of one priority: flows, each in order, and whose turn it is."""
+    """The waiting requests of one priority: flows, each in order, and the turns of the flows."""
 
     __slots__ = ("flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
 
@@ -144,15 +140,15 @@ class Band:
         self.ordering = settings.ordering
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
-        """Only those with waiting work."""
+        """Only those with waiting requests."""
         self.parked = Parked()
         self.in_flight = 0
-        """Requests served and not ended; turns may want to hear of their end."""
+        """Requests served and not ended."""
         place = place or f"at priority {priority}"
         self.room = Occupancy(settings.max_requests, settings.max_bytes, place, f"flowControl.{setting}")
 
     def put(self, item: Queued) -> None:
-        """It waits now, or again."""
+        """A request waits, or waits again."""
         flow = self.flows.get(item.flow)
         if flow is None:
             flow = self.flows[item.flow] = LazyHeap()
@@ -173,17 +169,17 @@ class Band:
         return head
 
     def take(self, item: Queued) -> None:
-        """It goes to be served."""
+        """A request goes to be served."""
         if item in self.parked:
             self.parked.remove(item)
-            self.put(item)  # so that it has its turn like everybody
+            self.put(item)  # so that its flow is charged as for any other
         flow = self.flows[item.flow]
         flow.discard(item)
         self.turns.taken(item)
         self._head_changed(item.flow, flow)
 
     def discard(self, item: Queued) -> None:
-        """It leaves without having had its turn."""
+        """A request leaves without having had its turn."""
         if item in self.parked:
             self.parked.remove(item)
             return
@@ -194,7 +190,7 @@ class Band:
             self._head_changed(item.flow, flow)
 
     def in_order(self) -> Iterator[Queued]:
-        """Everybody, as they would be taken if nobody came or went. Tried out on a copy of the turns; for display."""
+        """All requests in the order in which they would be taken, tried out on a copy of the turns; for display."""
         yield from self.parked
         turns = deepcopy(self.turns)
         left = {name: deque(flow.in_order()) for name, flow in self.flows.items()}
@@ -220,8 +216,8 @@ class Band:
 class Bands:
     """All bands, highest priority first.
 
-    Band 0 always exists. A priority that nobody provisioned gets a band made from `default` (`default_negative` below
-    zero, if there is one), and without those it goes to band 0. A single band takes all priorities.
+    Band 0 always exists. A priority without a band of its own gets one made from `default` (below zero from
+    `default_negative`, if there is one); without those it goes to band 0. A single band takes all priorities.
     """
 
     def __init__(
@@ -242,10 +238,10 @@ class Bands:
         self._by_priority: dict[int, Band] = {}
         self.high_to_low: list[Band] = []
         self.priorities: list[int] = []
-        self.looks = self._looks_allowed = 0
-        """How many more parked requests may be looked at again."""
+        self.retries = self._retries_allowed = 0
+        """How many more parked requests may be tried again."""
         self.forget_turns = True
-        """Whether in all of them who went before makes no difference once nobody waits."""
+        """Whether the turns of all bands forget the past once no request waits."""
         setting = "priorityBands[]" if 0 in settings else "defaultPriorityBand"
         zero = settings.pop(0, default) or BandSettings()
         self._zero = self._add(Band(0, zero, place="in all" if single else "", setting=setting))
@@ -253,7 +249,7 @@ class Bands:
             self._add(Band(band.priority, band))
 
     def of(self, priority: int) -> Band:
-        """The band that takes work of this priority."""
+        """The band for this priority."""
         band = self._by_priority.get(priority)
         if band is not None:
             return band
@@ -265,25 +261,25 @@ class Bands:
         self._dynamic.add(priority)
         return self._add(Band(priority, template, setting=setting))
 
-    def look_again(self, number: int) -> None:
-        """Let at most this many parked requests be looked at again."""
-        self.looks = self._looks_allowed = min(number, sum(len(band.parked) for band in self.high_to_low))
+    def retry_parked(self, number: int) -> None:
+        """Let at most this many parked requests be tried again."""
+        self.retries = self._retries_allowed = min(number, sum(len(band.parked) for band in self.high_to_low))
 
-    def parked_of(self, band: Band) -> Queued:
-        """The parked request of a band to look at: first the first in order, then those not looked at for longest."""
-        first_look = self.looks == self._looks_allowed
-        self.looks -= 1
-        return band.parked.first() if first_look else band.parked.longest_unseen()
+    def next_parked(self, band: Band) -> Queued:
+        """The parked request of a band to try: first the first in order, then those not tried for longest."""
+        is_first = self.retries == self._retries_allowed
+        self.retries -= 1
+        return band.parked.first() if is_first else band.parked.longest_untried()
 
     def _may_grow(self) -> bool:
-        if len(self._dynamic) >= MOST_DYNAMIC_BANDS:
+        if len(self._dynamic) >= MAX_DYNAMIC_BANDS:
             bands = [self._by_priority[priority] for priority in self._dynamic]
             for band in bands:
                 if not band.room.requests and not band.in_flight:
                     self._dynamic.discard(band.priority)
                     del self._by_priority[band.priority]
             self._reorder()
-        return len(self._dynamic) < MOST_DYNAMIC_BANDS
+        return len(self._dynamic) < MAX_DYNAMIC_BANDS
 
     def _add(self, band: Band) -> Band:
         self._by_priority[band.priority] = band

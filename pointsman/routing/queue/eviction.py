@@ -1,4 +1,4 @@
-"""Eviction of work in flight: a sheddable request is stopped when more important work could not start otherwise."""
+"""Eviction of running requests of negative priority, when more important ones could not start otherwise."""
 
 from math import ceil, inf
 
@@ -9,16 +9,16 @@ from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
 class InFlightEviction:
-    """Chooses whom to stop: of negative priority, the lowest first, and of those the newest.
+    """Chooses requests to stop: of negative priority, the lowest first, and of those the newest.
 
-    It stops a few and then waits to see what that has brought: until all of them have ended (or have not in
-    `confirmation_s`), and `cooling_s` longer. Those that are late are still expected to end, and count as room to come.
+    It stops a few, waits until all of them have ended (at most `confirmation_s`), and then `cooling_s` longer. Requests
+    that are late to end are still expected to, and count as room to come.
     """
 
-    def __init__(self, confirmation_s: float = 10.0, cooling_s: float = 0.5, most_at_once: int = 2) -> None:
+    def __init__(self, confirmation_s: float = 10.0, cooling_s: float = 0.5, max_at_once: int = 2) -> None:
         self._confirmation_s = confirmation_s
         self._cooling_s = cooling_s
-        self._most_at_once = most_at_once
+        self._max_at_once = max_at_once
         self._in_flight = 0
         self._started = 0
         self._sheddable: LazyHeap[Queued] = LazyHeap()
@@ -27,14 +27,14 @@ class InFlightEviction:
         self._confirmed_at = -inf
 
     def started(self, item: Queued) -> None:
-        """It was dispatched."""
+        """A request was sent."""
         self._in_flight += 1
         self._started += 1
         if item.priority < 0:
             self._sheddable.put(item, item.priority, -self._started)
 
     def ended(self, item: Queued, now: float) -> None:
-        """It has left its instance, whatever the reason."""
+        """A request has left its instance, for whatever reason."""
         self._in_flight -= 1
         self._sheddable.discard(item)
         if item in self._stopping:
@@ -42,7 +42,7 @@ class InFlightEviction:
             self._confirmed_at = now
 
     def victims(self, now: float, saturation: float, blocked: Blocked | None) -> list[tuple[Queued, Refusal]]:
-        """Who is to be stopped now, for the band that flow control could not let through."""
+        """The requests to stop now, for the band that flow control has blocked."""
         if blocked is None or blocked.ceiling <= 0 or self._must_wait(now):
             return []
         victims: list[tuple[Queued, Refusal]] = []
@@ -62,7 +62,7 @@ class InFlightEviction:
         return unconfirmed or now < self._confirmed_at + self._cooling_s
 
     def _wanted(self, saturation: float, ceiling: float) -> int:
-        """How many of equal size would bring saturation down to the ceiling."""
+        """How many requests of equal size would bring saturation down to the ceiling."""
         each = saturation / self._in_flight
         to_come = len(self._stopping) * each
-        return min(max(1, ceil((saturation - ceiling - to_come) / each)), self._most_at_once)
+        return min(max(1, ceil((saturation - ceiling - to_come) / each)), self._max_at_once)

@@ -1,7 +1,7 @@
-"""Whose turn it is, among the flows of a band.
+"""Fairness between the flows of a band: which flow is next.
 
-A policy is named in configuration; each band gets `Turns` of its own from it. Turns know which flows have waiting work
-and who stands first in each. Every method costs at most log-many steps in the number of flows.
+Configuration names a policy; each band gets `Turns` of its own from it. Turns know which flows have waiting requests,
+and the head of each. Every method takes at most O(log n) steps in the number of flows.
 """
 
 from abc import ABC, abstractmethod
@@ -12,32 +12,32 @@ from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
 class Turns(ABC):
-    """The turns of one band. The last three methods may be left as they are."""
+    """The turns of one band. Overriding the last three methods is optional."""
 
     forgets: ClassVar[bool] = False
-    """Whether who went before makes no difference once nobody waits. Then a request that need not wait is not told."""
+    """Whether past turns make no difference once no flow waits. Then requests sent without waiting are not reported."""
 
     @abstractmethod
     def waits(self, flow: str, head: Queued) -> None:
-        """This flow has waiting work, first of it `head`. Called when it starts, and whenever its head changes."""
+        """A flow has waiting requests, `head` first. Called when it starts to wait, and whenever its head changes."""
 
     @abstractmethod
     def leaves(self, flow: str) -> None:
-        """This flow has no waiting work any more."""
+        """A flow has no waiting requests any more."""
 
     @abstractmethod
     def next(self) -> str | None:
-        """The flow whose turn it is; None when nobody waits. Asking changes nothing."""
+        """The flow whose turn it is; None if none waits. Has no side effects."""
 
     def taken(self, item: Queued) -> None:
-        """A request goes to be served: mostly the head of the next flow, but others may be taken out of turn. `waits`
-        or `leaves` follows. Charge it now, as more may be taken before this one is sent."""
+        """A request goes to be served, mostly the head of the next flow; others may be taken out of turn. `waits` or
+        `leaves` follows. Charge it now: more may be taken before this one is sent."""
 
     def returned(self, item: Queued) -> None:
-        """What was taken was not served after all. If it is in the order again, `waits` has been called before."""
+        """A taken request was not served after all. If it is in the order again, `waits` was called before."""
 
     def ended(self, item: Queued, output_tokens: int) -> None:
-        """What was taken has been served."""
+        """A taken request has been served."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class FairnessPolicy(Protocol):
     """Shares a band between its flows."""
 
     def for_band(self) -> Turns:
-        """Turns for one more band, with nobody waiting."""
+        """Turns for one more band, in which nothing waits."""
         ...
 
 
@@ -75,7 +75,7 @@ class _ByHead(Turns):
 class RoundRobinFairnessPolicy:
     """One request of each flow in turn, flows in order of their ids: each of n waiting flows gets one of n turns.
 
-    The turn goes on from where the last chosen flow stands, also when that flow has no work left.
+    The round continues after the flow chosen last, even if that flow has no requests left.
     """
 
     def for_band(self) -> Turns:
@@ -83,7 +83,7 @@ class RoundRobinFairnessPolicy:
 
 
 class _InTurn(Turns):
-    """Two heaps, as an elevator has: flows beyond the last chosen one, and those whose turn is in the next round."""
+    """Two heaps: flows after the one chosen last, and those whose turn is in the next round."""
 
     forgets = True
 
@@ -105,7 +105,7 @@ class _InTurn(Turns):
 
     def taken(self, item: Queued) -> None:
         if item.flow != self.next():
-            return  # out of turn: the round goes on where it was
+            return  # out of turn: the round continues where it was
         if not self._ahead:
             self._ahead, self._behind = self._behind, self._ahead
         self._ahead.discard(item.flow)

@@ -164,9 +164,9 @@ class FlowControl:
 
     # Out
 
-    def look_again(self, number: int) -> None:
-        """Let at most this many parked requests be popped once more, before those in the order."""
-        self._bands.look_again(number)
+    def retry_parked(self, number: int) -> None:
+        """Let at most this many parked requests be popped again, before those in the order."""
+        self._bands.retry_parked(number)
 
     def pop(self, now: float, saturation: float) -> Queued | None:
         """The next request; None if none may go now. Follow it with `served`, `put_back`, `park` or `drop`.
@@ -179,13 +179,13 @@ class FlowControl:
         bands = self._bands
         ceilings = self._limits.ceilings(saturation, bands.priorities)
         for band, ceiling in zip(bands.high_to_low, ceilings, strict=True):
-            look = bands.looks > 0 and len(band.parked) > 0
-            if not band.flows and not look:
+            retry = bands.retries > 0 and len(band.parked) > 0
+            if not band.flows and not retry:
                 continue
             if saturation >= ceiling:
                 self.blocked = Blocked(band.priority, ceiling)
                 return None
-            return self._backlog.hold(bands.parked_of(band) if look else band.next(), now)
+            return self._backlog.hold(bands.next_parked(band) if retry else band.next(), now)
         return None
 
     def take(self, item: Queued, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What waits: a request, the flow it belongs to, and where in its life it is."""
+"""What waits: a request, its flow and its stage; and what flow control returns."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -19,7 +19,7 @@ DEFAULT_FLOW = "default-flow"
 
 
 class QueueStage(Enum):
-    """Where a request is between its offer and its end."""
+    """Where a request is between its offer and its end. The values complete "the request should be ..."."""
 
     NEW = "not offered yet"
     WAITING = "waiting"
@@ -33,19 +33,19 @@ class Queued(msgspec.Struct, eq=False):
 
     request: RequestMetadata
     ttl_s: float | None = None
-    """How long it may wait while there are instances, as the queue says. None: for ever."""
-    band: "Band" = None  # type: ignore[assignment]  # the queue gives it one
+    """How long it may wait while there are instances, set by the queue. None: no limit."""
+    band: "Band" = None  # type: ignore[assignment]  # set by the queue
     enqueued_at: float = 0.0
     taken_at: float = 0.0
-    """When it was last taken out of the queue, which is when it was sent if it was."""
+    """When it was last popped from the queue; for a sent request, when it was sent."""
     order_key: Any = None
-    """Its place under the ordering of its band, smaller first; equals go by `seq`."""
+    """Its position under the ordering of its band, smaller first; equal keys by `seq`."""
     seq: int = 0
     stage: QueueStage = QueueStage.NEW
     tries: int = 0
-    """How often it was sent and failed; the dispatcher's."""
+    """How often it was sent and failed; set by the dispatcher."""
     excluded: frozenset[str] = frozenset()
-    """Instances that failed it; the dispatcher's."""
+    """Instances that failed it; set by the dispatcher."""
     _flow: str | None = None
 
     @property
@@ -54,12 +54,12 @@ class Queued(msgspec.Struct, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """The room that it takes up while it waits."""
+        """The room that it takes up in the queue."""
         return self.request.prompt_bytes
 
     @property
     def flow(self) -> str:
-        """Whom it shares its turns with; worked out when it first waits."""
+        """The flow that it shares turns with; computed when it first waits."""
         flow = self._flow
         if flow is None:
             flow = self._flow = flow_of(self.request)
@@ -70,30 +70,27 @@ class Queued(msgspec.Struct, eq=False):
 
 
 def flow_of(request: RequestMetadata) -> str:
-    """The flow a request shares its turns with: the fairness header, else the user, else one flow for all."""
+    """The flow of a request: its fairness header, else its user, else one flow for all."""
     return header_of(request, FAIRNESS_HEADER, FAIRNESS_ALIAS) or request.user_id or DEFAULT_FLOW
 
 
 def header_of(request: RequestMetadata, name: str, alias: str) -> str | None:
-    """A header that has an older name; the proper one wins if both are there."""
+    """The value of a header that has an older name; the current name wins."""
     value = request.headers.get(name)
     return request.headers.get(alias) if value is None else value
 
 
-# What flow control answers.
-
-
 class Offered(NamedTuple):
-    """What came of an offer."""
+    """The result of an offer."""
 
     refusal: Refusal | None = None
-    """None: it waits now."""
+    """None: the request waits."""
     displaced: Sequence[tuple[Queued, Refusal]] = ()
-    """Waiting requests that had to leave for it."""
+    """Waiting requests that it displaced."""
 
 
 class Blocked(NamedTuple):
-    """A band that has work and must not send it now, as the pool is at or above the band's ceiling."""
+    """A band that has waiting requests and is blocked, because the pool is at or above its ceiling."""
 
     priority: int
     ceiling: float

@@ -1,4 +1,4 @@
-"""A heap whose members can also leave from the middle, or move. It keeps the order of everything that waits here."""
+"""A heap whose members can also move, or leave from the middle."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
@@ -7,14 +7,14 @@ from typing import Any, Generic, TypeVar
 M = TypeVar("M")
 
 SLACK = 16
-"""Dead entries that are not worth sweeping out, however few live ones there are."""
+"""Dead entries that are not worth removing, however few live ones there are."""
 
 
 class LazyHeap(Generic[M]):
     """Members by key, smallest first; equal keys by `tie`, which no two members share.
 
-    An entry that is out of date stays where it is and dies. Dead entries never stand first, and are swept out once
-    they are more than half: every operation costs log-many comparisons on average, and memory follows the members.
+    An outdated entry stays where it is, dead. Dead entries are never first, and are removed once they are more than
+    half: every operation takes O(log n) comparisons on average, and memory is proportional to the members.
     """
 
     __slots__ = ("_entries", "_live")
@@ -38,7 +38,7 @@ class LazyHeap(Generic[M]):
         return self._entries[0][0] if self._entries else None
 
     def put(self, member: M, key: Any, tie: Any) -> None:
-        """Take a member in, or move it to another key. One whose key cannot be compared is not taken in."""
+        """Add a member, or move it to another key. A member whose key cannot be compared is not added."""
         entries, entry = self._entries, (key, tie, member)
         old = self._live.get(member)
         self._live[member] = entry
@@ -54,7 +54,7 @@ class LazyHeap(Generic[M]):
             raise
 
     def _restore(self, member: M, old: tuple[Any, Any, M] | None) -> None:
-        """As it was before an entry that cannot be compared came in."""
+        """Undo the addition of an entry that cannot be compared."""
         if old is None:
             del self._live[member]
         else:
@@ -63,14 +63,14 @@ class LazyHeap(Generic[M]):
         heapify(self._entries)
 
     def pop(self) -> M:
-        """Take the first member out."""
+        """Remove the first member."""
         member = heappop(self._entries)[2]
         del self._live[member]
         self._uncover()
         return member
 
     def discard(self, member: M) -> bool:
-        """Let a member go, wherever it stands. False: it was not here."""
+        """Remove a member. False: it was not here."""
         entry = self._live.pop(member, None)
         if entry is None:
             return False

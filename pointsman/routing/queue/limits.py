@@ -1,4 +1,4 @@
-"""Usage limits: how saturated the pool may be before a band has to wait. A band is blocked at or above its ceiling."""
+"""Usage limits: how saturated the pool may be before a band has to wait. At or above its ceiling, a band is blocked."""
 
 from collections.abc import Sequence
 from math import floor
@@ -10,7 +10,7 @@ class UsageLimitPolicy(Protocol):
     """Gives each band its ceiling."""
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """One ceiling per band, for bands from the highest priority to the lowest. Asked once per dispatch."""
+        """One ceiling per band, from the highest priority to the lowest. Called once per dispatch."""
         ...
 
 
@@ -25,7 +25,7 @@ class StaticUsageLimitPolicy:
 
 
 class PriorityHoldbackPolicy:
-    """Lower bands wait earlier, so that room is held back for higher ones.
+    """Lower bands are blocked earlier, which keeps room for higher ones.
 
     Ceilings fall from `max_ceiling` for the highest band to `min_ceiling` for the lowest: in even steps by rank, or in
     proportion to the value of the priority.
@@ -55,16 +55,16 @@ class PriorityHoldbackPolicy:
             return (self.high,)
         if self.domain == "rank":
             return [self.high - rank * span / (bands - 1) for rank in range(bands)]
-        most, least = max(priorities), min(priorities)
-        if most == least:
+        highest, lowest = max(priorities), min(priorities)
+        if highest == lowest:
             return [self.high] * bands
-        return [self.low + (priority - least) / (most - least) * span for priority in priorities]
+        return [self.low + (priority - lowest) / (highest - lowest) * span for priority in priorities]
 
 
 class SoftReflectiveCeilingPolicy:
-    """Lower bands are let through less and less often as the pool fills, and not at all once it is full.
+    """Lower bands are open less and less often as the pool fills, and not at all once it is full.
 
-    Between half full and full only every k-th dispatch is open to them, k = s / (1 - s): 1 at 0.5, 3 at 0.75, 9 at 0.9.
+    Between half full and full, every k-th dispatch is open to them, k = s / (1 - s): 1 at 0.5, 3 at 0.75, 9 at 0.9.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Who goes first inside a flow. A policy gives each request a key once, when it is offered; the queue keeps the order.
+"""The order inside a flow. A policy gives each request a key once, when it is offered; the queue keeps the order.
 
-All requests of a band have the same policy, so that the heads of its flows can be compared with each other too.
+All requests of a band have the same policy, so that the heads of its flows can be compared too.
 """
 
 import re
@@ -11,8 +11,8 @@ from pointsman.routing.queue.items import Queued, header_of
 
 SLO_HEADER = "x-llm-d-slo-ttft-ms"
 SLO_ALIAS = "x-slo-ttft-ms"
-LONGEST_SLO_MS = (2**63 - 1) // 10**6
-"""Beyond this a deadline in nanoseconds no longer fits 64 bits; it counts as none."""
+MAX_SLO_MS = (2**63 - 1) // 10**6
+"""A longer one counts as none: in nanoseconds it does not fit 64 bits."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
@@ -22,7 +22,7 @@ class OrderingPolicy(Protocol):
     """Orders the requests of a flow."""
 
     def key(self, item: Queued) -> Any:
-        """Where it stands: the smaller key goes first, equal keys in order of arrival. Asked once per request."""
+        """The smaller key goes first, equal keys in order of arrival. Called once per request."""
         ...
 
 
@@ -34,14 +34,14 @@ class FcfsOrderingPolicy:
 
 
 class EdfOrderingPolicy:
-    """Earliest deadline first: whose time to live ends first. Who may wait for ever goes last."""
+    """Earliest deadline first, by time to live. Requests without one go last."""
 
     def key(self, item: Queued) -> float:
         return item.enqueued_at + item.ttl_s if item.ttl_s is not None and item.ttl_s > 0 else inf
 
 
 class SloDeadlineOrderingPolicy:
-    """Whose first token is due first, by the header `x-llm-d-slo-ttft-ms`, else by the request's `slo_deadline_ms`.
+    """By when the first token is due: the header `x-llm-d-slo-ttft-ms`, else the request's `slo_deadline_ms`.
 
     A request with neither, or with a header that is not a whole number of milliseconds in range, goes last.
     """
@@ -57,4 +57,4 @@ def _slo_ms(item: Queued) -> float:
     header = header_of(item.request, SLO_HEADER, SLO_ALIAS)
     if header is not None:
         slo_ms = int(header) if len(header) < 32 and _INTEGER.fullmatch(header) else None
-    return slo_ms if slo_ms is not None and 0 <= slo_ms <= LONGEST_SLO_MS else inf
+    return slo_ms if slo_ms is not None and 0 <= slo_ms <= MAX_SLO_MS else inf

@@ -9,7 +9,7 @@ from pointsman.routing.queue.items import Queued
 
 
 def queue_is_full(item: Queued, room: Occupancy, pool_is_empty: bool) -> Refusal:
-    """It found no room on arrival."""
+    """There was no room for a request on arrival."""
     shortage = room.shortage(item.size_bytes)
     if pool_is_empty:
         return Refusal(Outcome.REJECTED_NO_ENDPOINTS, Reason("no-instance-queue-full", shortage))
@@ -17,18 +17,18 @@ def queue_is_full(item: Queued, room: Occupancy, pool_is_empty: bool) -> Refusal
 
 
 def id_is_taken(item: Queued) -> Refusal:
-    """A request with its id waits already."""
+    """Another request with the same id waits already."""
     return Refusal(Outcome.REJECTED_OTHER, Reason("id-waiting", {"request_id": item.request.request_id}))
 
 
 def displaced(item: Queued, by: Queued, shortage: dict[str, Any]) -> Refusal:
-    """It had to make room for more important work."""
+    """A request made room for a more important one."""
     facts = {"priority": item.priority, "by_priority": by.priority}
     return Refusal(Outcome.REJECTED_CAPACITY, Reason("displaced", facts | shortage))
 
 
 def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
-    """Its time to live is over."""
+    """The time to live of a request is over."""
     setting = "flowControl.defaultRequestTTL"
     return Refusal(
         Outcome.EVICTED_TTL, _waited("waited-too-long", item, now, item.ttl_s or 0.0, default_ttl_s, setting)
@@ -36,7 +36,7 @@ def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
 
 
 def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float, setting: str) -> Refusal:
-    """Its time to live without an instance is over."""
+    """The time to live of a request is over, and no instance is running."""
     reason = _waited("no-instance-came", item, now, limit_s, default_ttl_s, setting)
     return Refusal(Outcome.EVICTED_NO_ENDPOINTS, reason)
 
@@ -48,11 +48,11 @@ def _waited(code: str, item: Queued, now: float, limit_s: float | None, default_
 
 
 def shutting_down() -> Refusal:
-    """The whole queue is given up."""
+    """The queue is drained."""
     return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("shutting-down"))
 
 
 def evicted_in_flight(item: Queued, priority: int) -> Refusal:
-    """It was being served, and was stopped for more important work."""
+    """A running request was stopped for a more important one."""
     facts = {"priority": item.priority, "by_priority": priority}
     return Refusal(Outcome.EVICTED_IN_FLIGHT, Reason("stopped-for-priority", facts))

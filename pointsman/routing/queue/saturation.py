@@ -1,4 +1,4 @@
-"""How full a pool is: 1.0 is full, more is overload. A detector is also a filter that turns full endpoints away."""
+"""How full a pool is: 1.0 is full, more is overload. A detector is also a filter that rejects full endpoints."""
 
 from collections.abc import Set
 from typing import Literal, Protocol, runtime_checkable
@@ -24,7 +24,7 @@ _COLUMNS = {"requests": IN_FLIGHT_REQUESTS, "tokens": IN_FLIGHT_TOKENS}
 
 @runtime_checkable
 class SaturationDetector(Protocol):
-    """Says how full a pool of endpoints is."""
+    """Measures how full a pool of endpoints is."""
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         """0: idle; 1 and more: full. An empty pool is full."""
@@ -32,11 +32,11 @@ class SaturationDetector(Protocol):
 
 
 class UtilizationDetector:
-    """Full by what the engines report: their waiting queues and KV caches. Numbers that are too old count as full.
+    """Saturation by what engines report: their waiting queues and KV caches. Stale measurements count as full.
 
-    As many requests leave the queue as fit, and not one per measurement. So those sent to an endpoint since it was last
-    measured count as waiting there; otherwise one free place would be given away many times over. As a filter it
-    turns away endpoints that are above a threshold or not measured lately, unless that would be everybody.
+    As many requests leave the queue as fit, not one per measurement. So requests sent to an endpoint since it was last
+    measured count as waiting there; otherwise one free slot would be used many times over. As a filter it rejects
+    endpoints above a threshold or with stale measurements, unless that would be all of them.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ConcurrencyDetector:
 
 
 def _any_of(*positions: Positions) -> list[int]:
-    """Positions that are in any of some, in order."""
+    """The union of positions, in order."""
     return sorted({int(position) for some in positions for position in some})
 
 
@@ -155,13 +155,10 @@ def _check_headroom(headroom: float) -> None:
         raise ValueError(f"headroom is {headroom:g}; it must be 0 or more")
 
 
-# The pool as a whole: how full it is when prefill and decode have instances of their own, and what is shed then.
-
-
 class PoolSaturation:
-    """The saturation of the fuller one of two sub-pools: those that may prefill, and those that may decode.
+    """The saturation of the fuller of two sub-pools: the endpoints that may prefill, and those that may decode.
 
-    An endpoint without a role may decode; one with a mixed role is in both. A sub-pool without members does not count.
+    An endpoint without a role may decode; one with a mixed role is in both. An empty sub-pool does not count.
     """
 
     def __init__(self, detector: SaturationDetector) -> None:
@@ -171,8 +168,8 @@ class PoolSaturation:
         self._sub_pools: list[Endpoints] = []
 
     def of(self, endpoints: Endpoints, now: float) -> float:
-        """How full these endpoints are. Nobody is as full as can be: 1.0."""
-        if endpoints is not self._split:  # a fleet has the same roster until its members change
+        """How full these endpoints are; 1.0 if there are none."""
+        if endpoints is not self._split:  # the roster is the same until its members change
             self._split, self._sub_pools = endpoints, self._split_by_role(endpoints)
         return max(self.detector.saturation(sub_pool, now) for sub_pool in self._sub_pools)
 
@@ -184,7 +181,7 @@ class PoolSaturation:
 
 
 class LegacyAdmission:
-    """Without flow control nobody waits: requests of negative priority are turned away while the pool is full."""
+    """Without flow control requests do not wait: those of negative priority are refused while the pool is full."""
 
     def __init__(self, detector: SaturationDetector) -> None:
         self._pool = PoolSaturation(detector)

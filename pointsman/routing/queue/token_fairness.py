@@ -4,23 +4,23 @@ from pointsman.routing.queue.fairness import Turns
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
-MOST_IDLE_FLOWS = 1_024
-"""Flows without work that are remembered, per band. Beyond this, who is the least ahead is forgotten first."""
+MAX_IDLE_FLOWS = 1_024
+"""Idle flows that are remembered, per band. Past this many, the one with the lowest counter is forgotten first."""
 
 
 class VirtualTokenCounterFairnessPolicy:
-    """Next is the flow that has had the fewest tokens, counted as input_weight * input + output_weight * output.
+    """Next is the flow that was served the fewest tokens, counted as input_weight * input + output_weight * output.
 
-    A request is charged when it is taken, with the output expected of it: `default_output_tokens`, or `max_tokens` if
-    that is less. When it ends, the charge is corrected to the output it really had. A flow that starts to wait is
-    lifted to the least counter of those that wait, so that nobody saves up turns by staying away; with nobody waiting,
-    to where the last one stopped.
+    A request is charged when it is taken, for its expected output: `default_output_tokens`, or `max_tokens` if that is
+    less. When it ends, the charge is corrected to its actual output. A flow that starts to wait is lifted to the lowest
+    counter among the waiting flows, so that idle flows save up no turns; if none waits, to the counter of the last one
+    that did.
 
-    The bound. Let U be the largest charge of one request. The counters of two flows that wait never differ by more
-    than U: only the least counter is charged, and none starts below it. So over any time in which two flows always had
-    waiting work, what they were charged differs by at most 2U, and by at most U if their counters were equal at the
-    start. Corrections can only add what was in flight when the flow was last chosen: with n requests of a flow in
-    flight, of which each used at most E more or less than expected, U becomes U + n*E of the one + n*E of the other.
+    The bound. Let U be the largest charge of one request. The counters of two waiting flows differ by at most U: only
+    the lowest counter is charged, and none starts below it. So over any period in which two flows always had waiting
+    requests, their charges differ by at most 2U, and by at most U if their counters were equal at the start.
+    Corrections only add what was in flight when the flow was last chosen: with n requests of a flow in flight, each of
+    which used at most E more or less than expected, U becomes U + n*E of the one + n*E of the other.
     """
 
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, default_output_tokens: int = 256) -> None:
@@ -37,20 +37,20 @@ class VirtualTokenCounterFairnessPolicy:
         return _ByTokens(self)
 
     def charge(self, item: Queued) -> float:
-        """What a request costs its flow before its output is known."""
+        """The charge of a request before its output is known."""
         return self.input_weight * item.request.input_tokens + self.output_weight * self._expected_output(item)
 
     def correction(self, item: Queued, output_tokens: int) -> float:
-        """What to add to the charge now that its output is known."""
+        """What to add to the charge once the output is known."""
         return self.output_weight * (output_tokens - self._expected_output(item))
 
     def _expected_output(self, item: Queued) -> int:
-        most = item.request.max_tokens
-        return self.default_output_tokens if most is None else min(most, self.default_output_tokens)
+        limit = item.request.max_tokens
+        return self.default_output_tokens if limit is None else min(limit, self.default_output_tokens)
 
 
 class _Account:
-    """What is known of one flow."""
+    """The account of one flow."""
 
     __slots__ = ("counter", "head_seq", "in_flight")
 
@@ -62,9 +62,9 @@ class _Account:
 
 
 class _ByTokens(Turns):
-    """Counters of the flows that wait or have work in flight, and of some that are ahead of those that wait.
+    """Counters of the flows that wait or have requests in flight, and of idle flows above the floor.
 
-    Idle flows that are not ahead can be forgotten: when they return, they are lifted to the floor anyway.
+    Idle flows at the floor are forgotten: when they return, they are lifted to it anyway.
     """
 
     def __init__(self, policy: VirtualTokenCounterFairnessPolicy) -> None:
@@ -74,7 +74,7 @@ class _ByTokens(Turns):
         self._idle: LazyHeap[str] = LazyHeap()
         """Neither waiting nor in flight, and above the floor."""
         self._floor = 0.0
-        """The least counter among those that waited when the last choice was made; never falls."""
+        """The lowest counter among the waiting flows when the last choice was made; never falls."""
 
     def waits(self, flow: str, head: Queued) -> None:
         account = self._accounts.get(flow)
@@ -82,8 +82,8 @@ class _ByTokens(Turns):
             account = self._accounts[flow] = _Account()
         if flow not in self._waiting:
             self._idle.discard(flow)
-            least = self._waiting.first_key()
-            account.counter = max(account.counter, self._floor, self._floor if least is None else least)
+            lowest = self._waiting.first_key()
+            account.counter = max(account.counter, self._floor, self._floor if lowest is None else lowest)
         account.head_seq = head.seq
         self._waiting.put(flow, account.counter, head.seq)
 
@@ -116,13 +116,13 @@ class _ByTokens(Turns):
         self._moved(flow, account)
 
     def _moved(self, flow: str, account: _Account) -> None:
-        """Put a flow where its counter belongs now."""
+        """Move a flow to where its counter belongs."""
         if flow in self._waiting:
             self._waiting.put(flow, account.counter, account.head_seq)
         elif account.in_flight == 0:
             if account.counter > self._floor:
                 self._idle.put(flow, account.counter, flow)
-                if len(self._idle) > MOST_IDLE_FLOWS:
+                if len(self._idle) > MAX_IDLE_FLOWS:
                     del self._accounts[self._idle.pop()]
             else:
                 del self._accounts[flow]

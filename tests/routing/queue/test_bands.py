@@ -22,7 +22,7 @@ def set_all_aside(queue: FlowControl) -> None:
 
 def looked_at(queue: FlowControl, looks: int) -> list[str]:
     """Who is tried again in one round, when nobody can be placed."""
-    queue.look_again(looks)
+    queue.retry_parked(looks)
     seen = []
     while (one := pop(queue)) is not None:
         seen.append(one.request.request_id)
@@ -71,7 +71,7 @@ def test_those_aside_can_be_cancelled_taken_expired_and_drained() -> None:
 def test_ceilings_hold_for_those_aside_too() -> None:
     queue = queue_of(1, limits=StaticUsageLimitPolicy(0.5))
     set_all_aside(queue)
-    queue.look_again(3)
+    queue.retry_parked(3)
     assert pop(queue, saturation=0.5) is None
     assert queue.blocked is not None
     assert pop(queue, saturation=0.4) is not None

@@ -13,7 +13,7 @@ from pointsman.routing.queue import (
     RoundRobinFairnessPolicy,
     SoftReflectiveCeilingPolicy,
 )
-from pointsman.routing.queue.bands import MOST_DYNAMIC_BANDS
+from pointsman.routing.queue.bands import MAX_DYNAMIC_BANDS
 from tests.routing.queue.waiting import bands_of, ids, item, left, offer, served, size_bytes
 
 FULL, NOBODY = Outcome.REJECTED_CAPACITY, Outcome.REJECTED_NO_ENDPOINTS
@@ -65,13 +65,13 @@ def test_a_band_made_on_demand_has_the_settings_of_its_default() -> None:
 
 def test_bands_made_on_demand_stay_bounded() -> None:
     queue = FlowControl(default_band=BandSettings())
-    for priority in range(1, 3 * MOST_DYNAMIC_BANDS):
+    for priority in range(1, 3 * MAX_DYNAMIC_BANDS):
         offer(queue, item(f"{priority}", priority=priority))
         served(queue)
-    assert len(bands_of(queue)) <= MOST_DYNAMIC_BANDS + 1
-    waiting = [item(f"w{priority}", priority=priority) for priority in range(1, 3 * MOST_DYNAMIC_BANDS)]
+    assert len(bands_of(queue)) <= MAX_DYNAMIC_BANDS + 1
+    waiting = [item(f"w{priority}", priority=priority) for priority in range(1, 3 * MAX_DYNAMIC_BANDS)]
     assert offer(queue, *waiting) == [None] * len(waiting)
-    assert len(bands_of(queue)) <= MOST_DYNAMIC_BANDS + 1
+    assert len(bands_of(queue)) <= MAX_DYNAMIC_BANDS + 1
     assert len(served(queue)) == len(waiting)
 
 
@@ -88,11 +88,11 @@ def test_a_band_made_on_demand_stays_while_its_work_is_in_flight() -> None:
     failing = item("failing", priority=1000)
     offer(queue, failing)
     served(queue)
-    come_and_go(*range(1, 2 * MOST_DYNAMIC_BANDS))
+    come_and_go(*range(1, 2 * MAX_DYNAMIC_BANDS))
     queue.put_back(failing)
     assert served(queue) == ["failing"]
     queue.ended(failing, 0)
-    come_and_go(*range(1, 2 * MOST_DYNAMIC_BANDS))
+    come_and_go(*range(1, 2 * MAX_DYNAMIC_BANDS))
     assert 1000 not in {band.priority for band in bands_of(queue)}
 
 

@@ -81,7 +81,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(saturation=st.sampled_from([0.0, 0.5, 1.0]), looks=st.integers(0, 2))
     def pop(self, saturation: float, looks: int) -> None:
-        self.queue.look_again(looks)
+        self.queue.retry_parked(looks)
         one = self.queue.pop(self.now, saturation)
         in_order = self.waiting - self.parked
         if one is None:

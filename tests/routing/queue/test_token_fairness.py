@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, VirtualTokenCounterFairnessPolicy
-from pointsman.routing.queue.token_fairness import MOST_IDLE_FLOWS
+from pointsman.routing.queue.token_fairness import MAX_IDLE_FLOWS
 from tests.routing.queue.waiting import bands_of, item, offer, served
 
 EVEN = VirtualTokenCounterFairnessPolicy(input_weight=1.0, output_weight=1.0, default_output_tokens=10)
@@ -205,4 +205,4 @@ def test_memory_is_bounded_even_if_a_crowd_of_new_flows_never_lets_the_others_ca
         fill(queue, f"user{number}-", number % 97)
         if number % 3:
             serve_one(queue, output_tokens=100 * (number % 2))
-    assert len(queue) < remembered(queue) <= len(queue) + MOST_IDLE_FLOWS
+    assert len(queue) < remembered(queue) <= len(queue) + MAX_IDLE_FLOWS
