@@ -1,13 +1,15 @@
-"""How a plugin's parameters are written in configuration, where its signature alone does not say.
+"""How parameters are written in configuration, where a signature or a field alone does not say.
 
-A plugin's parameters are the keyword arguments of its `__init__`, validated by their annotations. `queue_threshold`
-is written `queueThreshold`; nested parameters are `Parameters` structs. The marks below go into `Annotated`.
+A plugin's parameters are the keyword arguments of its `__init__`, validated by their annotations. `queue_threshold` is
+written `queueThreshold`; nested parameters are `Parameters` structs. The marks below go into `Annotated`.
 """
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -27,14 +29,14 @@ class Spelled(msgspec.Struct, frozen=True):
 
 
 class PluginRef(msgspec.Struct, frozen=True):
-    """In YAML this is the name of another plugin; the plugin gets that plugin."""
+    """In YAML this is the name of another plugin; the constructor gets that plugin."""
 
     role: str
-    """A word for error messages: decider, saturation detector..."""
+    """For error messages: decider, saturation detector..."""
 
 
 class ReadBy(msgspec.Struct, frozen=True):
-    """In YAML this is text that the function can read, as a cron expression; the plugin gets the text."""
+    """In YAML this is text that the function can read, such as a cron expression; the constructor gets the text."""
 
     read: Callable[[str], object]
     """Raises ValueError, with what to write instead."""
@@ -48,9 +50,23 @@ class QuantityText(msgspec.Struct, frozen=True):
     """In YAML this may be written 500, 2k or 1Gi."""
 
 
+class FileName(msgspec.Struct, frozen=True):
+    """In YAML this is a path, relative to the document's folder; the constructor gets an absolute one.
+
+    `package:NAME/FILE` is a file inside an installed Python package, and stays as it is.
+    """
+
+    or_name: bool = False
+    """It may also be a name, such as that of a model on a hub. Then it is a path only if the file exists, or if it
+    begins with a dot, a slash or ~."""
+    must_exist: bool = True
+
+
 Duration = Annotated[float, DurationText()]
 """Seconds."""
 Quantity = Annotated[int, QuantityText()]
+ExistingFile = Annotated[str, FileName()]
+FileOrName = Annotated[str, FileName(or_name=True)]
 
 Number = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -63,30 +79,24 @@ Size = Annotated[Quantity, Meta(ge=0)]
 Bytes = Annotated[Quantity, Meta(ge=1)]
 
 
-class FileName(msgspec.Struct, frozen=True):
-    """In YAML this is a path, relative to the document's folder; the plugin gets an absolute one.
-
-    `package:NAME/FILE` is a file inside an installed Python package, and stays as it is.
-    """
-
-    or_name: bool = False
-    """It may also be the name of something elsewhere, such as a model on a hub. Then only what is there, or begins with
-    a dot, a slash or ~, is taken for a path."""
-    must_exist: bool = True
+def unmarked(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and the marks of its `Annotated`."""
+    if get_origin(annotation) is Annotated:
+        kind, *marks = get_args(annotation)
+        return kind, tuple(marks)
+    return annotation, ()
 
 
-ExistingFile = Annotated[str, FileName()]
-FileOrName = Annotated[str, FileName(or_name=True)]
+def yaml_name(field: msgspec.structs.FieldInfo) -> str:
+    """The name of a field in YAML: camel case without the suffix `_s` for seconds, unless it is `Spelled`."""
+    spelled = next((mark.name for mark in unmarked(field.type)[1] if isinstance(mark, Spelled)), None)
+    return spelled or camel_case(field.name.removesuffix("_s"))
 
 
-def packaged(name: str) -> Path | None:
-    """The file that `package:NAME/FILE` names, found without importing the package; None: it is not installed."""
-    package, _, file = name.removeprefix("package:").partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folders = [Path(folder) for folder in spec.submodule_search_locations]
-    return next((folder / file for folder in folders if (folder / file).exists()), folders[0] / file)
+def camel_case(name: str) -> str:
+    """queue_threshold -> queueThreshold"""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
 
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -106,7 +116,7 @@ def seconds(text: str) -> float:
 
 
 def duration_text(length_s: float) -> str:
-    """As a person would write it: 1h, 1m30s, 200ms. `seconds` reads the same from it."""
+    """Write 1h, 1m30s, 200ms, so that `seconds` reads the same value."""
     milliseconds, parts = round(abs(length_s) * 1000), []
     if abs(milliseconds / 1000 - abs(length_s)) > 1e-9:
         return f"{length_s:.9f}".rstrip("0") + "s"
@@ -129,21 +139,64 @@ def quantity(text: str) -> int:
     return ceil(Decimal(match[1]) * (_DECIMAL | _BINARY)[match[2]])
 
 
-def unmarked(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type and the marks of its `Annotated`."""
-    if get_origin(annotation) is Annotated:
-        kind, *marks = get_args(annotation)
-        return kind, tuple(marks)
-    return annotation, ()
+def packaged(name: str) -> Path | None:
+    """The file of `package:NAME/FILE`, found without importing the package; None if that is not installed."""
+    package, _, file = name.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    return next((folder / file for folder in folders if (folder / file).exists()), folders[0] / file)
 
 
-def yaml_name(field: msgspec.structs.FieldInfo) -> str:
-    """How a field is written in YAML: in camel case without its unit of seconds, unless it is `Spelled`."""
-    spelled = next((mark.name for mark in unmarked(field.type)[1] if isinstance(mark, Spelled)), None)
-    return spelled or camel_case(field.name.removesuffix("_s"))
+_HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_LISTEN = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
+_BASE_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}:(?P<port>\d{{1,5}})/?", re.IGNORECASE)
+_ANY_URL = re.compile(rf"https?://{_HOST}(?::(?P<port>\d{{1,5}}))?(?:/.*)?", re.IGNORECASE)
 
 
-def camel_case(name: str) -> str:
-    """queue_threshold -> queueThreshold"""
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
+def host_and_port(text: str) -> tuple[str, int]:
+    """Read 127.0.0.1:8080 or [::1]:8080. Raises ValueError, with an example, for anything else."""
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535 or not _is_host(match["host"]):
+        raise ValueError(f"expected host:port, such as 127.0.0.1:8080 or [::1]:8080, found {quoted(text)}")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def base_url(text: str) -> tuple[str, str]:
+    """http://host:port without a path, and its host:port. Raises ValueError, with an example, for anything else."""
+    match = _BASE_URL.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535 or not _is_host(match["host"]):
+        raise ValueError(f"expected http://host:port or https://host:port, without a path, found {quoted(text)}")
+    address = f"{match['host'].lower()}:{int(match['port'])}"
+    return f"{match['scheme'].lower()}://{address}", address
+
+
+def is_url(text: str) -> bool:
+    """Whether it is http://host, with or without a port and a path."""
+    match = _ANY_URL.fullmatch(text)
+    return match is not None and 1 <= int(match["port"] or 80) <= 65535 and _is_host(match["host"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_host(host: str) -> bool:
+    """A name, or a valid IP address; IPv6 in brackets."""
+    if host[0] != "[" and re.search(r"[^0-9.]", host):
+        return True
+    try:
+        return ip_address(host.strip("[]")).version == (6 if host[0] == "[" else 4)
+    except ValueError:
+        return False
+
+
+def quoted(value: Any, max_length: int = 60) -> str:
+    """A value in an error message: text in quotes, numbers as they are, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= max_length else text[: max_length - 4] + '..."'

@@ -1,8 +1,8 @@
 """Configuration: YAML enters; plans leave, with everything built and nothing running.
 
-The one rule: all or nothing. Every problem of a file is reported at once, with its line, and nothing of a bad file is
-applied. `load` takes a file (`Path`), or text (`str`) and the folder that its paths are relative to; see `schema` for
-the documents, `registry` for the names.
+The one rule: all or nothing. All problems of a file are reported at once, with their lines, and nothing of a bad file
+is applied. `load` takes a file (`Path`), or text (`str`) and the folder that its paths are relative to; see `schema`
+for the documents, `registry` for the names.
 """
 
 from pointsman.config.application import load_application

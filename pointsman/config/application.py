@@ -1,7 +1,7 @@
 """An `Application` document -> a plan: its graph, checked, and a deployment for each of its nodes.
 
-Enters: a file (`Path`) or text (`str`). Leaves: an `ApplicationPlan`, or `ConfigError` with all problems. The one rule
-is that of all documents: every mistake at once, each with its line. No code of the author's is loaded.
+Enters: a file (`Path`) or text (`str`). Leaves: an `ApplicationPlan`, or `ConfigError` with all problems. The one rule:
+the user's code is not loaded.
 """
 
 import re
@@ -25,10 +25,11 @@ from pointsman.pipeline.options import NodeOptions
 TAKEN = frozenset(
     {"admin", "docs", "health", "healthz", "metrics", "openapi", "pipelines", "ready", "readyz", "v1", INGRESS}
 )
-"""Names that applications cannot have, because the gateway has pages there."""
-OF_MODELS = frozenset({"deadline_share", "idempotent"})
-"""Options of a node that is a model of the manifest; the others are in the manifest."""
+"""Paths of the gateway, which cannot be names of applications."""
+MODEL_OPTIONS = frozenset({"deadline_share", "idempotent"})
+"""The options of a node that is a model of the manifest; the manifest has the others."""
 
+_NAME_FORM = "letters, digits, _ and -, at most 40, a letter or digit first"
 _CODE = re.compile(r"(?:[^:]+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _CALL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _METHOD = re.compile(r"[A-Za-z]\w*|__call__")
@@ -48,10 +49,10 @@ def load_application(
 
 
 def application_plan(document: ApplicationDocument, problems: Problems, folder: Path) -> ApplicationPlan | None:
-    """The plan; None if anything is wrong with the document."""
+    """The plan; None if the document has problems."""
     _check_name(document.name, problems)
-    graph = _Reading(problems).graph(document)
-    with importable(folder):  # scheduling policies of the author's own
+    graph = _graph(document, problems)
+    with importable(folder):  # for the user's own scheduling policies
         nodes = Nodes(document.name or "", graph, folder, problems)
         deployments = nodes.deployments()
     if len(problems):
@@ -70,240 +71,13 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
 
 
 def missing_models(graph: Graph, models: Iterable[str]) -> list[str]:
-    """What nodes are of models that are not among these, in words."""
+    """The nodes whose model is not among these, in words."""
     known = set(models)
     return [
         f'node "{node.name}": there is no model "{node.code}"{did_you_mean(node.code, known)}'
         for node in graph.nodes
         if node.kind is NodeKind.MODEL and node.code not in known
     ]
-
-
-def _check_name(name: str, problems: Problems) -> None:
-    if name is INVALID:
-        return
-    if not NAME.fullmatch(name):
-        wanted = "letters, digits, _ and -, at most 40, a letter or digit first"
-        problems.add(("name",), f"expected {wanted}, found {name!r}")
-    elif name in TAKEN:
-        problems.add(("name",), f'"{name}" is taken: the gateway has pages of its own at /{name}; choose another')
-
-
-class _Reading:
-    """Makes the graph of a document; what is wrong with it is noted."""
-
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
-        self._nodes: dict[str, Node] = {}
-        self._shaky = False
-        """Some node could not be read, so that a name which is not there may be its."""
-
-    def graph(self, document: ApplicationDocument) -> Graph:
-        """All of it, as far as it could be read."""
-        names = Names("node", self._problems)
-        made = []
-        for place, spec in usable(document.nodes):
-            names.take(spec.name, ("nodes", place))
-            made.append((place, self._node(spec, ("nodes", place))))
-        self._nodes = {node.name: node for _, node in reversed(made) if node.name}
-        self._shaky = document.nodes is INVALID or INVALID in document.nodes or not all(node.name for _, node in made)
-        if document.nodes == []:
-            self._problems.add(("nodes",), "there are none; an application has at least one")
-        self._check_handles(made)
-        calls = self._calls(document)
-        output = self._template(document.output, ("output",), of_node=False)
-        if document.output is None:
-            self._problems.add(("output",), "must not be empty: what is answered, such as {$step: ID}")
-        self._check_steps(output, ("output",), {call.id: 0 for call in calls}, calls)
-        ingress = IngressSpec() if document.ingress is INVALID else document.ingress
-        for field in ("preprocessor", "schema"):
-            self._check_code(getattr(ingress, field), ("ingress", field))
-        return Graph(
-            nodes=tuple(node for _, node in made),
-            calls=tuple(calls),
-            output=output,
-            preprocessor=ingress.preprocessor,
-            schema=ingress.schema,
-            ingress=self._options(ingress, ("ingress",)),
-            ingress_version=ingress.version,
-            python_path=tuple(folder for _, folder in usable(document.python_path)),
-            scaling=document.scaling or None,
-        )
-
-    # Nodes
-
-    def _node(self, spec: NodeSpec, path: FieldPath) -> Node:
-        name = spec.name
-        if name and not NAME.fullmatch(name):
-            wanted = "letters, digits, _ and -, at most 40, a letter or digit first"
-            self._problems.add((*path, "name"), f"expected {wanted}, found {name!r}")
-        elif name == INGRESS:
-            self._problems.add((*path, "name"), f'"{INGRESS}" is what takes requests from outside; choose another name')
-        kind, code = self._behind(spec, path)
-        if kind is NodeKind.MODEL:
-            self._check_options_of_model(spec, path)
-        if kind is not NodeKind.CLASS:
-            for field in ("args", "kwargs", "joins"):
-                if getattr(spec, field):
-                    self._problems.add((*path, field), f"belongs to a class, and this node is a {kind.value}")
-        if spec.shards and spec.shards > 1 and kind is NodeKind.FUNCTION:
-            self._problems.add((*path, "shards"), "a function has no shards; write a class, which is told its rank")
-        args = self._template(spec.args or [], (*path, "args"), of_node=True)
-        kwargs = self._template(spec.kwargs or {}, (*path, "kwargs"), of_node=True)
-        options = self._options(spec, path)
-        return Node(
-            name=name,
-            kind=kind,
-            code=code,
-            args=tuple(args or ()),
-            kwargs=kwargs or {},
-            options=options,
-            version=spec.version,
-            joins=spec.joins,
-        )
-
-    def _behind(self, spec: NodeSpec, path: FieldPath) -> tuple[NodeKind, str]:
-        fields = {NodeKind.CLASS: spec.class_, NodeKind.FUNCTION: spec.function, NodeKind.MODEL: spec.model}
-        given = [(kind, code) for kind, code in fields.items() if code or self._problems.written((*path, kind.value))]
-        if not given:
-            self._problems.add(path, "nothing is behind this node; give it a class, a function or a model")
-            return NodeKind.CLASS, ""
-        for kind, _ in given[1:]:
-            self._problems.add((*path, kind.value), f"this node is a {given[0][0].value} already; keep one of them")
-        kind, code = given[0]
-        if code == "":
-            self._problems.add((*path, kind.value), "must not be empty")
-        elif kind is not NodeKind.MODEL:
-            self._check_code(code, (*path, kind.value))
-        return kind, code
-
-    def _check_code(self, code: str, path: FieldPath) -> None:
-        if code and not _CODE.fullmatch(code):
-            wanted = "path/to/file.py:Name or package.module:Name"
-            self._problems.add(path, f"expected {wanted}, found {code!r}")
-
-    def _check_options_of_model(self, spec: NodeSpec, path: FieldPath) -> None:
-        for name, spelled in OPTIONS.items():
-            if name not in OF_MODELS and self._problems.written((*path, spelled)):
-                self._problems.add((*path, spelled), "is of a deployment of the manifest; say it there")
-
-    def _options(self, spec: NodeOptions, path: FieldPath) -> NodeOptions:
-        given = {name: getattr(spec, name) for name in NodeOptions.__struct_fields__}
-        if (spec.gpu_memory_bytes or spec.gpu_share) and spec.gpus == 0:
-            field = "gpuMemory" if spec.gpu_memory_bytes else "gpuShare"
-            self._problems.add((*path, field), "is given without gpus; say how many, such as gpus: 1")
-        return NodeOptions(**{name: value for name, value in given.items() if value is not INVALID})
-
-    def _check_handles(self, nodes: Sequence[tuple[int, Node]]) -> None:
-        """Handles lead to nodes, and not around in a circle."""
-        held = {node.name: _handles(node) for _, node in nodes if node.name}
-        for place, node in nodes:
-            for field in ("args", "kwargs"):
-                for handle in _handles(node, field):
-                    self._check_node(handle, ("nodes", place, field))
-            around = _circle(node.name, held)
-            if around:
-                self._problems.add(("nodes", place), f"these nodes hold handles to each other: {' -> '.join(around)}")
-
-    def _check_node(self, name: str, path: FieldPath) -> None:
-        if name is not INVALID and name not in self._nodes and (not self._shaky or not name):
-            self._problems.add(path, f'there is no node "{name}"{did_you_mean(name, self._nodes)}')
-
-    # Calls
-
-    def _calls(self, document: ApplicationDocument) -> list[Call]:
-        specs = list(usable(document.calls))
-        if document.calls == []:
-            self._problems.add((), "nothing is called; list calls of nodes, in order, under calls")
-        places: dict[str, int] = {}
-        for place, spec in specs:
-            self._check_call(spec, ("calls", place), places)
-            if spec.id:
-                places.setdefault(spec.id, place)
-        calls = [self._call(spec, ("calls", place)) for place, spec in specs]
-        for (place, _), call in zip(specs, calls, strict=True):
-            earlier = {known: order for known, order in places.items() if order < place}
-            for field in ("args", "kwargs"):
-                self._check_steps(getattr(call, field), ("calls", place, field), earlier, calls, places)
-        return calls
-
-    def _check_call(self, spec: CallSpec, path: FieldPath, places: Mapping[str, int]) -> None:
-        if spec.id is not INVALID and not _CALL_ID.fullmatch(spec.id):
-            self._problems.add((*path, "id"), f"expected letters, digits, _, - and dots, found {spec.id!r}")
-        elif spec.id in places:
-            line = self._problems.line_of(("calls", places[spec.id], "id"))
-            self._problems.add((*path, "id"), f'there is already a call "{spec.id}" on line {line}')
-        self._check_node(spec.node, (*path, "node"))
-        node = self._nodes.get(spec.node or "")
-        if spec.method is not INVALID and not _METHOD.fullmatch(spec.method):
-            self._problems.add((*path, "method"), f"expected the name of a method, found {spec.method!r}")
-        elif node is not None and node.kind is NodeKind.FUNCTION and spec.method and spec.method != CALL:
-            self._problems.add((*path, "method"), f'node "{spec.node}" is a function, and has no methods')
-
-    def _call(self, spec: CallSpec, path: FieldPath) -> Call:
-        args = self._template(spec.args or [], (*path, "args"), of_node=False)
-        kwargs = self._template(spec.kwargs or {}, (*path, "kwargs"), of_node=False)
-        return Call(id=spec.id, node=spec.node, method=spec.method, args=tuple(args or ()), kwargs=kwargs or {})
-
-    def _check_steps(
-        self,
-        template: Any,
-        path: FieldPath,
-        earlier: Mapping[str, int],
-        calls: Sequence[Call],
-        places: Mapping[str, int] | None = None,
-    ) -> None:
-        """What is referred to has been called before."""
-        for reference in references(template):
-            if not isinstance(reference, FromStep) or reference.call in earlier:
-                continue
-            if places is None or reference.call not in places:
-                known = [call.id for call in calls if call.id]
-                self._problems.add(path, f'there is no call "{reference.call}"{did_you_mean(reference.call, known)}')
-                continue
-            around = _circle(reference.call, {call.id: _steps(call) for call in calls if call.id})
-            if around:
-                self._problems.add(path, f"these calls wait for each other: {' -> '.join(around)}")
-            else:
-                line = self._problems.line_of(("calls", places[reference.call], "id"))
-                self._problems.add(path, f'call "{reference.call}" comes later, on line {line}; put it before this one')
-
-    def _template(self, data: Any, path: FieldPath, *, of_node: bool) -> Any:
-        """What was written, with references. Nodes get handles, calls get the input and results of other calls."""
-        template = read(data, lambda inside, message: self._problems.add((*path, *inside), message))
-        for reference in references(template):
-            if of_node and not isinstance(reference, HandleTo):
-                self._problems.add(
-                    path, "the input and the results of calls come with each request; give them to calls"
-                )
-            elif not of_node and isinstance(reference, HandleTo):
-                self._problems.add(path, "a handle is given to a class, under args of its node")
-        return template
-
-
-def _handles(node: Node, *fields: str) -> list[str]:
-    found = [one for field in fields or ("args", "kwargs") for one in references(getattr(node, field))]
-    return [one.node for one in found if isinstance(one, HandleTo)]
-
-
-def _steps(call: Call) -> list[str]:
-    found = [*references(call.args), *references(call.kwargs)]
-    return [one.call for one in found if isinstance(one, FromStep)]
-
-
-def _circle(start: str, leads: Mapping[str, Sequence[str]]) -> list[str]:
-    """A way from a name back to it; empty: there is none."""
-    ways = [[start]]
-    seen = set()
-    while ways:
-        way = ways.pop()
-        for following in leads.get(way[-1], ()):
-            if following == start:
-                return [*way, start]
-            if following not in seen:
-                seen.add(following)
-                ways.append([*way, following])
-    return []
 
 
 def applications_status(plan: PointsmanPlan) -> list[dict[str, Any]]:
@@ -322,3 +96,240 @@ def _nodes(plan: ApplicationPlan, models: Mapping[str, str]) -> Iterator[dict[st
             yield {"name": node.name, "kind": node.kind.value, "deployments": names}
     if plan.graph.has_ingress:
         yield {"name": INGRESS, "kind": INGRESS, "deployments": [deployment_name(plan.name, INGRESS)]}
+
+
+def _check_name(name: str, problems: Problems) -> None:
+    if name is INVALID:
+        return
+    if not NAME.fullmatch(name):
+        problems.add(("name",), f"expected {_NAME_FORM}, found {name!r}")
+    elif name in TAKEN:
+        problems.add(("name",), f'"{name}" is taken: the gateway has pages of its own at /{name}; choose another')
+
+
+def _graph(document: ApplicationDocument, problems: Problems) -> Graph:
+    """The graph of a document, as far as it can be read."""
+    nodes = _NodeReader(problems)
+    made = nodes.nodes(document)
+    calls = _CallReader(problems, nodes).calls(document)
+    output = _template(document.output, ("output",), problems, of_node=False)
+    if document.output is None:
+        problems.add(("output",), "must not be empty: what is answered, such as {$step: ID}")
+    _check_steps(output, ("output",), {call.id: 0 for call in calls}, calls, problems)
+    ingress = IngressSpec() if document.ingress is INVALID else document.ingress
+    for field in ("preprocessor", "schema"):
+        _check_code(getattr(ingress, field), ("ingress", field), problems)
+    return Graph(
+        nodes=tuple(made),
+        calls=tuple(calls),
+        output=output,
+        preprocessor=ingress.preprocessor,
+        schema=ingress.schema,
+        ingress=nodes.options(ingress, ("ingress",)),
+        ingress_version=ingress.version,
+        python_path=tuple(folder for _, folder in usable(document.python_path)),
+        scaling=document.scaling or None,
+    )
+
+
+class _NodeReader:
+    """Reads the nodes of a document, and checks references to them."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self.named: dict[str, Node] = {}
+        self._incomplete = False
+        """A node could not be read, and an unknown name may be its name."""
+
+    def nodes(self, document: ApplicationDocument) -> list[Node]:
+        """All nodes, as far as they can be read."""
+        names = Names("node", self._problems)
+        made = []
+        for index, spec in usable(document.nodes):
+            names.take(spec.name, ("nodes", index))
+            made.append((index, self._node(spec, ("nodes", index))))
+        self.named = {node.name: node for _, node in reversed(made) if node.name}
+        unnamed = not all(node.name for _, node in made)
+        self._incomplete = document.nodes is INVALID or INVALID in document.nodes or unnamed
+        if document.nodes == []:
+            self._problems.add(("nodes",), "there are none; an application has at least one")
+        self._check_handles(made)
+        return [node for _, node in made]
+
+    def check_reference(self, name: str, path: FieldPath) -> None:
+        """Report a name that no node has."""
+        if name is not INVALID and name not in self.named and (not self._incomplete or not name):
+            self._problems.add(path, f'there is no node "{name}"{did_you_mean(name, self.named)}')
+
+    def options(self, spec: NodeOptions, path: FieldPath) -> NodeOptions:
+        """The options of a node or of the ingress."""
+        given = {name: getattr(spec, name) for name in NodeOptions.__struct_fields__}
+        if (spec.gpu_memory_bytes or spec.gpu_share) and spec.gpus == 0:
+            field = "gpuMemory" if spec.gpu_memory_bytes else "gpuShare"
+            self._problems.add((*path, field), "is given without gpus; say how many, such as gpus: 1")
+        return NodeOptions(**{name: value for name, value in given.items() if value is not INVALID})
+
+    def _node(self, spec: NodeSpec, path: FieldPath) -> Node:
+        name = spec.name
+        if name and not NAME.fullmatch(name):
+            self._problems.add((*path, "name"), f"expected {_NAME_FORM}, found {name!r}")
+        elif name == INGRESS:
+            self._problems.add((*path, "name"), f'"{INGRESS}" is what takes requests from outside; choose another name')
+        kind, code = self._kind_and_code(spec, path)
+        if kind is NodeKind.MODEL:
+            for option, written in OPTIONS.items():
+                if option not in MODEL_OPTIONS and self._problems.written((*path, written)):
+                    self._problems.add((*path, written), "is of a deployment of the manifest; say it there")
+        if kind is not NodeKind.CLASS:
+            for field in ("args", "kwargs", "joins"):
+                if getattr(spec, field):
+                    self._problems.add((*path, field), f"belongs to a class, and this node is a {kind.value}")
+        if spec.shards and spec.shards > 1 and kind is NodeKind.FUNCTION:
+            self._problems.add((*path, "shards"), "a function has no shards; write a class, which is told its rank")
+        args = _template(spec.args or [], (*path, "args"), self._problems, of_node=True)
+        kwargs = _template(spec.kwargs or {}, (*path, "kwargs"), self._problems, of_node=True)
+        return Node(
+            name=name,
+            kind=kind,
+            code=code,
+            args=tuple(args or ()),
+            kwargs=kwargs or {},
+            options=self.options(spec, path),
+            version=spec.version,
+            joins=spec.joins,
+        )
+
+    def _kind_and_code(self, spec: NodeSpec, path: FieldPath) -> tuple[NodeKind, str]:
+        fields = {NodeKind.CLASS: spec.class_, NodeKind.FUNCTION: spec.function, NodeKind.MODEL: spec.model}
+        given = [(kind, code) for kind, code in fields.items() if code or self._problems.written((*path, kind.value))]
+        if not given:
+            self._problems.add(path, "nothing is behind this node; give it a class, a function or a model")
+            return NodeKind.CLASS, ""
+        for kind, _ in given[1:]:
+            self._problems.add((*path, kind.value), f"this node is a {given[0][0].value} already; keep one of them")
+        kind, code = given[0]
+        if code == "":
+            self._problems.add((*path, kind.value), "must not be empty")
+        elif kind is not NodeKind.MODEL:
+            _check_code(code, (*path, kind.value), self._problems)
+        return kind, code
+
+    def _check_handles(self, nodes: Sequence[tuple[int, Node]]) -> None:
+        """Handles refer to nodes, and not in a circle."""
+        held = {node.name: _handles(node) for _, node in nodes if node.name}
+        for index, node in nodes:
+            for field in ("args", "kwargs"):
+                for handle in _handles(node, field):
+                    self.check_reference(handle, ("nodes", index, field))
+            circle = _circle(node.name, held)
+            if circle:
+                self._problems.add(("nodes", index), f"these nodes hold handles to each other: {' -> '.join(circle)}")
+
+
+class _CallReader:
+    """Reads the calls of a document."""
+
+    def __init__(self, problems: Problems, nodes: _NodeReader) -> None:
+        self._problems = problems
+        self._nodes = nodes
+
+    def calls(self, document: ApplicationDocument) -> list[Call]:
+        """All calls, as far as they can be read."""
+        specs = list(usable(document.calls))
+        if document.calls == []:
+            self._problems.add((), "nothing is called; list calls of nodes, in order, under calls")
+        indices: dict[str, int] = {}
+        for index, spec in specs:
+            self._check(spec, ("calls", index), indices)
+            if spec.id:
+                indices.setdefault(spec.id, index)
+        calls = [self._call(spec, ("calls", index)) for index, spec in specs]
+        for (index, _), call in zip(specs, calls, strict=True):
+            earlier = {known: order for known, order in indices.items() if order < index}
+            for field in ("args", "kwargs"):
+                path = ("calls", index, field)
+                _check_steps(getattr(call, field), path, earlier, calls, self._problems, indices)
+        return calls
+
+    def _check(self, spec: CallSpec, path: FieldPath, indices: Mapping[str, int]) -> None:
+        if spec.id is not INVALID and not _CALL_ID.fullmatch(spec.id):
+            self._problems.add((*path, "id"), f"expected letters, digits, _, - and dots, found {spec.id!r}")
+        elif spec.id in indices:
+            line = self._problems.line_of(("calls", indices[spec.id], "id"))
+            self._problems.add((*path, "id"), f'there is already a call "{spec.id}" on line {line}')
+        self._nodes.check_reference(spec.node, (*path, "node"))
+        node = self._nodes.named.get(spec.node or "")
+        if spec.method is not INVALID and not _METHOD.fullmatch(spec.method):
+            self._problems.add((*path, "method"), f"expected the name of a method, found {spec.method!r}")
+        elif node is not None and node.kind is NodeKind.FUNCTION and spec.method and spec.method != CALL:
+            self._problems.add((*path, "method"), f'node "{spec.node}" is a function, and has no methods')
+
+    def _call(self, spec: CallSpec, path: FieldPath) -> Call:
+        args = _template(spec.args or [], (*path, "args"), self._problems, of_node=False)
+        kwargs = _template(spec.kwargs or {}, (*path, "kwargs"), self._problems, of_node=False)
+        return Call(id=spec.id, node=spec.node, method=spec.method, args=tuple(args or ()), kwargs=kwargs or {})
+
+
+def _check_code(code: str, path: FieldPath, problems: Problems) -> None:
+    if code and not _CODE.fullmatch(code):
+        problems.add(path, f"expected path/to/file.py:Name or package.module:Name, found {code!r}")
+
+
+def _check_steps(
+    template: Any,
+    path: FieldPath,
+    earlier: Mapping[str, int],
+    calls: Sequence[Call],
+    problems: Problems,
+    indices: Mapping[str, int] | None = None,
+) -> None:
+    """Steps that a template refers to come earlier."""
+    for reference in references(template):
+        if not isinstance(reference, FromStep) or reference.call in earlier:
+            continue
+        if indices is None or reference.call not in indices:
+            known = [call.id for call in calls if call.id]
+            problems.add(path, f'there is no call "{reference.call}"{did_you_mean(reference.call, known)}')
+            continue
+        circle = _circle(reference.call, {call.id: _steps(call) for call in calls if call.id})
+        if circle:
+            problems.add(path, f"these calls wait for each other: {' -> '.join(circle)}")
+        else:
+            line = problems.line_of(("calls", indices[reference.call], "id"))
+            problems.add(path, f'call "{reference.call}" comes later, on line {line}; put it before this one')
+
+
+def _template(data: Any, path: FieldPath, problems: Problems, *, of_node: bool) -> Any:
+    """The data with its references. Nodes get handles; calls get the input and results of other calls."""
+    template = read(data, lambda inside, message: problems.add((*path, *inside), message))
+    for reference in references(template):
+        if of_node and not isinstance(reference, HandleTo):
+            problems.add(path, "the input and the results of calls come with each request; give them to calls")
+        elif not of_node and isinstance(reference, HandleTo):
+            problems.add(path, "a handle is given to a class, under args of its node")
+    return template
+
+
+def _handles(node: Node, *fields: str) -> list[str]:
+    found = [one for field in fields or ("args", "kwargs") for one in references(getattr(node, field))]
+    return [one.node for one in found if isinstance(one, HandleTo)]
+
+
+def _steps(call: Call) -> list[str]:
+    found = [*references(call.args), *references(call.kwargs)]
+    return [one.call for one in found if isinstance(one, FromStep)]
+
+
+def _circle(start: str, edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """A path from a name back to itself; empty if there is none."""
+    paths = [[start]]
+    seen = set()
+    while paths:
+        path = paths.pop()
+        for following in edges.get(path[-1], ()):
+            if following == start:
+                return [*path, start]
+            if following not in seen:
+                seen.add(following)
+                paths.append([*path, following])
+    return []

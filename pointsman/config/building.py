@@ -1,7 +1,7 @@
-"""The plugins of one document: declared, then built with what they depend on first, whatever the order of listing.
+"""The plugins of one document: declared in any order, then built, dependencies first.
 
-Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem; whoever
-refers to it is not another.
+Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem; references
+to it are not further ones.
 """
 
 import re
@@ -27,12 +27,12 @@ from pointsman.parameters import PluginRef
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """One entry, before it is built."""
+    """One entry of `plugins`."""
 
     name: str
     path: FieldPath
     type: PluginType | None = None
-    """None: there is no such type, which is noted already, or it configures nothing here."""
+    """None if there is no such type, which has been reported, or if it has no effect here."""
     parameters: Mapping[str, Any] = {}
     weight: float = 1.0
     ignored: bool = False
@@ -40,7 +40,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 class Plugins:
-    """Objects by name, each made when the first one needs it."""
+    """Objects by name, each built on first use."""
 
     def __init__(self, registry: Registry, problems: Problems) -> None:
         self.declared: dict[str, Declared] = {}
@@ -51,7 +51,7 @@ class Plugins:
         self._in_flight: list[str] = []
 
     def declare(self, spec: PluginSpec, path: FieldPath) -> None:
-        """Take an entry in."""
+        """Add an entry."""
         name = spec.name or spec.type
         if spec.type == "":
             self._problems.add((*path, "type"), "must not be empty")
@@ -70,7 +70,7 @@ class Plugins:
             self.declared[name] = Declared(name, path, usable, spec.parameters or {}, spec.weight)
 
     def inject(self, type_name: str, role: str, path: FieldPath) -> Any:
-        """The plugin of this name, made with default parameters if nobody declared one. `path` is who needs it."""
+        """The plugin of this type, with default parameters if the document declares none. `path` is what needs it."""
         if type_name not in self.declared:
             kind = self._registry.find(type_name, self._problems, ())
             self.declared[type_name] = Declared(type_name, path, kind, injected=True)
@@ -85,13 +85,13 @@ class Plugins:
         return self._built[name]
 
     def built(self, *, injected: bool = True) -> dict[str, Any]:
-        """Every plugin that could be built, in the order of declaration."""
+        """All plugins that could be built, in the order of declaration."""
         chosen = [one.name for one in self.declared.values() if injected or not one.injected]
         objects = {name: self.get(name) for name in chosen}
         return {name: plugin for name, plugin in objects.items() if plugin is not INVALID}
 
     def of_kind(self, protocol: Any) -> list[Declared]:
-        """The declared plugins whose class fills a role, also those that could not be built."""
+        """The declared plugins whose class has a role, including those that could not be built."""
         return [
             one
             for one in self.declared.values()
@@ -100,22 +100,22 @@ class Plugins:
 
     @property
     def incomplete(self) -> bool:
-        """Whether some declared plugin could not be built."""
+        """Whether a declared plugin could not be built."""
         return any(not one.ignored and self.get(one.name) is INVALID for one in self.declared.values())
 
     def note(self, text: str) -> None:
-        """Something that the author of the document should know, once."""
+        """Add a note for the author of the document, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def exists(self, name: str, path: FieldPath) -> bool:
-        """Whether a field refers to a declared plugin; if not, that is noted."""
+        """Whether a field refers to a declared plugin; reports it if not."""
         if name not in self.declared:
             self._problems.add(path, f'no plugin is named "{name}"{did_you_mean(name, self.declared)}')
         return name in self.declared
 
     def referred(self, name: str, role: str, path: FieldPath) -> Any:
-        """The plugin that a field refers to, if it has the role; else INVALID, after noting why."""
+        """The plugin that a field refers to; INVALID, after reporting why, if it does not have the role."""
         if not self.exists(name, path):
             return INVALID
         if name in self._in_flight:
@@ -145,7 +145,7 @@ class Plugins:
         return built(one.type, self._relevant(one, one.type), one.path, validator, unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
-        """The parameters, without those that published documents give and that mean nothing here."""
+        """The parameters, without those of published documents that have no effect here."""
         if not kind.builtin:
             return dict(one.parameters)
         if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
@@ -165,7 +165,7 @@ def built(
     validator: Validator,
     unresolved: Sequence[str] = (),
 ) -> Any:
-    """An object of this type; INVALID if its parameters are wrong, or one that it refers to could not be made."""
+    """An object of this type; INVALID if its parameters are wrong or a plugin that it refers to could not be built."""
     problems = validator.problems
     arguments = arguments_of(kind, parameters, path, validator)
     if arguments is INVALID or unresolved:
@@ -177,19 +177,19 @@ def built(
             problems.add(path, str(problem))
     except ValueError as error:
         problems.add((*path, *_about(str(error), kind)), str(error))
-    except Exception as error:  # somebody's own class: it must not take the whole check down
+    except Exception as error:  # the user's own class may raise anything
         problems.add(path, f"{kind.name} cannot be made: {type(error).__name__}: {error}")
     return INVALID
 
 
 def _about(message: str, kind: PluginType) -> FieldPath:
-    """Which parameter a message is about: that with whose name it begins."""
+    """The parameter that a message is about: it begins with its name."""
     [word] = re.findall(r"\A\w*", message)
     return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 
 
 def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: FieldPath, validator: Validator) -> Any:
-    """What a class is built with, by the names in Python; INVALID if anything is wrong with it."""
+    """The arguments of a class, by their names in Python; INVALID if any of them is wrong."""
     before = len(validator.problems)
     given = dict(parameters)
     spellings = {spelling for field in kind.parameters.values() for spelling in field.spellings}

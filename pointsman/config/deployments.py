@@ -1,6 +1,9 @@
-"""The `deployments` of a document: what runs and who decides, each as a plan."""
+"""The `deployments` of a document: what runs, how its requests are scheduled, and where its instances may be.
 
-import platform
+Enters: sections. Leaves: a plan for each deployment, or problems. The one rule: if the document has any problem, none
+of its deployments has a plan.
+"""
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,14 +24,13 @@ from pointsman.config.schema import (
     PlacementSpec,
     ResourcesSpec,
     SchedulingSpec,
-    WorkerSpec,
 )
-from pointsman.config.validation import INVALID, Validator, base_url, usable
+from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
-from pointsman.parameters import packaged
+from pointsman.parameters import base_url, packaged
 from pointsman.placement.asks import Ask, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.placement.needs import Need
@@ -36,11 +38,164 @@ from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy
 
-# The `scheduling` of a deployment: a policy by its name, or the plugins of a picker.
+DEPLOYMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Instances and their log files are named after their deployment."""
+ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
+"""An address such as [::1]:8080 is one."""
+DEFAULT_CONTEXT = 8192
+"""Tokens per request, if neither the document nor the engine says."""
+
+
+class Deployments:
+    """Builds the plans of all deployments, and reports their problems."""
+
+    def __init__(self, problems: Problems, folder: Path) -> None:
+        self.notes: list[str] = []
+        self._problems = problems
+        self._folder = folder
+        self._names = Names("deployment", problems)
+        self._models: dict[str, tuple[str, int]] = {}
+        """Models and aliases, each with its deployment and line."""
+
+    def plans(self, specs: Sequence[DeploymentSpec]) -> list[DeploymentPlan]:
+        """A plan for each; none once the document has a problem."""
+        made = [self._plan(spec, ("deployments", index)) for index, spec in usable(specs)]
+        return [plan for plan in made if plan is not None]
+
+    def _plan(self, spec: DeploymentSpec, path: FieldPath) -> DeploymentPlan | None:
+        self._check_names(spec, path)
+        self._check_backends(spec, path)
+        engine, parameters = self._engine(spec.engine, (*path, "engine")) if spec.engine else (None, {})
+        endpoints = desired_endpoints(spec.endpoints or (), self._problems, (*path, "endpoints"))
+        file = self._endpoints_file(spec, [endpoint.name for endpoint in endpoints], path)
+        lifecycle = self._lifecycle(spec.lifecycle, (*path, "lifecycle"))
+        how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
+        ask = None
+        if engine is not None and spec.placement is not INVALID:
+            ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"), self.notes)
+        written = self._problems.written((*path, "replicas"))
+        scaled = scaling(spec.scaling, self._problems, (*path, "scaling"), replicas=spec.replicas if written else None)
+        if len(self._problems):
+            return None
+        if how.picker is not None:
+            self.notes += [f"{spec.name}: {note}" for note in how.picker.notes]
+        if scaled is not None:
+            self.notes += [f"{spec.name}: {note}" for note in scaled.notes]
+        wanted = DesiredDeployment(
+            name=spec.name,
+            model=spec.model,
+            aliases=tuple(spec.aliases),
+            replicas=_first_replicas(spec, scaled),
+            engine=DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
+            engine_slots=engine.slots if engine is not None else None,
+            endpoints=endpoints,
+            max_concurrency=spec.max_concurrency,
+            labels=spec.labels,
+            lifecycle=lifecycle,
+            ask=ask,
+        )
+        return DeploymentPlan(
+            desired=wanted,
+            policy=how.policy,
+            picker=how.picker,
+            scheduling_recipe=how.recipe,
+            first_wait_s=first_wait_s(scaled, how.picker),
+            engine=engine,
+            endpoints_file=file,
+            price=spec.price,
+            scaling=scaled,
+        )
+
+    def _check_names(self, spec: DeploymentSpec, path: FieldPath) -> None:
+        self._names.take(spec.name, path)
+        if spec.name and not DEPLOYMENT_NAME.fullmatch(spec.name):
+            wanted = "letters, digits, dots, dashes and underscores, at most 63, a letter or digit first"
+            self._problems.add((*path, "name"), f"expected {wanted}, found {spec.name!r}")
+        self._take_model(spec.model, spec.name, (*path, "model"))
+        for index, alias in usable(spec.aliases):
+            self._take_model(alias, spec.name, (*path, "aliases", index))
+
+    def _take_model(self, model: str, deployment: str, path: FieldPath) -> None:
+        if model == "":
+            self._problems.add(path, "must not be empty")
+        elif model and model in self._models:
+            other, line = self._models[model]
+            whose = "this deployment" if other == deployment else f'deployment "{other}"'
+            self._problems.add(path, f'{whose} already has a model or alias "{model}" on line {line}')
+        elif model:
+            self._models[model] = (deployment, self._problems.line_of(path))
+
+    def _check_backends(self, spec: DeploymentSpec, path: FieldPath) -> None:
+        if spec.engine is None and not self._problems.written((*path, "engine")):
+            if self._problems.written((*path, "replicas")):
+                self._problems.add((*path, "replicas"), "are of an engine, and there is none; add one, or drop this")
+            elif spec.scaling is not None:
+                why = "starts and stops instances of an engine, and there is none; add one, or drop this"
+                self._problems.add((*path, "scaling"), why)
+            elif spec.endpoints == [] and spec.endpoints_file == "":
+                serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
+                self._problems.add(path, f"nothing serves this deployment; give it {serves}")
+
+    def _engine(self, spec: DesiredEngine, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
+        """The adapter, and its parameters with absolute paths and defaults."""
+        if not spec.type:
+            if spec.type == "":
+                self._problems.add((*path, "type"), "must not be empty")
+            return None, {}
+        kind = engines().find(spec.type, self._problems, (*path, "type"))
+        if kind is None or spec.parameters is INVALID:
+            return None, {}
+        if not can_be_started(kind):
+            instead = 'list its servers under endpoints, or start one with engine "command"'
+            self._problems.add((*path, "type"), f'engine "{spec.type}" cannot be started; {instead}')
+            return None, {}
+        validator = Validator(self._problems, folder=self._folder)
+        made = built(kind, spec.parameters, path, validator)
+        if made is INVALID:
+            return None, {}
+        return made, parameters_in_force(kind, arguments_of(kind, spec.parameters, path, validator))
+
+    def _endpoints_file(self, spec: DeploymentSpec, taken: Sequence[str], path: FieldPath) -> Path | None:
+        if not spec.endpoints_file:
+            return None
+        file = Path(spec.endpoints_file)
+        if file.exists():
+            try:
+                load_endpoints(file, taken)
+            except ConfigError as error:
+                self._problems.take(problem for problem in error.problems if isinstance(problem, Problem))
+        else:
+            self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as there is")
+        return file
+
+    def _lifecycle(self, lifecycle: Lifecycle, path: FieldPath) -> Lifecycle:
+        if lifecycle is INVALID or INVALID in msgspec.structs.astuple(lifecycle):
+            return Lifecycle()
+        if lifecycle.backoff_max_s < lifecycle.backoff_s:
+            message = f"must be at least backoff, which is {lifecycle.backoff_s:g}s"
+            self._problems.add((*path, "backoffMax"), message)
+        return lifecycle
+
+
+def _first_replicas(spec: DeploymentSpec, scaled: ScalingPlan | None) -> int:
+    """Instances at the start."""
+    if spec.engine is None:
+        return 0
+    return spec.replicas if scaled is None else scaled.limits.first
+
+
+def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Parameters by their names in YAML, with defaults, as plain data: equal if they mean the same."""
+    known = {field.name: name for name, field in kind.parameters.items()}
+    defaults = {name: field.default for name, field in kind.parameters.items() if field.optional}
+    given = {known.get(name, name): value for name, value in arguments.items()}
+    held = {name: value for name, value in (defaults | given).items() if value not in (None, [], (), {})}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(held, enc_hook=str))
+    return plain
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """How requests find their instances. Neither: what is wrong has been noted."""
+    """How requests are scheduled: by a policy or by a picker; by neither if there are problems."""
 
     recipe: str = ""
     policy: SchedulingPolicy | None = None
@@ -48,7 +203,7 @@ class Scheduling(msgspec.Struct, frozen=True):
 
 
 def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath) -> Scheduling:
-    """What a section builds. One that says nothing is the default picker."""
+    """The scheduling of a section. An empty one is the default picker."""
     how = SchedulingSpec() if spec is None else spec
     if how is INVALID or how.policy is INVALID or how.config is INVALID:
         return Scheduling()
@@ -62,32 +217,25 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath)
             problems.add((*path, "parameters"), "belong to a policy; name one, such as policy: slo-aware")
         config = InlinePicker() if how.config is None else how.config
         made = Scheduling(picker=picker_plan(config, problems, (*path, "config"), queues=True))
-    if len(problems):  # of the document: nothing of it will run
+    if len(problems):
         return made
     return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
-    """The policy of this name; None after noting what is wrong."""
+    """The policy of this name; None after reporting what is wrong."""
     kind = policies().find(name, problems, (*path, "policy"))
     made = built(kind, parameters, path, Validator(problems)) if kind is not None else INVALID
     return None if made is INVALID else made
 
 
-# The `placement` of a deployment -> what is asked of the placer for each of its instances.
-
-
-DEFAULT_CONTEXT = 8192
-"""Tokens of a request that room is kept for, where neither the document nor the engine says."""
-
-
 def ask_of(
     spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
 ) -> Ask | None:
-    """An ask for an instance without a name; None: what it needs is not known, or something is wrong and was noted."""
+    """An ask for an instance without a name; None if its need is unknown, or after reporting what is wrong."""
     selector = _selector(spec, problems, path)
     gpus = frozenset(
-        found for place, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", place)))
+        found for index, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", index)))
     )
     need = _need(spec, deployment, engine, problems, path, notes)
     rules = {name: getattr(spec, name) for name in PlacementRules.__struct_fields__}
@@ -107,13 +255,13 @@ def ask_of(
 
 def _selector(spec: PlacementSpec, problems: Problems, path: FieldPath) -> LabelSelector | None:
     expressions = []
-    for place, expression in usable(spec.selector.match_expressions):
+    for index, expression in usable(spec.selector.match_expressions):
         if INVALID in msgspec.structs.astuple(expression):
             return None
         try:
             expression.check()
         except ValueError as error:
-            problems.add((*path, "selector", "matchExpressions", place), str(error))
+            problems.add((*path, "selector", "matchExpressions", index), str(error))
             return None
         expressions.append(expression)
     return LabelSelector(spec.selector.match_labels, expressions)
@@ -157,22 +305,15 @@ def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
 
 
 def _located(files: str) -> Path | None:
-    """Where files are on this machine; None: they are not."""
+    """The files on this machine; None if they are not here."""
     if not files:
         return None
     found = packaged(files) if files.startswith("package:") else Path(files)
     return found if found is not None and found.exists() else None
 
 
-# Servers that somebody else started, listed in a document or in a file of their own.
-
-
-ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
-"""As instances are named; [::1]:8080 is one."""
-
-
 def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
-    """The endpoints that a file lists. `taken`: names that others have. Raises `ConfigError` with all problems."""
+    """The endpoints that a file lists. `taken`: names in use elsewhere. Raises `ConfigError` with all problems."""
     data, problems = read_yaml(text_of(file), str(file))
     specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
     endpoints = desired_endpoints(specs or (), problems, (), taken)
@@ -181,20 +322,20 @@ def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoi
 
 
 def endpoint_engine(name: str) -> Engine:
-    """The adapter of servers that somebody else started, by the name that `engine:` gives."""
+    """The adapter for servers that are already running, by the name of their engine."""
     problems = Problems("")
     engine = _adapter(name, problems, ())
     problems.raise_if_any()
-    assert engine is not None, "an engine without problems has been made"
+    assert engine is not None, "an engine without problems has been built"
     return engine
 
 
 def desired_endpoints(
     specs: Sequence[EndpointSpec], problems: Problems, path: FieldPath, taken: Iterable[str] = ()
 ) -> tuple[DesiredEndpoint, ...]:
-    """The endpoints of one list, as long as the document has no problem."""
+    """The endpoints of one list; none once the document has a problem."""
     names = Names("endpoint", problems, taken)
-    made = (_endpoint(spec, names, problems, (*path, place)) for place, spec in usable(specs))
+    made = (_endpoint(spec, names, problems, (*path, index)) for index, spec in usable(specs))
     return tuple(endpoint for endpoint in made if endpoint is not None)
 
 
@@ -220,7 +361,7 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
 
 
 def reads_endpoints(kind: PluginType) -> bool:
-    """Whether an engine can read servers that somebody else started."""
+    """Whether an engine can read servers that are already running."""
     try:
         kind.build.of_endpoint()  # type: ignore[attr-defined]
     except TypeError:  # it needs parameters
@@ -234,182 +375,8 @@ def _adapter(name: str, problems: Problems, path: FieldPath) -> Engine | None:
         return None
     try:
         engine: Engine = kind.build.of_endpoint()  # type: ignore[attr-defined]
-    except Exception as error:  # somebody's own class, or one that only makes sense with a command of its own
+    except Exception as error:  # the user's own class, or an engine that needs a command
         why = "it cannot be made without parameters; give it an of_endpoint()" if ":" in name else "use openai"
-        problems.add(path, f'engine "{name}" cannot read a server that somebody else started ({error}): {why}')
+        problems.add(path, f'engine "{name}" cannot read a server that is already running ({error}): {why}')
         return None
     return engine
-
-
-# The `workers` of a document: today, this machine.
-
-
-THIS_MACHINE = "localhost"
-
-
-def workers(specs: Sequence[WorkerSpec], problems: Problems) -> tuple[WorkerSpec, ...]:
-    """The machines that may run instances. What is wrong has been noted."""
-    names = Names("worker", problems)
-    here = platform.node()
-    given = list(usable(specs))
-    for place, worker in given:
-        names.take(worker.name, ("workers", place))
-        if worker.name and worker.name.lower() not in (THIS_MACHINE, here.lower()):
-            message = f'"{worker.name}" is not this machine ({THIS_MACHINE} or {here})'
-            problems.add(("workers", place, "name"), f"{message}; other machines come with the Ray runtime")
-    if len(given) > 1:
-        message = f"found {len(given)} workers; the local runtime has one, this machine"
-        problems.add(("workers", given[1][0]), f"{message}; other machines come with the Ray runtime")
-    return tuple(worker for _, worker in given)
-
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Instances and their log files are named after their deployment."""
-
-
-class Deployments:
-    """Makes the plans of all deployments; what is wrong with them is noted."""
-
-    def __init__(self, problems: Problems, folder: Path) -> None:
-        self.notes: list[str] = []
-        self._problems = problems
-        self._folder = folder
-        self._names = Names("deployment", problems)
-        self._models: dict[str, tuple[str, int]] = {}
-        """Names of models and aliases -> the deployment that has it, and the line."""
-
-    def plans(self, specs: Sequence[DeploymentSpec]) -> list[DeploymentPlan]:
-        """A plan for each, as long as the document has no problem."""
-        made = [self._plan(spec, ("deployments", place)) for place, spec in usable(specs)]
-        return [plan for plan in made if plan is not None]
-
-    def _plan(self, spec: DeploymentSpec, path: FieldPath) -> DeploymentPlan | None:
-        self._check_names(spec, path)
-        self._check_that_something_serves(spec, path)
-        engine, parameters = self._engine(spec.engine, (*path, "engine")) if spec.engine else (None, {})
-        endpoints = desired_endpoints(spec.endpoints or (), self._problems, (*path, "endpoints"))
-        file = self._endpoints_file(spec, [endpoint.name for endpoint in endpoints], path)
-        lifecycle = self._lifecycle(spec.lifecycle, (*path, "lifecycle"))
-        how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
-        ask = None
-        if engine is not None and spec.placement is not INVALID:
-            ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"), self.notes)
-        written = self._problems.written((*path, "replicas"))
-        grows = scaling(spec.scaling, self._problems, (*path, "scaling"), replicas=spec.replicas if written else None)
-        if len(self._problems):  # of the document: nothing of it will run
-            return None
-        if how.picker is not None:
-            self.notes += [f"{spec.name}: {note}" for note in how.picker.notes]
-        if grows is not None:
-            self.notes += [f"{spec.name}: {note}" for note in grows.notes]
-        wanted = DesiredDeployment(
-            name=spec.name,
-            model=spec.model,
-            aliases=tuple(spec.aliases),
-            replicas=_first_replicas(spec, grows),
-            engine=DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
-            engine_slots=engine.slots if engine is not None else None,
-            endpoints=endpoints,
-            max_concurrency=spec.max_concurrency,
-            labels=spec.labels,
-            lifecycle=lifecycle,
-            ask=ask,
-        )
-        return DeploymentPlan(
-            desired=wanted,
-            policy=how.policy,
-            picker=how.picker,
-            scheduling_recipe=how.recipe,
-            first_wait_s=first_wait_s(grows, how.picker),
-            engine=engine,
-            endpoints_file=file,
-            price=spec.price,
-            scaling=grows,
-        )
-
-    def _check_names(self, spec: DeploymentSpec, path: FieldPath) -> None:
-        self._names.take(spec.name, path)
-        if spec.name and not NAME.fullmatch(spec.name):
-            wanted = "letters, digits, dots, dashes and underscores, at most 63, a letter or digit first"
-            self._problems.add((*path, "name"), f"expected {wanted}, found {spec.name!r}")
-        self._take_model(spec.model, spec.name, (*path, "model"))
-        for place, alias in usable(spec.aliases):
-            self._take_model(alias, spec.name, (*path, "aliases", place))
-
-    def _take_model(self, model: str, deployment: str, path: FieldPath) -> None:
-        if model == "":
-            self._problems.add(path, "must not be empty")
-        elif model and model in self._models:
-            other, line = self._models[model]
-            whose = "this deployment" if other == deployment else f'deployment "{other}"'
-            self._problems.add(path, f'{whose} already has a model or alias "{model}" on line {line}')
-        elif model:
-            self._models[model] = (deployment, self._problems.line_of(path))
-
-    def _check_that_something_serves(self, spec: DeploymentSpec, path: FieldPath) -> None:
-        if spec.engine is None and not self._problems.written((*path, "engine")):
-            if self._problems.written((*path, "replicas")):
-                self._problems.add((*path, "replicas"), "are of an engine, and there is none; add one, or drop this")
-            elif spec.scaling is not None:
-                why = "starts and stops instances of an engine, and there is none; add one, or drop this"
-                self._problems.add((*path, "scaling"), why)
-            elif spec.endpoints == [] and spec.endpoints_file == "":
-                serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
-                self._problems.add(path, f"nothing serves this deployment; give it {serves}")
-
-    def _engine(self, spec: DesiredEngine, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
-        """The adapter, and its parameters as they hold: with paths resolved and defaults filled in."""
-        if not spec.type:
-            if spec.type == "":
-                self._problems.add((*path, "type"), "must not be empty")
-            return None, {}
-        kind = engines().find(spec.type, self._problems, (*path, "type"))
-        if kind is None or spec.parameters is INVALID:
-            return None, {}
-        if not can_be_started(kind):
-            instead = 'list its servers under endpoints, or start one with engine "command"'
-            self._problems.add((*path, "type"), f'engine "{spec.type}" cannot be started; {instead}')
-            return None, {}
-        validator = Validator(self._problems, folder=self._folder)
-        made = built(kind, spec.parameters, path, validator)
-        if made is INVALID:
-            return None, {}
-        return made, parameters_in_force(kind, arguments_of(kind, spec.parameters, path, validator))
-
-    def _endpoints_file(self, spec: DeploymentSpec, taken: Sequence[str], path: FieldPath) -> Path | None:
-        if not spec.endpoints_file:
-            return None
-        file = Path(spec.endpoints_file)
-        if file.exists():
-            try:
-                load_endpoints(file, taken)
-            except ConfigError as error:
-                self._problems.take(problem for problem in error.problems if isinstance(problem, Problem))
-        else:
-            self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as there is")
-        return file
-
-    def _lifecycle(self, lifecycle: Lifecycle, path: FieldPath) -> Lifecycle:
-        if lifecycle is INVALID or INVALID in msgspec.structs.astuple(lifecycle):
-            return Lifecycle()
-        if lifecycle.backoff_max_s < lifecycle.backoff_s:
-            message = f"must be at least backoff, which is {lifecycle.backoff_s:g}s"
-            self._problems.add((*path, "backoffMax"), message)
-        return lifecycle
-
-
-def _first_replicas(spec: DeploymentSpec, grows: ScalingPlan | None) -> int:
-    """How many instances there are to begin with."""
-    if spec.engine is None:
-        return 0
-    return spec.replicas if grows is None else grows.limits.first
-
-
-def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by their names in YAML, as plain data, so that those that say the same are equal."""
-    known = {field.name: name for name, field in kind.parameters.items()}
-    defaults = {name: field.default for name, field in kind.parameters.items() if field.optional}
-    given = {known.get(name, name): value for name, value in arguments.items()}
-    held = {name: value for name, value in (defaults | given).items() if value not in (None, [], (), {})}
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(held, enc_hook=str))
-    return plain

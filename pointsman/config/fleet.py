@@ -1,8 +1,9 @@
-"""A file that describes a fleet -> workers, and the claims of what runs there.
+"""A `Fleet` document -> workers with their GPUs, and the claims of the instances that run there.
 
-Enters: a `Fleet` document. Leaves: a `Snapshot`, or `ConfigError` with all problems. The one rule is that of all
-documents: every mistake at once, each with its line, and nothing of a bad file is used.
+Enters: a file (`Path`) or text (`str`). Leaves: a `Snapshot`, or `ConfigError` with all problems.
 """
+
+# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,51 +18,46 @@ from pointsman.config.problems import FieldPath, Names, Problems, found
 from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
 from pointsman.errors import did_you_mean
-from pointsman.parameters import quantity
+from pointsman.parameters import Amount, Number, quantity
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.placement.gpu_models import KNOWN_GPUS, gpu_vendor, known_gpu, short_gpu_name
 from pointsman.types import Gpu, Worker, WorkerStatus
 
-# A `Fleet` document as types: machines, their GPUs, and what runs there already.
-
-
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
-
-
 Size: TypeAlias = Any
-"""80Gi, 80GiB, 80GB or bytes; read by `Sizes`, which says what is wrong with it."""
+"""80Gi, 80GiB, 80GB or bytes. `Sizes` reads it and reports what is wrong."""
 Repeats = Annotated[int, Meta(ge=1, le=100_000)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Cpus = Annotated[float, Meta(ge=0)]
-Index = Annotated[int, Meta(ge=0)]
+ShareOrNone = Annotated[float, Meta(ge=0, le=1)]
+
+WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NUMBER = "{n}"
 
 
 class GpuSpec(Section, frozen=True):
     """One GPU, or several equal ones."""
 
     model: str = ""
-    """As the driver names it, or shorter."""
+    """The name that the driver reports, or a shorter one."""
     count: Annotated[int, Meta(ge=1, le=64)] = 1
     memory: Size = None
-    """Of each; left out: what this model has."""
+    """Of each; default: that of the model."""
     used: Size = None
-    """On each, by anybody but the instances below."""
+    """On each, by anything but the instances below."""
     link: str = ""
-    """They all reach each other over this (NVLink, xGMI); the same word in another entry is the same link."""
+    """The link (NVLink, xGMI) that connects them; the same name in another entry is the same link."""
     links: list[str] = []
-    """The link of each, where they are not all on one."""
+    """The link of each, if they are not all on one."""
     pcie: str = ""
     """The same for a PCIe switch."""
-    numa: Index | None = None
+    numa: Number | None = None
     vendor: str = ""
-    """Left out: read from the model."""
+    """Default: that of the model."""
     shareable: bool = True
-    """Several instances may share it, if they allow it too."""
+    """Several instances may share it, if they allow it, too."""
 
 
 class ReservedSpec(Section, frozen=True):
-    """Kept for the system: never given to instances."""
+    """Reserved for the system."""
 
     memory: Size = None
     gpu_memory: Size = None
@@ -69,7 +65,7 @@ class ReservedSpec(Section, frozen=True):
 
 
 class UsedSpec(Section, frozen=True):
-    """In use by anybody but the instances below."""
+    """In use by anything but the instances below."""
 
     memory: Size = None
 
@@ -78,9 +74,9 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     """One machine, or several equal ones."""
 
     name: str
-    """With a count: w is w-1, w-2...; {n} stands for the number elsewhere in the name."""
+    """With a count: w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
     count: Repeats | None = None
-    cpus: Cpus
+    cpus: Amount
     memory: Size
     labels: dict[str, str] = {}
     status: WorkerStatus = WorkerStatus.READY
@@ -89,34 +85,34 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     reserved: ReservedSpec = ReservedSpec()
     used: UsedSpec = UsedSpec()
     files: list[str] = []
-    """Models whose files it has."""
+    """Models whose files are on it."""
     gpus: list[GpuSpec] = []
 
 
 class FleetInstanceSpec(Section, frozen=True, kw_only=True):
-    """An instance that runs already, and what it has of each worker."""
+    """An instance that runs already, and what it uses of each worker."""
 
     name: str
     deployment: str = ""
     on: str | list[str]
-    """A worker, or several; it has the same GPUs of each."""
-    gpus: list[Index] = []
-    """Their indices; none: it runs on the CPU."""
+    """One worker or several; it uses the same GPUs of each."""
+    gpus: list[Number] = []
+    """Their indices; empty if it runs on the CPU."""
     gpu_memory: Size = None
     """On each GPU."""
-    gpu_share: Share = 0.0
+    gpu_share: ShareOrNone = 0.0
     """Of each GPU, beside the memory."""
     gpu_layers: Annotated[int, Meta(ge=1)] | None = None
     """Layers on the GPU, if the others are on the CPU."""
     exclusive: bool = False
-    """Nobody else may be on its GPUs."""
+    """No other instance may be on its GPUs."""
     memory: Size = None
     """Of each worker."""
-    cpus: Cpus = 0.0
+    cpus: Amount = 0.0
 
 
 class FleetDocument(Section, frozen=True, kw_only=True):
-    """A fleet, described."""
+    """The description of a fleet."""
 
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Fleet"] = "Fleet"
@@ -124,65 +120,33 @@ class FleetDocument(Section, frozen=True, kw_only=True):
     instances: list[FleetInstanceSpec] = []
 
 
-# Sizes of memory as people write them, and what is wrong with those that are none.
-
-
-def size(data: Any) -> int:
-    """Bytes: 80Gi, 80GiB, 80GB, 85899345920. Raises ValueError, with an example, for anything else."""
-    if isinstance(data, str):
-        number = data.replace(" ", "")
-        for form in (number, number.removesuffix("B")):
-            try:
-                return quantity(form)
-            except ValueError:
-                continue
-    elif isinstance(data, int | float) and not isinstance(data, bool) and isfinite(data):
-        return quantity(str(data))
-    raise ValueError(f"expected a size such as 80Gi, 80GB or a number of bytes, found {found(data)}")
-
-
-class Sizes:
-    """Reads the sizes of one document; what is wrong with them is noted, and counts as nothing."""
-
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
-
-    def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
-        """Bytes within bounds; `most`: what there is, None or 0 if that is not known."""
-        if data is None or data is INVALID:
-            return 0
-        try:
-            value = size(data)
-        except ValueError as error:
-            self._problems.add(path, str(error))
-            return 0
-        if value < least:
-            self._problems.add(path, f"must be at least {least}, found {found(data)}")
-        elif most and value > most:
-            self._problems.add(path, f"is more than there is ({_gib(most)}), found {found(data)}")
-        return value
-
-
-def _gib(value: int) -> str:
-    """For messages: 79.6 GiB."""
-    return f"{value / 2**30:.1f} GiB"
-
-
-# The `workers` of a fleet's file: machines and their GPUs, each as often as it is there.
-
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-NUMBER = "{n}"
+def load_fleet(source: Path | str, file: str = "") -> Snapshot:
+    """Load a `Fleet` document from a file (`Path`) or from text (`str`); `file` is the name of text in problems."""
+    text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
+    data, problems = read_yaml(text, file or name)
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if data is None or (isinstance(kind, str) and kind != "Fleet"):
+        if data is not None:
+            problems.add(("kind",), f'expected "Fleet", found {found(kind)}')
+        problems.raise_if_any()  # not YAML, or another kind of document: its fields do not matter
+    document = Validator(problems).value({} if data is None else data, FleetDocument, ())
+    if document is INVALID:
+        problems.raise_if_any()
+    reader = Workers(problems)
+    workers = reader.named(document.workers)
+    occupants = _Instances(problems, workers, all_named=not reader.unnamed).running(document.instances)
+    problems.raise_if_any()
+    return Snapshot(tuple(workers.values()), occupants)
 
 
 class Workers:
-    """Makes the workers of a document; what is wrong with them is noted."""
+    """Builds the workers of a document, and reports their problems."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._sizes = Sizes(problems)
         self.unnamed = False
-        """Whether some of them could not be named: then nobody can tell who is missing."""
+        """Whether the name of a worker could not be read: then unknown names are not reported."""
 
     def named(self, specs: Sequence[FleetWorkerSpec]) -> dict[str, Worker]:
         """By name, in the order of the document."""
@@ -190,8 +154,8 @@ class Workers:
             self._problems.add(("workers",), "must not be empty")
         names = Names("worker", self._problems)
         made: dict[str, Worker] = {}
-        for place, spec in usable(specs):
-            path: FieldPath = ("workers", place)
+        for index, spec in usable(specs):
+            path: FieldPath = ("workers", index)
             worker = self._worker(spec, path)
             for name in self._names(spec, path):
                 names.take(name, path)
@@ -223,12 +187,12 @@ class Workers:
         )
 
     def _names(self, spec: FleetWorkerSpec, path: FieldPath) -> list[str]:
-        """w is w; four of w are w-1 to w-4."""
+        """w, or with a count of 4, w-1 to w-4."""
         if not spec.name or spec.count is INVALID:
             self.unnamed = True
             return [""] if spec.name == "" else []
         pattern = spec.name if NUMBER in spec.name or spec.count is None else f"{spec.name}-{NUMBER}"
-        if not NAME.fullmatch(pattern.replace(NUMBER, "1")):
+        if not WORKER_NAME.fullmatch(pattern.replace(NUMBER, "1")):
             wanted = f"expected letters, digits, dots, dashes and underscores, and {NUMBER} for the number"
             self._problems.add((*path, "name"), f"{wanted}, found {found(spec.name)}")
             self.unnamed = True
@@ -237,13 +201,13 @@ class Workers:
 
     def _gpus(self, spec: FleetWorkerSpec, machine_bytes: int, path: FieldPath) -> tuple[Gpu, ...]:
         gpus: list[Gpu] = []
-        for place, one in usable(spec.gpus):
-            here = (*path, place)
+        for index, one in usable(spec.gpus):
+            here = (*path, index)
             memory = self._gpu_memory(one, machine_bytes if spec.unified_memory else None, here)
             used = self._sizes.read(one.used, (*here, "used"), most=memory)
             gpus += (
                 Gpu(
-                    index=index,
+                    index=number,
                     memory_bytes=memory,
                     model=one.model or "",
                     vendor=one.vendor or gpu_vendor(one.model or "") or "nvidia",
@@ -253,12 +217,12 @@ class Workers:
                     numa=one.numa,
                     shareable=bool(one.shareable),
                 )
-                for index, link in enumerate(self._links(one, here), start=len(gpus))
+                for number, link in enumerate(self._links(one, here), start=len(gpus))
             )
         return tuple(gpus)
 
     def _gpu_memory(self, one: GpuSpec, machine_bytes: int | None, path: FieldPath) -> int:
-        """As written; else what the model has; else, of unified memory, all that the machine has."""
+        """As written; else that of the model; else, for unified memory, all of the machine."""
         if one.memory is not None:
             return self._sizes.read(one.memory, (*path, "memory"), least=1, most=machine_bytes)
         known = known_gpu(one.model) if one.model else None
@@ -284,27 +248,8 @@ class Workers:
         return [link or "" for link in (*one.links, *[""] * count)][:count]
 
 
-def load_fleet(source: Path | str, file: str = "") -> Snapshot:
-    """Load a `Fleet` document from a file (`Path`) or from text (`str`); `file` is what text is called in problems."""
-    text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
-    data, problems = read_yaml(text, file or name)
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if data is None or (isinstance(kind, str) and kind != "Fleet"):
-        if data is not None:
-            problems.add(("kind",), f'expected "Fleet", found {found(kind)}')
-        problems.raise_if_any()  # not YAML, or another document altogether: what its fields are is beside the point
-    document = Validator(problems).value({} if data is None else data, FleetDocument, ())
-    if document is INVALID:
-        problems.raise_if_any()
-    reader = Workers(problems)
-    workers = reader.named(document.workers)
-    occupants = _Instances(problems, workers, all_named=not reader.unnamed).running(document.instances)
-    problems.raise_if_any()
-    return Snapshot(tuple(workers.values()), occupants)
-
-
 class _Instances:
-    """Makes the claims of what runs already; what is wrong with them is noted."""
+    """Builds the claims of running instances, and reports their problems."""
 
     def __init__(self, problems: Problems, workers: Mapping[str, Worker], *, all_named: bool) -> None:
         self._problems = problems
@@ -313,11 +258,11 @@ class _Instances:
         self._sizes = Sizes(problems)
 
     def running(self, specs: Sequence[FleetInstanceSpec]) -> tuple[Occupant, ...]:
-        """All of them, as long as the document has no problem."""
+        """All of them; none once the document has a problem."""
         names = Names("instance", self._problems)
         made = []
-        for place, spec in usable(specs):
-            path: FieldPath = ("instances", place)
+        for index, spec in usable(specs):
+            path: FieldPath = ("instances", index)
             names.take(spec.name, path)
             claims = self._claims(spec, path)
             if not len(self._problems):
@@ -330,7 +275,7 @@ class _Instances:
         memory = self._sizes.read(spec.memory, (*path, "memory"))
         claims: list[Claim] = []
         for name in self._on(spec, path):
-            whole = Claim(worker=name, cpus=spec.cpus or 0.0, memory_bytes=memory)  # of the worker: counted once
+            whole = Claim(worker=name, cpus=spec.cpus or 0.0, memory_bytes=memory)  # counted once per worker
             for order, gpu in enumerate(self._gpus(spec, self._workers[name], path)):
                 claim = Claim(
                     worker=name,
@@ -347,35 +292,35 @@ class _Instances:
         return claims
 
     def _on(self, spec: FleetInstanceSpec, path: FieldPath) -> list[str]:
-        """The workers that are there of those that an instance is on."""
+        """The known workers that an instance is on."""
         one = isinstance(spec.on, str)
         listed = [spec.on] if isinstance(spec.on, str) else [name for _, name in usable(spec.on)]
         if spec.on is not INVALID and not listed:
             self._problems.add((*path, "on"), "must not be empty")
-        for place, name in enumerate(listed):
-            field: FieldPath = (*path, "on") if one else (*path, "on", place)
+        for index, name in enumerate(listed):
+            field: FieldPath = (*path, "on") if one else (*path, "on", index)
             if name not in self._workers and self._all_named:
                 self._problems.add(field, f'there is no worker "{name}"{did_you_mean(name, self._workers)}')
-            elif name in listed[:place]:
+            elif name in listed[:index]:
                 self._problems.add(field, f'worker "{name}" is listed twice')
         return [name for name in dict.fromkeys(listed) if name in self._workers]
 
     def _gpus(self, spec: FleetInstanceSpec, worker: Worker, path: FieldPath) -> list[int]:
-        """The GPUs that are there of those that an instance has of a worker."""
+        """The known GPUs that an instance uses of a worker."""
         there = [gpu.index for gpu in worker.gpus]
         taken: list[int] = []
-        for place, index in usable(spec.gpus):
+        for position, index in usable(spec.gpus):
             if index not in there:
                 has = f"has {len(there)} GPUs, counted from 0" if there else "has no GPUs"
-                self._problems.add((*path, "gpus", place), f'worker "{worker.name}" {has}; found {index}')
+                self._problems.add((*path, "gpus", position), f'worker "{worker.name}" {has}; found {index}')
             elif index in taken:
-                self._problems.add((*path, "gpus", place), f"GPU {index} is listed twice")
+                self._problems.add((*path, "gpus", position), f"GPU {index} is listed twice")
             else:
                 taken.append(index)
         return taken
 
     def _check_gpu_fields(self, spec: FleetInstanceSpec, path: FieldPath) -> None:
-        """What it takes of GPUs, and which, are given both or not at all."""
+        """GPUs, and how much it uses of them, are given together or not at all."""
         if spec.gpus is INVALID:
             return
         takes = {
@@ -408,3 +353,44 @@ def _place(spec: FleetInstanceSpec, claims: Sequence[Claim]) -> Place:
         pipeline_parallel_size=workers,
         gpu_layers=spec.gpu_layers,
     )
+
+
+def size(data: Any) -> int:
+    """Bytes: 80Gi, 80GiB, 80GB, 85899345920. Raises ValueError, with an example, for anything else."""
+    if isinstance(data, str):
+        number = data.replace(" ", "")
+        for form in (number, number.removesuffix("B")):
+            try:
+                return quantity(form)
+            except ValueError:
+                continue
+    elif isinstance(data, int | float) and not isinstance(data, bool) and isfinite(data):
+        return quantity(str(data))
+    raise ValueError(f"expected a size such as 80Gi, 80GB or a number of bytes, found {found(data)}")
+
+
+class Sizes:
+    """Reads the sizes of one document; an invalid one is reported, and counts as 0."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+
+    def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
+        """Bytes within bounds. `most`: what there is; None or 0 if unknown."""
+        if data is None or data is INVALID:
+            return 0
+        try:
+            value = size(data)
+        except ValueError as error:
+            self._problems.add(path, str(error))
+            return 0
+        if value < least:
+            self._problems.add(path, f"must be at least {least}, found {found(data)}")
+        elif most and value > most:
+            self._problems.add(path, f"is more than there is ({_gib(most)}), found {found(data)}")
+        return value
+
+
+def _gib(value: int) -> str:
+    """79.6 GiB"""
+    return f"{value / 2**30:.1f} GiB"

@@ -1,7 +1,7 @@
 """The documents as JSON schema, so that editors complete and check them.
 
-The schema is made from the same types and signatures that loading uses. It cannot know whether names refer to
-anything; `pointsman check config` does.
+The schema is built from the types and signatures that loading uses. It cannot check references between names;
+`pointsman check config` does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,7 +148,7 @@ class _Schemas:
 
 
 def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Known names complete, and anybody's own class is accepted."""
+    """Known names complete, and the user's own class is accepted."""
     known = [{"const": kind.name, "description": kind.summary} for kind in types]
     known += [{"const": name, "description": f"ignored: {why}"} for name, why in ignored.items()]
     own = {"type": "string", "pattern": OWN_CLASS, "description": "your own class: package.module:Name"}
@@ -156,7 +156,7 @@ def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingPr
 
 
 def _bounds(marks: Iterable[Any]) -> dict[str, Any]:
-    """What `Meta` says of numbers. Text with a unit is not bounded by them."""
+    """The bounds of numbers. They do not apply to text with a unit."""
     words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
     bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
     return {

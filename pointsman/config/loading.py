@@ -1,9 +1,10 @@
 """Files -> plans.
 
 Enters: a file (`Path`) or text (`str`). Leaves: a plan with everything built, or `ConfigError` with all problems. The
-one rule: all or nothing. Loading has no effect but its result.
+one rule: all or nothing, and no side effects.
 """
 
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,91 +14,30 @@ import msgspec
 
 from pointsman.config.application import application_plan, load_application, missing_models
 from pointsman.config.building import built
-from pointsman.config.deployments import Deployments, policy, workers
+from pointsman.config.deployments import Deployments, policy
 from pointsman.config.picker import picker_plan
 from pointsman.config.picker_schema import EndpointPickerConfig
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
-from pointsman.config.registry import plugins, policies, scaling_policies, strangers
+from pointsman.config.registry import plugins, policies, scaling_policies, unrecognised
 from pointsman.config.scaling import policy as scaling_policy
-from pointsman.config.schema import KINDS, ApplicationDocument, GatewaySpec, KeySpec, Pointsman, TenantSpec
-from pointsman.config.validation import INVALID, Validator, host_and_port, is_loopback, usable
+from pointsman.config.schema import KINDS, ApplicationDocument, GatewaySpec, KeySpec, Pointsman, TenantSpec, WorkerSpec
+from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import ConfigError, UnknownName, did_you_mean
+from pointsman.parameters import host_and_port, is_loopback
 from pointsman.strategies import SchedulingPolicy
 
-# The `gateway` of a document, checked and in one form.
-
-
-PATH: FieldPath = ("gateway",)
+GATEWAY: FieldPath = ("gateway",)
+THIS_MACHINE = "localhost"
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
-
-
-def gateway(spec: GatewaySpec, problems: Problems) -> tuple[GatewaySpec, list[str]]:
-    """The section with its hashes in lower case, and what the author should know. What is wrong has been noted."""
-    if spec is INVALID:
-        return GatewaySpec(), []
-    tenants = _check_tenants(spec.tenants, problems)
-    _check_keys(spec.keys, tenants, problems)
-    if spec.admin_key_sha256:
-        _check_hash(spec.admin_key_sha256, problems, (*PATH, "adminKeySha256"))
-    notes = _check_listen(spec, "listen", spec.listen, problems)
-    if spec.grpc_listen:
-        notes += _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
-    if len(problems):
-        return spec, notes
-    keys = [msgspec.structs.replace(key, sha256=key.sha256.lower()) for key in spec.keys]
-    return msgspec.structs.replace(spec, keys=keys, admin_key_sha256=spec.admin_key_sha256.lower()), notes
-
-
-def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems) -> list[str]:
-    if listen is INVALID:
-        return []
-    try:
-        host, _ = host_and_port(listen)
-    except ValueError as error:
-        problems.add((*PATH, field), str(error))
-        return []
-    if spec.keys or spec.keys is INVALID or is_loopback(host):
-        return []
-    who = "everybody on the network may send requests"
-    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key makes one"]
-
-
-def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]:
-    names = Names("tenant", problems)
-    for place, tenant in usable(specs):
-        names.take(tenant.name, (*PATH, "tenants", place))
-    return [tenant.name for _, tenant in usable(specs) if tenant.name]
-
-
-def _check_keys(specs: Sequence[KeySpec], tenants: Sequence[str], problems: Problems) -> None:
-    lines: dict[str, int] = {}
-    for place, key in usable(specs):
-        path = (*PATH, "keys", place)
-        if key.tenant is not INVALID and key.tenant not in tenants:
-            hint = did_you_mean(key.tenant, tenants) if tenants else "; list it under gateway.tenants"
-            problems.add((*path, "tenant"), f'there is no tenant "{key.tenant}"{hint}')
-        if key.sha256 is INVALID or not _check_hash(key.sha256, problems, (*path, "sha256")):
-            continue
-        if key.sha256.lower() in lines:
-            problems.add((*path, "sha256"), f"this key is on line {lines[key.sha256.lower()]} already")
-        lines.setdefault(key.sha256.lower(), problems.line_of((*path, "sha256")))
-
-
-def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
-    right = _SHA256.fullmatch(text) is not None
-    if not right:
-        found = f"{len(text)} characters" if len(text) != 64 else "other characters"
-        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; pointsman key makes both")
-    return right
 
 
 def load(source: Path | str, folder: Path | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
     """Load a document of any kind.
 
-    `folder`: what its paths are relative to; the folder of the file, and for text the current one. `file`: what text is
-    called in problems.
+    `folder`: its paths are relative to this one; default: that of the file, and for text the current one. `file`: the
+    name of text in problems.
     """
     folder = folder_of(source, folder)
     document, problems = document_of(source, KINDS, folder, file)
@@ -124,7 +64,7 @@ def load_manifest(
     source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> PointsmanPlan:
     """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`. `was_in_force`: it
-    ran before, so that what can be done without is no problem."""
+    was applied before, and problems that are not essential are tolerated."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
     document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force)
@@ -155,8 +95,8 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
         problems.raise_if_any()
         return scaling
     homes = (policies(), plugins())
-    registry = next((home for home in homes if home.find(name, problems.apart(), ()) is not None), strangers())
-    if registry is strangers() and ":" not in name:
+    registry = next((home for home in homes if home.find(name, problems.apart(), ()) is not None), unrecognised())
+    if registry is unrecognised() and ":" not in name:
         raise UnknownName(
             "policy or plugin", name, [kind.name for home in (*homes, scaling_policies()) for kind in home]
         )
@@ -167,7 +107,7 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
 
 
 def _plan(document: Any, problems: Problems, folder: Path) -> PointsmanPlan:
-    """Of one of our own documents. What is wrong with it has been noted."""
+    """The plan of one of our own documents."""
     if isinstance(document, Pointsman):
         with importable(folder):
             return _pointsman_plan(document, problems, folder)
@@ -187,10 +127,10 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> Po
 
 
 def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Problems) -> PointsmanPlan:
-    """The same with the applications of these files."""
+    """With the applications of these files."""
     found: dict[str, ApplicationPlan] = {}
-    for place, file in usable(files):
-        path = ("applications", place)
+    for index, file in usable(files):
+        path = ("applications", index)
         try:
             made = load_application(Path(file))
         except ConfigError as error:
@@ -204,3 +144,79 @@ def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Prob
         found[made.name] = made
     notes = [f"{one.name}: {note}" for one in found.values() for note in one.notes]
     return msgspec.structs.replace(plan, notes=(*plan.notes, *notes)).with_applications(found.values())
+
+
+def gateway(spec: GatewaySpec, problems: Problems) -> tuple[GatewaySpec, list[str]]:
+    """The `gateway` section with its hashes in lower case, and notes for the author."""
+    if spec is INVALID:
+        return GatewaySpec(), []
+    tenants = _check_tenants(spec.tenants, problems)
+    _check_keys(spec.keys, tenants, problems)
+    if spec.admin_key_sha256:
+        _check_hash(spec.admin_key_sha256, problems, (*GATEWAY, "adminKeySha256"))
+    notes = _check_listen(spec, "listen", spec.listen, problems)
+    if spec.grpc_listen:
+        notes += _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
+    if len(problems):
+        return spec, notes
+    keys = [msgspec.structs.replace(key, sha256=key.sha256.lower()) for key in spec.keys]
+    return msgspec.structs.replace(spec, keys=keys, admin_key_sha256=spec.admin_key_sha256.lower()), notes
+
+
+def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems) -> list[str]:
+    if listen is INVALID:
+        return []
+    try:
+        host, _ = host_and_port(listen)
+    except ValueError as error:
+        problems.add((*GATEWAY, field), str(error))
+        return []
+    if spec.keys or spec.keys is INVALID or is_loopback(host):
+        return []
+    who = "everyone on the network may send requests"
+    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key makes one"]
+
+
+def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]:
+    names = Names("tenant", problems)
+    for index, tenant in usable(specs):
+        names.take(tenant.name, (*GATEWAY, "tenants", index))
+    return [tenant.name for _, tenant in usable(specs) if tenant.name]
+
+
+def _check_keys(specs: Sequence[KeySpec], tenants: Sequence[str], problems: Problems) -> None:
+    lines: dict[str, int] = {}
+    for index, key in usable(specs):
+        path = (*GATEWAY, "keys", index)
+        if key.tenant is not INVALID and key.tenant not in tenants:
+            hint = did_you_mean(key.tenant, tenants) if tenants else "; list it under gateway.tenants"
+            problems.add((*path, "tenant"), f'there is no tenant "{key.tenant}"{hint}')
+        if key.sha256 is INVALID or not _check_hash(key.sha256, problems, (*path, "sha256")):
+            continue
+        if key.sha256.lower() in lines:
+            problems.add((*path, "sha256"), f"this key is on line {lines[key.sha256.lower()]} already")
+        lines.setdefault(key.sha256.lower(), problems.line_of((*path, "sha256")))
+
+
+def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
+    right = _SHA256.fullmatch(text) is not None
+    if not right:
+        found = f"{len(text)} characters" if len(text) != 64 else "other characters"
+        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; pointsman key makes both")
+    return right
+
+
+def workers(specs: Sequence[WorkerSpec], problems: Problems) -> tuple[WorkerSpec, ...]:
+    """The `workers` section: today only this machine."""
+    names = Names("worker", problems)
+    here = platform.node()
+    given = list(usable(specs))
+    for index, worker in given:
+        names.take(worker.name, ("workers", index))
+        if worker.name and worker.name.lower() not in (THIS_MACHINE, here.lower()):
+            message = f'"{worker.name}" is not this machine ({THIS_MACHINE} or {here})'
+            problems.add(("workers", index, "name"), f"{message}; other machines come with the Ray runtime")
+    if len(given) > 1:
+        message = f"found {len(given)} workers; the local runtime has one, this machine"
+        problems.add(("workers", given[1][0]), f"{message}; other machines come with the Ray runtime")
+    return tuple(worker for _, worker in given)

@@ -1,4 +1,4 @@
-"""The nodes of an application as deployments: what runs, who decides, and where it may be."""
+"""The nodes of an application as deployments."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -24,12 +24,12 @@ FIFO = SchedulingSpec(policy="fifo")
 
 
 def deployment_name(application: str, node: str, rank: int | None = None) -> str:
-    """diamond.m1; of a shard diamond.m1.0"""
+    """diamond.m1, or diamond.m1.0 for a shard."""
     return f"{application}.{node}" if rank is None else f"{application}.{node}.{rank}"
 
 
 class Nodes:
-    """Makes a deployment of each node that runs code, of each of its shards, and of the ingress."""
+    """Builds a deployment for each node that runs code, for each of its shards, and for the ingress."""
 
     def __init__(self, application: str, graph: Graph, folder: Path, problems: Problems) -> None:
         self._application = application
@@ -40,22 +40,22 @@ class Nodes:
         self.scaling = NodeScaling(graph.scaling, problems)
 
     def deployments(self) -> list[DeploymentPlan]:
-        """All of them, as long as the document has no problem."""
+        """All of them; none once the document has a problem."""
         made = []
         for node, path in self._running():
             if not node.code:
-                continue  # a problem already
+                continue  # reported already
             how = self._scheduling(node.options, (*path, "scheduling"))
-            grows = self.scaling.of(node, path)
-            self._notes += [f"{node.name}: {note}" for note in (() if grows is None else grows.notes)]
+            scaled = self.scaling.of(node, path)
+            self._notes += [f"{node.name}: {note}" for note in (() if scaled is None else scaled.notes)]
             for rank in _ranks(node):
-                plan = self._deployment(node, rank, how, grows, path)
+                plan = self._deployment(node, rank, how, scaled, path)
                 if plan is not None:
                     made.append(plan)
         return made
 
     def user_configs(self) -> dict[str, Any]:
-        """By deployment: what its replicas are told, where there is something to tell."""
+        """The user configuration of each deployment that has one."""
         return {
             deployment_name(self._application, node.name, rank): node.options.user_config
             for node, _ in self._running()
@@ -64,14 +64,14 @@ class Nodes:
         }
 
     def notes(self) -> list[str]:
-        """What the author should know."""
-        return [*self._notes, *(note for node, _ in self._running() for note in self._about_code(node))]
+        """Notes for the author."""
+        return [*self._notes, *(note for node, _ in self._running() for note in self._code_notes(node))]
 
     def _running(self) -> Iterator[tuple[Node, FieldPath]]:
-        """Nodes that run code of the author's, and where they are in the document."""
-        for place, node in enumerate(self._graph.nodes):
+        """Nodes that run the user's code, and their paths in the document."""
+        for index, node in enumerate(self._graph.nodes):
             if node.kind is not NodeKind.MODEL:
-                yield node, ("nodes", place)
+                yield node, ("nodes", index)
         if self._graph.has_ingress:
             graph = self._graph
             code = graph.preprocessor or graph.schema
@@ -87,7 +87,7 @@ class Nodes:
             )
 
     def _deployment(
-        self, node: Node, rank: int | None, how: Scheduling, grows: ScalingPlan | None, path: FieldPath
+        self, node: Node, rank: int | None, how: Scheduling, scaled: ScalingPlan | None, path: FieldPath
     ) -> DeploymentPlan | None:
         name, options = deployment_name(self._application, node.name, rank), node.options
         kind = engines().find(PYTHON, self._problems, path)
@@ -106,7 +106,7 @@ class Nodes:
         wanted = DesiredDeployment(
             name=name,
             model=name,
-            replicas=options.num_replicas if grows is None else grows.limits.first,
+            replicas=options.num_replicas if scaled is None else scaled.limits.first,
             engine=DesiredEngine(PYTHON, parameters_in_force(kind, arguments_of(kind, parameters, path, validator))),
             max_concurrency=options.max_concurrency,
             lifecycle=Lifecycle(
@@ -122,10 +122,10 @@ class Nodes:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
-            first_wait_s=first_wait_s(grows, how.picker),
+            first_wait_s=first_wait_s(scaled, how.picker),
             engine=engine,
-            scaling=None if rank else grows,
-            follows=deployment_name(self._application, node.name, 0) if rank and grows is not None else "",
+            scaling=None if rank else scaled,
+            follows=deployment_name(self._application, node.name, 0) if rank and scaled is not None else "",
             internal=True,
         )
 
@@ -136,7 +136,7 @@ class Nodes:
         return scheduling(spec, self._problems, path)
 
     def _parameters(self, node: Node, rank: int | None) -> dict[str, Any]:
-        """What a replica is started from. Where it differs, it is another program."""
+        """What a replica is started from. A replica with other parameters is another program."""
         is_ingress, options = node.name == INGRESS, node.options
         return {
             "app": self._application,
@@ -156,7 +156,7 @@ class Nodes:
         }
 
     def _env(self, options: NodeOptions) -> dict[str, str]:
-        """With the folders where modules are found besides."""
+        """With the application's folders of modules in PYTHONPATH."""
         folders = [os.path.normpath(self._folder / folder) for folder in self._graph.python_path]
         own = options.env.get(PYTHON_PATH)
         found = os.pathsep.join([*folders, *([own] if own else [])])
@@ -165,7 +165,7 @@ class Nodes:
     def _arguments(self, template: Any) -> Any:
         def handle(reference: Any) -> Mapping[str, str]:
             if not isinstance(reference, HandleTo):
-                return {}  # a problem already
+                return {}  # reported already
             known = {node.name: node for node in self._graph.nodes}
             node = known.get(reference.node)
             if node is not None and node.kind is NodeKind.MODEL:
@@ -174,14 +174,14 @@ class Nodes:
 
         return filled(template, handle)
 
-    def _about_code(self, node: Node) -> Iterator[str]:
-        place = node.code.rpartition(":")[0]
-        if place.endswith(".py"):
-            files = [self._folder / place]
+    def _code_notes(self, node: Node) -> Iterator[str]:
+        source = node.code.rpartition(":")[0]
+        if source.endswith(".py"):
+            files = [self._folder / source]
             if not files[0].is_file():
                 yield f"{node.name}: there is no file {files[0]}"
         else:
-            module = place.replace(".", "/")
+            module = source.replace(".", "/")
             roots = [self._folder, *(self._folder / root for root in self._graph.python_path)]
             files = [root / end for root in roots for end in (f"{module}.py", f"{module}/__init__.py")]
         file = next((file for file in files if file.is_file()), None)
@@ -189,7 +189,7 @@ class Nodes:
             return
         try:
             version = file_version(file)
-        except OSError:  # others may read it
+        except OSError:  # not readable by this user
             return
         if version != node.version:
             again = "run pointsman build again to roll it out"

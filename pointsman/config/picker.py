@@ -1,4 +1,4 @@
-"""The body of an `EndpointPickerConfig` -> a plan, with everything that it may leave out."""
+"""The body of an `EndpointPickerConfig` -> a plan: profiles, their handler, flow control, and all defaults."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,211 +34,25 @@ from pointsman.selection import (
     Weighted,
 )
 
-# Profiles and the handler that chooses among them, with everything that a document may leave out.
-
-
 DEFAULT_PROFILE = (("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0))
-"""What schedules when a document declares neither plugins nor profiles."""
-
-
-def with_defaults(body: PickerBody) -> tuple[Sequence[PluginSpec], Sequence[ProfileSpec]]:
-    """The plugins and profiles of a document, or the default ones if it has neither."""
-    if body.plugins or body.scheduling_profiles or INVALID in (body.plugins, body.scheduling_profiles):
-        return body.plugins or [], body.scheduling_profiles or []
-    entries = [ProfileEntry(plugin_ref=name, weight=weight) for name, weight in DEFAULT_PROFILE]
-    return [PluginSpec(type=name) for name, _ in DEFAULT_PROFILE], [ProfileSpec(name="default", plugins=entries)]
-
-
-class Profiles:
-    """Makes the scheduler of a document."""
-
-    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
-        self._plugins = plugins
-        self._problems = problems
-        self._path = (*path, "schedulingProfiles")
-
-    def scheduler(self, specs: Sequence[ProfileSpec]) -> Scheduler[Endpoint] | None:
-        """The scheduler; None if anything is wrong with the document."""
-        profiles = self._profiles(specs)
-        handler = self._handler(len(specs) or 1)
-        producers = self._producers()
-        if len(self._problems):
-            return None
-        return Scheduler([profile for profile in profiles if profile is not None], handler, producers)
-
-    def _profiles(self, specs: Sequence[ProfileSpec]) -> list[Profile[Endpoint] | None]:
-        if not specs:
-            declared = self._plugins.built(injected=False)
-            entries = [Weighted(one, self._plugins.declared[name].weight, name) for name, one in declared.items()]
-            return [self._profile("default", entries, self._path)]
-        names = Names("profile", self._problems)
-        made = []
-        for place, spec in usable(specs):
-            path = (*self._path, place)
-            names.take(spec.name, path)
-            made.append(self._profile(spec.name, self._entries(spec, path), path))
-        return made
-
-    def _entries(self, spec: ProfileSpec, path: FieldPath) -> list[Weighted]:
-        entries = []
-        for place, entry in usable(spec.plugins):
-            if entry.plugin_ref is INVALID:
-                continue
-            if self._plugins.exists(entry.plugin_ref, (*path, "plugins", place, "pluginRef")):
-                plugin = self._plugins.get(entry.plugin_ref)
-                weight = self._plugins.declared[entry.plugin_ref].weight if entry.weight is None else entry.weight
-                if plugin is not INVALID:
-                    entries.append(Weighted(plugin, weight, entry.plugin_ref))
-        return entries
-
-    def _profile(self, name: str, entries: list[Weighted], path: FieldPath) -> Profile[Endpoint] | None:
-        useful = [entry for entry in entries if isinstance(entry.plugin, Filter | Scorer | Picker)]
-        pickers = [entry.name for entry in useful if isinstance(entry.plugin, Picker)]
-        if len(pickers) > 1:
-            message = f"a profile has one picker; found {len(pickers)}: {', '.join(pickers)}"
-            self._problems.add((*path, "plugins"), message)
-            return None
-        if not pickers:
-            declared = self._plugins.built(injected=False)
-            picker = next((name for name, one in declared.items() if isinstance(one, Picker)), "max-score-picker")
-            useful.append(Weighted(self._plugins.inject(picker, "picker", path), name=picker))
-        if useful[-1].plugin is INVALID:
-            return None
-        own = {type(entry.plugin) for entry in useful}  # who declares one of them means it to be as declared
-        demands = Demands()
-        if own.isdisjoint(map(type, demands.filters)):
-            return Profile(name, demands, *useful)
-        return Profile(name, *(demand for demand in demands.filters if type(demand) not in own), *useful)
-
-    def _handler(self, profiles: int) -> Any:
-        handlers = self._plugins.of_kind(ProfileHandler)
-        if len(handlers) > 1:
-            names = ", ".join(one.name for one in handlers)
-            self._problems.add(handlers[1].path, f"there is more than one profile handler ({names}); keep one")
-        if not handlers and profiles > 1:
-            if not self._plugins.incomplete:  # else the handler may be among those that could not be built
-                message = f"{profiles} profiles need a profile handler among the plugins; found none"
-                self._problems.add(self._path, message)
-            return INVALID
-        if not handlers:
-            return self._plugins.inject("single-profile-handler", "profile handler", self._path)
-        handler = self._plugins.get(handlers[0].name)
-        if type(handler) is SingleProfileHandler and profiles > 1:
-            message = f"a single-profile-handler runs one profile; found {profiles}"
-            self._problems.add(handlers[0].path, message)
-        return handler
-
-    def _producers(self) -> list[Producer[Endpoint]]:
-        """Those declared, and those that the others need."""
-        kinds = {one.type.name for one in self._plugins.declared.values() if one.type is not None}
-        needed = dict.fromkeys(producer for kind, producers in NEEDS.items() if kind in kinds for producer in producers)
-        for name in needed:
-            if name in ELSEWHERE and name not in self._plugins.declared:
-                self._plugins.note(f"{name} is not injected: {ELSEWHERE[name]}")
-            elif name not in ELSEWHERE and name not in kinds:
-                self._plugins.inject(name, "producer", self._path)
-        producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
-        # What a request adds is counted net of the prefix that an endpoint has, so whoever finds that out goes first.
-        return sorted(producers, key=lambda one: isinstance(one, InflightLoadProducer))
-
-
-# The `flowControl` of a document: limits, bands and the policies that they name.
-
-
-DEFAULT_BAND = BandSettings()
+"""The scorers of a document that declares neither plugins nor profiles."""
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_POLICIES = {
     "fairness policy": "global-strict-fairness-policy",
     "ordering policy": "fcfs-ordering-policy",
     "usage limit policy": "static-usage-limit-policy",
 }
-
-
-def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:
-    """The detector that a document refers to, in the new field or the old one; the default if in none."""
-    if body.flow_control and body.flow_control.saturation_detector:
-        name, field = body.flow_control.saturation_detector.plugin_ref, (*path, "flowControl", "saturationDetector")
-    elif body.saturation_detector:
-        name, field = body.saturation_detector.plugin_ref, (*path, "saturationDetector")
-    else:
-        name, field = "", path
-    if name is INVALID:
-        return INVALID
-    reach = plugins.inject if name in ("", DEFAULT_DETECTOR) else plugins.referred
-    return reach(name or DEFAULT_DETECTOR, "saturation detector", (*field, "pluginRef"))
-
-
-class FlowControls:
-    """Makes the plan of one `flowControl` section."""
-
-    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
-        self._plugins = plugins
-        self._problems = problems
-        self._path = (*path, "flowControl")
-
-    def plan(self, spec: FlowControlSpec, detector: Any) -> FlowControlPlan:
-        """The whole section. What is wrong with it has been noted."""
-        ttl = REQUEST_TTL_S if spec.default_request_ttl is None else spec.default_request_ttl
-        negative = spec.default_negative_priority_band
-        if spec.band_selection_policy_plugin_ref:
-            self._plugins.note("flowControl.bandSelectionPolicyPluginRef is ignored; bands go by priority")
-        return FlowControlPlan(
-            bands=self._bands(spec),
-            default_band=self._band(spec.default_priority_band or BandTemplate(), "defaultPriorityBand"),
-            default_negative_band=self._band(negative, "defaultNegativePriorityBand") if negative else None,
-            limits=self._policy(spec.usage_limit_policy_plugin_ref, "usage limit policy", "usageLimitPolicyPluginRef"),
-            detector=detector,
-            max_requests=self._amount(spec.max_requests, "maxRequests") or None,
-            max_bytes=self._amount(spec.max_bytes, "maxBytes") or None,
-            request_ttl_s=ttl,
-            no_endpoint_request_ttl_s=ttl if spec.no_endpoint_request_ttl is None else spec.no_endpoint_request_ttl,
-            enable_eviction=spec.enable_eviction,
-        )
-
-    def _bands(self, spec: FlowControlSpec) -> tuple[BandSettings, ...]:
-        bands: dict[int, BandSettings] = {}
-        for place, band in usable(spec.priority_bands):
-            if band.priority is not INVALID and band.priority in bands:
-                message = f"there is already a band of priority {band.priority}"
-                self._problems.add((*self._path, "priorityBands", place, "priority"), message)
-            bands[band.priority] = self._band(band, "priorityBands", place)
-        return tuple(bands.values())
-
-    def _band(self, band: BandTemplate, *path: str | int) -> BandSettings:
-        if band.default_request_ttl is not None:
-            self._plugins.note("defaultRequestTTL of a band is ignored; that of flowControl holds for all")
-        return BandSettings(
-            priority=band.priority,
-            max_requests=self._amount(band.max_requests, *path, "maxRequests") or DEFAULT_BAND.max_requests,
-            max_bytes=self._amount(band.max_bytes, *path, "maxBytes") or DEFAULT_BAND.max_bytes,
-            fairness=self._policy(band.fairness_policy_ref, "fairness policy", *path, "fairnessPolicyRef"),
-            ordering=self._policy(band.ordering_policy_ref, "ordering policy", *path, "orderingPolicyRef"),
-        )
-
-    def _policy(self, name: str, role: str, *path: str | int) -> Any:
-        if name is INVALID:
-            return INVALID
-        default = DEFAULT_POLICIES[role]
-        reach = self._plugins.inject if name in ("", default) else self._plugins.referred
-        return reach(name or default, role, (*self._path, *path))
-
-    def _amount(self, amount: int | None, *path: str | int) -> int | None:
-        if amount and amount < 0:
-            self._problems.add((*self._path, *path), f"must not be negative, found {amount}")
-            return None
-        return amount
-
-
-MEASURED_S = 1.0
-"""Numbers of instances that run are at most so old, if all is well."""
+DEFAULT_BAND = BandSettings()
+METRICS_AGE_S = 1.0
+"""The usual age of an instance's metrics."""
 
 
 def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues: bool = False) -> PickerPlan | None:
-    """The plan; None if anything is wrong with the document. `queues`: requests wait also without flow control."""
+    """The plan; None if the document has problems. `queues`: requests wait even without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
-    for place, spec in usable(specs):
-        plugins.declare(spec, (*path, "plugins", place))
+    for index, spec in usable(specs):
+        plugins.declare(spec, (*path, "plugins", index))
     plugins.built()
     gates = _gates(body, problems, path)
     detector = saturation_detector(body, plugins, path)
@@ -249,7 +63,12 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
     elif body.flow_control and _has_settings(body.flow_control):
         but = "" if queues else ", except for its saturationDetector"
         plugins.note(f"flowControl is ignored{but}: the feature gate flowControl is off")
-    if queues and gates["flowControl"] and isinstance(detector, UtilizationDetector) and detector.oldest_s < MEASURED_S:
+    if (
+        queues
+        and gates["flowControl"]
+        and isinstance(detector, UtilizationDetector)
+        and detector.oldest_s < METRICS_AGE_S
+    ):
         plugins.note(
             f"the saturation detector takes numbers older than {detector.oldest_s:g}s for saturated, and instances are "
             "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s"
@@ -276,9 +95,9 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
 
 def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, bool]:
     gates = dict(FEATURE_GATES)
-    for place, text in usable(body.feature_gates):
+    for index, text in usable(body.feature_gates):
         name, equals, value = text.partition("=")
-        field = (*path, "featureGates", place)
+        field = (*path, "featureGates", index)
         if name not in FEATURE_GATES:
             problems.add(field, f'unknown feature gate "{name}"{did_you_mean(name, FEATURE_GATES)}')
         elif equals and value.lower() not in ("true", "false"):
@@ -297,15 +116,191 @@ def _has_settings(spec: FlowControlSpec) -> bool:
 
 
 def _other_references(body: PickerBody, path: FieldPath) -> Iterator[tuple[str, FieldPath]]:
-    """References to plugins that do nothing here: they must still be spelled right."""
+    """References to plugins that have no effect here; their names are checked all the same."""
     handler, layer = body.request_handler, body.data_layer
     if handler and handler.parsers:
-        for place, parser in usable(handler.parsers):
-            yield parser.plugin_ref, (*path, "requestHandler", "parsers", place, "pluginRef")
+        for index, parser in usable(handler.parsers):
+            yield parser.plugin_ref, (*path, "requestHandler", "parsers", index, "pluginRef")
     elif body.parser:
         yield body.parser.plugin_ref, (*path, "parser", "pluginRef")
-    for place, source in usable(layer.sources if layer else ()):
-        field: FieldPath = (*path, "dataLayer", "sources", place)
+    for index, source in usable(layer.sources if layer else ()):
+        field: FieldPath = (*path, "dataLayer", "sources", index)
         yield source.plugin_ref, (*field, "pluginRef")
         for number, extractor in usable(source.extractors):
             yield extractor.plugin_ref, (*field, "extractors", number, "pluginRef")
+
+
+def with_defaults(body: PickerBody) -> tuple[Sequence[PluginSpec], Sequence[ProfileSpec]]:
+    """The plugins and profiles of a document; the default ones if it has neither."""
+    if body.plugins or body.scheduling_profiles or INVALID in (body.plugins, body.scheduling_profiles):
+        return body.plugins or [], body.scheduling_profiles or []
+    entries = [ProfileEntry(plugin_ref=name, weight=weight) for name, weight in DEFAULT_PROFILE]
+    return [PluginSpec(type=name) for name, _ in DEFAULT_PROFILE], [ProfileSpec(name="default", plugins=entries)]
+
+
+class Profiles:
+    """Builds the scheduler of a document."""
+
+    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
+        self._plugins = plugins
+        self._problems = problems
+        self._path = (*path, "schedulingProfiles")
+
+    def scheduler(self, specs: Sequence[ProfileSpec]) -> Scheduler[Endpoint] | None:
+        """The scheduler; None if the document has problems."""
+        profiles = self._profiles(specs)
+        handler = self._handler(len(specs) or 1)
+        producers = self._producers()
+        if len(self._problems):
+            return None
+        return Scheduler([profile for profile in profiles if profile is not None], handler, producers)
+
+    def _profiles(self, specs: Sequence[ProfileSpec]) -> list[Profile[Endpoint] | None]:
+        if not specs:
+            declared = self._plugins.built(injected=False)
+            entries = [Weighted(one, self._plugins.declared[name].weight, name) for name, one in declared.items()]
+            return [self._profile("default", entries, self._path)]
+        names = Names("profile", self._problems)
+        made = []
+        for index, spec in usable(specs):
+            path = (*self._path, index)
+            names.take(spec.name, path)
+            made.append(self._profile(spec.name, self._entries(spec, path), path))
+        return made
+
+    def _entries(self, spec: ProfileSpec, path: FieldPath) -> list[Weighted]:
+        entries = []
+        for index, entry in usable(spec.plugins):
+            if entry.plugin_ref is INVALID:
+                continue
+            if self._plugins.exists(entry.plugin_ref, (*path, "plugins", index, "pluginRef")):
+                plugin = self._plugins.get(entry.plugin_ref)
+                weight = self._plugins.declared[entry.plugin_ref].weight if entry.weight is None else entry.weight
+                if plugin is not INVALID:
+                    entries.append(Weighted(plugin, weight, entry.plugin_ref))
+        return entries
+
+    def _profile(self, name: str, entries: list[Weighted], path: FieldPath) -> Profile[Endpoint] | None:
+        useful = [entry for entry in entries if isinstance(entry.plugin, Filter | Scorer | Picker)]
+        pickers = [entry.name for entry in useful if isinstance(entry.plugin, Picker)]
+        if len(pickers) > 1:
+            message = f"a profile has one picker; found {len(pickers)}: {', '.join(pickers)}"
+            self._problems.add((*path, "plugins"), message)
+            return None
+        if not pickers:
+            declared = self._plugins.built(injected=False)
+            picker = next((name for name, one in declared.items() if isinstance(one, Picker)), "max-score-picker")
+            useful.append(Weighted(self._plugins.inject(picker, "picker", path), name=picker))
+        if useful[-1].plugin is INVALID:
+            return None
+        own = {type(entry.plugin) for entry in useful}  # a declared filter replaces the default one of its type
+        demands = Demands()
+        if own.isdisjoint(map(type, demands.filters)):
+            return Profile(name, demands, *useful)
+        return Profile(name, *(demand for demand in demands.filters if type(demand) not in own), *useful)
+
+    def _handler(self, profiles: int) -> Any:
+        handlers = self._plugins.of_kind(ProfileHandler)
+        if len(handlers) > 1:
+            names = ", ".join(one.name for one in handlers)
+            self._problems.add(handlers[1].path, f"there is more than one profile handler ({names}); keep one")
+        if not handlers and profiles > 1:
+            if not self._plugins.incomplete:  # else a handler may be declared that could not be built
+                message = f"{profiles} profiles need a profile handler among the plugins; found none"
+                self._problems.add(self._path, message)
+            return INVALID
+        if not handlers:
+            return self._plugins.inject("single-profile-handler", "profile handler", self._path)
+        handler = self._plugins.get(handlers[0].name)
+        if type(handler) is SingleProfileHandler and profiles > 1:
+            message = f"a single-profile-handler runs one profile; found {profiles}"
+            self._problems.add(handlers[0].path, message)
+        return handler
+
+    def _producers(self) -> list[Producer[Endpoint]]:
+        """Those declared, and those that other plugins need."""
+        kinds = {one.type.name for one in self._plugins.declared.values() if one.type is not None}
+        needed = dict.fromkeys(producer for kind, producers in NEEDS.items() if kind in kinds for producer in producers)
+        for name in needed:
+            if name in ELSEWHERE and name not in self._plugins.declared:
+                self._plugins.note(f"{name} is not injected: {ELSEWHERE[name]}")
+            elif name not in ELSEWHERE and name not in kinds:
+                self._plugins.inject(name, "producer", self._path)
+        producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
+        # The load of a request is counted net of its cached prefix, so prefixes are looked up first.
+        return sorted(producers, key=lambda one: isinstance(one, InflightLoadProducer))
+
+
+def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:
+    """The detector that a document refers to, in the new field or the old one, or the default."""
+    if body.flow_control and body.flow_control.saturation_detector:
+        name, field = body.flow_control.saturation_detector.plugin_ref, (*path, "flowControl", "saturationDetector")
+    elif body.saturation_detector:
+        name, field = body.saturation_detector.plugin_ref, (*path, "saturationDetector")
+    else:
+        name, field = "", path
+    if name is INVALID:
+        return INVALID
+    reach = plugins.inject if name in ("", DEFAULT_DETECTOR) else plugins.referred
+    return reach(name or DEFAULT_DETECTOR, "saturation detector", (*field, "pluginRef"))
+
+
+class FlowControls:
+    """Builds the plan of one `flowControl` section."""
+
+    def __init__(self, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
+        self._plugins = plugins
+        self._problems = problems
+        self._path = (*path, "flowControl")
+
+    def plan(self, spec: FlowControlSpec, detector: Any) -> FlowControlPlan:
+        """The plan of the whole section."""
+        ttl = REQUEST_TTL_S if spec.default_request_ttl is None else spec.default_request_ttl
+        negative = spec.default_negative_priority_band
+        if spec.band_selection_policy_plugin_ref:
+            self._plugins.note("flowControl.bandSelectionPolicyPluginRef is ignored; bands go by priority")
+        return FlowControlPlan(
+            bands=self._bands(spec),
+            default_band=self._band(spec.default_priority_band or BandTemplate(), "defaultPriorityBand"),
+            default_negative_band=self._band(negative, "defaultNegativePriorityBand") if negative else None,
+            limits=self._policy(spec.usage_limit_policy_plugin_ref, "usage limit policy", "usageLimitPolicyPluginRef"),
+            detector=detector,
+            max_requests=self._amount(spec.max_requests, "maxRequests") or None,
+            max_bytes=self._amount(spec.max_bytes, "maxBytes") or None,
+            request_ttl_s=ttl,
+            no_endpoint_request_ttl_s=ttl if spec.no_endpoint_request_ttl is None else spec.no_endpoint_request_ttl,
+            enable_eviction=spec.enable_eviction,
+        )
+
+    def _bands(self, spec: FlowControlSpec) -> tuple[BandSettings, ...]:
+        bands: dict[int, BandSettings] = {}
+        for index, band in usable(spec.priority_bands):
+            if band.priority is not INVALID and band.priority in bands:
+                message = f"there is already a band of priority {band.priority}"
+                self._problems.add((*self._path, "priorityBands", index, "priority"), message)
+            bands[band.priority] = self._band(band, "priorityBands", index)
+        return tuple(bands.values())
+
+    def _band(self, band: BandTemplate, *path: str | int) -> BandSettings:
+        if band.default_request_ttl is not None:
+            self._plugins.note("defaultRequestTTL of a band is ignored; that of flowControl holds for all")
+        return BandSettings(
+            priority=band.priority,
+            max_requests=self._amount(band.max_requests, *path, "maxRequests") or DEFAULT_BAND.max_requests,
+            max_bytes=self._amount(band.max_bytes, *path, "maxBytes") or DEFAULT_BAND.max_bytes,
+            fairness=self._policy(band.fairness_policy_ref, "fairness policy", *path, "fairnessPolicyRef"),
+            ordering=self._policy(band.ordering_policy_ref, "ordering policy", *path, "orderingPolicyRef"),
+        )
+
+    def _policy(self, name: str, role: str, *path: str | int) -> Any:
+        if name is INVALID:
+            return INVALID
+        default = DEFAULT_POLICIES[role]
+        reach = self._plugins.inject if name in ("", default) else self._plugins.referred
+        return reach(name or default, role, (*self._path, *path))
+
+    def _amount(self, amount: int | None, *path: str | int) -> int | None:
+        if amount and amount < 0:
+            self._problems.add((*self._path, *path), f"must not be negative, found {amount}")
+            return None
+        return amount

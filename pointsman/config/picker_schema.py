@@ -14,10 +14,10 @@ class PluginSpec(Section, frozen=True):
     type: str
     """A built-in type, or your own class as package.module:Name."""
     name: str = ""
-    """What others call it; its type if left out."""
+    """The name in references; default: its type."""
     parameters: dict[str, Any] = {}
     weight: float = 1.0
-    """How much its scores count in profiles that do not say; the published picker has it in profiles only."""
+    """The weight of its scores in profiles without one; the published picker has weights in profiles only."""
 
 
 class ProfileEntry(Section, frozen=True):
@@ -25,7 +25,7 @@ class ProfileEntry(Section, frozen=True):
 
     plugin_ref: str
     weight: float | None = None
-    """How much its scores count here, if it is a scorer."""
+    """The weight of its scores, if it is a scorer."""
 
 
 class ProfileSpec(Section, frozen=True):
@@ -88,7 +88,7 @@ class SourceSpec(Section, frozen=True):
 
 
 class DiscoverySpec(Section, frozen=True):
-    """Where endpoints and other pickers are found; the first field is the old form."""
+    """Discovery of endpoints and other pickers; the first field is the old form."""
 
     plugin_ref: str = ""
     endpoints: PluginName | None = None
@@ -96,7 +96,7 @@ class DiscoverySpec(Section, frozen=True):
 
 
 class CrossReplicaSpec(Section, frozen=True):
-    """How replicas of the picker tell each other what they know."""
+    """State shared between replicas of the picker."""
 
     syncer_plugin_ref: str = ""
     sync_interval: Duration | None = None
@@ -123,7 +123,7 @@ class RequestHandlerSpec(Section, frozen=True):
 
 
 class PickerBody(Section, frozen=True):
-    """Plugins, and how they work together to pick an endpoint for each request."""
+    """Plugins, and profiles of them that pick an endpoint for each request."""
 
     feature_gates: list[str] = []
     plugins: list[PluginSpec] = []

@@ -1,4 +1,4 @@
-"""What a document builds: everything ready to run, and nothing running yet."""
+"""What a document builds: everything ready to run, nothing running yet."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -27,7 +27,7 @@ PYTHON = "python"
 
 
 class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that flow control needs to know. None: no limit; a time of 0: for ever."""
+    """The settings of flow control. None is no limit; a time of 0 is forever."""
 
     bands: tuple[BandSettings, ...]
     default_band: BandSettings
@@ -41,12 +41,12 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
     enable_eviction: bool
 
     def build(self, first_wait_s: float | None = None) -> FlowControl:
-        """An empty queue of this form. `first_wait_s`: in place of `noEndpointRequestTTL`."""
+        """An empty queue with these settings. `first_wait_s` replaces `noEndpointRequestTTL`."""
         return FlowControl(
             self.bands,
             default_band=self.default_band,
             default_negative_band=self.default_negative_band,
-            limits=deepcopy(self.limits),  # a policy may count, and each queue counts for itself
+            limits=deepcopy(self.limits),  # a policy may have state, which belongs to one queue
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,
             default_request_ttl_s=self.request_ttl_s,
@@ -63,12 +63,12 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler[Endpoint]
     saturation_detector: SaturationDetector
     flow_control: FlowControlPlan | None = None
-    """None: the gate is off."""
+    """None if the gate is off."""
     gates: dict[str, bool]
     queues: bool = False
-    """Without the gate too, requests wait for room, in a queue of the default form."""
+    """Even without the gate, requests wait for room, in a default queue."""
     notes: tuple[str, ...] = ()
-    """What the author should know: names that were accepted and do nothing."""
+    """Notes for the author: names that were accepted and have no effect."""
 
     def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
         """How a dispatcher schedules as the document says. For one dispatcher: plugins remember what they were sent.
@@ -110,20 +110,20 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
     scheduling_recipe: str = ""
-    """What the scheduling was made from. Where it is equal, so is the scheduling."""
+    """The source of the scheduling: equal recipes schedule equally."""
     first_wait_s: float | None = None
-    """How long requests wait while there is no instance; None: as the scheduling says."""
+    """How long requests wait while there is no instance; None if the scheduling decides."""
     engine: Engine | None = None
-    """None: nothing of ours is started."""
+    """None if no instance is started by us."""
     endpoints_file: Path | None = None
-    """Names more endpoints, for `load_endpoints`. It need not be there yet."""
+    """A file with more endpoints, for `load_endpoints`. It may not exist yet."""
     price: PriceSpec | None = None
     scaling: ScalingPlan | None = None
-    """None: there are always as many as `desired` says."""
+    """None if the number of instances is fixed."""
     follows: str = ""
-    """There are as many as of this deployment, which is scaled: of a node, all shards have as many as the first."""
+    """It has as many instances as this deployment: all shards of a node follow the first one."""
     internal: bool = False
-    """Its requests come from pipelines only: clients do not know its model."""
+    """Only pipelines send it requests: clients cannot use its model."""
 
     @property
     def name(self) -> str:
@@ -136,17 +136,17 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its model, and what else clients may call it."""
+        """Its model and aliases."""
         return (self.model, *self.desired.aliases)
 
     @property
     def is_replica(self) -> bool:
-        """Whether its instances are processes of ours that run code of the user."""
+        """Whether its instances are replicas: processes that run the user's code."""
         return self.desired.engine is not None and self.desired.engine.type == PYTHON
 
     @property
     def folder(self) -> str:
-        """Where its instances run, if they are replicas."""
+        """The folder in which replicas run."""
         return "" if self.desired.engine is None else str(self.desired.engine.parameters.get("folder", ""))
 
     def dispatch_plan(self) -> DispatchPlan:
@@ -157,7 +157,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.picker.dispatch_plan(self.first_wait_s)
 
     def summary(self) -> str:
-        """What runs and who decides."""
+        """What runs, and how it is scheduled."""
         wanted = self.desired
         number = str(wanted.replicas)
         if self.scaling is not None:
@@ -180,13 +180,13 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     deployments: tuple[DeploymentPlan, ...]
     """One per node that runs code, per shard of it, and for the ingress."""
     user_configs: dict[str, Any]
-    """By deployment, where there is one: what its replicas are told. It changes without a restart."""
+    """The user configuration of each deployment that has one. It changes without a restart."""
     folder: str
-    """What paths in it are relative to."""
+    """The folder that its paths are relative to."""
     scaling: ScalingPlan | None = None
-    """Who says how many replicas there are of its nodes, where they do not say it themselves."""
+    """Scaling of the nodes that have none of their own."""
     text: str
-    """The document as it is written by us: where it is equal, so is the application."""
+    """The document in our own form: equal texts are equal applications."""
     notes: tuple[str, ...] = ()
 
     def scaled_together(self) -> dict[str, str]:
@@ -211,7 +211,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Those of applications are among them, and are `internal`."""
     applications: tuple[ApplicationPlan, ...] = ()
     application_alone: bool = False
-    """It is of an `Application` document, which says nothing of the rest."""
+    """It was built from an `Application` document alone."""
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
     """Empty: this machine."""
@@ -241,13 +241,13 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """One line: what it would run."""
-        told = [application.summary() for application in self.applications]
+        parts = [application.summary() for application in self.applications]
         if self.application_alone:
-            return told[0]
+            return parts[0]
         own = [plan.summary() for plan in self.deployments if not plan.internal]
         if own:
-            told.insert(0, f"{len(own)} deployment{'s' if len(own) > 1 else ''}: {', '.join(own)}")
-        return "; ".join([*told, f"gateway on {self.gateway.listen}"]) if told else "no deployments"
+            parts.insert(0, f"{len(own)} deployment{'s' if len(own) > 1 else ''}: {', '.join(own)}")
+        return "; ".join([*parts, f"gateway on {self.gateway.listen}"]) if parts else "no deployments"
 
     def models(self) -> list[str]:
         """The names that clients may use."""
@@ -258,11 +258,11 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for worker in self.workers for name, value in worker.labels.items()}
 
     def user_configs(self) -> dict[str, Any]:
-        """By deployment, where there is one."""
+        """The user configuration of each deployment that has one."""
         return {name: config for one in self.applications for name, config in one.user_configs.items()}
 
     def with_applications(self, more: Iterable[ApplicationPlan]) -> "PointsmanPlan":
-        """The same, and these applications with their deployments."""
+        """With these applications and their deployments."""
         added = tuple(more)
         return msgspec.structs.replace(
             self,

@@ -1,6 +1,5 @@
-"""What is wrong with a file, collected so that its author sees everything at once."""
+"""The problems of a file, collected so that its author sees all of them at once."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -10,81 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 import msgspec
 
 from pointsman.errors import ConfigError
-
-# Types and values in the words of somebody who writes YAML.
-
-
-_PLAIN: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    NoneType: "nothing",
-}
-
-
-def expected(annotation: Any) -> str:
-    """What a type wants: "a whole number"."""
-    if get_origin(annotation) is Literal:
-        return listed([found(choice) for choice in get_args(annotation)])
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return listed([found(choice.value) for choice in annotation])
-    if is_mapping(annotation):
-        return "a mapping (field: value)"
-    if is_list(annotation):
-        return "a list"
-    return _PLAIN.get(annotation) or str(getattr(annotation, "__name__", "a value"))
-
-
-_BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-
-
-def bounds_in_words(told: str) -> str:
-    """What msgspec says of a value out of bounds, "Expected `int` >= 1": must be at least 1."""
-    wanted = told.removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
-    bound = re.fullmatch(r"(?:int|float) (>=|<=|>|<) (.+)", wanted)
-    return f"must be {_BOUNDS[bound[1]]} {float(bound[2]):g}" if bound is not None else f"expected {wanted}"
-
-
-def found(data: Any) -> str:
-    """What is there: text in quotes, numbers as they are, everything larger by its kind."""
-    if isinstance(data, dict):
-        return "a mapping"
-    if isinstance(data, list):
-        return "a list"
-    if data is None:
-        return "nothing"
-    return _shortened(json.dumps(data, ensure_ascii=False, default=str))
-
-
-def listed(words: list[str]) -> str:
-    """a, b or c"""
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def a(noun: str) -> str:
-    """With its article."""
-    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"  # a usage limit policy
-
-
-def is_mapping(annotation: Any) -> bool:
-    """Whether values of this type are written as fields with values."""
-    kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct | Mapping)
-
-
-def is_list(annotation: Any) -> bool:
-    """Whether values of this type are written as a list."""
-    kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Iterable) and kind is not str and not is_mapping(annotation)
-
-
-def _shortened(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 4] + '..."'
-
+from pointsman.parameters import quoted
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""The way to a value in a document: field names and places in lists."""
+"""The path to a value in a document: field names, and indices of lists."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -92,7 +20,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     file: str
     line: int
-    """From 1; 0: the whole file."""
+    """From 1; 0 is the whole file."""
     field: str
     message: str
 
@@ -107,22 +35,22 @@ class Problems:
     def __init__(self, file: str, lines: Mapping[FieldPath, int] | None = None) -> None:
         self.file = file
         self.was_in_force = False
-        """The file ran before, and must run again if that is possible: what can be done without is no problem."""
+        """The file was applied before and must be applied again if possible: tolerate what is not essential."""
         self._lines = lines if lines is not None else {}
         self._found: list[Problem] = []
 
     def add(self, path: FieldPath, message: str) -> None:
-        """Note a problem at a path. What the file does not spell out is reported where it would stand."""
+        """Report a problem at a path. A field that is absent is reported where it would be."""
         problem = Problem(self.file, self.line_of(path), field_name(path), message)
         if problem not in self._found:
             self._found.append(problem)
 
     def add_at(self, line: int, message: str, path: FieldPath = ()) -> None:
-        """Note a problem whose line is known better than the path says."""
+        """Report a problem at a line that the path does not give."""
         self._found.append(Problem(self.file, line, field_name(path), message))
 
     def line_of(self, path: FieldPath) -> int:
-        """The line of the value at a path, or of the nearest thing around it."""
+        """The line of the value at a path, or of the nearest value around it."""
         for length in range(len(path), -1, -1):
             line = self._lines.get(path[:length])
             if line is not None:
@@ -130,17 +58,17 @@ class Problems:
         return 0
 
     def written(self, path: FieldPath) -> bool:
-        """Whether the file spells this out, and did not just leave it to its default."""
+        """Whether the file has this field, even with its default value."""
         return path in self._lines
 
     def apart(self) -> "Problems":
-        """A collector for the same file whose problems do not count unless somebody takes them over."""
+        """A second collector for the same file; `take` adds its problems to this one."""
         other = Problems(self.file, self._lines)
         other.was_in_force = self.was_in_force
         return other
 
     def take(self, others: Iterable[Problem]) -> None:
-        """Count problems that were collected apart."""
+        """Add problems that were collected elsewhere."""
         self._found += [problem for problem in others if problem not in self._found]
 
     def __len__(self) -> int:
@@ -155,28 +83,17 @@ class Problems:
             raise ConfigError(list(self))
 
 
-def field_name(path: FieldPath) -> str:
-    """("plugins", 2, "type") -> plugins[2].type"""
-    name = ""
-    for step in path:
-        name += f"[{step}]" if isinstance(step, int) else f".{step}" if name else step
-    return name
-
-
-# Names that must be there and differ.
-
-
 class Names:
-    """The names of one list of a document."""
+    """The names of one list of a document: present, and different from each other."""
 
     def __init__(self, word: str, problems: Problems, taken: Iterable[str] = ()) -> None:
-        """`taken`: names that others outside of the list have."""
+        """`taken`: names that are in use outside of the list."""
         self._word = word
         self._problems = problems
         self._lines = dict.fromkeys(taken, 0)
 
     def take(self, name: str, path: FieldPath) -> None:
-        """Check the name of the entry at a path. One that is INVALID is a problem already."""
+        """Check the name of the entry at a path. An INVALID one has been reported already."""
         field = (*path, "name")
         if name == "":
             self._problems.add(field, "must not be empty")
@@ -185,3 +102,72 @@ class Names:
             self._problems.add(field, f'there is already {a(self._word)} "{name}"{where}')
         elif name:
             self._lines[name] = self._problems.line_of(field)
+
+
+def field_name(path: FieldPath) -> str:
+    """("plugins", 2, "type") -> plugins[2].type"""
+    name = ""
+    for step in path:
+        name += f"[{step}]" if isinstance(step, int) else f".{step}" if name else step
+    return name
+
+
+_TYPE_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "nothing",
+}
+_BOUND_WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+
+
+def expected(annotation: Any) -> str:
+    """A type in words: "a whole number"."""
+    if get_origin(annotation) is Literal:
+        return listed([found(choice) for choice in get_args(annotation)])
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return listed([found(choice.value) for choice in annotation])
+    if is_mapping(annotation):
+        return "a mapping (field: value)"
+    if is_list(annotation):
+        return "a list"
+    return _TYPE_WORDS.get(annotation) or str(getattr(annotation, "__name__", "a value"))
+
+
+def found(data: Any) -> str:
+    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are."""
+    if isinstance(data, dict):
+        return "a mapping"
+    if isinstance(data, list):
+        return "a list"
+    return "nothing" if data is None else quoted(data)
+
+
+def bounds_in_words(error: msgspec.ValidationError) -> str:
+    """What a value out of bounds must be. "Expected `int` >= 1" -> must be at least 1."""
+    wanted = str(error).removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
+    bound = re.fullmatch(r"(?:int|float) (>=|<=|>|<) (.+)", wanted)
+    return f"must be {_BOUND_WORDS[bound[1]]} {float(bound[2]):g}" if bound is not None else f"expected {wanted}"
+
+
+def listed(words: list[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def a(noun: str) -> str:
+    """With its article."""
+    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"  # a usage limit policy
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Whether values of this type are mappings in YAML."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct | Mapping)
+
+
+def is_list(annotation: Any) -> bool:
+    """Whether values of this type are lists in YAML."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Iterable) and kind is not str and not is_mapping(annotation)

@@ -1,7 +1,7 @@
-"""Type names -> classes: built-in plugins and policies by short names, everybody's own by package.module:Name.
+"""Type names -> classes: built-in plugins and policies by short names, the user's own by package.module:Name.
 
-Enters: a name as written in YAML. Leaves: a `PluginType` that knows its parameters. The one rule: a class needs no
-registration. Its name is its type, and the arguments of its `__init__` are its parameters.
+Enters: a name as written in YAML. Leaves: a `PluginType` with its parameters. The one rule: a class needs no
+registration. Its name gives its type, and the arguments of its `__init__` are its parameters.
 """
 
 import importlib
@@ -32,9 +32,6 @@ from pointsman.selection import Filter, Picker, Producer, ProfileHandler, Scorer
 from pointsman.selection.plugins import kebab_case
 from pointsman.strategies import SchedulingPolicy
 
-# What a class can be used for, told from the methods that it has.
-
-
 ROLES: dict[str, Any] = {
     "filter": Filter,
     "scorer": Scorer,
@@ -53,29 +50,6 @@ ROLES: dict[str, Any] = {
     "header writer": HeaderWriter,
     "response header writer": ResponseHeaderWriter,
 }
-
-
-def roles_of(plugin: object) -> list[str]:
-    """The roles that a plugin, or a class of plugins, fills."""
-    return [role for role, protocol in ROLES.items() if isinstance(plugin, protocol)]
-
-
-def is_plugin(made: type) -> bool:
-    """Whether objects of this class can stand in the `plugins` of a document."""
-    return bool(roles_of(made)) and not getattr(made, "_is_protocol", False) and not inspect.isabstract(made)
-
-
-def is_scaling_policy(made: type) -> bool:
-    """Whether objects of this class can say how many instances there are."""
-    return callable(getattr(made, "desired_replicas", None)) and not inspect.isabstract(made)
-
-
-def is_policy(made: type) -> bool:
-    """Whether objects of this class can schedule a deployment."""
-    return issubclass(made, SchedulingPolicy) and not inspect.isabstract(made)
-
-
-# Names of the published endpoint picker that documents use and that have no plugin of their own here.
 
 
 _READ = "requests are read by the gateway"
@@ -101,11 +75,11 @@ ELSEWHERE: dict[str, str] = {
     "tokenizer": "the gateway counts prompt tokens, or estimates them from bytes",
     "session-id-producer": "plugins read the session from the request themselves",
     "precise-prefix-cache-producer": "prefix matches come from approx-prefix-cache-producer",
-    "predicted-latency-producer": "no latencies are predicted; whoever reads them does as without",
+    "predicted-latency-producer": "no latencies are predicted; plugins that read them work as without",
     "disagg-headers-handler": "disagg-profile-handler sets the headers itself",
     "prefill-header-handler": "disagg-profile-handler sets the headers itself",
 }
-"""Types that configure nothing here, and why. Documents may declare them; the rest of the document counts."""
+"""Types of the published picker that have no effect here, and why. Documents may declare them."""
 
 REPLACED: dict[str, str] = {
     "by-label": "label-selector-filter",
@@ -115,18 +89,18 @@ REPLACED: dict[str, str] = {
     "data-parallel-profile-handler": "single-profile-handler",
     "precise-prefix-cache-scorer": "prefix-cache-scorer",
 }
-"""Old types and what to use instead. They decide something, so they cannot just be ignored."""
+"""Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 
 PARAMETERS_ELSEWHERE = frozenset(
     {"prefixMatchInfoProducerName", "inFlightLoadProducerName", "latencyPredictionInfoProducerName"}
 )
-"""Parameters of many types that choose among producers of one fact. Here each fact has one producer."""
+"""Parameters that choose among several producers of one fact. Here each fact has one producer."""
 
 STRICT_WITHOUT_PARAMETERS = frozenset({"soft-reflective-ceiling-policy"})
-"""Types without parameters ignore what they are given; these do not."""
+"""Types without parameters ignore those they are given, except these."""
 
 FEATURE_GATES: dict[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
-"""The gates there are, and whether they are on if nobody says."""
+"""All gates, and whether they are on by default."""
 
 _PREFIX = "approx-prefix-cache-producer"
 _LOAD = "inflight-load-producer"
@@ -145,7 +119,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "slo-headroom-tier-filter": (_LATENCY,),
     "latency-slo-admitter": (_LATENCY,),
 }
-"""The producers that a type's facts come from. They run in this order: load is counted net of prefix matches."""
+"""The producers that a type needs, in the order in which they run: load is counted net of prefix matches."""
 
 
 PLUGIN_PACKAGES = (
@@ -160,6 +134,26 @@ PLUGIN_PACKAGES = (
 )
 
 
+def roles_of(plugin: object) -> list[str]:
+    """The roles of a plugin or of a class of plugins, by their methods."""
+    return [role for role, protocol in ROLES.items() if isinstance(plugin, protocol)]
+
+
+def is_plugin(made: type) -> bool:
+    """Whether objects of this class can be listed under `plugins`."""
+    return bool(roles_of(made)) and not getattr(made, "_is_protocol", False) and not inspect.isabstract(made)
+
+
+def is_scaling_policy(made: type) -> bool:
+    """Whether objects of this class can scale a deployment."""
+    return callable(getattr(made, "desired_replicas", None)) and not inspect.isabstract(made)
+
+
+def is_policy(made: type) -> bool:
+    """Whether objects of this class can schedule a deployment."""
+    return issubclass(made, SchedulingPolicy) and not inspect.isabstract(made)
+
+
 class PluginType(msgspec.Struct, frozen=True):
     """A class that can be built from configuration."""
 
@@ -169,7 +163,7 @@ class PluginType(msgspec.Struct, frozen=True):
     """By their names in YAML."""
     builtin: bool
     takes_anything: bool
-    """It has `**kwargs`: parameters that it does not name reach it as they are."""
+    """It has `**kwargs`: other parameters are passed on as they are."""
 
     @property
     def summary(self) -> str:
@@ -178,7 +172,7 @@ class PluginType(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """What can be named in one place of a document."""
+    """The types that one field of a document can name."""
 
     def __init__(
         self,
@@ -193,9 +187,9 @@ class Registry:
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
         self._belongs = belongs
         self._wanted = wanted
-        """In error messages: what a class must have to belong here."""
+        """For error messages: what a class must have to belong here."""
         self._method = method
-        """What is called of an object, if a function of somebody's own will do as well; neither may wait."""
+        """The method that is called, if a plain function of the user's will do as well; neither may be async."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())
@@ -204,7 +198,7 @@ class Registry:
         return name in self._types
 
     def find(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:
-        """The type of this name, or None after noting why there is none."""
+        """The type of this name; None after reporting why there is none."""
         if ":" in name:
             return self._imported(name, problems, path)
         known = self._types.get(name)
@@ -225,7 +219,7 @@ class Registry:
         if made is None:
             near = did_you_mean(attribute, [other for other in vars(module) if not other.startswith("_")])
             problems.add(path, f'module "{module_name}" has no "{attribute}"{near}')
-        elif self._method and _waits(getattr(made, self._method, made)):
+        elif self._method and _is_async(getattr(made, self._method, made)):
             what = f"{self._method} of {name}" if isinstance(made, type) else name
             problems.add(path, f'"{what}" is async or yields; it must be a plain function, which returns its answer')
         elif self._method and inspect.isfunction(made):
@@ -241,7 +235,7 @@ class Registry:
 
 
 def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
-    """What a class's signature says about its parameters."""
+    """A class with the parameters of its signature."""
     init: Any = made.__init__  # type: ignore[misc]
     if init is object.__init__:
         return PluginType(name, made, {}, builtin, takes_anything=False)
@@ -250,7 +244,7 @@ def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
 
 
 def function_type(name: str, function: Callable[..., Any]) -> PluginType:
-    """A function of the user's own: what it takes besides its first argument are its parameters."""
+    """A function of the user's: its arguments after the first one are its parameters."""
 
     def build(**given: Any) -> Callable[..., Any]:
         return partial(function, **given) if given else function
@@ -260,8 +254,8 @@ def function_type(name: str, function: Callable[..., Any]) -> PluginType:
     return PluginType(name, build, _fields(function, arguments, False), False, _takes_anything(arguments))
 
 
-def _waits(called: Any) -> bool:
-    """Whether what a call returns is not its answer yet."""
+def _is_async(called: Any) -> bool:
+    """Whether a call returns a coroutine or a generator."""
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     return any(is_kind(called) for is_kind in kinds)
 
@@ -269,7 +263,7 @@ def _waits(called: Any) -> bool:
 def _fields(called: Any, arguments: Iterable[inspect.Parameter], builtin: bool) -> dict[str, Field]:
     try:
         hints = get_type_hints(called, include_extras=True)
-    except NameError:  # a name that is imported for type checkers only: nothing can be said about the types
+    except NameError:  # a name that is imported for type checkers only
         hints = {}
     fields: dict[str, Field] = {}
     for argument in arguments:
@@ -308,7 +302,7 @@ def plugins() -> Registry:
 
 @cache
 def policies() -> Registry:
-    """All scheduling policies: the strategies, without their last name."""
+    """All scheduling policies: the strategies, without the suffix."""
     built_in = {
         kebab_case(name).removesuffix("-strategy"): made
         for name, made in _exported(["pointsman.strategies"])
@@ -326,8 +320,8 @@ def scaling_policies() -> Registry:
 
 
 @cache
-def strangers() -> Registry:
-    """Nothing belongs here: it says of somebody's own what it would need, to be any policy or plugin at all."""
+def unrecognised() -> Registry:
+    """An empty registry whose error message says what a class of the user's needs to be a policy or plugin."""
     wanted = (
         "it has neither the method desired_replicas(view) of a scaling policy, nor prioritize and schedule of a "
         "SchedulingPolicy, nor one of a plugin, such as a filter (rejections), scorer (scores) or picker (pick)"
@@ -343,7 +337,7 @@ def engines() -> Registry:
 
 
 def can_be_started(engine: PluginType) -> bool:
-    """Whether it is more than a way to read servers that somebody else started."""
+    """Whether it can start servers, and not only read running ones."""
     return bool(getattr(engine.build, "launchable", False))
 
 

@@ -1,7 +1,7 @@
-"""The `scaling` of a deployment, a node or an application: a policy by its name, and what holds for every policy.
+"""The `scaling` of a deployment, a node or an application: a policy by its name, and limits for any policy.
 
-Enters: a section. Leaves: a plan with the policy made, or what is wrong, noted with its line. The one rule: a policy
-inside another, as of max-of, is written as the outer one is: {policy, parameters}.
+Enters: a section. Leaves: a plan with the policy built, or problems. The one rule: a policy inside another, as of
+max-of, is written like the outer one: {policy, parameters}.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,9 @@ from pointsman.config.plan import PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.schema import ScalingSpec
-from pointsman.config.validation import INVALID, Section, Validator, is_url, usable
+from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.errors import PointsmanError
-from pointsman.parameters import unmarked
+from pointsman.parameters import is_url, unmarked
 from pointsman.pipeline.graph import Node
 from pointsman.scaling.limits import MetricQuery, ScalingLimits, ScalingPlan
 from pointsman.scaling.policies.budget import Budget
@@ -26,115 +26,21 @@ from pointsman.scaling.policies.scheduled import Scheduled
 from pointsman.scaling.policy import PolicyFunction, ScalingPolicy, Wish
 from pointsman.scaling.view import DeploymentView
 
-# Whether a policy can do its work in the section where it stands: with its bounds, and what an instance costs.
-#
-# Enters: policies that were made, the outer one and those inside it. Leaves: what is wrong, noted at its line, and what
-# the author should know. The one rule: nothing here depends on the load.
-
-
-HOURS_OF_A_MONTH = 28 * 24
-"""At least."""
-
-
-def check_sense(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
-    """Notes; problems have been noted as such."""
-    notes, most = [], spec.max_replicas
-    for one, where in _with_inner(policy, (*path, "parameters")):
-        if isinstance(one, Budget):
-            _check_budget(one, spec, problems, path, where)
-        if isinstance(one, Scheduled):
-            notes += [
-                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {most} (max)'
-                for entry, _ in one.entries
-                if entry.replicas > most
-            ]
-    return notes
-
-
-def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
-    """A policy and all that it asks, each with the way to its parameters."""
-    yield policy, path
-    if isinstance(policy, Budget):
-        yield from _with_inner(policy.policy, (*path, "policy", "parameters"))
-    if isinstance(policy, Combined):
-        for place, inner in enumerate(policy.policies):
-            yield from _with_inner(inner, (*path, "policies", place, "parameters"))
-
-
-def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section: FieldPath, path: FieldPath) -> None:
-    cost = budget.cost if spec.cost_per_replica_hour is None else spec.cost_per_replica_hour
-    if not cost:
-        says = "a budget must know what a replica costs; write costPerReplicaHour, above 0, in this section"
-        problems.add((*section, "costPerReplicaHour") if cost == 0 else section, says)
-        return
-    for name, money, hours in (("perHour", budget.per_hour, 1), ("perMonth", budget.per_month, HOURS_OF_A_MONTH)):
-        least = spec.min_replicas * cost * hours
-        if money is not None and money * (1 + 1e-9) < least:
-            costs = f"{money:g} does not pay for min, which is {spec.min_replicas} and costs {least:g}"
-            problems.add((*path, name), f"{costs}; raise it, or lower min")
-
-
 FIRST_WAIT_S = 300.0
-"""For a first instance, where there may be none and nobody says otherwise."""
-SHORTEST_INTERVAL_S = 0.1
-
-
-class InnerPolicy(Section, frozen=True):
-    """A policy that another one asks."""
-
-    policy: str
-    parameters: dict[str, Any] = {}  # noqa: RUF012 (each struct gets its own)
-
-
-class PolicyValidator(Validator):
-    """Also makes the policies that are parameters of policies."""
-
-    def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
-        """The data as a value of this type."""
-        if data is not None and _is_policy(annotation):
-            spec = super().value(data, InnerPolicy, path)
-            if spec is INVALID or not spec.policy or spec.parameters is INVALID:
-                return INVALID
-            return policy(spec.policy, spec.parameters, self.problems, path)
-        return super().value(data, annotation, path)
-
-
-def _is_policy(annotation: Any) -> bool:
-    """Whether a parameter is a policy, and not a list of them or anything else."""
-    kind, _ = unmarked(annotation)
-    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return ScalingPolicy in members or PolicyFunction in members
-
-
-def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> Any:
-    """The policy of this name; INVALID after noting what is wrong. Where it was in force before, and somebody has
-    broken its module meanwhile, one that says so in its place: the last number holds, and nobody stops serving."""
-    noted = problems.apart()
-    kind = scaling_policies().find(name, noted, (*path, "policy"))
-    made = INVALID if kind is None else built(kind, parameters, path, PolicyValidator(noted))
-    if len(noted) and problems.was_in_force and ":" in name:
-        return Unloadable("; ".join(problem.message for problem in noted))
-    problems.take(noted)
-    return made
-
-
-class Unloadable:
-    """Stands for a policy of somebody's own that cannot be loaded any more."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def desired_replicas(self, view: DeploymentView) -> Wish:
-        raise PointsmanError(f"{self._why}; repair it, and start the plane again")
+"""Default wait for a first instance, where `min` is 0."""
+MIN_INTERVAL_S = 0.1
+MIN_HOURS_PER_MONTH = 28 * 24
+POLICY_FIELDS = frozenset({"policy", "parameters"})
+"""A node with one of these has a policy of its own."""
 
 
 def scaling(
-    spec: ScalingSpec | None, problems: Problems, path: FieldPath, *, replicas: int | None, asked: bool = True
+    spec: ScalingSpec | None, problems: Problems, path: FieldPath, *, replicas: int | None, own_policy: bool = True
 ) -> ScalingPlan | None:
-    """What a section builds; None: there is none, or something is wrong with it.
+    """The plan of a section; None if there is none, or after reporting what is wrong.
 
-    `replicas`: what stands beside it, if that is written, is the number to begin with. `asked`: by its own policy;
-    else by that of its application.
+    `replicas`: the field beside it, if it is written, is the initial number. `own_policy`: it has a policy of its own;
+    else the policy of its application decides.
     """
     if spec is None or spec is INVALID:
         return None
@@ -142,20 +48,20 @@ def scaling(
     _check_interval(spec, problems, path)
     queries = _queries(spec, problems, path)
     made = None
-    if asked and spec.policy == "":
+    if own_policy and spec.policy == "":
         problems.add((*path, "policy"), "must not be empty")
-    elif asked and spec.policy and spec.parameters is not INVALID:
+    elif own_policy and spec.policy and spec.parameters is not INVALID:
         made = policy(spec.policy, spec.parameters, problems, path)
     notes: list[str] = []
     readable = INVALID not in (spec.min_replicas, spec.max_replicas, spec.cost_per_replica_hour)
     if made is not None and made is not INVALID and readable:
-        notes = check_sense(made, spec, problems, path)
-    if len(problems):  # of the document: nothing of it will run
+        notes = _check_policy(made, spec, problems, path)
+    if len(problems):
         return None
-    recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if asked else [], order="sorted")
+    recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if own_policy else [], order="sorted")
     return ScalingPlan(
         policy=made,
-        policy_name=spec.policy if asked else "",
+        policy_name=spec.policy if own_policy else "",
         limits=limits_of(spec, replicas),
         recipe=recipe.decode(),
         metrics=queries,
@@ -165,17 +71,17 @@ def scaling(
 
 
 def first_wait_s(plan: ScalingPlan | None, picker: PickerPlan | None) -> float | None:
-    """How long requests wait while there is no instance; None: as their queue says. Where there often is none, the
-    minute of most queues is too short, as many a model takes longer to start."""
+    """How long requests wait while there is no instance; None if their queue decides. With `min` 0 the minute of most
+    queues is too short, since many models take longer to start."""
     if plan is None:
         return None
-    has_say = picker is not None and picker.flow_control is not None
-    usual_s = FIRST_WAIT_S if plan.limits.min_replicas == 0 and not has_say else None
-    return usual_s if plan.limits.wait_s is None else plan.limits.wait_s
+    has_flow_control = picker is not None and picker.flow_control is not None
+    default_s = FIRST_WAIT_S if plan.limits.min_replicas == 0 and not has_flow_control else None
+    return default_s if plan.limits.wait_s is None else plan.limits.wait_s
 
 
 def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
-    """What holds for the policy, whichever it is."""
+    """The limits of a section."""
     limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
     if spec.initial_replicas is None:
         limits["initial_replicas"] = replicas
@@ -198,17 +104,17 @@ def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, p
 
 
 def _check_interval(spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
-    if spec.interval_s is not INVALID and spec.interval_s < SHORTEST_INTERVAL_S:
-        why = "measuring and asking take up to a millisecond of the plane each time"
+    if spec.interval_s is not INVALID and spec.interval_s < MIN_INTERVAL_S:
+        why = "measuring and calling the policy take up to a millisecond each time"
         problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval_s * 1000:g}ms: {why}")
 
 
 def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[MetricQuery, ...]:
     names = Names("metric", problems)
     made = []
-    for place, one in usable(spec.metrics):
-        names.take(one.name, (*path, "metrics", place))
-        made.append(_query(one, problems, (*path, "metrics", place)))
+    for index, one in usable(spec.metrics):
+        names.take(one.name, (*path, "metrics", index))
+        made.append(_query(one, problems, (*path, "metrics", index)))
     return tuple(made)
 
 
@@ -220,40 +126,122 @@ def _query(spec: MetricQuery, problems: Problems, path: FieldPath) -> MetricQuer
     return MetricQuery(spec.name or "", spec.url or "", spec.query or "")
 
 
-# The `scaling` of nodes: each its own, that of the application for all of them at once, or one for each alike.
+class InnerPolicy(Section, frozen=True):
+    """A policy inside another one."""
+
+    policy: str
+    parameters: dict[str, Any] = {}  # noqa: RUF012 (each struct gets its own)
 
 
-OWN_POLICY = frozenset({"policy", "parameters"})
-"""Whoever has one of these decides for itself."""
+class PolicyValidator(Validator):
+    """Also builds policies that are parameters of policies."""
+
+    def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
+        """The data as a value of this type."""
+        if data is not None and _is_policy(annotation):
+            spec = super().value(data, InnerPolicy, path)
+            if spec is INVALID or not spec.policy or spec.parameters is INVALID:
+                return INVALID
+            return policy(spec.policy, spec.parameters, self.problems, path)
+        return super().value(data, annotation, path)
+
+
+def _is_policy(annotation: Any) -> bool:
+    """Whether a parameter is a policy; a list of policies is not."""
+    kind, _ = unmarked(annotation)
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return ScalingPolicy in members or PolicyFunction in members
+
+
+def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> Any:
+    """The policy of this name; INVALID after reporting what is wrong. If the document was in force before and the
+    user's module no longer loads, an `Unloadable` takes its place: the last target holds, and serving goes on."""
+    apart = problems.apart()
+    kind = scaling_policies().find(name, apart, (*path, "policy"))
+    made = INVALID if kind is None else built(kind, parameters, path, PolicyValidator(apart))
+    if len(apart) and problems.was_in_force and ":" in name:
+        return Unloadable("; ".join(problem.message for problem in apart))
+    problems.take(apart)
+    return made
+
+
+class Unloadable:
+    """Stands in for a user's policy that no longer loads."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        raise PointsmanError(f"{self._why}; repair it, and start the plane again")
+
+
+def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
+    """Check that a policy makes sense with the bounds and costs of its section. Returns notes."""
+    notes, most = [], spec.max_replicas
+    for one, where in _with_inner(policy, (*path, "parameters")):
+        if isinstance(one, Budget):
+            _check_budget(one, spec, problems, path, where)
+        if isinstance(one, Scheduled):
+            notes += [
+                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {most} (max)'
+                for entry, _ in one.entries
+                if entry.replicas > most
+            ]
+    return notes
+
+
+def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
+    """A policy and those inside it, each with the path of its parameters."""
+    yield policy, path
+    if isinstance(policy, Budget):
+        yield from _with_inner(policy.policy, (*path, "policy", "parameters"))
+    if isinstance(policy, Combined):
+        for index, inner in enumerate(policy.policies):
+            yield from _with_inner(inner, (*path, "policies", index, "parameters"))
+
+
+def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section: FieldPath, path: FieldPath) -> None:
+    cost = budget.cost if spec.cost_per_replica_hour is None else spec.cost_per_replica_hour
+    if not cost:
+        says = "a budget must know what a replica costs; write costPerReplicaHour, above 0, in this section"
+        problems.add((*section, "costPerReplicaHour") if cost == 0 else section, says)
+        return
+    for name, money, hours in (("perHour", budget.per_hour, 1), ("perMonth", budget.per_month, MIN_HOURS_PER_MONTH)):
+        least = spec.min_replicas * cost * hours
+        if money is not None and money * (1 + 1e-9) < least:
+            costs = f"{money:g} does not pay for min, which is {spec.min_replicas} and costs {least:g}"
+            problems.add((*path, name), f"{costs}; raise it, or lower min")
 
 
 class NodeScaling:
-    """Makes the plans of nodes. A built-in policy of the application is asked of each node alone; one of the author's
-    own is asked once, and sees them all."""
+    """The scaling plans of nodes. A built-in policy of the application is called for each node separately; the user's
+    own is called once, with all nodes."""
 
     def __init__(self, written: Mapping[str, Any] | None, problems: Problems) -> None:
         self._problems = problems
         before = len(problems)
         self._common = None if written is None else self._spec(written, ("scaling",))
-        self._alike = self._common is not None and self._common.policy in scaling_policies()
+        self._per_node = self._common is not None and self._common.policy in scaling_policies()
         made = scaling(self._common, problems, ("scaling",), replicas=None)
-        self.of_application = None if self._alike else made
-        """Asked for all nodes at once; None: each is asked alone, or nobody is."""
+        self.of_application = None if self._per_node else made
+        """Called for all nodes at once; None if there is no such policy."""
         self._broken = len(problems) > before
 
     def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:
-        """None: it always has as many replicas as its options say, or something is wrong and noted."""
+        """None if its number of replicas is fixed, or after reporting what is wrong."""
         options, where = node.options, (*path, "scaling")
         replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
         if options.scaling is None:
             if self._common is None or self._broken:
                 return None
-            return scaling(self._common, self._problems, where, replicas=replicas, asked=self._alike)
-        asked = self._common is None or bool(OWN_POLICY & options.scaling.keys())
-        if not asked and self._alike and self._common is not None and not self._broken:
+            return scaling(self._common, self._problems, where, replicas=replicas, own_policy=self._per_node)
+        own_policy = self._common is None or bool(POLICY_FIELDS & options.scaling.keys())
+        if not own_policy and self._per_node and self._common is not None and not self._broken:
             own = {"policy": self._common.policy, "parameters": self._common.parameters, **options.scaling}
             return scaling(self._spec(own, where), self._problems, where, replicas=replicas)
-        return scaling(self._spec(options.scaling, where), self._problems, where, replicas=replicas, asked=asked)
+        return scaling(
+            self._spec(options.scaling, where), self._problems, where, replicas=replicas, own_policy=own_policy
+        )
 
     def _spec(self, written: Mapping[str, Any], path: FieldPath) -> ScalingSpec:
         made: ScalingSpec = Validator(self._problems).value(dict(written), ScalingSpec, path)

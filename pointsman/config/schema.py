@@ -42,10 +42,10 @@ class WorkerSpec(Section, frozen=True):
 
 
 class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
-    """A server that somebody else started."""
+    """A server that is already running."""
 
     name: str = ""
-    """Its host and port if left out."""
+    """Default: its host and port."""
 
 
 class SelectorSpec(Section, frozen=True):
@@ -56,13 +56,13 @@ class SelectorSpec(Section, frozen=True):
 
 
 class ResourcesSpec(Section, frozen=True):
-    """What an instance needs, said by hand instead of worked out from the files of its model."""
+    """What an instance needs, instead of an estimate from the files of its model."""
 
     gpus: Number = 1
     gpu_memory: Bytes | None = None
     """On each of its GPUs."""
     gpu_share: Share | None = None
-    """Of each of its GPUs: others may have the rest."""
+    """Of each of its GPUs; other instances may use the rest."""
     memory: Bytes | None = None
     """Of the machine."""
 
@@ -75,11 +75,11 @@ class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
     gpus: list[str] = []
     """Chosen by hand, as worker/0; empty: any."""
     resources: ResourcesSpec | None = None
-    """Left out: worked out from the files of the model."""
+    """Default: an estimate from the files of the model."""
     model_files: FileOrName = ""
-    """What it is worked out from; left out: what the engine loads."""
+    """The files to estimate from; default: those that the engine loads."""
     context: Count | None = None
-    """Tokens of a request that room is kept for, and how many requests; left out: what the engine says."""
+    """Tokens per request, for the estimate; default: those of the engine. `concurrency`: requests at once."""
     concurrency: Count | None = None
 
 
@@ -91,43 +91,43 @@ class TlsSpec(Section, frozen=True):
 
 
 class TenantSpec(Section, frozen=True):
-    """Who may send how much. What is left out is not limited."""
+    """The limits of a tenant. Absent ones are unlimited."""
 
     name: str
     requests_per_minute: Above0 | None = None
     tokens_per_minute: Above0 | None = None
-    """Prompt and answer together."""
+    """Prompt and response together."""
     cost_budget: Above0 | None = None
-    """The most that its requests may cost per `cost_period`."""
+    """Maximum cost of its requests per `cost_period`."""
     cost_period: Time = 86400.0
     max_priority: int | None = None
-    """Requests that ask for more get this."""
+    """A higher priority is lowered to this."""
 
 
 class KeySpec(Section, frozen=True):
-    """An API key, by its hash: `pointsman key` makes both."""
+    """An API key, as its hash; `pointsman key` creates both."""
 
     sha256: str
     tenant: str
     name: str = ""
-    """To tell keys apart in logs."""
+    """For logs."""
 
 
 class PriceSpec(Section, frozen=True):
-    """What tokens cost, for budgets."""
+    """Prices of tokens, for budgets."""
 
     per_million_input_tokens: Amount = 0.0
     per_million_output_tokens: Amount = 0.0
 
 
 class LimitsSpec(Section, frozen=True):
-    """What clients may do."""
+    """Limits for clients."""
 
     max_header_bytes: Bytes = 64 * 1024
     max_body_bytes: Bytes = 32 * 1024 * 1024
     max_connections: Count = 10_000
     max_pipelined: Count = 16
-    """Requests read ahead on one connection while the first is served."""
+    """Requests read ahead on one connection."""
     header_timeout: Time = 10.0
     """From the first byte of a request to the end of its headers; also from connecting to the first byte."""
     body_timeout: Time = 60.0
@@ -135,22 +135,22 @@ class LimitsSpec(Section, frozen=True):
     idle_timeout: Time = 75.0
     """Between two requests on one connection."""
     write_timeout: Time = 60.0
-    """A client that does not read its answer for so long is cut off."""
+    """A client that does not read its response for this long is disconnected."""
 
 
 class UpstreamSpec(Section, frozen=True):
-    """How instances are talked to."""
+    """Connections to instances."""
 
     connect_timeout: Time = 2.0
     first_token_timeout: Time = 300.0
-    """From sending a request to the first byte of its answer."""
+    """From sending a request to the first byte of its response."""
     stall_timeout: Time = 60.0
-    """Between two pieces of a stream."""
+    """Between two chunks of a stream."""
     idle_timeout: Time = 30.0
     """Unused connections are closed after this."""
     max_tries: Count = DEFAULT_SETTINGS.max_tries
     retry_budget: Amount = 0.2
-    """Retries per request over the last minutes, beyond a few that are always allowed; more are refused."""
+    """Maximum retries per request over the last minutes, beyond a few that are always allowed."""
 
 
 class GatewaySpec(Section, frozen=True):
@@ -159,30 +159,30 @@ class GatewaySpec(Section, frozen=True):
     listen: str = "127.0.0.1:8080"
     """host:port; port 0 takes a free one."""
     grpc_listen: str = ""
-    """The same for gRPC; empty: none."""
+    """host:port for gRPC; empty: none."""
     tls: TlsSpec | None = None
     admin_key_sha256: str = ""
-    """Opens /admin/v1 over HTTP to whoever has the key; empty: the admin API is on a local socket only."""
+    """Serves /admin/v1 over HTTP to clients with this key; empty: the admin API is on a local socket only."""
     keys: list[KeySpec] = []
-    """Empty: everybody may send requests."""
+    """Empty: no key is needed."""
     tenants: list[TenantSpec] = []
     limits: LimitsSpec = LimitsSpec()
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
-    """On SIGTERM, streams under way get this long to end."""
+    """On SIGTERM, running streams get this long to end."""
     keep_records: Count = DEFAULT_SETTINGS.keep_records
     """Decision records kept, the newest."""
 
 
 class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
-    """How many instances there are, and who decides that."""
+    """The number of instances, and the policy that decides it."""
 
     policy: str = DEFAULT_POLICY
-    """A built-in policy, or a class or function of your own as package.module:Name."""
+    """A built-in policy, or your own class or function as package.module:Name."""
     parameters: dict[str, Any] = {}
     max_replicas: Annotated[Count, Spelled("max")]
     cost_per_replica_hour: Amount | None = None
-    """Of one instance, for policies that look at it."""
+    """For policies that consider cost."""
     metrics: list[MetricQuery] = []
 
 
@@ -200,24 +200,24 @@ class DeploymentSpec(Section, frozen=True):
 
     name: str
     model: str
-    """What clients call it."""
+    """The name that clients use."""
     aliases: list[str] = []
-    """Further names that clients may use."""
+    """More names that clients may use."""
     replicas: Number = 1
     """Instances of `engine` to run."""
     engine: DesiredEngine | None = None
     endpoints: list[EndpointSpec] = []
-    """Servers that somebody else started; beside those of `engine`, or instead of them."""
+    """Servers that are already running; beside those of `engine`, or instead of them."""
     endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
-    """A YAML list of more of them, watched for changes."""
+    """A YAML list of more endpoints, watched for changes."""
     max_concurrency: Count | None = None
-    """Requests at once on each instance; left out: what the engine says."""
+    """Requests at once on each instance; default: that of the engine."""
     labels: dict[str, str] = {}
     lifecycle: Lifecycle = Lifecycle()
     placement: PlacementSpec = PlacementSpec()
     price: PriceSpec | None = None
     scaling: ScalingSpec | None = None
-    """How many instances there are; left out: always `replicas`."""
+    """Default: always `replicas`."""
     scheduling: SchedulingSpec | None = None
 
 
@@ -244,12 +244,12 @@ class NodeSpec(NodeOptions, frozen=True, kw_only=True):
     model: str = ""
     """A model, or an alias of one, that the manifest serves."""
     args: list[Any] = []
-    """Of the class: plain data; {$handle: NODE} is a handle to another node."""
+    """Arguments of the class: plain data; {$handle: NODE} is a handle to another node."""
     kwargs: dict[str, Any] = {}
     version: str = ""
-    """Of the code. Another version is another program: its replicas are replaced."""
+    """Of the code. Replicas of another version are replaced."""
     joins: bool = False
-    """What its shards return goes to its method `join`."""
+    """Its method `join` gets the results of its shards."""
 
 
 class CallSpec(Section, frozen=True, kw_only=True):
@@ -259,17 +259,17 @@ class CallSpec(Section, frozen=True, kw_only=True):
     node: str
     method: str = CALL
     args: list[Any] = []
-    """{$input: [0]} is a part of the input, {$step: ID} the result of a call before."""
+    """{$input: [0]} is a part of the input, {$step: ID} the result of an earlier call."""
     kwargs: dict[str, Any] = {}
 
 
 class IngressSpec(NodeOptions, frozen=True, kw_only=True):
-    """What HTTP requests pass through first, if it has a preprocessor or a schema."""
+    """The first stage of HTTP requests, if it has a preprocessor or a schema."""
 
     preprocessor: str = ""
-    """Where the function is that makes the input of a request; left out: its JSON is the input."""
+    """The function that builds the input from a request; default: its JSON is the input."""
     schema: str = ""
-    """Where the class is that the input must be one of."""
+    """The class that the input must be an instance of."""
     version: str = ""
 
 
@@ -279,17 +279,17 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Application"] = "Application"
     name: str
-    """Where it is reached, as /NAME."""
+    """Its path on the gateway is /NAME."""
     nodes: list[NodeSpec]
     calls: list[CallSpec] = []
-    """In an order in which they can be made."""
+    """In order of execution."""
     output: Any
     """Usually {$step: ID} of the last call; several are a list or a mapping."""
     ingress: IngressSpec = IngressSpec()
     python_path: list[str] = []
-    """Folders where modules are found besides, relative to this file."""
+    """More folders of modules, relative to this file."""
     scaling: dict[str, Any] | None = None
-    """Of all nodes at once: the policy sees them all, and its limits hold for nodes that have none of their own."""
+    """For all nodes at once: the policy sees them all, and the limits apply to nodes without their own."""
 
 
 KINDS: dict[str, type[Section]] = {

@@ -1,7 +1,7 @@
-"""YAML text -> plain data, with the line of everything in it.
+"""YAML text -> plain data with the line of every value, and from there to a document of one of our kinds.
 
-Enters: text. Leaves: dicts, lists, text, numbers, and for each path its line. The one rule: nothing in here knows
-what the data means. Mistakes of the YAML itself are collected, and whatever can still be read is.
+Enters: text. Leaves: dicts, lists, text and numbers, or a document. The one rule: mistakes in the YAML itself are
+collected, and everything that can still be read is read.
 """
 
 import re
@@ -19,11 +19,22 @@ from pointsman.config.problems import FieldPath, Problem, Problems, found
 from pointsman.config.validation import INVALID, Section, Validator
 from pointsman.errors import ConfigError, did_you_mean
 
-# Where documents come from: a file, or text with a folder that its paths are relative to.
+MAX_VALUES = 100_000
+"""A document with more is a mistake, or an attack that repeats an anchor again and again."""
+MAX_DEPTH = 100
+"""Composing a document is recursive, in C: deeper nesting would crash the process."""
+OWN_FIELDS: Mapping[str, frozenset[str]] = {
+    "Pointsman": frozenset({"deployments", "gateway", "workers", "applications"}),
+    "Application": frozenset({"nodes", "calls", "output", "ingress"}),
+}
+"""Fields by which our documents are recognised if they have no `kind`."""
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def text_of(path: Path) -> str:
-    """The text of a file. Raises `ConfigError` if there is none."""
+    """The text of a file. Raises `ConfigError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -33,18 +44,8 @@ def text_of(path: Path) -> str:
         raise ConfigError([Problem(str(path), line, "", "this is not UTF-8 text")]) from error
 
 
-MOST_VALUES = 100_000
-"""A document with more values than this is a mistake, or an attack that repeats an anchor again and again."""
-
-DEEPEST = 100
-"""Composing a document is recursive, in C: one nested without end would end the process."""
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-
-
 def read_yaml(text: str, file: str) -> tuple[Any, Problems]:
-    """The data (None for an empty document) and a collector that knows its lines and the mistakes so far."""
+    """The data (None if the document is empty), and a collector that has its lines and the mistakes so far."""
     lines: dict[FieldPath, int] = {}
     problems = Problems(file, lines)
     try:
@@ -54,7 +55,7 @@ def read_yaml(text: str, file: str) -> tuple[Any, Problems]:
         problems.add_at(*_syntax_error(error, text))
         return None, problems
     if too_deep is not None:
-        problems.add_at(too_deep, f"values are nested more than {DEEPEST} deep here")
+        problems.add_at(too_deep, f"values are nested more than {MAX_DEPTH} deep here")
     return None if node is None else _Reader(lines, problems).value(node, ()), problems
 
 
@@ -62,13 +63,13 @@ def _line_nested_too_deeply(text: str) -> int | None:
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             return int(event.start_mark.line) + 1
     return None
 
 
 class _Reader:
-    """Turns nodes into data, noting where each was."""
+    """Turns nodes into data and records their lines."""
 
     def __init__(self, lines: dict[FieldPath, int], problems: Problems) -> None:
         self._lines = lines
@@ -80,9 +81,9 @@ class _Reader:
     def value(self, node: yaml.Node, path: FieldPath) -> Any:
         self._lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
-        if self._count > MOST_VALUES:
-            if self._count == MOST_VALUES + 1:
-                self._problems.add(path, f"the document has more than {MOST_VALUES} values; are anchors repeated?")
+        if self._count > MAX_VALUES:
+            if self._count == MAX_VALUES + 1:
+                self._problems.add(path, f"the document has more than {MAX_VALUES} values; are anchors repeated?")
             return None
         if id(node) in self._inside:
             self._problems.add(path, "this anchor contains itself")
@@ -93,14 +94,14 @@ class _Reader:
         try:
             if isinstance(node, yaml.MappingNode):
                 return {key: self.value(child, (*path, key)) for key, child in self._pairs(node, path)}
-            return [self.value(child, (*path, place)) for place, child in enumerate(node.value)]
+            return [self.value(child, (*path, index)) for index, child in enumerate(node.value)]
         finally:
             self._inside.discard(id(node))
 
     def _pairs(self, node: yaml.MappingNode, path: FieldPath) -> Iterator[tuple[str, yaml.Node]]:
         self._report_repeated_keys(node, path)
         try:
-            self._constructor.flatten_mapping(node)  # what `<<` brings comes first, so that own keys win
+            self._constructor.flatten_mapping(node)  # merged keys come first, so that own keys win
         except ConstructorError as error:
             self._problems.add_at(_line(error), f"a merge (<<) needs a mapping: {error.problem}", path)
         for key, child in node.value:
@@ -124,9 +125,9 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode, path: FieldPath) -> Any:
         tag, text = node.tag.rpartition(":")[2], node.value
         if tag == "timestamp" or (tag in ("int", "float") and ":" in text):
-            return text  # 2026-01-01 and 1:30 are text here, not a date and not sexagesimal
+            return text  # 2026-01-01 and 1:30 are text, not a date or a sexagesimal number
         if tag == "str" and not node.style and _EXPONENT.fullmatch(text):
-            return float(text)  # YAML 1.1 wants a dot in 1e9; people do not
+            return float(text)  # YAML 1.1 demands a dot in 1e9
         try:
             return self._constructor.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -150,16 +151,6 @@ def _line(error: yaml.MarkedYAMLError) -> int:
     return mark.line + 1 if mark is not None else 0
 
 
-# Text -> a document of one of several kinds, with the lines of everything in it.
-
-
-TELLING: Mapping[str, frozenset[str]] = {
-    "Pointsman": frozenset({"deployments", "gateway", "workers", "applications"}),
-    "Application": frozenset({"nodes", "calls", "output", "ingress"}),
-}
-"""Fields that tell our own documents from a picker's, where they do not say their kind."""
-
-
 def document_of(
     source: Path | str,
     kinds: Mapping[str, type[Section]],
@@ -168,7 +159,7 @@ def document_of(
     *,
     was_in_force: bool = False,
 ) -> tuple[Any, Problems]:
-    """The document, as far as it can be read, and what is wrong with it. `folder`: what its paths are relative to."""
+    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
     problems.was_in_force = was_in_force
@@ -183,7 +174,7 @@ def document_of(
 
 
 def folder_of(source: Path | str, folder: Path | str | None) -> Path:
-    """What paths in a document are relative to: the folder of its file, and for text the current one."""
+    """The folder that paths in a document are relative to: that of its file; for text, the current one."""
     if folder is None:
         folder = Path() if isinstance(source, str) else source.parent
     return Path(folder).absolute()
@@ -191,24 +182,24 @@ def folder_of(source: Path | str, folder: Path | str | None) -> Path:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Classes of the author's own may be in modules beside the document."""
-    place = str(folder)
-    if place in sys.path:
+    """Modules beside the document can be imported: they may have the user's own classes."""
+    entry = str(folder)
+    if entry in sys.path:
         yield
         return
-    sys.path.append(place)
+    sys.path.append(entry)
     try:
         yield
     finally:
-        sys.path.remove(place)
+        sys.path.remove(entry)
 
 
 def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Problems) -> str:
-    """The kind of a document. For one that is misspelled or missing, the likeliest, so that the rest is checked too."""
+    """The kind of a document. If it is misspelled or missing, the likeliest one, so that the rest is checked, too."""
     kind = data.get("kind")
     if isinstance(kind, str) and kind in kinds:
         return kind
-    likely = next((name for name in kinds if TELLING.get(name, frozenset()) & data.keys()), next(iter(kinds)))
+    likely = next((name for name in kinds if OWN_FIELDS.get(name, frozenset()) & data.keys()), next(iter(kinds)))
     if kind is None:
         return likely
     if not isinstance(kind, str):

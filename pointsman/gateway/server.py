@@ -4,10 +4,10 @@ import asyncio
 import ssl
 
 from pointsman.config.schema import GatewaySpec
-from pointsman.config.validation import host_and_port
 from pointsman.errors import PointsmanError
 from pointsman.gateway.client import ClientConnection
 from pointsman.gateway.gateway import Gateway
+from pointsman.parameters import host_and_port
 
 BACKLOG = 2048
 

@@ -240,7 +240,7 @@ def test_the_adapters_of_endpoints() -> None:
         endpoint_engine("vlm")
     with pytest.raises(ConfigError, match="give it an of_endpoint"):
         endpoint_engine("my_engines:Mine")
-    with pytest.raises(ConfigError, match='engine "command" cannot read a server that somebody else started'):
+    with pytest.raises(ConfigError, match='engine "command" cannot read a server that is already running'):
         endpoint_engine("command")
 
 
@@ -281,7 +281,7 @@ def test_a_door_open_to_the_network_is_noted(listen: str, open_to_all: bool) -> 
     notes = load_manifest(f"gateway: {{listen: {listen}}}\n").notes
     assert bool(notes) is open_to_all
     for note in notes:
-        assert "has no keys: everybody on the network may send requests; pointsman key makes one" in note
+        assert "has no keys: everyone on the network may send requests; pointsman key makes one" in note
     tenant = f"tenants: [{{name: t}}], keys: [{{sha256: {'0a' * 32}, tenant: t}}]"
     assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").notes == ()
 

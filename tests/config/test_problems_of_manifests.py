@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pointsman.config import load_endpoints, load_manifest
-from pointsman.config.validation import base_url, host_and_port
 from pointsman.errors import ConfigError
+from pointsman.parameters import base_url, host_and_port
 
 
 def problems(text: str, folder: Path | None = None) -> list[str]:

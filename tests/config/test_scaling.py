@@ -210,7 +210,7 @@ def test_every_built_in_policy_is_known_and_says_what_it_is_for() -> None:
         ("{max: 2, policy: scheduled, parameters: {timeZone: Mars, entries: [{cron: 0 9 * * *, replicas: 1}]}}", 'f:5: deployments[0].scaling.parameters.timeZone: there is no time zone "Mars" here; write for example'),
         ("{max: 2, policy: scheduled, parameters: {entries: [{cron: 0 8 31 2 *, replicas: 1}]}}", 'f:5: deployments[0].scaling.parameters.entries[0].cron: "0 8 31 2 *" never comes: there is no day 31 in feb'),
         ("{max: 2, policy: scheduled, parameters: {entries: []}}", "f:5: deployments[0].scaling.parameters.entries: entries is empty; write for example"),
-        ("{max: 2, interval: 99ms}", "f:5: deployments[0].scaling.interval: must be at least 100ms, found 99ms: measuring and asking take"),
+        ("{max: 2, interval: 99ms}", "f:5: deployments[0].scaling.interval: must be at least 100ms, found 99ms: measuring and calling the policy take"),
         ("{max: 2, policy: 'own_scaling:waiting'}", 'f:5: deployments[0].scaling.policy: "own_scaling:waiting" is async or yields; it must be a plain function'),
         ("{max: 2, policy: 'own_scaling:yielding'}", 'f:5: deployments[0].scaling.policy: "own_scaling:yielding" is async or yields; it must be a plain function'),
         ("{max: 2, policy: 'own_scaling:Waiting'}", 'f:5: deployments[0].scaling.policy: "desired_replicas of own_scaling:Waiting" is async or yields; it must be'),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.config.yaml import DEEPEST, MOST_VALUES, read_yaml
+from pointsman.config.yaml import MAX_DEPTH, MAX_VALUES, read_yaml
 
 
 def read(text: str) -> tuple[Any, list[str]]:
@@ -85,14 +85,14 @@ def test_code_in_a_document_is_never_run() -> None:
 def test_endless_nesting_is_a_problem_and_not_a_crash(opening: str) -> None:
     data, problems = read(opening * 50_000)
     assert data is None
-    assert problems == [f"f.yaml:1: values are nested more than {DEEPEST} deep here"]
+    assert problems == [f"f.yaml:1: values are nested more than {MAX_DEPTH} deep here"]
 
 
 def test_anchors_repeated_without_end_are_a_problem() -> None:
     text = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
     _, problems = read(text)
     assert len(problems) == 1
-    assert f"more than {MOST_VALUES} values" in problems[0]
+    assert f"more than {MAX_VALUES} values" in problems[0]
 
 
 def test_an_empty_document_is_nothing() -> None:
