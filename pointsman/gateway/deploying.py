@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from pointsman.config.revision import ManifestText
 from pointsman.config.schema import GatewaySpec
-from pointsman.config.validation import host_and_port
 from pointsman.errors import PointsmanError
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines.response_sink import BLOB_TYPE
 from pointsman.gateway.pipelines.results import ARGUMENTS
+from pointsman.parameters import host_and_port
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream, Transport
