@@ -173,6 +173,20 @@ class _Building:
             return self._wrong(f"{where} is a method that is not bound; add .bind(...)")
         return self._plain(value, where, in_call=in_call)
 
+    def _arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], label: str, *, in_call: bool
+    ) -> tuple[tuple[Template, ...], dict[str, Template]]:
+        """The arguments of a call or of a constructor."""
+        positional = tuple(
+            self._template(value, f"{label}: argument {number}", in_call=in_call)
+            for number, value in enumerate(args, start=1)
+        )
+        named = {
+            name: self._template(value, f'{label}: argument "{name}"', in_call=in_call)
+            for name, value in kwargs.items()
+        }
+        return positional, named
+
     def _plain(self, value: Any, where: str, *, in_call: bool) -> Template:
         if value is None or isinstance(value, bool | str):
             return value
@@ -188,21 +202,14 @@ class _Building:
             return None
         made: Template
         if isinstance(value, dict):
-            made = {
-                key: self._template(one, f"{where}[{key!r}]", in_call=in_call) for key, one in self._keys(value, where)
-            }
+            for key in value:
+                self._wrong(_wrong_key(key, where))
+            named = [(key, one) for key, one in value.items() if isinstance(key, str)]
+            made = {key: self._template(one, f"{where}[{key!r}]", in_call=in_call) for key, one in named}
         else:
-            made = [self._template(one, f"{where}[{place}]", in_call=in_call) for place, one in enumerate(value)]
+            made = [self._template(one, f"{where}[{index}]", in_call=in_call) for index, one in enumerate(value)]
         self._open.pop()
         return made
-
-    def _keys(self, value: Mapping[Any, Any], where: str) -> list[tuple[str, Any]]:
-        for key in value:
-            if not isinstance(key, str):
-                self._wrong(f"{where} has the key {key!r}; keys must be text, as in JSON")
-            elif key.startswith(RESERVED):
-                self._wrong(f"{where} has the key {key!r}; keys must not begin with {RESERVED}")
-        return [(key, one) for key, one in value.items() if isinstance(key, str)]
 
     def _from_input(self, part: InputPart) -> FromInput:
         if self._input is None:
@@ -218,59 +225,15 @@ class _Building:
         if known is not None:
             return known
         node = self._node(call._owner)
-        told = f"{node}.{call._method}" if call._method != CALL else node
-        if not self._enter(call, told):
+        label = f"{node}.{call._method}" if call._method != CALL else node
+        if not self._enter(call, label):
             return ""
-        args = tuple(
-            self._template(value, f"{told}: argument {place}", in_call=True)
-            for place, value in enumerate(call._args, start=1)
-        )
-        kwargs = {
-            name: self._template(value, f'{told}: argument "{name}"', in_call=True)
-            for name, value in call._kwargs.items()
-        }
-        self._check_call(call, told)
+        args, kwargs = self._arguments(call._args, call._kwargs, label, in_call=True)
+        self._wrong(_wrong_call(call, label))
         self._open.pop()
-        name = self._ids[id(call)] = _numbered(call._variable or told, self._calls)
+        name = self._ids[id(call)] = _numbered(call._variable or label, self._calls)
         self._calls[name] = Call(id=name, node=node, method=call._method, args=args, kwargs=kwargs)
         return name
-
-    def _check_call(self, call: CallNode, told: str) -> None:
-        owner = call._owner
-        if isinstance(owner, ModelNode):
-            if call._method not in ModelNode.METHODS:
-                self._wrong(
-                    f'model "{owner._model}" has no "{call._method}"{did_you_mean(call._method, ModelNode.METHODS)}'
-                )
-            return
-        if isinstance(owner, Deployment):
-            self._check_arguments(owner.body, call._args, call._kwargs, told)
-            return
-        body = owner._of.body
-        method = inspect.getattr_static(body, call._method, None)
-        if method is None or not callable(getattr(body, call._method, None)):
-            methods = [name for name, one in inspect.getmembers(body, callable) if not name.startswith("_")]
-            missing = (
-                "it cannot be called: it has no __call__" if call._method == CALL else f'it has no "{call._method}"'
-            )
-            self._wrong(f"{told}: {missing}{did_you_mean(call._method, methods)}")
-            return
-        is_bound = isinstance(method, staticmethod | classmethod)
-        self._check_arguments(
-            getattr(body, call._method), call._args if is_bound else (None, *call._args), call._kwargs, told
-        )
-
-    def _check_arguments(
-        self, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], told: str
-    ) -> None:
-        try:
-            signature = inspect.signature(body)
-        except (TypeError, ValueError):  # written in C: it does not say what it takes
-            return
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            self._wrong(f"{told}: {error}; it takes {signature}")
 
     # Nodes
 
@@ -294,15 +257,8 @@ class _Building:
             if owner.is_class:
                 self._wrong(f"{name} is a class; bind it: {owner.body.__name__}.bind(...)")
             return Node(name=name, kind=NodeKind.FUNCTION, code=code.name, version=code.version, options=options)
-        args = tuple(
-            self._template(value, f"{name}: argument {place}", in_call=False)
-            for place, value in enumerate(owner._args, start=1)
-        )
-        kwargs = {
-            key: self._template(value, f'{name}: argument "{key}"', in_call=False)
-            for key, value in owner._kwargs.items()
-        }
-        self._check_arguments(deployed.body, owner._args, owner._kwargs, name)
+        args, kwargs = self._arguments(owner._args, owner._kwargs, name, in_call=False)
+        self._wrong(_wrong_arguments(deployed.body, owner._args, owner._kwargs, name))
         joins = options.shards > 1 and callable(getattr(deployed.body, "join", None))
         return Node(
             name=name,
@@ -349,9 +305,48 @@ class _Building:
         self._open.append(id(value))
         return True
 
-    def _wrong(self, words: str) -> None:
-        if words not in self._problems:
-            self._problems.append(words)
+    def _wrong(self, problem: str) -> None:
+        if problem and problem not in self._problems:
+            self._problems.append(problem)
+
+
+def _wrong_key(key: object, where: str) -> str:
+    """What is wrong with a key of plain data; empty: nothing."""
+    if not isinstance(key, str):
+        return f"{where} has the key {key!r}; keys must be text, as in JSON"
+    return f"{where} has the key {key!r}; keys must not begin with {RESERVED}" if key.startswith(RESERVED) else ""
+
+
+def _wrong_call(call: CallNode, label: str) -> str:
+    """What is wrong with the method of a call, or with its arguments; empty: nothing."""
+    owner = call._owner
+    if isinstance(owner, ModelNode):
+        if call._method in ModelNode.METHODS:
+            return ""
+        return f'model "{owner._model}" has no "{call._method}"{did_you_mean(call._method, ModelNode.METHODS)}'
+    if isinstance(owner, Deployment):
+        return _wrong_arguments(owner.body, call._args, call._kwargs, label)
+    body = owner._of.body
+    method = inspect.getattr_static(body, call._method, None)
+    if method is None or not callable(getattr(body, call._method, None)):
+        methods = [name for name, one in inspect.getmembers(body, callable) if not name.startswith("_")]
+        missing = "it cannot be called: it has no __call__" if call._method == CALL else f'it has no "{call._method}"'
+        return f"{label}: {missing}{did_you_mean(call._method, methods)}"
+    is_bound = isinstance(method, staticmethod | classmethod)
+    args = call._args if is_bound else (None, *call._args)
+    return _wrong_arguments(getattr(body, call._method), args, call._kwargs, label)
+
+
+def _wrong_arguments(body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], label: str) -> str:
+    try:
+        signature = inspect.signature(body)
+    except (TypeError, ValueError):  # written in C: its signature is not known
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return f"{label}: {error}; it takes {signature}"
+    return ""
 
 
 def _numbered(name: str, taken: Mapping[str, Any]) -> str:

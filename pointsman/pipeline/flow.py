@@ -143,7 +143,7 @@ def _needs(templates: list[Template]) -> tuple[int, ...]:
 class Run:
     """The state of one request on its way through a flow. Whoever carries it out keeps the results."""
 
-    __slots__ = ("_flow", "_missing", "began", "began_at", "deadline", "ended_at", "failed_step", "left", "over")
+    __slots__ = ("_flow", "_missing", "began", "began_at", "deadline", "ended_at", "left", "over")
 
     def __init__(self, flow: Flow, now: float, deadline: float | None = None) -> None:
         self._flow = flow
@@ -156,7 +156,6 @@ class Run:
         self.began_at: list[float | None] = [None] * self.left
         """By step: when it began; when it ended, either way."""
         self.ended_at: list[float | None] = [None] * self.left
-        self.failed_step: int | None = None
         self.over = False
         """Nothing is to be done any more: everything has ended, or something has failed, or it was given up."""
 
@@ -189,7 +188,6 @@ class Run:
         """A step will have no result, and so neither has the run. Steps under way that are of no use any more."""
         if self.over or self.ended_at[place] is not None:
             return ()
-        self.failed_step = place
         self.ended_at[place] = now
         return self.give_up(now)
 

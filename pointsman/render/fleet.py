@@ -8,6 +8,7 @@ import msgspec
 from pointsman.placement.asks import Claim, Place
 from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, TENANTS, Device, Fleet, Host
 from pointsman.placement.gpu_models import known_gpu, short_gpu_name
+from pointsman.render.text import quantity
 from pointsman.types import WorkerStatus
 
 CHOSEN = "chosen"
@@ -177,15 +178,10 @@ def _bare_name(model: str) -> str:
     return known.name if known is not None else short_gpu_name(model)
 
 
-def gib(size_bytes: float) -> str:
+def in_gib(size_bytes: float) -> str:
     """38.1 below 100, 1,234 above."""
     value = size_bytes / 2**30
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
-
-
-def counted(number: int, word: str) -> str:
-    """1 worker, 2 workers"""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 # A whole fleet in a few numbers: in one sentence, and by GPU model.
@@ -242,12 +238,12 @@ def totals(fleet: Fleet) -> dict[str, Total]:
 def headline(fleet: Fleet) -> str:
     """11 workers, 47 GPUs with 2,921 GiB: 41 % claimed, 1 % used by others, 58 % free"""
     by_model = totals(fleet)
-    workers = counted(len(fleet), "worker")
+    workers = quantity(len(fleet), "worker")
     size = sum(one.total_bytes for one in by_model.values())
     if not size:
-        return f"{workers}, {counted(len(fleet.gpus), 'GPU')}"
+        return f"{workers}, {quantity(len(fleet.gpus), 'GPU')}"
     own = sum(one.gpus for one in by_model.values())
-    gpus = f"{counted(own, 'GPU')} with {gib(size)} GiB"
+    gpus = f"{quantity(own, 'GPU')} with {in_gib(size)} GiB"
     if own < len(fleet.gpus):
         gpus += f" (and {len(fleet.gpus) - own:,} of unified memory)"
     shares = {
@@ -268,12 +264,12 @@ def summary_rows(fleet: Fleet) -> list[list[str]]:
         [
             name,
             f"{one.gpus:,}",
-            gib(one.total_bytes),
-            gib(one.claimed_bytes),
-            gib(one.others_bytes),
-            gib(one.free_bytes),
+            in_gib(one.total_bytes),
+            in_gib(one.claimed_bytes),
+            in_gib(one.others_bytes),
+            in_gib(one.free_bytes),
             f"{one.empty:,}",
-            gib(one.largest_bytes),
+            in_gib(one.largest_bytes),
         ]
         for name, one in totals(fleet).items()
     ]

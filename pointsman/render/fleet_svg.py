@@ -11,13 +11,13 @@ from pointsman.render.fleet import (
     BarPart,
     FleetView,
     PartKind,
-    counted,
-    gib,
     gpus_in_words,
     headline,
+    in_gib,
     summary_rows,
 )
 from pointsman.render.svg import Canvas, colour, fitted, ink
+from pointsman.render.text import quantity
 from pointsman.types import WorkerStatus
 
 RACK = "rack"
@@ -109,7 +109,7 @@ class _FleetSvg:
         bars = [bar for host in self._hosts for bar in (*self._view.gpus(host), self._view.memory(host))]
         seen = {part.owner or part.kind for bar in bars for part in bar.parts}
         chips = [
-            (self._colours[name], f"{name} ({counted(owner.instances, 'instance')})" if name != CHOSEN else name)
+            (self._colours[name], f"{name} ({quantity(owner.instances, 'instance')})" if name != CHOSEN else name)
             for name, owner in self._view.owners.items()
             if name in seen
         ]
@@ -150,7 +150,7 @@ class _FleetSvg:
             self._strip(host, memory, y + inside - STRIP - 4)
         else:
             self._bar(memory, AREA_X, y, AREA, BAR)
-            self._caption(memory, AREA_X, y + BAR, AREA, self._machine(host, memory))
+            self._caption(memory, AREA_X, y + BAR, AREA, _machine(self._view, host, memory))
         self._canvas.close()
         self._y += height + CARD_GAP
 
@@ -166,7 +166,7 @@ class _FleetSvg:
         kind = gpus_in_words(host, 26) or "no GPU"
         unified = " unified" if worker.unified_memory else ""
         self._canvas.text(x, y + 30, kind, "fact")
-        self._canvas.text(x, y + 46, f"{worker.cpus:g} CPUs, {gib(worker.memory_bytes)} GiB{unified}", "fact")
+        self._canvas.text(x, y + 46, f"{worker.cpus:g} CPUs, {in_gib(worker.memory_bytes)} GiB{unified}", "fact")
 
     def _gpus(self, gpus: Sequence[Bar], y: float) -> None:
         width = (AREA - GAP * (self._columns - 1)) / self._columns
@@ -193,14 +193,10 @@ class _FleetSvg:
 
     def _strip(self, host: Host, memory: Bar, y: float) -> None:
         """The memory of a machine whose GPUs matter more."""
-        words = self._machine(host, memory)
+        words = _machine(self._view, host, memory)
         width = AREA - 300
         self._bar(memory, AREA_X, y, width, STRIP)
         self._canvas.text(AREA_X + width + GAP + 4, y + STRIP, words, "tiny")
-
-    def _machine(self, host: Host, memory: Bar) -> str:
-        free = f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} GiB"
-        return f"memory: {free} free; CPUs: {self._view.free_cpus(host):g} of {host.worker.cpus:g} free"
 
     # A bar
 
@@ -221,7 +217,7 @@ class _FleetSvg:
 
     def _part(self, part: BarPart, x: float, y: float, length: float, height: float, *, named: bool) -> None:
         whose = f"{part.instance} ({part.owner})" if part.instance and part.instance != part.owner else part.owner
-        self._canvas.open(f"{whose or part.kind.value}: {gib(part.size_bytes)} GiB")
+        self._canvas.open(f"{whose or part.kind.value}: {in_gib(part.size_bytes)} GiB")
         fill = self._colours[part.owner] if part.kind is PartKind.CLAIMED else FILLS[part.kind]
         gap = 1 if part.kind is PartKind.CLAIMED and length > 4 else 0
         self._canvas.rect(x, y, max(length - gap, 0.5), height, fill, radius=2)
@@ -234,16 +230,16 @@ class _FleetSvg:
     def _caption(self, bar: Bar, x: float, y: float, width: float, name: str) -> None:
         self._canvas.text(x + 1, y + 12, name, "tiny")
         if bar.free_bytes < 0:
-            self._canvas.text(x + width - 1, y + 12, f"{gib(-bar.free_bytes)} GiB too much", "over")
+            self._canvas.text(x + width - 1, y + 12, f"{in_gib(-bar.free_bytes)} GiB too much", "over")
         elif bar.name != "memory":
-            words = "held" if bar.held else f"{gib(bar.free_bytes)} GiB free"
+            words = "held" if bar.held else f"{in_gib(bar.free_bytes)} GiB free"
             self._canvas.text(x + width - 1, y + 12, words, "free")
 
     # What was left out
 
     def _summary(self, fleet: Fleet) -> None:
         left_out = len(fleet) - len(self._hosts)
-        self._canvas.text(MARGIN, self._y + 14, f"... and {counted(left_out, 'worker')} more. All of them:", "lead")
+        self._canvas.text(MARGIN, self._y + 14, f"... and {quantity(left_out, 'worker')} more. All of them:", "lead")
         self._y += 40
         for row in (SUMMARY_HEADS, *summary_rows(fleet)):
             self._canvas.text(MARGIN, self._y, row[0], "celled")
@@ -262,6 +258,11 @@ def _by_rack(hosts: Iterable[Host]) -> dict[str, list[Host]]:
     if "" in groups and len(groups) > 1:
         groups[f"no {RACK}"] = groups.pop("")
     return groups
+
+
+def _machine(view: FleetView, host: Host, memory: Bar) -> str:
+    free = f"{in_gib(memory.free_bytes)} of {in_gib(memory.total_bytes)} GiB"
+    return f"memory: {free} free; CPUs: {view.free_cpus(host):g} of {host.worker.cpus:g} free"
 
 
 def _card_tip(host: Host) -> str:

@@ -13,13 +13,12 @@ from pointsman.render.fleet import (
     FleetView,
     Owner,
     PartKind,
-    counted,
-    gib,
     gpus_in_words,
     headline,
+    in_gib,
     summary_rows,
 )
-from pointsman.render.text import text_table
+from pointsman.render.text import quantity, text_table
 from pointsman.types import WorkerStatus
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
@@ -45,7 +44,7 @@ def fleet_text(
     drawing = _FleetText(view, width, color)
     lines = [headline(fleet), "", *drawing.table(hosts)]
     if len(hosts) < len(fleet):
-        lines += [f"... and {counted(len(fleet) - len(hosts), 'worker')} more", ""]
+        lines += [f"... and {quantity(len(fleet) - len(hosts), 'worker')} more", ""]
         lines += [text_table(SUMMARY_HEADS, summary_rows(fleet))]
     return "\n".join([*lines, "", *drawing.legend()])
 
@@ -73,7 +72,7 @@ class _FleetText:
         for host, name, kind in zip(hosts, names, kinds, strict=True):
             bars = self._view.gpus(host) or [self._view.memory(host)]
             open_bars = [bar.free_bytes for bar in bars if not bar.held] or [0]
-            free = f"{gib(sum(max(size, 0) for size in open_bars)):>9}{gib(max(open_bars)):>9}"
+            free = f"{in_gib(sum(max(size, 0) for size in open_bars)):>9}{in_gib(max(open_bars)):>9}"
             for place, line in enumerate(self._bars(bars, room)):
                 before = f"{name:{first}}  {kind:{second}}  " if not place else " " * (first + second + 4)
                 lines.append((before + line + (free if not place else "")).rstrip())
@@ -165,7 +164,7 @@ def _short(size_bytes: int) -> str:
 
 def _taken(owner: Owner) -> str:
     size = owner.gpu_bytes or owner.memory_bytes
-    return f"{counted(owner.instances, 'instance')}, {gib(size)} GiB{'' if owner.gpu_bytes else ' of memory'}"
+    return f"{quantity(owner.instances, 'instance')}, {in_gib(size)} GiB{'' if owner.gpu_bytes else ' of memory'}"
 
 
 def _wrapped(words: Sequence[str], width: int) -> list[str]:

@@ -22,7 +22,7 @@ from pointsman.pipeline.graph import (
 )
 from pointsman.pipeline.options import NodeOptions
 from pointsman.render.graph_layers import layers_of
-from pointsman.render.svg import cut
+from pointsman.render.text import cut, quantity
 
 ENTIRE_INPUT = "all of it"
 """Label of an edge that takes the entire input where other edges take parts of it."""
@@ -96,7 +96,7 @@ def headline(graph: Graph) -> str:
     )
     replicas += graph.ingress.num_replicas if graph.has_ingress else 0
     sizes = ((len(graph.calls), "call"), (len(graph.nodes), "node"), (replicas, "process"))
-    return ", ".join(f"{count} {noun}{_plural(count, noun)}" for count, noun in sizes)
+    return ", ".join(quantity(count, noun) for count, noun in sizes)
 
 
 class _Collector:
@@ -262,10 +262,6 @@ def _marks(options: NodeOptions) -> tuple[str, ...]:
         number = f"{options.scaling.get('min', 1)}-{options.scaling.get('max', '')}"
     marks = (f"x{number}" if number != "1" else "", f"{options.shards} shards" if options.shards > 1 else "")
     return tuple(filter(None, marks))
-
-
-def _plural(count: int, noun: str) -> str:
-    return "" if count == 1 else "es" if noun.endswith("s") else "s"
 
 
 # Tooltips

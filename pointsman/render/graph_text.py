@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from pointsman.pipeline.graph import Graph
 from pointsman.render.graph import Edge, GraphParts, Role, headline, parts_of
-from pointsman.render.svg import cells, cut
+from pointsman.render.text import cells, cut
 
 MIN_WIDTH = 24
 MAX_BOX_WIDTH, MAX_LIST_WIDTH = 60, 40

@@ -1,9 +1,10 @@
-"""Shapes and words of pictures: an SVG, one element after the other, and how much room words take."""
+"""SVG, one element after the other."""
 
 import re
 from colorsys import hls_to_rgb
 from html import escape
-from unicodedata import combining, east_asian_width
+
+from pointsman.render.text import cut
 
 PALETTE = (
     "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#5b5bd6",
@@ -72,28 +73,6 @@ class Canvas:
         size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
         start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{xml(title)}</title>\n{head}\n'
         return start + "\n".join(self._elements) + "\n</svg>\n"
-
-
-def cells(words: str) -> int:
-    """How many columns of a terminal, or letters of a fixed width, they take."""
-    if words.isascii():
-        return len(words)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in words)
-
-
-def cut(words: str, room: int) -> str:
-    """As many of the words as fit into so many cells; empty if that would say nothing."""
-    if cells(words) <= room:
-        return words
-    if room < 4:
-        return ""
-    taken, kept = 0, 0
-    for one in words:
-        taken += cells(one)
-        if taken > room - 1:
-            break
-        kept += 1
-    return f"{words[:kept]}…"
 
 
 def fitted(words: str, width: float, font_size: float) -> str:

@@ -1,6 +1,7 @@
 """Tables and lines for a terminal."""
 
 from collections.abc import Sequence
+from unicodedata import combining, east_asian_width
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -25,6 +26,34 @@ def one_line(words: str, longest: int) -> str:
     begun = words[: 4 * longest]  # there may be megabytes of them
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in begun).split())
     return words if len(words) <= longest else f"{words[: longest - 3]}..."
+
+
+def cells(words: str) -> int:
+    """How many columns of a terminal, or letters of a fixed width, they take."""
+    if words.isascii():
+        return len(words)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in words)
+
+
+def cut(words: str, room: int) -> str:
+    """As many of the words as fit into so many cells; empty if that would say nothing."""
+    if cells(words) <= room:
+        return words
+    if room < 4:
+        return ""
+    taken, kept = 0, 0
+    for one in words:
+        taken += cells(one)
+        if taken > room - 1:
+            break
+        kept += 1
+    return f"{words[:kept]}…"
+
+
+def quantity(count: int, noun: str) -> str:
+    """1 worker, 2,000 workers, 3 processes"""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def _is_number(cell: str) -> bool:

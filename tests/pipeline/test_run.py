@@ -52,7 +52,6 @@ def test_a_failure_ends_the_run_and_names_who_is_still_at_work() -> None:
     run.begin()
     assert run.failed(0, 1.0) == [1]
     assert run.over
-    assert run.failed_step == 0
     assert run.finished(1, 2.0) == (), "what comes too late changes nothing"
 
 

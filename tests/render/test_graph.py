@@ -17,7 +17,8 @@ from pointsman.pipeline.nodes import InputNode, deployment
 from pointsman.render.graph import Box, GraphParts, parts_of
 from pointsman.render.graph_formats import dot, mermaid
 from pointsman.render.graph_text import graph_text, tracks
-from pointsman.render.svg import cells, cut, fitted
+from pointsman.render.svg import fitted
+from pointsman.render.text import cells, cut
 
 INPUT = FromInput()
 

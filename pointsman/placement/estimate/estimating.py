@@ -9,7 +9,7 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.placement.estimate.adapters import Adapter, read_adapter
 from pointsman.placement.estimate.architecture import Architecture, Model
-from pointsman.placement.estimate.gguf_model import gguf_model
+from pointsman.placement.estimate.gguf import gguf_model
 from pointsman.placement.estimate.hugging_face import CONFIG, hugging_face_model
 from pointsman.placement.estimate.memory import (
     SEQUENCES,

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.placement.estimate.adapters import Adapter
 from pointsman.placement.estimate.architecture import Architecture, Model
-from pointsman.placement.estimate.gguf_model import EMBEDDERS
+from pointsman.placement.estimate.gguf import EMBEDDERS
 from pointsman.placement.needs import Need
 
 # How a model is to be served, and what an engine makes of that: the seam between files and memory.
