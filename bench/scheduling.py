@@ -1,6 +1,6 @@
-"""`make bench-scheduling`: what deciding costs, beside a naive implementation in the same run.
+"""`make bench-scheduling`: the cost of decisions, beside a naive implementation in the same run.
 
-Figures are CPU microseconds, the best of several tries. bench/README.md keeps what was reached.
+Figures are CPU microseconds, the best of several tries. bench/README.md records earlier results.
 """
 
 import sys
@@ -39,8 +39,8 @@ from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 MODEL, ADAPTER = "llama", "adapter-1"
-PROMPTS = ["".join(chr(97 + (place * 7 + number) % 26) for place in range(2048)) for number in range(64)]
-"""2 KB each, no two with a common beginning."""
+PROMPTS = ["".join(chr(97 + (index * 7 + number) % 26) for index in range(2048)) for number in range(64)]
+"""2 KB each, no two with a common prefix."""
 DECISIONS = 1000
 
 
@@ -194,7 +194,7 @@ def queue_rows() -> list[list[str]]:
 
 
 def queue_operations(band: BandSettings, flows: int, waiting: int) -> dict[str, float]:
-    """Arrivals and departures in balance, so that the number of waiting requests stays what it is."""
+    """Arrivals and departures in balance, so that the number of waiting requests is constant."""
     rounds, each = 200, 10
     best = {"offer": float("inf"), "pop and serve": float("inf"), "cancel": float("inf")}
     for _ in range(5):
@@ -254,11 +254,11 @@ def prefix_row(servers: int) -> list[str]:
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     entries = len(index)
-    everybody = (1 << servers) - 1
+    all_servers = (1 << servers) - 1
     baseline = naive.SetIndex()
     for n, chain in enumerate(chains):
         baseline.record(f"s{n % servers}", chain)
-    ours = cpu_us(lambda: [index.runs(chain, everybody) for chain in chains], len(chains))
+    ours = cpu_us(lambda: [index.runs(chain, all_servers) for chain in chains], len(chains))
     theirs = cpu_us(lambda: [baseline.matches(chain) for chain in chains], len(chains), tries=3)
 
     def remember() -> None:

@@ -1,4 +1,4 @@
-"""Schedules one batch on a made-up fleet with each strategy, and prints who went where and why.
+"""Schedules one batch on a made-up fleet with each strategy, and prints the decisions and their reasons.
 
 python examples/strategies.py
 """
@@ -86,7 +86,7 @@ def main() -> None:
         print(text_table(["request", "instance", "about ms", "cost", "why"], rows))
         for unplaced in strategy.unplaced:
             print(f"{unplaced.request.request_id} waits: {unplaced.why}")
-    print("\nWhy nobody takes the last of them, instance by instance:")
+    print("\nWhy no instance takes the last of them:")
     for instance, why in STRATEGIES[0].unplaced[-1].reasons().items():
         print(f"  {instance}: {why}")
 
