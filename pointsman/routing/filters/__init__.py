@@ -1,6 +1,6 @@
-"""Filters: enter a cycle and its candidates, leave those who may not be chosen, each with a reason.
+"""Filters. Enters: a cycle and its candidates. Leaves: the candidates that must not be chosen, each with a reason.
 
-The one rule: a filter demands. What it would merely like is a scorer's business.
+The one rule: a filter demands; a preference is a scorer.
 """
 
 from pointsman.routing.filters.budget import WithinBudget

@@ -1,4 +1,4 @@
-"""Keeps requests with a budget away from endpoints that would exceed it."""
+"""The filter for the budget of a request."""
 
 from math import inf
 
@@ -10,9 +10,9 @@ from pointsman.selection.columns import linear, or_else, where_above
 
 
 class WithinBudget:
-    """Demands that the request's expected cost does not exceed its `cost_budget`. Without a budget: anybody.
+    """Demands that the request's expected cost does not exceed its `cost_budget`. Without a budget all endpoints pass.
 
-    An endpoint whose cost is unknown might exceed the budget, so it is turned away too.
+    It rejects endpoints of unknown cost, because they might exceed the budget.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

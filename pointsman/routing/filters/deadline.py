@@ -1,4 +1,4 @@
-"""Keeps requests with a deadline away from endpoints that would miss it."""
+"""The filter for the deadline of a request."""
 
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import latency_ms
@@ -8,9 +8,9 @@ from pointsman.selection.columns import where_above
 
 
 class MeetsDeadline:
-    """Demands that the expected latency fits into the time that the request has left. Without a deadline: anybody.
+    """Demands that the expected latency fits into the time that the request has left. Without a deadline all pass.
 
-    An endpoint never measured is not turned away: nobody could ever measure it.
+    An endpoint without measurements passes; otherwise it would never be measured.
     """
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:

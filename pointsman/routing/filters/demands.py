@@ -1,4 +1,4 @@
-"""What is demanded of every endpoint before any profile is asked: whoever fails one of these is never picked."""
+"""The filters that run before the plugins of every profile."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from pointsman.selection.columns import where_zero
 
 
 class Demands:
-    """The four filters that stand before every profile: model, health, room and budget.
+    """The four filters that run first in every profile: model, health, room and budget.
 
-    As a gate it knows when all of them would let everybody pass, which in a fleet of one model with room is always.
+    As a gate it recognises at once when all endpoints pass, as in a fleet of one model with room.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
@@ -24,10 +24,10 @@ class Demands:
             HasRoom(),
             WithinBudget(price_per_gpu_hour),
         )
-        self._served_by_all = PerMembers(_models_of_everybody)
+        self._served_by_all = PerMembers(_models_served_by_all)
 
     def lets_all_pass(self, cycle: RequestCycle, candidates: Endpoints) -> bool:
-        """Whether nobody would be rejected by any of the four."""
+        """Whether none of the four filters would reject an endpoint."""
         request = cycle.request
         return (
             request.cost_budget is None
@@ -37,9 +37,9 @@ class Demands:
         )
 
 
-def _models_of_everybody(endpoints: Endpoints) -> frozenset[str]:
-    """The names that every endpoint answers to; none if one of them does not accept requests."""
+def _models_served_by_all(endpoints: Endpoints) -> frozenset[str]:
+    """The models that every endpoint serves; none if an endpoint does not accept requests."""
     if not len(endpoints) or len(where_zero(endpoints.column(ACCEPTS))):
         return frozenset()
-    first, *others = ({"", each.instance.model_name, *each.instance.adapters} for each in endpoints)
-    return frozenset(first.intersection(*others))
+    first, *rest = ({"", each.instance.model_name, *each.instance.adapters} for each in endpoints)
+    return frozenset(first.intersection(*rest))

@@ -1,4 +1,4 @@
-"""The filter for any demand on labels."""
+"""The filter for the labels of endpoints."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from pointsman.selection.labels import LabelExpression, LabelSelector
 
 
 class LabelSelectorFilter:
-    """Demands that an endpoint's labels match a selector in the form of Kubernetes. The empty selector: anybody."""
+    """Demands that an endpoint's labels match a selector in the form of Kubernetes. The empty selector matches all."""
 
     def __init__(
         self, match_labels: dict[str, str] | None = None, match_expressions: Sequence[LabelExpression] = ()
@@ -20,12 +20,11 @@ class LabelSelectorFilter:
         self._matching = PerMembers(self._matches)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        others = where_zero(candidates.cut(self._matching.of(candidates)))
-        return RejectedEach(candidates, others, self._why) if len(others) else ()
+        mismatched = where_zero(candidates.cut(self._matching.of(candidates)))
+        return RejectedEach(candidates, mismatched, self._why) if len(mismatched) else ()
 
-    def _matches(self, everybody: Endpoints) -> Column:
-        matching = [float(self.selector.matches(endpoint.labels)) for endpoint in everybody]
-        return column_of(matching, everybody.arrays)
+    def _matches(self, endpoints: Endpoints) -> Column:
+        return column_of([float(self.selector.matches(endpoint.labels)) for endpoint in endpoints], endpoints.arrays)
 
     def _why(self, endpoint: Endpoint) -> Reason:
         return Reason("labels-differ", self.selector.mismatch(endpoint.labels) or {})

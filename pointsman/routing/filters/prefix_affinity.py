@@ -1,4 +1,4 @@
-"""The filter that keeps prompts where their beginning is cached, unless that would be too slow."""
+"""The filter that keeps prompts on endpoints that have their prefix cached, unless that would be too slow."""
 
 from math import inf
 from typing import Annotated, Literal
@@ -11,11 +11,11 @@ from pointsman.selection.columns import column_of, linear, ratio, smallest, take
 
 
 class PrefixCacheAffinityFilter:
-    """Demands endpoints that hold at least `affinity_threshold` of the prompt, if there are any (0: switched off).
+    """Demands endpoints that hold at least `affinity_threshold` of the prompt, if there are any (0 turns it off).
 
-    They are let off when the best of them would answer more than `max_ttft_penalty_ms` after the best of the others
-    (0: never), and at random with `exploration_probability`. The time to first token is told from the tokens in
-    flight and `peak_prefill_throughput`, or predicted; not predicted is infinite. Without matches: anybody.
+    All endpoints pass if the best of these would answer more than `max_ttft_penalty_ms` after the best of the rest (0:
+    no limit), and at random with `exploration_probability`. The time to first token is estimated from the tokens in
+    flight and `peak_prefill_throughput`, or predicted; an endpoint without prediction counts as infinitely slow.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class PrefixCacheAffinityFilter:
         if self.exploration and cycle.rng.random() < self.exploration:
             return ()
         share = ratio(candidates.cut(found.match), candidates.cut(found.total))
-        sticky, others = where_at_least(share, self.threshold), where_below(share, self.threshold)
-        if not len(sticky) or not len(others) or self._too_slow(cycle, candidates, sticky, others):
+        cached, rest = where_at_least(share, self.threshold), where_below(share, self.threshold)
+        if not len(cached) or not len(rest) or self._too_slow(cycle, candidates, cached, rest):
             return ()
-        return Rejected(candidates, others, "prompt-not-cached", cached=share)
+        return Rejected(candidates, rest, "prompt-not-cached", cached=share)
 
-    def _too_slow(self, cycle: RequestCycle, candidates: Endpoints, sticky: Positions, others: Positions) -> bool:
+    def _too_slow(self, cycle: RequestCycle, candidates: Endpoints, cached: Positions, rest: Positions) -> bool:
         if not self.penalty_ms:
             return False
         ttft_ms = self._ttft_ms(cycle, candidates)
-        return smallest(take(ttft_ms, sticky)) - smallest(take(ttft_ms, others)) > self.penalty_ms
+        return smallest(take(ttft_ms, cached)) - smallest(take(ttft_ms, rest)) > self.penalty_ms
 
     def _ttft_ms(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         if not self.predicted:

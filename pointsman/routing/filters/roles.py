@@ -1,4 +1,4 @@
-"""Filters for fleets that split a request's work: who may encode, who may prefill, who may decode."""
+"""Filters for fleets in which endpoints only encode, prefill or decode."""
 
 from collections.abc import Set
 
@@ -13,24 +13,24 @@ ROLE = "llm-d.ai/role"
 
 
 class HasRole:
-    """Demands one of some roles; an endpoint without a role only passes if `unlabelled` ones may."""
+    """Demands one of some roles. An endpoint without a role passes if `unlabelled` is set."""
 
     def __init__(self, code: str, roles: Set[str], *, unlabelled: bool = False) -> None:
-        """`code`: of the reason for others."""
+        """`code`: of the reason to reject other endpoints."""
         self._code = code
         self.roles: Set[str | None] = roles | {None} if unlabelled else roles
         self._label: LabelColumn[Endpoint] = LabelColumn(ROLE)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        others = where_zero(self._label.judged(candidates, lambda role: float(role in self.roles)))
-        return RejectedEach(candidates, others, self._why) if len(others) else ()
+        rejected = where_zero(self._label.judged(candidates, lambda role: float(role in self.roles)))
+        return RejectedEach(candidates, rejected, self._why) if len(rejected) else ()
 
     def _why(self, endpoint: Endpoint) -> Reason:
         return Reason(self._code, {"role": endpoint.labels.get(ROLE)})
 
 
 class DecodeFilter(HasRole):
-    """Demands an endpoint that may decode, by its role. Without a role it may."""
+    """Demands an endpoint that may decode, by its role. One without a role may."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class DecodeFilter(HasRole):
 
 
 class PrefillFilter(HasRole):
-    """Demands an endpoint that may prefill, by its role. Without a role it may not."""
+    """Demands an endpoint that may prefill, by its role. One without a role may not."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class PrefillFilter(HasRole):
 
 
 class EncodeFilter(HasRole):
-    """Demands an endpoint that may encode, by its role. Without a role it may not."""
+    """Demands an endpoint that may encode, by its role. One without a role may not."""
 
     def __init__(self) -> None:
         super().__init__("not-for-encode", {"encode", "encode-prefill", "encode-prefill-decode"})

@@ -1,4 +1,4 @@
-"""Filters that no profile should be without: an endpoint that cannot serve the request is never picked."""
+"""Filters for model, health and room: an endpoint that cannot serve the request is never picked."""
 
 from pointsman.routing.endpoints import ACCEPTS, IS_FULL, LIMIT, LOAD, Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
@@ -10,8 +10,8 @@ class ServesModel:
     """Demands that the endpoint serves the requested model, by its name or as one of its adapters."""
 
     def __init__(self) -> None:
-        self._others: PerMembers[Endpoint, dict[str, Positions]] = PerMembers(lambda _: {})
-        """By model, the rows of those who do not serve it."""
+        self._known: PerMembers[Endpoint, dict[str, Positions]] = PerMembers(lambda _: {})
+        """By model, the rows of the endpoints that do not serve it."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         others = self._not_serving(cycle.request.model_name, candidates)
@@ -21,17 +21,17 @@ class ServesModel:
         if not model:
             return ()
         if candidates.rows is not None:
-            return _positions_of_others(model, candidates)
-        known = self._others.of(candidates)
-        others = known.get(model)
-        if others is None:
-            others = _positions_of_others(model, candidates)
-            if len(others) < len(candidates):  # names that nobody serves come from clients, without end
-                known[model] = others
-        return others
+            return _positions_not_serving(model, candidates)
+        known = self._known.of(candidates)
+        positions = known.get(model)
+        if positions is None:
+            positions = _positions_not_serving(model, candidates)
+            if len(positions) < len(candidates):  # clients may send any number of unknown model names
+                known[model] = positions
+        return positions
 
 
-def _positions_of_others(model: str, candidates: Endpoints) -> Positions:
+def _positions_not_serving(model: str, candidates: Endpoints) -> Positions:
     return [position for position, endpoint in enumerate(candidates) if not endpoint.serves(model)]
 
 
@@ -48,12 +48,12 @@ class IsHealthy:
         return Rejected(candidates, closed, "not-accepting") if len(closed) else ()
 
 
-def _rows_of_closed(everybody: Endpoints) -> Positions:
-    return where_zero(everybody.column(ACCEPTS))
+def _rows_of_closed(endpoints: Endpoints) -> Positions:
+    return where_zero(endpoints.column(ACCEPTS))
 
 
 class HasRoom:
-    """Demands that the endpoint runs fewer requests than its `max_concurrency`. No known limit: always room."""
+    """Demands that the endpoint runs fewer requests than its `max_concurrency`. Without a known limit it has room."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         is_full = candidates.column(IS_FULL)

@@ -1,4 +1,4 @@
-"""The filter that keeps requests on endpoints predicted to meet their latency objectives."""
+"""The filter for endpoints that are predicted to meet the latency objectives of a request."""
 
 from itertools import compress
 from math import nan
@@ -13,8 +13,8 @@ UNPREDICTED = LatencyPrediction(ttft=nan, tpot=nan, ttft_headroom=nan, tpot_head
 class SloHeadroomTierFilter:
     """Demands endpoints predicted to meet both latency objectives, if there are any.
 
-    With probability `epsilon_explore_neg` it demands the others instead, so that they are tried and predictions of
-    them stay true. An endpoint without prediction is one of the others; no predictions at all: anybody.
+    With probability `epsilon_explore_neg` it demands the other endpoints instead, so that their predictions stay
+    current. An endpoint without prediction is one of the others. Without any prediction all endpoints pass.
     """
 
     def __init__(self, epsilon_explore_neg: float = 0.01) -> None:
@@ -30,12 +30,12 @@ class SloHeadroomTierFilter:
         in_time = [prediction.ttft_headroom >= 0 and prediction.tpot_headroom >= 0 for prediction in predictions]
         if all(in_time) or not any(in_time):
             return ()
-        places = range(len(candidates))
+        positions = range(len(candidates))
         if cycle.rng.random() < self.epsilon:
-            return Rejected(candidates, list(compress(places, in_time)), "exploring")
+            return Rejected(candidates, list(compress(positions, in_time)), "exploring")
         return Rejected(
             candidates,
-            list(compress(places, map(not_, in_time))),
+            list(compress(positions, map(not_, in_time))),
             "may-be-late",
             ttft_headroom_ms=[prediction.ttft_headroom for prediction in predictions],
             tpot_headroom_ms=[prediction.tpot_headroom for prediction in predictions],

@@ -1,4 +1,4 @@
-"""The filter for endpoints that are too busy by any of several measures."""
+"""The filter for endpoints that are too busy by one of several metrics."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -20,13 +20,13 @@ COLUMNS = {
 
 
 class Condition(Parameters, frozen=True):
-    """The most that one measure may be."""
+    """The maximum of one metric."""
 
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
     max_value: float
 
     def check(self) -> None:
-        """Raise ValueError if it cannot be meant."""
+        """Raise ValueError if the metric is unknown or its maximum impossible."""
         if self.metric not in COLUMNS:
             raise ValueError(f'conditions: metric "{self.metric}" is unknown{did_you_mean(self.metric, COLUMNS)}')
         if self.max_value < 0:
@@ -38,7 +38,7 @@ class Condition(Parameters, frozen=True):
 class UtilizationFilter:
     """Demands that an endpoint is at or below `maxValue` for all `conditions`.
 
-    If nobody is, nobody is left; with `fallback_on_empty`, everybody. What was never measured counts as 0.
+    If no endpoint is, all are rejected; with `fallback_on_empty`, all pass. A metric never measured counts as 0.
     """
 
     def __init__(self, conditions: Sequence[Condition], fallback_on_empty: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""Scorers: enter a cycle and its candidates, leave one value in [0, 1] for each, in their order.
+"""Scorers. Enters: a cycle and its candidates. Leaves: one value in [0, 1] per candidate, in their order.
 
-The one rule: a scorer prefers and never excludes; how much its word weighs is the profile's business.
+The one rule: a scorer prefers and never excludes. Its weight belongs to the profile.
 """
 
 from pointsman.routing.scorers.attribute import EndpointAttributeScorer

@@ -1,4 +1,4 @@
-"""The scorer for any number that is known of endpoints."""
+"""The scorer for any metric or attribute of endpoints."""
 
 from collections.abc import Callable
 from math import nan
@@ -14,11 +14,11 @@ Direction: TypeAlias = Literal["linear_lower_is_better", "linear_higher_is_bette
 
 CORE_METRICS = "core-metrics-extractor"
 MEASURED = (WAITING, RUNNING, KV_USAGE)
-"""Columns that say 0 of an endpoint never measured; the others say what they do not know."""
+"""Columns that are 0 for an endpoint never measured; others are nan then."""
 
 
 class FixedRange(Parameters, frozen=True):
-    """The values that are worth 0 and 1; what is outside counts as the nearer of them."""
+    """The values that map to 0 and 1; values outside are clamped."""
 
     min: float
     max: float
@@ -29,7 +29,7 @@ class AdaptiveRange(Parameters, frozen=True):
 
 
 class Normalization(Parameters, frozen=True):
-    """How a value becomes a score: one of the two, adaptive unless told."""
+    """How a value becomes a score: one of the two, by default adaptive."""
 
     fixed_range: FixedRange | None = None
     adaptive_range: AdaptiveRange | None = None
@@ -43,10 +43,10 @@ class Algorithm(Parameters, frozen=True):
 
 
 class EndpointAttributeScorer:
-    """Prefers endpoints by one number: a column of the fleet, a number that engines report, or an observed attribute.
+    """Prefers endpoints by one number: a column of the fleet, a metric that engines report, or an observed attribute.
 
-    An endpoint whose number is unknown, because nobody ever measured it or it is not a number, gets 0 and does not
-    widen the adaptive range. Age is not looked at.
+    An endpoint whose value is missing or not a number scores 0 and does not widen the adaptive range. The age of values
+    is ignored.
     """
 
     def __init__(self, attribute_key: str, algorithm: Algorithm, producer: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Keeps prompts on endpoints that are meant for their length: scorer and filter in one."""
+"""The scorer and filter for endpoints that are meant for prompts of some length."""
 
 import re
 
@@ -11,11 +11,11 @@ from pointsman.selection.labels import LabelColumn
 
 
 class ContextLengthAware:
-    """Prefers, and with `enable_filtering` demands, endpoints whose label says a range that the prompt falls in.
+    """Prefers, and with `enable_filtering` demands, endpoints whose label has a range that the prompt falls in.
 
-    The label is `min-max`, in tokens, both included. Narrow ranges come before wide ones, and in a range short prompts
-    before long ones. Without the label an endpoint takes everything, at 0.5; one whose label cannot be read takes
-    nothing. Prompt tokens that nobody counted are estimated from its bytes.
+    The label is `min-max`, in tokens, both included. Narrow ranges score higher than wide ones, and short prompts
+    higher than long ones in the same range. An endpoint without the label scores 0.5 and passes; one whose label cannot
+    be read scores 0 and is rejected. Prompt tokens that are not counted are estimated from the bytes.
     """
 
     def __init__(self, label: str = "llm-d.ai/context-length-range", enable_filtering: bool = False) -> None:

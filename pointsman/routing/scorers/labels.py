@@ -1,4 +1,4 @@
-"""Scorers that compare what a request says with what an endpoint is labelled."""
+"""The scorer that compares a header of the request with a label of the endpoint."""
 
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -10,7 +10,7 @@ from pointsman.selection.labels import LabelColumn
 class HeaderLabelAffinityScorer:
     """Prefers endpoints whose label `label_key` has exactly the value of the request's header `header_name`: 1, else 0.
 
-    Without the header, and for an endpoint without the label: 0.
+    Without the header all score 0, and so does an endpoint without the label.
     """
 
     def __init__(self, header_name: str, label_key: str) -> None:

@@ -1,4 +1,4 @@
-"""The scorer that chooses by how much of its latency objectives a request would have left."""
+"""The scorer for the predicted headroom to the latency objectives of a request."""
 
 from collections.abc import Sequence
 from math import trunc
@@ -11,15 +11,15 @@ from pointsman.selection import Column
 from pointsman.selection.columns import column_of, filled, largest, linear, plus, ratio, rounded
 
 UNPREDICTED = LatencyPrediction(ttft=0.0, tpot=0.0, ttft_headroom=0.0, tpot_headroom=0.0)
-"""Stands for what is not known: neither early nor late."""
+"""An endpoint without prediction counts as just in time."""
 
 
 class LatencyScorer:
     """Prefers, among endpoints predicted to meet the latency objectives, those with the least (or most) headroom;
-    if none is, those that have nothing of ours yet, then those that miss by least.
+    if there are none, idle endpoints, then those that miss the objectives by least.
 
-    An endpoint without prediction counts as just in time. Without any prediction, free KV cache, short queues and
-    cached prefixes stand in for it; there an endpoint never measured counts as free and empty.
+    An endpoint without prediction counts as just in time. Without any prediction it scores free KV cache, short queues
+    and cached prefixes instead; an endpoint never measured counts as free and empty then.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class LatencyScorer:
         if not known or not any(endpoint.id in known for endpoint in candidates):
             return self._without_predictions(cycle, candidates)
         predictions = [known.get(endpoint.id, UNPREDICTED) for endpoint in candidates]
-        in_time = [place for place, prediction in enumerate(predictions) if not _late(prediction)]
+        in_time = [position for position, prediction in enumerate(predictions) if not _late(prediction)]
         group = in_time or _least_late(predictions)
-        ranked = self._by_headroom([predictions[place] for place in group], most=self.most and bool(in_time))
+        ranked = self._by_headroom([predictions[position] for position in group], most=self.most and bool(in_time))
         scores = [0.0] * len(predictions)
-        for place, score in zip(group, ranked, strict=True):
-            scores[place] = score
+        for position, score in zip(group, ranked, strict=True):
+            scores[position] = score
         return column_of(scores, candidates.arrays)
 
     def _by_headroom(self, group: Sequence[LatencyPrediction], *, most: bool) -> list[float]:
@@ -81,20 +81,20 @@ def _late(prediction: LatencyPrediction) -> bool:
 
 
 def _least_late(late: Sequence[LatencyPrediction]) -> list[int]:
-    """The endpoints to choose from when all are late."""
+    """The positions to choose from if all are late: the first group that is not empty."""
     groups: dict[str, list[int]] = {"idle": [], "tpot": [], "ttft": [], "both": []}
-    for place, prediction in enumerate(late):
+    for position, prediction in enumerate(late):
         if not prediction.dispatched_requests:
-            groups["idle"].append(place)
+            groups["idle"].append(position)
         elif prediction.ttft_headroom >= 0:
-            groups["tpot"].append(place)
+            groups["tpot"].append(position)
         else:
-            groups["ttft" if prediction.tpot_headroom >= 0 else "both"].append(place)
+            groups["ttft" if prediction.tpot_headroom >= 0 else "both"].append(position)
     return next(group for group in groups.values() if group)
 
 
 def _spread(values: Sequence[float]) -> tuple[list[float], bool]:
-    """The values from 0 to 1, and whether they differ; 0.5 each if not."""
+    """The values scaled to [0, 1], and whether they differ; 0.5 each if not."""
     low, high = min(values), max(values)
     if high - low <= 1e-9:
         return [0.5] * len(values), False

@@ -1,4 +1,4 @@
-"""Scorers that prefer endpoints with less to do, by what the engines report and by what was sent to them."""
+"""Scorers for the load of endpoints, as engines report it and as counted here."""
 
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
@@ -7,9 +7,9 @@ from pointsman.selection.columns import clipped, falling, filled, largest, linea
 
 
 class QueueScorer:
-    """Prefers short waiting queues: 1 for the shortest, 0 for the longest, 1 for all when equal.
+    """Prefers short waiting queues: 1 for the shortest, 0 for the longest, 1 for all if they are equal.
 
-    An endpoint never measured counts as an empty queue.
+    An endpoint never measured counts as having an empty queue.
     """
 
     bounded = True
@@ -20,7 +20,7 @@ class QueueScorer:
 
 
 class RunningRequestsSizeScorer:
-    """Prefers endpoints that run few requests: 1 for the fewest, 0 for the most, 1 for all when equal.
+    """Prefers endpoints that run few requests: 1 for the fewest, 0 for the most, 1 for all if they are equal.
 
     An endpoint never measured counts as running nothing.
     """
@@ -33,7 +33,7 @@ class RunningRequestsSizeScorer:
 
 
 class KvCacheUtilizationScorer:
-    """Prefers free KV cache: the share of it that is free. An endpoint never measured counts as all free."""
+    """Prefers free KV cache: scores the free share of it. An endpoint never measured counts as free."""
 
     steady = True
 
@@ -44,8 +44,8 @@ class KvCacheUtilizationScorer:
 class TokenLoadScorer:
     """Prefers endpoints with few prompt tokens to compute: falls from 1 at none to 0 at `queue_threshold_tokens`.
 
-    Counts what we have in flight there and what this request would add. Without a producer of the latter, only the
-    former; neither is a measurement, so neither can be stale.
+    Counts the tokens in flight and, if a producer tells, those that this request would add. Both are counted here, so
+    they are never stale.
     """
 
     def __init__(self, queue_threshold_tokens: int = 4194304) -> None:
@@ -60,10 +60,10 @@ class TokenLoadScorer:
 
 
 class ActiveRequestScorer:
-    """Prefers endpoints with few of our requests in flight.
+    """Prefers endpoints with few requests in flight.
 
-    At most `idle_threshold`: 1. Above it: `max_busy_score` at the least, falling to 0 for the busiest candidate. Our
-    own count is always current; an endpoint that we have sent nothing is idle.
+    Up to `idle_threshold` requests score 1; above it, scores fall from `max_busy_score` to 0 for the busiest candidate.
+    Requests are counted here, so the count is never stale.
     """
 
     def __init__(self, idle_threshold: int = 0, max_busy_score: float = 1.0) -> None:
@@ -80,9 +80,9 @@ class ActiveRequestScorer:
 
 
 class LoadAwareScorer:
-    """Prefers short waiting queues: falls from 0.5 at an empty one to 0 at `threshold` and beyond.
+    """Prefers short waiting queues: falls from 0.5 for an empty one to 0 at `threshold` and above.
 
-    An endpoint never measured counts as an empty queue.
+    An endpoint never measured counts as having an empty queue.
     """
 
     def __init__(self, threshold: int = 128) -> None:

@@ -1,31 +1,30 @@
-"""The scorer that keeps LoRA adapters where they are loaded."""
+"""The scorer that keeps requests for LoRA adapters where the adapters are loaded."""
 
 from pointsman.routing.endpoints import Endpoint, Metrics
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import column_of, placed
 
-MOST_MODELS = 256
-"""Scores are remembered for this many models at once: names come from clients, without end."""
+MAX_MODELS = 256
+"""Models whose scores are cached at once: clients may send any number of names."""
 
 
 class LoraAffinityScorer:
     """Prefers endpoints that have the model's adapter loaded (1), then those with room for one more (0.8), then those
     where it is waiting to be loaded (0.6).
 
-    An endpoint never measured has no adapter and no room: 0. Scores are kept per model and worked out again only
-    where an engine has reported since.
+    An endpoint never measured scores 0. Scores are cached per model, and computed again for endpoints with new metrics.
     """
 
     bounded = True
 
     def __init__(self) -> None:
         self._known: PerMembers[Endpoint, dict[str, tuple[list[Metrics | None], Column]]] = PerMembers(lambda _: {})
-        """By model: the metrics that were looked at, and the scores that came of them."""
+        """By model: the metrics of each endpoint, and the scores computed from them."""
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         model, known = cycle.request.model_name, self._known.of(candidates)
-        if len(known) > MOST_MODELS:
+        if len(known) > MAX_MODELS:
             known.clear()
         seen, scores = known.get(model) or _nothing_seen(candidates)
         now = [endpoint.metrics for endpoint in candidates.whole]

@@ -1,4 +1,4 @@
-"""The scorer that spreads prompts nobody has cached."""
+"""The scorer that spreads prompts that are not cached anywhere."""
 
 from collections import OrderedDict
 from itertools import count
@@ -10,10 +10,10 @@ from pointsman.selection.columns import clipped, column_of, largest, linear
 
 
 class NoHitLruScorer:
-    """Prefers, for a prompt that nobody has cached, the endpoint that was least recently sent such a prompt.
+    """Prefers, for a prompt that no endpoint has cached, the endpoint that was least recently sent such a prompt.
 
-    Never-used endpoints come first, in their order; then the others, least recent first. A prompt that somebody has
-    cached is no concern of this scorer: 0.5 for all. Without a producer of matches every prompt is uncached.
+    Endpoints never used come first, in their order; then the others, least recent first. For a cached prompt all score
+    0.5. Without a producer of matches every prompt counts as not cached.
     """
 
     def __init__(self, lru_size: int = 1024) -> None:

@@ -1,4 +1,4 @@
-"""The scorer that keeps prompts where their beginning is cached."""
+"""The scorer that keeps prompts where their prefix is cached."""
 
 from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
 from pointsman.selection import Column
@@ -9,7 +9,7 @@ class PrefixCacheScorer:
     """Prefers endpoints that have much of the prompt in their cache: the matching share of its blocks.
 
     `match_length_weight` gives that part of the score to the length of the match instead: the square of its tokens
-    over `match_length_scale_tokens`, at most 1. Without a producer of matches, or for an empty prompt: 0.
+    over `match_length_scale_tokens`, at most 1. Without a producer of matches, or for an empty prompt, all score 0.
     """
 
     bounded = True

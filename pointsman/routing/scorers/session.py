@@ -1,4 +1,4 @@
-"""The scorer that would keep a session where it is."""
+"""The scorer that prefers the endpoint of a session."""
 
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.sessions import SessionAffinity
@@ -9,7 +9,7 @@ from pointsman.selection.columns import column_of
 class SessionAffinityScorer(SessionAffinity):
     """Prefers the endpoint that the request's session is on: 1 for it, 0 for the others.
 
-    All 0 when the request has no session, its token cannot be read, or its endpoint is not a candidate.
+    All score 0 if the request has no session, its token cannot be read, or its endpoint is not a candidate.
     """
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:

@@ -1,4 +1,4 @@
-"""Scorers for load, speed and cost by what is known of the instances themselves."""
+"""Scorers for load, speed and cost, by what owners say of their instances and what is learned here."""
 
 from pointsman.routing.endpoints import LIGHTNESS
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, latency_ms
@@ -8,10 +8,9 @@ from pointsman.selection.columns import best_over, share_of_best
 
 
 class LeastLoaded:
-    """Prefers the endpoint that is used least, by its load over its limit: 1 when idle, 0.5 at the limit.
+    """Prefers the endpoint with the lowest load relative to its limit: 1 when idle, 0.5 at the limit.
 
-    The load is what we have in flight there and what the instance reported beyond that; it is always known. Without a
-    known limit, 256 stands in for it.
+    The load is what is in flight there, and what the instance reported beyond that. Without a known limit, it is 256.
     """
 
     bounded = True
@@ -23,7 +22,7 @@ class LeastLoaded:
 class Fastest:
     """Prefers the endpoint that would answer soonest: 1 for the fastest, 0.5 for one that takes twice as long.
 
-    Never measured: 0, so that it is not the fastest. Nobody measured: as least-loaded.
+    An endpoint never measured scores 0. If none was measured, scores are those of least-loaded.
     """
 
     bounded = True
@@ -36,7 +35,7 @@ class Fastest:
 class Cheapest:
     """Prefers the endpoint where the request costs least: 1 for the cheapest, 0.5 for one that costs twice as much.
 
-    Cost unknown (no throughput): 0, so that it is not the cheapest. Nobody's known: as least-loaded.
+    An endpoint of unknown cost (no throughput) scores 0. If no cost is known, scores are those of least-loaded.
     """
 
     bounded = True

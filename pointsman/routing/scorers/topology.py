@@ -1,4 +1,4 @@
-"""Prefers endpoints near the one that holds what the request needs."""
+"""The scorer for nearness to the instance that holds what the request needs."""
 
 from pointsman.routing.plugins import NEAR, Endpoints, RequestCycle
 from pointsman.routing.topology import Nearness, nearness
@@ -8,9 +8,9 @@ from pointsman.types import ExecutionInstance
 
 
 class TopologyAffinity:
-    """Scores how near each endpoint is to a given instance: the cycle's NEAR, else the one named by a header.
+    """Prefers endpoints near a given instance: the cycle's NEAR, else the one named by a header.
 
-    Nothing to be near to, or no endpoint of that name: all 0. An endpoint that does not say where it is counts as far.
+    Without such an instance all score 0. An endpoint of unknown location counts as far.
     """
 
     def __init__(
@@ -45,5 +45,4 @@ class TopologyAffinity:
         name = cycle.request.headers.get(self._header)
         if not name:
             return None
-        everybody = candidates.whole
-        return next((endpoint.instance for endpoint in everybody if endpoint.instance.instance_id == name), None)
+        return next((each.instance for each in candidates.whole if each.instance.instance_id == name), None)

@@ -96,7 +96,7 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
     demand, fleet = ServesModel(), fleet_of([serves("m")], long=False)
     for number in range(100):
         assert reasons(demand, asks(f"made up {number}"), fleet.roster) == [ANOTHER]
-    assert demand._others.of(fleet.roster) == {}
+    assert demand._known.of(fleet.roster) == {}
 
 
 @both_lengths
