@@ -1,6 +1,6 @@
-"""Admitters: requests of negative priority may be turned away before anything is scheduled.
+"""Admitters: they may deny requests of negative priority before anything is scheduled.
 
-Enters: a request and the fleet. Leaves: why it is denied, or nothing. The one rule: priority 0 and above is admitted.
+Enters: a request and the fleet. Leaves: the reason of a denial, or None. The one rule: priority 0 and above passes.
 """
 
 from pointsman.reasons import Reason
@@ -14,10 +14,10 @@ COLD_KV_USAGE = 0.02
 
 
 class ProbabilisticAdmitter:
-    """Turns away the more, the fuller the fleet: with probability saturation^`power` * `k`.
+    """Denies requests with probability saturation^`power` * `k`.
 
-    Saturation is the mean, over endpoints, of queue or KV cache relative to its threshold, whichever is more. An
-    endpoint never measured counts as just saturated; without endpoints everybody is admitted, to be refused later.
+    Saturation is the mean over endpoints of the waiting queue or the KV cache relative to its threshold, whichever is
+    higher. An endpoint never measured counts as 1. Without endpoints all requests are admitted, and refused later.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class ProbabilisticAdmitter:
         return Reason("shed", {"priority": cycle.request.priority, "saturation": saturation, "odds": odds})
 
     def pressure(self, endpoints: Endpoints) -> float:
-        """How full the endpoints are; 1 is at the thresholds."""
+        """The saturation of the endpoints; 1 is at the thresholds."""
         queue = linear(endpoints.column(WAITING), 1 / self.queue_limit, 0.0)
         fullest = larger(queue, linear(endpoints.column(KV_USAGE), 1 / self.kv_limit, 0.0))
         measured = where_finite(endpoints.column(MEASURED_AT))
         return mean(placed(filled(1.0, queue), measured, take(fullest, measured)))
 
     def odds(self, saturation: float) -> float:
-        """The probability that a request is turned away."""
+        """The probability of a denial."""
         try:
             return min(float(saturation**self.power) * self.k, 1.0)
         except OverflowError:
@@ -61,10 +61,10 @@ class ProbabilisticAdmitter:
 
 
 class LatencySloAdmitter:
-    """Turns away what no endpoint is predicted to serve in time, unless one is idle or has a nearly empty KV cache.
+    """Denies requests that no endpoint is predicted to serve in time, unless one is idle or its KV cache nearly empty.
 
-    Only for requests that say an objective in `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms`. Without predictions
-    everybody is admitted, and an endpoint never measured counts as idle.
+    Applies to requests with an objective in `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms`. Without predictions all are
+    admitted. An endpoint never measured counts as idle.
     """
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:

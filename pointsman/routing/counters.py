@@ -1,4 +1,4 @@
-"""What the dispatcher counts. docs/metrics.md says what each number means and when to worry."""
+"""Counters of the dispatcher. docs/metrics.md explains each."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -15,7 +15,7 @@ DEPARTED = "(departed)"
 
 
 class Histogram:
-    """How often a value was up to each bound."""
+    """Counts of values by upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -29,21 +29,21 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
 
     def merge(self, other: "Histogram") -> None:
-        """Count what another with the same bounds has counted."""
+        """Add the counts of another with the same bounds."""
         self.total += other.total
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """The cumulative form that Prometheus takes."""
-        cumulative, so_far = {}, 0
+        cumulative, total = {}, 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            so_far += count
-            cumulative[bound] = so_far
-        return {"count": so_far, "sum": self.total, "buckets": cumulative}
+            total += count
+            cumulative[bound] = total
+        return {"count": total, "sum": self.total, "buckets": cumulative}
 
 
 class Account:
-    """What one strategy did with one instance."""
+    """Counts of one strategy on one instance."""
 
     __slots__ = ("decisions", "met", "missed", "waited_s")
 
@@ -52,11 +52,11 @@ class Account:
         self.waited_s = Histogram()
         """Time from arrival to dispatch."""
         self.met = 0
-        """Deadlines of requests that have ended; and those missed."""
+        """Deadlines met by requests that have ended; `missed` are the others."""
         self.missed = 0
 
     def add(self, other: "Account") -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.decisions += other.decisions
         self.met += other.met
         self.missed += other.missed
@@ -70,16 +70,16 @@ class Account:
 
 
 class Counters:
-    """Counts since the dispatcher was made; they only grow."""
+    """Counts since the dispatcher was created; they only grow."""
 
     def __init__(self) -> None:
         self.arrived = 0
         self.accounts: dict[tuple[str, str], Account] = {}
-        """By strategy and instance; a request that was never sent counts for no instance."""
+        """By strategy and instance; the instance is empty for requests that were never sent."""
         self.outcomes: Counter[str] = Counter()
         """How requests ended: served, or the outcome of their refusal."""
         self.retries: Counter[str] = Counter()
-        """Tries that failed, by instance."""
+        """Failed tries, by instance."""
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Counters:
         errors[what if what in errors or len(errors) < MAX_KINDS else OTHERS] += 1
 
     def departed(self, instance_id: str) -> None:
-        """Count what it did under one name with all others that have left: instances come and go without end."""
+        """Move the counts of an instance that has left to `DEPARTED`, so that the number of names stays bounded."""
         for strategy, instance in [key for key in self.accounts if key[1] == instance_id]:
             self._account(strategy, DEPARTED).add(self.accounts.pop((strategy, instance)))
         if instance_id in self.retries:
@@ -142,7 +142,7 @@ class Counters:
         return account
 
     def _summed(self, part: int) -> dict[str, Account]:
-        """The accounts added up by one part of their keys, sorted, without the empty name."""
+        """The accounts summed by strategy (0) or by instance (1), sorted, without the empty name."""
         sums: dict[str, Account] = {}
         for key, account in self.accounts.items():
             sums.setdefault(key[part], Account()).add(account)

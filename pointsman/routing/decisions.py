@@ -1,4 +1,4 @@
-"""A choice as a decision: what is expected of it, in numbers and in words."""
+"""Decisions: made from choices, or checked if a user's policy made them."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -15,14 +15,14 @@ from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecisi
 
 
 class Unplaced(NamedTuple):
-    """A request that nobody can take now, and why."""
+    """A request that no instance can take now, and why."""
 
     request: RequestMetadata
     failure: SchedulingFailure[Endpoint]
 
     @property
     def why(self) -> Reason:
-        """The reason in short: how many instances were rejected for what."""
+        """The reason, with the number of instances that were rejected for each code."""
         if self.failure.given and not self.failure.failures:
             return self.failure.reason  # no instance was looked at
         return no_instance(self.request, self.failure)
@@ -42,20 +42,20 @@ How: TypeAlias = tuple[str, str, str, int]
 
 
 class Decided(msgspec.Struct, eq=False, gc=False):
-    """A decision as the numbers of its moment; it is put into words when somebody reads it, which is rare."""
+    """A decision as the numbers of its moment. The decision itself is made when it is read, which is rare."""
 
     request_id: str
     target_instance_id: str
     instance: ExecutionInstance
     load: float
-    """Before it counts the request."""
+    """Without this request."""
     expected_ms: float | None
     expected_cost: float | None
     how: How
 
     @property
     def decision(self) -> SchedulingDecision:
-        """With its words."""
+        """The decision with its reason."""
         instance, latency = self.instance, self.expected_ms
         code, policy, rule, candidates = self.how
         chosen = {"policy": policy, "rule": rule, "candidates": candidates}
@@ -87,19 +87,19 @@ def decide(
 
 
 class Choice(msgspec.Struct, eq=False):
-    """What a cycle chose, and the decision it amounts to."""
+    """The result of a cycle, and the decision made of it."""
 
     result: SchedulingResult[Endpoint]
     decided: Decided
 
     @property
     def decision(self) -> SchedulingDecision:
-        """With its words."""
+        """The decision with its reason."""
         return self.decided.decision
 
 
 class Vetted(NamedTuple):
-    """A policy's decisions, divided into those that keep the promises and those that do not."""
+    """A policy's decisions: those that can be carried out, and those that cannot with the reason."""
 
     good: list[SchedulingDecision]
     bad: list[tuple[SchedulingDecision, Reason]]
@@ -111,9 +111,9 @@ def vet(
     fleet: EndpointTable,
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
 ) -> Vetted:
-    """Check a policy's decisions one by one, as if each were carried out before the next: load adds up.
+    """Check a policy's decisions one by one, as if each were carried out before the next.
 
-    The fleet counts what was good; take a fleet of your own to only look.
+    Good decisions reserve load in `fleet`.
     """
     waiting = {request.request_id: request for request in requests}
     checks = Demands(price_per_gpu_hour).filters

@@ -1,10 +1,9 @@
-"""What a request would take and cost on each endpoint. What cannot be known is nan, never zero.
+"""Expected latency and cost of a request on each endpoint. Unknown is nan, never zero.
 
-Latency: the instance's average, stretched by how full it is (at its limit: twice the average). Without an average, the
-time to make the tokens if the instance's throughput is shared by the requests on it. Without either: unknown.
+Latency: the instance's average, stretched by its load (twice the average at its limit). Without an average, the time to
+generate the tokens if the requests on the instance share its throughput. Without either it is unknown.
 
-Cost: the tokens' share of what the instance's GPUs cost while it makes them at its throughput. Without a throughput:
-unknown.
+Cost: what the instance's GPUs cost while it processes the tokens at its throughput. Without a throughput it is unknown.
 """
 
 from collections.abc import Mapping
@@ -18,14 +17,14 @@ from pointsman.selection.columns import array, column_of
 from pointsman.types import RequestMetadata
 
 DEFAULT_PRICE_PER_GPU_HOUR = 2.0
-"""What a data-centre GPU rents for, roughly. Give your own: budgets and estimated costs are only as true as it is."""
+"""Roughly the rent of a data-centre GPU. Set your own: budgets and estimated costs depend on it."""
 
 DEFAULT_OUTPUT_TOKENS = 256
-"""Stands in for `max_tokens` where a request gives none."""
+"""For requests without `max_tokens`."""
 
 
 def output_tokens(request: RequestMetadata) -> int:
-    """How many tokens the answer may have."""
+    """The maximum number of tokens of the answer."""
     return DEFAULT_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens
 
 
@@ -46,41 +45,41 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
 
 
 class CostRates:
-    """What a token costs on each endpoint, at its own price or else the given one; nan where unknown."""
+    """The cost of a token on each endpoint, at its own price or else the given one; nan where unknown."""
 
     def __init__(self, price_per_gpu_hour: float) -> None:
         self._price = price_per_gpu_hour
-        self._rates = PerMembers(self._worked_out)
-        self._cheapness = PerMembers(self._tokens_for_one)
+        self._rates = PerMembers(self._rates_of)
+        self._cheapness = PerMembers(self._cheapness_of)
 
     def of(self, candidates: Endpoints) -> Column:
         """One rate per candidate."""
         return candidates.cut(self._rates.of(candidates))
 
     def cheapness(self, candidates: Endpoints) -> Column:
-        """How many tokens the same money buys from each candidate; 0 where unknown, infinite where they are free."""
+        """Tokens per unit of money on each candidate; 0 where unknown, infinite where they are free."""
         return candidates.cut(self._cheapness.of(candidates))
 
-    def _tokens_for_one(self, everybody: Endpoints) -> Column:
+    def _cheapness_of(self, endpoints: Endpoints) -> Column:
         with np.errstate(divide="ignore"):
-            bought = 1 / array(self._rates.of(everybody))
-        return column_of(np.where(np.isnan(bought), 0.0, bought), everybody.arrays)
+            tokens = 1 / array(self._rates.of(endpoints))
+        return column_of(np.where(np.isnan(tokens), 0.0, tokens), endpoints.arrays)
 
-    def _worked_out(self, everybody: Endpoints) -> Column:
-        price, gpu_seconds = array(everybody.column(PRICE)), array(everybody.column(GPU_SECONDS_PER_TOKEN))
+    def _rates_of(self, endpoints: Endpoints) -> Column:
+        price, gpu_seconds = array(endpoints.column(PRICE)), array(endpoints.column(GPU_SECONDS_PER_TOKEN))
         rates = np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds
-        return column_of(rates, everybody.arrays)
+        return column_of(rates, endpoints.arrays)
 
 
 def billed_tokens(request: RequestMetadata) -> int:
-    """Tokens that a request is expected to cost: those of the prompt, and those the answer may have."""
+    """Tokens that a request pays for: those of the prompt, and the maximum of the answer."""
     return request.input_tokens + output_tokens(request)
 
 
 def expected(
     request: RequestMetadata, row: int, columns: Mapping[str, Column], price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
-    """(latency, cost) on the endpoint in one row: the same formulas for one candidate; None where unknown."""
+    """(latency, cost) on the endpoint in one row, by the same formulas; None where unknown."""
     latency = columns[EXPECTED_MS][row]
     if latency != latency:
         latency = output_tokens(request) * 1000 * (columns[LOAD][row] + 1) / columns[THROUGHPUT][row]

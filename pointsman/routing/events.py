@@ -1,4 +1,4 @@
-"""What the dispatcher is told, and what it tells to do. A runtime turns one into the other."""
+"""Events of the dispatcher, and the commands that it returns. A runtime delivers events and executes commands."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -11,8 +11,6 @@ from pointsman.routing.decisions import Decided
 from pointsman.routing.endpoints import Endpoint, Metrics
 from pointsman.selection.plugins import kebab_case
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
-
-# How a request may leave the dispatcher, and what a client is told then.
 
 
 class Outcome(Enum):
@@ -33,7 +31,7 @@ class Outcome(Enum):
 
     @property
     def code(self) -> str:
-        """The `code` of an error, as clients know them: rejected_capacity, evicted_ttl."""
+        """As `code` in the error of an answer: rejected_capacity, evicted_ttl."""
         return kebab_case(self.value).replace("-", "_")
 
 
@@ -79,7 +77,7 @@ class DispatcherEvent(msgspec.Struct, frozen=True):
 
 
 class Arrived(DispatcherEvent, frozen=True):
-    """Requests want to be served; several at once are decided together."""
+    """Requests to serve; several at once are decided together."""
 
     requests: tuple[RequestMetadata, ...]
 
@@ -96,20 +94,20 @@ class Ended(DispatcherEvent, frozen=True):
     request_id: str
     output_tokens: int | None = None
     input_tokens: int | None = None
-    """As the engine counted."""
+    """As counted by the engine."""
     cached_tokens: int | None = None
-    """Of those, found in its prefix cache."""
+    """Input tokens that were in its prefix cache."""
 
 
 class Failed(DispatcherEvent, frozen=True):
-    """A request that was sent came to nothing, through no fault of its own."""
+    """A request that was sent has failed, through no fault of its own."""
 
     request_id: str
     why: str
     retry: bool = True
-    """False: it must not be sent again, as when part of the answer is out."""
+    """Whether it may be sent again: not after part of the answer has gone out."""
     instance_id: str = ""
-    """Who failed, if not the instance it was sent to."""
+    """The instance that failed; empty if it is the one that the request was sent to."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):
@@ -125,27 +123,27 @@ class Joined(DispatcherEvent, frozen=True):
 
 
 class Changed(DispatcherEvent, frozen=True):
-    """The owner of an instance says something new of it: health, limit, speed."""
+    """The owner of an instance has changed its health, limit or speed."""
 
     instance: ExecutionInstance
 
 
 class Left(DispatcherEvent, frozen=True):
-    """An instance is gone. What it was doing is sent elsewhere."""
+    """An instance is gone. Its requests are sent elsewhere."""
 
     instance_id: str
     why: str = "it left"
 
 
 class Measured(DispatcherEvent, frozen=True):
-    """An engine said how it is doing."""
+    """An engine has reported metrics."""
 
     instance_id: str
     metrics: Metrics
 
 
 class Scraped(DispatcherEvent, frozen=True):
-    """A data source delivered something about an instance, for the extractors to read."""
+    """A data source has delivered something about an instance, for extractors to read."""
 
     instance_id: str
     source: Any
@@ -156,7 +154,7 @@ class TimerFired(DispatcherEvent, frozen=True):
 
 
 class ShuttingDown(DispatcherEvent, frozen=True):
-    """Nothing new is taken, and what waits is refused; what runs may end."""
+    """Refuse new and waiting requests; running ones may end."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -166,13 +164,13 @@ class Send(msgspec.Struct, frozen=True):
     made: Decided | SchedulingDecision
     endpoint: Endpoint
     headers: Mapping[str, str | None] = {}
-    """To set on the request to the engine; None: to remove."""
+    """Headers to set on the request to the engine; None removes one."""
     response_headers: Mapping[str, str] = {}
-    """To set on the answer to the client."""
+    """Headers to set on the answer to the client."""
 
     @property
     def decision(self) -> SchedulingDecision:
-        """What was decided, in words."""
+        """The decision, with its reason."""
         made = self.made
         return made if isinstance(made, SchedulingDecision) else made.decision
 
@@ -185,14 +183,14 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Stop a request that is being served and answer it with a refusal; then report it as cancelled."""
+    """Stop a running request and answer it with a refusal; then report it as cancelled."""
 
     request: RequestMetadata
     refusal: Refusal
 
 
 class WakeAt(msgspec.Struct, frozen=True):
-    """Fire the timer at this time, unless a later command names another."""
+    """Fire the timer at this time, instead of any earlier command."""
 
     at: float
 

@@ -1,4 +1,4 @@
-"""The plugins that are asked or told about requests, outside of choosing. One that raises disturbs nobody."""
+"""Hooks of plugins around the choice: admission, headers, notifications. A plugin that raises is only counted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -25,12 +25,12 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class PluginHooks:
-    """Admitters, listeners and header writers, by the roles that the plugins fill."""
+    """Admitters, listeners and header writers, by the roles of the plugins."""
 
     def __init__(self, plugins: Sequence[Any], shedding: Admitter | None, journal: Journal) -> None:
         admitters = [plugin for plugin in plugins if isinstance(plugin, Admitter)]
         self._producers = [plugin for plugin in plugins if admitters and isinstance(plugin, Producer)]
-        """Admitters may read what producers tell; the gate of our own does not."""
+        """Run before the admitters, which may read their facts; `shedding` does not."""
         self._admitters = [*admitters, shedding] if shedding is not None else admitters
         self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
         self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
@@ -40,11 +40,11 @@ class PluginHooks:
 
     @property
     def admits_everybody(self) -> bool:
-        """Whether there is nobody to ask."""
+        """Whether there is no admitter."""
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
-        """Why the first who denies the request does so; None if nobody does."""
+        """The reason of the first admitter that denies the request; None if none does."""
         for producer in self._producers:
             self.ask(producer, producer.produce, cycle, endpoints)
         for admitter in self._admitters:
@@ -54,7 +54,7 @@ class PluginHooks:
         return None
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
-        """Tell of a decision; the headers that somebody wants on the request."""
+        """Notify listeners of a decision; the headers to set on the request."""
         for listener in self._listeners:
             try:
                 listener.dispatched(cycle, result)
@@ -66,7 +66,7 @@ class PluginHooks:
         return headers
 
     def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> Mapping[str, str]:
-        """The headers that somebody wants on the answer to the client."""
+        """The headers to set on the answer to the client."""
         if not self._answer_writers:
             return _NO_HEADERS
         headers: dict[str, str] = {}
@@ -75,12 +75,12 @@ class PluginHooks:
         return headers
 
     def departed(self, endpoint: Endpoint) -> None:
-        """Tell that an instance has left."""
+        """Notify listeners that an instance has left."""
         for listener in self._departures:
             self.ask(listener, listener.departed, endpoint)
 
     def ask(self, plugin: object, call: Callable[..., T], *about: Any) -> T | None:
-        """What it answers; None, and a line in the journal, if it raises."""
+        """The result of a call to a plugin; None if it raises, which the journal counts."""
         try:
             return call(*about)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Roles of routing plugins beyond those of the kernel: deciders, admitters, and what they may listen to.
+"""Roles of routing plugins beyond those of the kernel, and the keys under which they share facts.
 
 Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class has a role when it has its method.
 """
@@ -20,10 +20,10 @@ Rejections: TypeAlias = Iterable[tuple[Endpoint, Reason | str]]
 
 @runtime_checkable
 class Decider(Protocol):
-    """Answers one yes-or-no question of a profile handler."""
+    """Decides for a profile handler whether a stage runs."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
-        """Whether the stage should run, given the endpoint that was chosen to decode."""
+        """Whether the stage runs, given the endpoint that was chosen to decode."""
         ...
 
 
@@ -38,7 +38,7 @@ class Admitter(Protocol):
 
 @runtime_checkable
 class DispatchListener(Protocol):
-    """Is told of each decision before the request is sent."""
+    """Is notified of each decision before the request is sent."""
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None: ...
 
@@ -48,7 +48,7 @@ class HeaderWriter(Protocol):
     """Sets headers on the request to the engine."""
 
     def request_headers(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
-        """Header -> value; None removes what the client sent under that name."""
+        """Header -> value; None removes the client's header of that name."""
         ...
 
 
@@ -61,21 +61,21 @@ class ResponseHeaderWriter(Protocol):
 
 @runtime_checkable
 class DepartureListener(Protocol):
-    """Is told when an instance has left, so that it can forget it."""
+    """Is notified when an instance has left, to drop its state."""
 
     def departed(self, endpoint: Endpoint) -> None: ...
 
 
-# What producers tell the other plugins about the candidates of one cycle. All columns are as long as the fleet.
+# Facts that producers put into the cycle. All columns have one entry per endpoint of the fleet.
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
     """How much of the prompt each endpoint probably has in its cache. One entry per row of the whole roster."""
 
     match: Column
-    """Blocks, from the first on without a gap; weighted by cache tier where tiers are known."""
+    """Consecutive blocks from the first; weighted by cache tier where tiers are known."""
     total: Column
-    """Blocks of the prompt in this endpoint's block size."""
+    """Blocks of the prompt, in the block size of the endpoint."""
     block_size: Column
     """Tokens per block."""
     cached: Column
@@ -83,7 +83,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True):
-    """What is expected if this request goes to one endpoint. Headroom is SLO minus prediction."""
+    """Predicted latency of a request on one endpoint. Headroom is SLO minus prediction."""
 
     ttft: float
     tpot: float
@@ -95,7 +95,7 @@ class LatencyPrediction(msgspec.Struct, frozen=True):
 
 
 NEAR: Key[Endpoint] = Key("near")
-"""The endpoint that the one to be chosen should be near to, as when one prefills for another."""
+"""The endpoint to be near to, as when one endpoint prefills for another."""
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""

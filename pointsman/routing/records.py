@@ -1,4 +1,4 @@
-"""What was decided about each request and what came of it: bounded, the newest kept."""
+"""Records of requests: what was decided about each and how it ended. The newest are kept."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from pointsman.types import RequestMetadata, SchedulingDecision
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
-    """The story of one request, from its arrival to its end.
+    """One request from its arrival to its end.
 
-    It does not keep the request itself: its prompt may be large, and is its user's.
+    The request itself is not kept: its prompt may be large, and belongs to the user.
     """
 
     request_id: str
@@ -31,16 +31,16 @@ class Record(msgspec.Struct, eq=False, gc=False):
     cost_budget: float | None
     arrived_at: float
     input_tokens: int
-    """Of its prompt: estimated, then as the engine counted; and how many of them were in its cache."""
+    """Estimated until the engine has counted them; `cached_tokens` were in its prefix cache."""
     cached_tokens: int | None = None
     strategy: str = ""
     trace: Trace | None = None
-    """Of the last decision or attempt."""
+    """Of the last cycle for this request."""
     failure: SchedulingFailure[Endpoint] | None = None
-    """Why nobody could take it, when it was last tried."""
+    """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
     failures: tuple[tuple[str, str], ...] = ()
-    """(instance, what went wrong) of each try that came to nothing."""
+    """(instance, error) of each failed try."""
     sent_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def decision(self) -> SchedulingDecision | None:
-        """What was decided, in words."""
+        """The decision, with its reason; None if there is none yet."""
         return self.made.decision if isinstance(self.made, Decided) else self.made
 
     @property
@@ -77,12 +77,12 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def instance(self) -> str:
-        """Where it is or was; empty if nowhere."""
+        """The instance that it was sent to; empty if none."""
         return "" if self.made is None else self.made.target_instance_id
 
     @property
     def met_deadline(self) -> bool | None:
-        """Whether the answer came in time; None if there is no deadline, or no end yet."""
+        """Whether the answer came in time; None if there is no deadline, or the request has not ended."""
         if self.deadline_ms is None or self.ended_at is None:
             return None
         return self.refusal is None and (self.ended_at - self.arrived_at) * 1000 <= self.deadline_ms
@@ -93,7 +93,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return {str(endpoint): reason for endpoint, _, reason in found}
 
     def summary(self) -> dict[str, Any]:
-        """In short: who, where, how long. Plain data."""
+        """State, instance and times, as plain data."""
         return {
             "request_id": self.request_id,
             "model": self.model,
@@ -125,23 +125,23 @@ class Record(msgspec.Struct, eq=False, gc=False):
             "trace": None if self.trace is None else self.trace.as_dict(),
         }
 
-    def _happened(self) -> list[str]:
-        """What was expected and what came of it, in a line; none before it was sent."""
+    def _timeline(self) -> list[str]:
+        """Times, tokens and deadline on one line; nothing before it was sent."""
         if self.sent_at is None:
             return []
-        told = [f"waited {(self.sent_at - self.arrived_at) * 1000:.1f} ms"]
+        parts = [f"waited {(self.sent_at - self.arrived_at) * 1000:.1f} ms"]
         if self.first_token_at is not None:
-            told.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms")
+            parts.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms")
         if self.ended_at is not None:
             expected = None if (decision := self.decision) is None else decision.estimated_latency_ms
             guess = "" if expected is None else f" (expected {expected:.1f} ms)"
-            told.append(f"ended after {(self.ended_at - self.arrived_at) * 1000:.1f} ms{guess}")
+            parts.append(f"ended after {(self.ended_at - self.arrived_at) * 1000:.1f} ms{guess}")
         if self.output_tokens is not None:
             cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} from the cache)"
-            told.append(f"{self.input_tokens} tokens in{cached}, {self.output_tokens} out")
+            parts.append(f"{self.input_tokens} tokens in{cached}, {self.output_tokens} out")
         if self.met_deadline is not None:
-            told.append(f"{'met' if self.met_deadline else 'missed'} its deadline of {self.deadline_ms:g} ms")
-        return ["; ".join(told)]
+            parts.append(f"{'met' if self.met_deadline else 'missed'} its deadline of {self.deadline_ms:g} ms")
+        return ["; ".join(parts)]
 
     def __str__(self) -> str:
         decision = self.decision
@@ -149,7 +149,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
         if decision is not None:
             lines.append(f"sent to {decision.target_instance_id}: {decision.reason}")
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
-        lines += self._happened()
+        lines += self._timeline()
         if self.refusal is not None:
             lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.reason}")
         if decision is None and self.failure is not None:
@@ -162,15 +162,15 @@ class Record(msgspec.Struct, eq=False, gc=False):
 class Records:
     """The newest records, by request id."""
 
-    def __init__(self, most: int = 10_000) -> None:
-        self._most = most
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
         self._by_id: OrderedDict[str, Record] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def open(self, request: RequestMetadata, now: float) -> Record:
-        """A record for a request that has just arrived."""
+        """A new record for a request."""
         records, request_id = self._by_id, request.request_id
         record = Record(
             request_id,
@@ -185,16 +185,16 @@ class Records:
         if request_id in records:
             del records[request_id]
         records[request_id] = record
-        if len(records) > self._most:
+        if len(records) > self._limit:
             records.popitem(last=False)
         return record
 
     def get(self, request_id: str) -> Record | None:
-        """The record of this request, if it is still kept."""
+        """The record of this request; None if it is not kept any more."""
         return self._by_id.get(request_id)
 
     def newest(self) -> list[Record]:
-        """All that are kept, the newest first."""
+        """All records, newest first."""
         return list(reversed(self._by_id.values()))
 
 
@@ -209,17 +209,14 @@ def _ms(start: float, end: float | None) -> float | None:
     return None if end is None else round((end - start) * 1000, 3)
 
 
-# What the dispatcher writes down: the story of each request, and the counts over all of them.
-
-
 class Journal:
-    """Records and counters, kept together. A record may have made room for newer ones; the counts are always kept."""
+    """Records and counters of a dispatcher. Every request is counted, also after its record was dropped."""
 
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
         self.counters = Counters()
         self.listener: Callable[[Record], None] | None = None
-        """Told of each request that has ended, served or refused, with its whole story."""
+        """Called with the record of each request that has ended, served or refused."""
         self.strategy = strategy
         """What requests are counted under until a strategy has decided."""
 
@@ -228,14 +225,14 @@ class Journal:
         return self.records.open(request, now)
 
     def went_at_once(self, sent: Sent, made: Decided, trace: Trace | None, now: float) -> None:
-        """It arrived and was sent in one."""
+        """A request was sent on arrival."""
         self.counters.arrived += 1
         self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)
         record.trace, record.strategy, record.made, record.sent_at = trace, sent.strategy, made, now
 
     def tried(self, request: RequestMetadata, trace: Trace | None, failure: SchedulingFailure[Endpoint] | None) -> None:
-        """Somebody was looked for, and found or not."""
+        """A cycle ran for a waiting request."""
         record = self.records.get(request.request_id)
         if record is not None:
             record.trace, record.failure = trace, failure
@@ -254,7 +251,7 @@ class Journal:
             record.first_token_at = now
 
     def failed(self, request: RequestMetadata, culprit: str, why: str) -> None:
-        """A try came to nothing."""
+        """A try failed."""
         self.counters.retries[culprit] += 1
         record = self.records.get(request.request_id)
         if record is not None:
@@ -277,8 +274,8 @@ class Journal:
 
     def error(self, error: Exception, whose: str = "") -> None:
         """A policy or plugin raised."""
-        said = f"{type(error).__name__}: {error}"
-        self.counters.policy_error(f"{whose}: {said}" if whose else said)
+        text = f"{type(error).__name__}: {error}"
+        self.counters.policy_error(f"{whose}: {text}" if whose else text)
 
     def _ended(self, outcome: str, record: Record | None) -> None:
         if record is None:

@@ -158,7 +158,7 @@ def test_a_refused_request_names_everybody_and_why() -> None:
 
 
 def test_the_newest_are_kept() -> None:
-    records = Records(most=3)
+    records = Records(limit=3)
     for number in range(5):
         records.open(RequestMetadata(f"r{number}"), float(number))
     assert len(records) == 3
@@ -170,7 +170,7 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_an_id_used_again_is_a_new_story_and_the_newest() -> None:
-    records = Records(most=2)
+    records = Records(limit=2)
     first = records.open(RequestMetadata("a"), 0.0)
     records.open(RequestMetadata("b"), 1.0)
     again = records.open(RequestMetadata("a"), 2.0)
@@ -181,7 +181,7 @@ def test_an_id_used_again_is_a_new_story_and_the_newest() -> None:
 
 
 def test_nothing_is_kept_if_nothing_may_be() -> None:
-    records = Records(most=0)
+    records = Records(limit=0)
     assert records.open(RequestMetadata("a"), 0.0).state == "waiting"
     assert (len(records), records.get("a"), records.newest()) == (0, None, [])
 
