@@ -15,9 +15,9 @@ from collections.abc import Callable
 import uvloop
 
 from pointsman.config import load_manifest
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.upstream import UpstreamConnection
+from pointsman.http.client import ClientConnection
 from pointsman.render.text import text_table
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, DispatcherCommand, DispatcherEvent, Ended, Send
@@ -85,12 +85,12 @@ class Bed:
             instance = ExecutionInstance(instance_id=name, host="127.0.0.1", port=9000 + number, model_name="chat")
             self.gateway.traffic.admit("chat", instance)
             self.gateway.traffic.measured("chat", name, Metrics(block_size=16, num_blocks=30_000))
-            pool = self.gateway.pool_of(instance)
+            pool = self.gateway.upstream.pool_of(instance)
             for _ in range(CONNECTIONS):
-                connection = UpstreamConnection(pool)
+                connection = ClientConnection(pool)
                 connection.connection_made(Swallow())
                 pool.put_back(connection)
-        self.clients = [ClientConnection(self.gateway) for _ in range(CONNECTIONS)]
+        self.clients = [GatewayConnection(self.gateway) for _ in range(CONNECTIONS)]
         for client in self.clients:
             client.connection_made(Swallow())
         self.requests = [_request(number, prompt_bytes) for number in range(64)]
@@ -98,11 +98,11 @@ class Bed:
 
     def serve(self, rounds: int) -> None:
         """Every connection sends a request in one turn of the loop, and every one is answered in the next; so often."""
-        asked: list[UpstreamConnection] = []
+        asked: list[ClientConnection] = []
         for number in range(rounds):
             for place, client in enumerate(self.clients):
                 client.data_received(self.requests[(number + place) % 64])
-            self.gateway._arrive_together()
+            self.gateway._arrivals.hand_over()
             self.gateway.outbox.flush()
             asked += [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
             for connection in asked:

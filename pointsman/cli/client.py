@@ -1,21 +1,20 @@
-"""The admin API of a running plane, as commands ask it: over the socket of its state directory, or over TCP."""
+"""The admin API of a running plane, for commands: over the socket of its state directory, or over TCP."""
 
 import argparse
+import asyncio
 import json
 import os
-import socket
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from pointsman.cli.options import KEY, SOCKET, state_folder
 from pointsman.errors import PointsmanError
+from pointsman.http.client import NoResponse, Target, UnixSocket, fetch
 
 PREFIX = "/admin/v1"
 TIMEOUT_S = 30.0
-LONGEST_PATH = 100
-"""Bytes of a unix socket's path; systems take 104 to 108."""
+MAX_BYTES = 1 << 30
 
 
 class NoPlane(PointsmanError):
@@ -44,24 +43,34 @@ def client_of(args: argparse.Namespace) -> "Client":
     return Remote(args.url, os.environ.get(KEY, "")) if args.url else Client(state_folder(args.state))
 
 
+class TcpAddress(NamedTuple):
+    """Where a gateway listens."""
+
+    host: str
+    port: int
+    tls: bool
+
+
 class Client:
-    """Asks the plane of a state directory."""
+    """Sends requests to the plane of a state directory."""
 
     def __init__(self, state: Path) -> None:
-        self.state = state
+        self._state = state
+        self._target: Target = UnixSocket(state / SOCKET)
+        self._headers = "content-type: application/json\r\naccept: application/json\r\n"
 
     def get(self, *path: str, **query: Any) -> Any:
-        """What is there. `query`: what is None is left out."""
+        """Read something. Query parameters that are None are left out."""
         asked = urlencode({name: value for name, value in query.items() if value is not None})
-        return self._ask("GET", f"{_path(path)}?{asked}" if asked else _path(path))
+        return self._request("GET", f"{_path(path)}?{asked}" if asked else _path(path))
 
     def post(self, *path: str, body: Any = None) -> Any:
         """Have something done."""
-        return self._ask("POST", _path(path), b"" if body is None else json.dumps(body).encode())
+        return self._request("POST", _path(path), b"" if body is None else json.dumps(body).encode())
 
     def delete(self, *path: str) -> Any:
         """Have something removed."""
-        return self._ask("DELETE", _path(path))
+        return self._request("DELETE", _path(path))
 
     def is_there(self) -> bool:
         """Whether a plane runs."""
@@ -73,36 +82,24 @@ class Client:
             return True
         return True
 
-    def _ask(self, method: str, target: str, body: bytes | None = None) -> Any:
-        connection = self._connection()
+    def _request(self, method: str, target: str, body: bytes = b"") -> Any:
+        asked = (self._target, method, target, body)
         try:
-            try:
-                connection.connect()
-            except OSError as error:
-                raise self._nobody(error) from error
-            connection.request(method, target, body, self._headers())
-            answer = connection.getresponse()
-            said = answer.read()
-        except (OSError, HTTPException) as error:
-            raise PlaneSilent(f"the plane does not answer: {str(error) or type(error).__name__}") from error
-        finally:
-            connection.close()
-        return _understood(answer.status, said)
+            status, said = asyncio.run(fetch(*asked, timeout_s=TIMEOUT_S, headers=self._headers, max_bytes=MAX_BYTES))
+        except NoResponse as error:
+            if error.error is not None:
+                raise self._unreachable(error.error) from error
+            raise PlaneSilent(f"the plane does not answer: {error}") from error
+        return _understood(status, said)
 
-    def _connection(self) -> HTTPConnection:
-        return _LocalConnection(self.state / SOCKET)
-
-    def _headers(self) -> dict[str, str]:
-        return {"content-type": "application/json", "accept": "application/json"}
-
-    def _nobody(self, error: OSError) -> PointsmanError:
+    def _unreachable(self, error: OSError) -> PointsmanError:
         if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
-            return NoPlane(f"no plane is running in {self.state}", "start one with: pointsman up FILE")
-        return PlaneSilent(f"cannot talk to the plane at {self.state / SOCKET}: {error.strerror or error}")
+            return NoPlane(f"no plane is running in {self._state}", "start one with: pointsman up FILE")
+        return PlaneSilent(f"cannot talk to the plane at {self._state / SOCKET}: {error.strerror or error}")
 
 
 class Remote(Client):
-    """Asks a plane over TCP, with its admin key."""
+    """Sends requests to a plane over TCP, with its admin key."""
 
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url)
@@ -114,39 +111,15 @@ class Remote(Client):
             raise PointsmanError(f"--url must be http://host:port or https://host:port, found {url}")
         if not key:
             raise PointsmanError(f"--url needs the admin key of the plane in the environment: {KEY}=... pointsman ...")
-        self._url, self._key = url, key
-        self._host, self._port, self._tls = parts.hostname, port, parts.scheme == "https"
+        super().__init__(Path())
+        self._url = url
+        tls = parts.scheme == "https"
+        self._target = TcpAddress(parts.hostname, port or (443 if tls else 80), tls)
+        self._headers += f"authorization: Bearer {key}\r\n"
 
-    def _connection(self) -> HTTPConnection:
-        make = HTTPSConnection if self._tls else HTTPConnection
-        return make(self._host, self._port, timeout=TIMEOUT_S)
-
-    def _headers(self) -> dict[str, str]:
-        return {**super()._headers(), "authorization": f"Bearer {self._key}"}
-
-    def _nobody(self, error: OSError) -> PointsmanError:
-        found = f"no plane answers at {self._url} ({error.strerror or error})"
+    def _unreachable(self, error: OSError) -> PointsmanError:
+        found = f"no plane answers at {self._url} ({os.strerror(error.errno) if error.errno else error})"
         return NoPlane(found, "check the address of its gateway")
-
-
-class _LocalConnection(HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
-        if len(os.fsencode(self._path)) <= LONGEST_PATH:
-            self.sock.connect(str(self._path))
-            return
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")  # the same place by a shorter name
-        finally:
-            os.close(folder)
 
 
 def _path(parts: tuple[str, ...]) -> str:

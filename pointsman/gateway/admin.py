@@ -15,11 +15,11 @@ import msgspec
 from pointsman.config.changes import Changes
 from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pipelines.records import PipelineRecord
-from pointsman.http.heads import error_body, error_kind
-from pointsman.http.requests import HttpRequest
+from pointsman.http.parser import HttpRequest
 from pointsman.placement.fleet import Snapshot
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record
@@ -164,22 +164,22 @@ class Admin:
         plane: Operations,
         status: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
-        passages: Callable[[str], PipelineRecord | None] = lambda _: None,
+        pipeline_requests: Callable[[str], PipelineRecord | None] = lambda _: None,
     ) -> None:
         self._gateway = gateway
         self._plane = plane
         self._status = status
         self._stop = stop
-        self._passages = passages
+        self._pipeline_requests = pipeline_requests
         """What is known of a request through an application."""
         self._applications = ApplicationAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.page_trees[PREFIX] = self.serve
 
-    def serve(self, client: ClientConnection, request: HttpRequest) -> None:
+    def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
         """Answer a request; what takes time does not hold up anybody."""
-        if not client.is_local and not self._gateway.keys.opens_admin(request):
+        if not client.is_local and not self._gateway.admission.keys.opens_admin(request):
             client.error(401, "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)")
             return
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
@@ -265,9 +265,9 @@ class Admin:
 
     async def _request(self, call: AdminCall) -> dict[str, Any]:
         request_id, now = call.parts[1], time.monotonic()
-        passage = self._passages(request_id)
-        if passage is not None:
-            return {**passage.as_dict(), "arrived": _date(passage.arrived_at, now), "text": str(passage)}
+        through = self._pipeline_requests(request_id)
+        if through is not None:
+            return {**through.as_dict(), "arrived": _date(through.arrived_at, now), "text": str(through)}
         for lane in self._gateway.traffic.all_lanes():
             record = lane.dispatcher.explain(request_id, now)
             if record is not None:
@@ -291,8 +291,8 @@ class Admin:
 class AdminRequest:
     """An admin request under way."""
 
-    def __init__(self, client: ClientConnection) -> None:
-        self.client: ClientConnection | None = client
+    def __init__(self, client: GatewayConnection) -> None:
+        self.client: GatewayConnection | None = client
 
     def abandon(self) -> None:
         """The client has gone; what it asked for is done all the same."""

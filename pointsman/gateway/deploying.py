@@ -16,13 +16,12 @@ from pointsman.config.revision import ManifestText
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.embedded import Embedded
-from pointsman.gateway.pipelines.response_sink import BLOB_TYPE
 from pointsman.gateway.pipelines.results import ARGUMENTS
 from pointsman.parameters import host_and_port
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream, Transport
-from pointsman.wire import CallFailed, Unsendable, decode_value, encode_plain
+from pointsman.wire import BLOB, CallFailed, Unsendable, decode_value, encode_plain
 
 # A handle to an application that runs: called from a program outside, over the socket of its plane.
 
@@ -56,7 +55,7 @@ class ApplicationHandle:
         return Stream(self._pieces(_encoded(args, kwargs)), self._loop)
 
     async def _answer(self, body: bytes) -> Any:
-        headers = {"content-type": ARGUMENTS.decode(), "accept": BLOB_TYPE.decode()}
+        headers = {"content-type": ARGUMENTS.decode(), "accept": BLOB}
         async with self._transport.ask(f"/{self.name}", body, headers) as answer:
             said = await answer.read()
         if answer.status != 200:
@@ -64,7 +63,7 @@ class ApplicationHandle:
         return decode_value(said)
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
-        headers = {"content-type": ARGUMENTS.decode(), "accept": f"{BLOB_TYPE.decode()}; pieces"}
+        headers = {"content-type": ARGUMENTS.decode(), "accept": f"{BLOB}; pieces"}
         async with self._transport.ask(f"/{self.name}", body, headers) as answer:
             if answer.status != 200:
                 raise CallFailed.from_answer(answer.status, await answer.read())

@@ -13,13 +13,12 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText
 from pointsman.config.schema import GatewaySpec
 from pointsman.gateway.admin import Admin
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.grpc import GrpcListener
+from pointsman.gateway.listeners import GrpcListener, Listeners
 from pointsman.gateway.metrics import scaling_metrics
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.gateway.server import Listeners
 from pointsman.runtimes.choosing import plane_on
 
 
@@ -52,7 +51,7 @@ class Embedded:
             await self.plane.start(manifest)
             settings = self.plane.documents.plan_in_force.gateway
             await self._listeners.open(settings)
-            await self.plane.runtime.admin.listen(lambda: ClientConnection(self.gateway, is_local=True))
+            await self.plane.runtime.admin.listen(lambda: GatewayConnection(self.gateway, is_local=True))
             await self.grpc.open(settings.grpc_listen)
         except BaseException:
             await self.stop()
@@ -81,7 +80,7 @@ class Embedded:
         hurrying.cancel()
         draining.cancel()
         cut_off = self.gateway.in_flight
-        self.gateway.cut_off("the gateway is shutting down")
+        self.gateway.upstream.cut_off("the gateway is shutting down")
         await self.grpc.close(1.0)
         await closing
         await self.plane.stop()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from pointsman.gateway.usage import Usage
+from pointsman.gateway.openai import Usage
 from pointsman.routing.counters import Histogram
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.scaling.deployment import ScaledDeployment
@@ -48,7 +48,7 @@ class GatewayMetrics:
         self._deployments: dict[str, DeploymentCounts] = {}
         self.unread: Counter[int] = Counter()
         """Requests that could not be read, by status."""
-        self.turned_away: Counter[str] = Counter()
+        self.limited: Counter[str] = Counter()
         """Requests beyond what their tenant may send, by tenant."""
         self.others: list[Callable[[Page], None]] = []
         """What others have to say on the page."""
@@ -76,9 +76,7 @@ class GatewayMetrics:
         page = Page()
         page.gauge("connections", "Connections of clients now.", {(): connections})
         page.counter("unread_requests", "Requests that could not be read.", _labelled(self.unread, "status"))
-        page.counter(
-            "limited_requests", "Requests beyond their tenant's limits.", _labelled(self.turned_away, "tenant")
-        )
+        page.counter("limited_requests", "Requests beyond their tenant's limits.", _labelled(self.limited, "tenant"))
         self._requests(page)
         _decisions(page, traffic.lanes.values())
         _now(page, traffic.lanes.values())

@@ -1,7 +1,7 @@
-"""One request between a client and the instances: sent, answered, sent again if need be, and ended exactly once.
+"""One request between a client and the instances: sent, answered, retried if need be, and ended exactly once.
 
-Until the first byte of the answer has gone to the client, an instance that fails is replaced by another. From then on
-a failure is an error that the client can read: an error event in a stream of events, else a closed connection.
+Until the first byte of the answer has gone to the client, another instance replaces one that fails. From then on a
+failure is an error that the client can read: an error event in a stream of events, else a closed connection.
 """
 
 import time
@@ -9,28 +9,41 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.in_flight import InFlight
-from pointsman.gateway.openai import STREAMS_END_WITH_DONE
-from pointsman.gateway.usage import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
-from pointsman.http.answers import AnswerHead
-from pointsman.http.events import FIELDS, EventStream, ends_with_done
-from pointsman.http.heads import KEEP_ALIVE, LAST_CHUNK, NOT_FOR_ENGINES, REASONS, error_body
-from pointsman.http.requests import HttpRequest
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.openai import (
+    READ_UP_TO_BYTES,
+    STREAMS_END_WITH_DONE,
+    Usage,
+    error_body,
+    usage_of,
+    usage_of_stream,
+)
+from pointsman.gateway.upstream import InFlight
+from pointsman.http.events import FIELDS, EventStream, ends_with_done, event
+from pointsman.http.parser import HttpRequest
+from pointsman.http.responses import HOP_BY_HOP, ResponseHead
+from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 
 if TYPE_CHECKING:
-    from pointsman.gateway.tenants import Tenant
-
+    from pointsman.gateway.admission import Tenant
 
 RETRIED = frozenset({500, 502, 503, 504})
-"""Statuses of an engine's answer after which another is tried."""
+"""Statuses of a response after which another instance is tried."""
+
+NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
+    b"host content-length expect authorization accept-encoding x-api-key content_length transfer_encoding "
+    b"x-prefiller-host-port x-encoder-hosts-ports".split()
+)
+"""Headers of a client's request that are not passed on. Engines must not see API keys, and answer uncompressed, so that
+usage can be read. The gateway sets lengths itself, also in a spelling that some servers take for the proper one, and
+decides which engines work together."""
 
 
 class ModelRequest(InFlight, eq=False):
     """A client's request that is being served."""
 
-    _client: ClientConnection
+    _client: GatewayConnection
     _http: HttpRequest
     _tenant: "Tenant | None"
     _request_head: bytes = b""
@@ -38,29 +51,20 @@ class ModelRequest(InFlight, eq=False):
     _lines: bytes = b""
     """Header lines of ours for the answer."""
     _events: EventStream | None = None
-    _begun: bool = False
-    """Part of the answer has gone to the client."""
+    _stream: ResponseStream | None = None
+    """The answer, once part of it has gone to the client."""
     _last_piece_at: float = 0.0
 
-    # What the dispatcher says
+    # Commands of the dispatcher
 
     def send(self, command: Send) -> None:
         if self._attempt is not None:
             self.let_go()
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
-        self._pool = pool = self.gateway.pool_of(instance)
+        self._pool = pool = self.upstream.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
-        hidden, named = NOT_FOR_ENGINES, http.headers.get(b"connection", b"keep-alive")
-        if named != b"keep-alive":  # it may name headers of this connection alone
-            hidden = hidden.union(name.strip().lower() for name in named.split(b","))
-        lines = [
-            b"%b: %b\r\n" % header for header in http.headers.items() if header[0] not in hidden
-        ]  # names are lower-cased: HTTP does not mind
-        if command.headers:
-            changed = {name.lower().encode(): value for name, value in command.headers.items()}
-            lines = [line for line in lines if line.partition(b":")[0] not in changed]
-            lines += [b"%b: %b\r\n" % (name, value.encode()) for name, value in changed.items() if value is not None]
+        lines = _lines_for_engine(http.headers, command)
         self._request_head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             http.method,
             http.target,
@@ -73,20 +77,20 @@ class ModelRequest(InFlight, eq=False):
         if command.response_headers:
             answer = "".join(f"{name}: {value}\r\n" for name, value in command.response_headers.items())
             self._lines += answer.encode()
-        self._ask(fresh=False)
+        self._send(fresh=False)
 
-    def _ask(self, *, fresh: bool) -> None:
+    def _send(self, *, fresh: bool) -> None:
         assert self._pool is not None
         self._fresh = fresh
         self._head = self._events = None
-        self.deadline = time.monotonic() + self.gateway.upstream.first_token_timeout
-        self._attempt = self._pool.ask(self, self._request_head, self._http.body, fresh=fresh)
+        self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
+        self._attempt = self._pool.send(self, self._request_head, self._http.body, fresh=fresh)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
         self._leave()
-        if self._begun:
-            self._break_off(str(refusal.reason))
+        if self._stream is not None:
+            self._break_off(self._stream, str(refusal.reason))
             return
         status, retry_after_s = self._count_refused(refusal)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
@@ -98,13 +102,12 @@ class ModelRequest(InFlight, eq=False):
         self.lane.look_for_idle()
 
     def abandon(self) -> None:
-        """The client has gone."""
         self._charge_part()
         super().abandon()
 
-    # What the instance says
+    # The response of the instance
 
-    def answered(self, head: AnswerHead, body: bytes) -> None:
+    def answered(self, head: ResponseHead, body: bytes) -> None:
         """The whole answer."""
         if head.status in RETRIED:
             self._failed(f"it answered {head.status}: {body[:200].decode('utf-8', 'replace')}")
@@ -116,26 +119,14 @@ class ModelRequest(InFlight, eq=False):
             except msgspec.DecodeError as error:
                 self._failed(f"its answer is not JSON: {error}")
                 return
-        client, keep_alive = self._client, self._keep_alive
+        client = self._client
         if client.paused:
             self.resume()
         self._attempt = None
-        client.write(
-            b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n%b"
-            % (
-                head.status,
-                head.reason or REASONS.get(head.status, b"Unknown"),
-                head.lines,
-                self._lines,
-                b"" if head.status in (204, 304) else b"content-length: %d\r\n" % len(body),
-                self._connection_line(stays=keep_alive),
-                body,
-            )
-        )
+        client.respond(head.status, body, head.lines + self._lines, head.reason)
         self._ended(head.status, usage, None if usage is None else usage.output)
-        client.answered(close=not keep_alive)
 
-    def stream_began(self, head: AnswerHead) -> None:
+    def stream_began(self, head: ResponseHead) -> None:
         """Nothing goes out yet: as long as no event has come, another instance can take over."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
@@ -143,13 +134,13 @@ class ModelRequest(InFlight, eq=False):
     def stream_piece(self, payload: bytes) -> None:
         """Pass on what has come, event by event."""
         events, now = self._events, time.monotonic()
-        self.deadline = now + self.gateway.upstream.stall_timeout
+        self.deadline = now + self.upstream.settings.stall_timeout
         if events is not None:
             payload = events.feed(payload)
             if not payload:
                 return
-        if self._begun:
-            self._client.write(self._framed(payload))
+        if self._stream is not None:
+            self._stream.write(payload)
             self.counts.between_tokens.add(now - self._last_piece_at)
             self._last_piece_at = now
             return
@@ -173,29 +164,25 @@ class ModelRequest(InFlight, eq=False):
         if events is not None and has_mark and not ends_with_done(events.last + rest):
             self._failed("its stream ended without the end mark")
             return
-        if not self._begun:
-            self._begin(rest, time.monotonic())
-        elif rest:
-            self._client.write(self._framed(rest))
-        client, keep_alive = self._client, self._keep_alive
-        if self._is_chunked:
-            client.write(LAST_CHUNK)
+        stream = self._stream
+        if stream is None:
+            self._begin(rest, time.monotonic()).end()
+        else:
+            stream.end(rest)
         usage = None if events is None else usage_of_stream(events)
         tokens = usage.output if usage is not None else None if events is None else max(events.events - 2, 0)
         self._ended(head.status, usage, tokens)
-        client.answered(close=not keep_alive or not (self._is_chunked or (events is None and head.length is not None)))
 
-    def upstream_failed(self, why: str, *, stale: bool = False) -> None:
-        """There will be no answer, or no more of it. `stale`: the connection had been closed before we used it."""
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
         self._attempt = None
-        if stale and not self._fresh and not self._begun:
-            self._ask(fresh=True)
+        if stale and not self._fresh and self._stream is None:
+            self._send(fresh=True)
         else:
             self._failed(why)
 
     def timed_out(self) -> None:
-        settings = self.gateway.upstream
-        if self._begun:
+        settings = self.upstream.settings
+        if self._stream is not None:
             self._failed(f"nothing came for {settings.stall_timeout:g} s")
         else:
             self._failed(f"no answer within {settings.first_token_timeout:g} s")
@@ -206,41 +193,33 @@ class ModelRequest(InFlight, eq=False):
         """This try has come to nothing, unless all was said before it broke off."""
         self.let_go()
         events = self._events
-        if self._begun and events is not None and not events.held and ends_with_done(events.last):
+        if self._stream is not None and events is not None and not events.held and ends_with_done(events.last):
             self.stream_ended()
         else:
-            self._came_to_nothing(why, may_retry=not self._begun)
+            self._came_to_nothing(why, may_retry=self._stream is None)
 
-    def _begin(self, payload: bytes, now: float) -> None:
-        """The first part of the answer goes out."""
+    def _begin(self, payload: bytes, now: float) -> ResponseStream:
+        """Send the first part of the answer."""
         head = self._head
         assert head is not None
-        self._begun = True
-        self._last_piece_at = now
-        if head.length is not None and self._events is None:
-            framing = b"content-length: %d\r\n" % head.length
-        else:
-            framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
-        framing += self._connection_line(stays=self._keep_alive and framing != b"")
-        self._client.write(
-            b"HTTP/1.1 %d %b\r\n%b%b%b\r\n%b"
-            % (
-                head.status,
-                head.reason or REASONS.get(head.status, b"Unknown"),
-                head.lines,
-                self._lines,
-                framing,
-                self._framed(payload),
-            )
+        self._stream = stream = ResponseStream(
+            self._client,
+            head.lines + self._lines,
+            payload,
+            status=head.status,
+            reason=head.reason or REASONS.get(head.status, b"Unknown"),
+            length=head.length if self._events is None else None,
         )
+        self._last_piece_at = now
         self.lane.tell(FirstToken(self.request.request_id))
         self.counts.first_token.add(now - (self.request.arrival_time or now))
+        return stream
 
     def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
         """It was answered."""
         now = time.monotonic()
         request, lane = self.request, self.lane
-        self.gateway.leave(self)
+        self.upstream.leave(request.request_id)
         if usage is None:
             lane.tell(Ended(request.request_id, output_tokens))
         else:
@@ -256,39 +235,29 @@ class ModelRequest(InFlight, eq=False):
 
     def _charge_part(self) -> None:
         """What was answered before the end is charged too; else whoever leaves just before it would pay nothing."""
-        if self._tenant is not None and self._begun and self._events is not None:
+        if self._tenant is not None and self._stream is not None and self._events is not None:
             self._tenant.used(self.request, None, self._events.events, self.lane.plan.price, time.monotonic())
 
-    def _break_off(self, why: str) -> None:
+    def _break_off(self, stream: ResponseStream, why: str) -> None:
         """The answer had begun and cannot go on: say so in it."""
-        client, events = self._client, self._events
+        events = self._events
         self.counts.broken_off += 1
         self._charge_part()
         if events is None:
-            client.serving = None
-            client.transport.abort()  # a length was promised that cannot be kept
+            self._client.abort()  # a length was promised that cannot be kept
             return
-        event = b"data: " + error_body(f"the answer was cut off: {why}", "server_error", "stream_interrupted") + b"\n\n"
-        if not events.last.endswith(b"\n"):  # part of a long event is out
-            event = b"\n\n" + event
-        client.write(self._framed(event) + (LAST_CHUNK if self._is_chunked else b""))
-        client.answered(close=not self._keep_alive or not self._is_chunked)
+        last = event(error_body(f"the answer was cut off: {why}", "server_error", "stream_interrupted"))
+        stream.end(last if events.last.endswith(b"\n") else b"\n\n" + last)  # else part of a long event is out
 
-    @property
-    def _keep_alive(self) -> bool:
-        return self._http.keep_alive and not self.gateway.draining
 
-    def _connection_line(self, *, stays: bool) -> bytes:
-        """What the client must be told of the connection."""
-        return (KEEP_ALIVE if self._http.is_http_1_0 else b"") if stays else b"connection: close\r\n"
-
-    @property
-    def _is_chunked(self) -> bool:
-        """Whether the answer to the client is chunked."""
-        head = self._head
-        return not self._http.is_http_1_0 and (self._events is not None or head is None or head.length is None)
-
-    def _framed(self, payload: bytes) -> bytes:
-        if not self._is_chunked:
-            return payload
-        return b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
+def _lines_for_engine(headers: dict[bytes, bytes], command: Send) -> list[bytes]:
+    """Header lines that are passed on, as the decision changes them."""
+    hidden, named = NOT_FOR_ENGINES, headers.get(b"connection", b"keep-alive")
+    if named != b"keep-alive":  # it may name headers of this connection alone
+        hidden = hidden.union(name.strip().lower() for name in named.split(b","))
+    lines = [b"%b: %b\r\n" % header for header in headers.items() if header[0] not in hidden]
+    if command.headers:
+        changed = {name.lower().encode(): value for name, value in command.headers.items()}
+        lines = [line for line in lines if line.partition(b":")[0] not in changed]
+        lines += [b"%b: %b\r\n" % (name, value.encode()) for name, value in changed.items() if value is not None]
+    return lines

@@ -1,16 +1,19 @@
-"""Requests of the OpenAI API, read as far as deciding needs: one parse, and nothing is built that nobody reads."""
+"""The OpenAI API: requests as far as routing needs them, the usage that responses report, and errors.
+
+Bodies are parsed once, and nothing is built that is not read.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
-from pointsman.http.requests import COPIED_BYTES, Bytes
+from pointsman.http.events import EventStream, data_in
+from pointsman.http.parser import COPIED_BYTES, Bytes
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import Priority, RequestMetadata
-
-# A client's headers, as the deciding part wants them: text by lower-cased name, made when somebody asks.
 
 
 class ClientHeaders(Mapping[str, str]):
@@ -191,3 +194,104 @@ def _priority(asked: int | str | None) -> int:
 def _tokens(asked: int | None) -> int | None:
     """As far as it is a bound: what -1 or a number without end means is for the engine to say."""
     return asked if asked is not None and 0 < asked < 1 << 53 else None
+
+
+# Usage
+
+READ_UP_TO_BYTES = 1024 * 1024
+"""Answers longer than this are not read."""
+
+Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
+"""What an engine says beyond that is nonsense, and is passed over."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens, as the engine counted them; None: it did not say."""
+
+    input: int | None
+    """Of the prompt."""
+    output: int | None
+    """Of the answer."""
+    cached: int | None
+    """Of the prompt, that were in the prefix cache."""
+
+
+class _Said(msgspec.Struct):
+    """Prompt and completion; in the responses API input and output."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Said | None = None
+
+
+class _UsageBody(msgspec.Struct):
+    usage: _Said | None = None
+    response: _Response | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_UsageBody).decode
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """The usage in a JSON answer; None if it has none. Raises `msgspec.DecodeError` if it is not JSON."""
+    try:
+        read = _decode_usage(body)
+    except (msgspec.ValidationError, RecursionError):  # JSON of another shape
+        return None
+    said = read.usage
+    if said is None and read.response is not None:
+        said = read.response.usage
+    if said is None:
+        return None
+    details = said.prompt_tokens_details or said.input_tokens_details
+    return Usage(
+        said.input_tokens if said.prompt_tokens is None else said.prompt_tokens,
+        said.output_tokens if said.completion_tokens is None else said.completion_tokens,
+        None if details is None else details.cached_tokens,
+    )
+
+
+def usage_of_stream(stream: EventStream) -> Usage | None:
+    """The usage in the last events of a stream; None if they have none."""
+    for piece in (stream.last, stream.before_last):
+        if b'"usage"' in piece:
+            for data in reversed([data for data in data_in(piece) if b'"usage"' in data]):
+                try:
+                    usage = usage_of(data)
+                except msgspec.DecodeError:
+                    continue
+                if usage is not None:
+                    return usage
+    return None
+
+
+# Errors
+
+_ERROR_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def error_kind(status: int) -> str:
+    """OpenAI's type of an error with this status."""
+    return _ERROR_KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, kind: str, code: str | None = None, **extra: Any) -> bytes:
+    """An error as JSON."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code, **extra}})

@@ -5,9 +5,10 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from pointsman.gateway.client import ClientConnection
-from pointsman.gateway.gateway import Gateway
-from pointsman.http.requests import HttpRequest
+from pointsman.gateway.admission import NotAdmitted
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.gateway import Gateway, GatewayPage
+from pointsman.http.parser import HttpRequest
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -15,10 +16,10 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
     """Put the pages up."""
 
-    def health(client: ClientConnection, _: HttpRequest) -> None:
+    def health(client: GatewayConnection, _: HttpRequest) -> None:
         client.answer(200, b'{"status":"ok"}')
 
-    def ready(client: ClientConnection, _: HttpRequest) -> None:
+    def ready(client: GatewayConnection, _: HttpRequest) -> None:
         if gateway.draining:
             client.error(503, "shutting down", "shutting_down")
         elif not is_ready():
@@ -26,12 +27,14 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         else:
             client.answer(200, b'{"status":"ready"}')
 
-    def metrics(client: ClientConnection, _: HttpRequest) -> None:
+    def metrics(client: GatewayConnection, _: HttpRequest) -> None:
         client.answer(200, gateway.metrics.text(gateway.traffic, len(gateway.clients)).encode(), PROMETHEUS)
 
-    def models(client: ClientConnection, request: HttpRequest) -> None:
-        if gateway.keys.required and gateway.keys.tenant_of(client, request) is None:
-            client.error(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
+    def models(client: GatewayConnection, request: HttpRequest) -> None:
+        try:
+            gateway.admission.tenant_of(request, client)
+        except NotAdmitted as error:
+            client.refuse(error)
             return
         by_model = gateway.traffic.by_model
         listed = [_model(name, lane.plan.name) for name, lane in by_model.items()]
@@ -48,16 +51,14 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
     gateway.page_trees[b"/v1/models/"] = only_read(models)
 
 
-def only_read(
-    page: Callable[[ClientConnection, HttpRequest], None],
-) -> Callable[[ClientConnection, HttpRequest], None]:
+def only_read(page: GatewayPage) -> GatewayPage:
     """The page, for GET and HEAD alone."""
 
-    def read(client: ClientConnection, request: HttpRequest) -> None:
+    def read(client: GatewayConnection, request: HttpRequest) -> None:
         if request.method in (b"GET", b"HEAD"):
             page(client, request)
         else:
-            client.error(405, "this can only be read", headers=b"allow: GET, HEAD\r\n")
+            client.error(405, "this can only be read", lines=b"allow: GET, HEAD\r\n")
 
     return read
 

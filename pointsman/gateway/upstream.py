@@ -1,337 +1,266 @@
-"""Connections to instances: one request at a time on each, kept open between requests.
+"""The way to the instances: requests in flight, where each was sent, and the connections that they take.
 
-Enters: a request as bytes. Leaves: an answer, told to whoever asked. The one rule: whoever asked hears exactly one of
-`answered`, `stream_ended` and `upstream_failed` last, unless they let go first.
+Two kinds of requests are carried by the same dispatchers to the same connections: clients' requests, and steps of
+pipelines. What they have in common is `InFlight`; what is sent, and what becomes of the response, is each kind's own.
 """
 
-import asyncio
-import ssl
 import time
-from asyncio import AbstractEventLoop, Task, Transport
-from collections.abc import Sized
-from typing import Protocol, cast
+from asyncio import AbstractEventLoop, Task
+from collections.abc import Container
+from math import inf
+from typing import TYPE_CHECKING, Protocol
 
-from pointsman.http.answers import MAX_HEAD_BYTES, AnswerHead, ChunkReader, Garbled
-from pointsman.http.requests import COPIED_BYTES, Bytes
-from pointsman.types import ExecutionInstance
+import msgspec
 
-# Bytes on their way out, written together at the end of a turn of the event loop.
-#
-# A write wakes whoever reads at the other end. Written one by one between bits of work, every one of them wakes
-# somebody who has just gone to sleep; written in a row, the first wakes them and they find the rest. That takes a
-# third off the cost of a request. With few requests under way nothing is gained, and what is written goes out at
-# once.
+from pointsman.config.schema import UpstreamSpec
+from pointsman.http.client import ClientConnection, ConnectionPool
+from pointsman.http.outbox import Outbox
+from pointsman.http.responses import ResponseHead
+from pointsman.reasons import Reason
+from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
+from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
+from pointsman.types import ExecutionInstance, RequestMetadata
 
+if TYPE_CHECKING:
+    from pointsman.gateway.metrics import DeploymentCounts
+    from pointsman.runtimes.traffic import Lane
 
-FEW = 2
-"""With so many requests under way, nobody waits for others."""
-LARGE = 8 * 1024
-"""Longer pieces do not wait either."""
-
-
-class Outbox:
-    """What is to be written, in its order."""
-
-    __slots__ = ("_in_flight", "_loop", "_pending")
-
-    def __init__(self, loop: AbstractEventLoop, in_flight: Sized) -> None:
-        self._loop = loop
-        self._in_flight = in_flight
-        self._pending: list[tuple[Transport, Bytes]] = []
-
-    def write(self, transport: Transport, data: Bytes) -> None:
-        """Write, soon or at once. What is written to one transport keeps its order."""
-        if len(data) > LARGE:  # how much a client leaves unread must be known before there is more of it
-            self.flush()
-            transport.write(data)
-        elif self._pending:
-            self._pending.append((transport, data))
-        elif len(self._in_flight) <= FEW:
-            transport.write(data)
-        else:
-            self._pending.append((transport, data))
-            self._loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Write everything now."""
-        pending, self._pending = self._pending, []
-        for transport, data in pending:
-            if not transport.is_closing():
-                transport.write(data)
+MAX_RETRY_AFTER_S = 600
+"""Maximum Retry-After, in seconds, while an instance starts."""
 
 
-BUFFERED_BYTES = 4 * 1024 * 1024
-"""Answers that are no streams are read whole before any of it goes out, up to this size: so they can be retried."""
+class Carried(Protocol):
+    """A request that the dispatcher decides about."""
+
+    instance_id: str
+    deadline: float
+
+    @property
+    def request(self) -> RequestMetadata: ...
+
+    def send(self, command: Send) -> None:
+        """Send it to an instance; if it was on another, that one is let go."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """It will not be served, or not to its end."""
+
+    def withdraw(self) -> None:
+        """The dispatcher forgets it."""
+
+    def let_go(self) -> None:
+        """Whatever the instance still sends is not wanted any more."""
+
+    def timed_out(self) -> None:
+        """The instance has not answered in time."""
 
 
-class Asker(Protocol):
-    """Whoever sent a request upstream."""
+class InFlight(msgspec.Struct, eq=False, kw_only=True):
+    """A request that is on an instance or waits for one: what both kinds have in common."""
 
-    def answered(self, head: AnswerHead, body: bytes) -> None:
-        """The whole answer."""
+    upstream: "Upstream"
+    lane: "Lane"
+    request: RequestMetadata
+    counts: "DeploymentCounts"
+    deadline: float = inf
+    """When the instance times out."""
+    instance_id: str = ""
+    """Where it was sent last."""
+    _pool: ConnectionPool | None = None
+    _attempt: "ClientConnection | Task[None] | None" = None
+    """The connection that it was sent on, or the task that makes one."""
+    _fresh: bool = False
+    """The last try was on a connection of its own."""
+    _head: ResponseHead | None = None
+    """Of a response that comes in pieces."""
 
-    def stream_began(self, head: AnswerHead) -> None:
-        """The answer comes in pieces from here on."""
+    def abandon(self) -> None:
+        """Its client has disconnected."""
+        self._leave()
+        self.counts.abandoned += 1
+        self.withdraw()
 
-    def stream_piece(self, payload: bytes) -> None: ...
+    def withdraw(self) -> None:
+        self.lane.tell(Cancelled(self.request.request_id))
+        self.lane.look_for_idle()
 
-    def stream_ended(self) -> None: ...
-
-    def upstream_failed(self, why: str, *, stale: bool = False) -> None:
-        """There will be no answer, or no more of it. `stale`: the connection had been closed before we used it."""
-
-    def connected(self, connection: "UpstreamConnection") -> None:
-        """A connection had to be made for the request, and is there."""
-
-
-class UpstreamConnection(asyncio.Protocol):
-    """One connection to an instance."""
-
-    __slots__ = (
-        "_buffer",
-        "_chunks",
-        "_head",
-        "_left",
-        "_pieces",
-        "asker",
-        "heard",
-        "idle_since",
-        "pool",
-        "reused",
-        "transport",
-    )
-
-    transport: Transport
-
-    def __init__(self, pool: "UpstreamPool") -> None:
-        self.pool = pool
-        self.asker: Asker | None = None
-        self.reused = False
-        self.heard = False
-        """A byte of the answer has come."""
-        self.idle_since = 0.0
-        self._buffer = b""
-        self._head: AnswerHead | None = None
-        self._chunks: ChunkReader | None = None
-        self._left: int | None = None
-        """Bytes of the body to come; None: it ends with its chunks, or with the connection."""
-        self._pieces: list[bytes] | None = None
-        """Of an answer that is read whole; None: it is passed on as it comes."""
-
-    def ask(self, asker: Asker, request: bytes, body: Bytes) -> None:
-        """Send a request."""
-        self.asker = asker
-        self.heard = False
-        write = self.pool.outbox.write
-        if len(body) > COPIED_BYTES:
-            write(self.transport, request)
-            write(self.transport, body)  # not joined: that would copy it
-        else:
-            write(self.transport, b"".join((request, body)))
-
-    def let_go(self, asker: object) -> None:
-        """Whoever asked wants no answer any more: the engine learns it by the closed connection."""
-        if self.asker is asker:
-            self.asker = None
-            self.transport.abort()
-
-    # From the transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self.asker is None:  # nobody asked: the connection is not what we think it is
-            self.transport.abort()
+    def let_go(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        self.deadline = inf
+        if attempt is None:
             return
-        self.heard = True
-        try:
-            if self._head is None:
-                self._read_head(data)
-            else:
-                self._read_body(data)
-        except Garbled as error:
-            self._fail(f"it answered with something that is not HTTP: {error}")
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.pool.lost(self)
-        if self.asker is None:
-            return
-        head = self._head
-        if error is None and head is not None and self._left is None and self._chunks is None:
-            self._end()  # the end of the connection is the end of this answer
-            return
-        if error is not None:
-            why = f"the connection broke: {error}"
-        elif self.heard:
-            why = "it closed the connection in the middle of the answer"
+        if isinstance(attempt, ClientConnection):
+            attempt.cancel(self)
         else:
-            why = "it closed the connection without an answer"
-        self._fail(why)
+            attempt.cancel()
 
-    # Reading
+    def pause(self) -> None:
+        """The receiver of the response does not read fast enough: read no more from the instance."""
+        if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
+            self._attempt.transport.pause_reading()
+            self.deadline = inf
 
-    def _read_head(self, data: bytes) -> None:
-        if self._buffer:
-            data, self._buffer = self._buffer + data, b""
-        while (end := data.find(b"\r\n\r\n")) >= 0:
-            head, data = AnswerHead(data[:end]), data[end + 4 :]
-            if head.status >= 200:
-                self._take_head(head, data)
-                return
-            if head.status == 101:
-                raise Garbled("it goes on in another protocol")
-        if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
-            raise Garbled(f"it begins with {data[:40]!r}")
-        self._buffer = data
+    def resume(self) -> None:
+        if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
+            self._attempt.transport.resume_reading()
+            self.deadline = time.monotonic() + self.upstream.settings.stall_timeout
 
-    def _take_head(self, head: AnswerHead, rest: bytes) -> None:
-        self._head = head
-        if not head.has_body:
-            self._left, self._pieces = 0, []
-        elif head.is_stream or (head.length is not None and head.length > BUFFERED_BYTES):
-            self._left, self._pieces = head.length, None
-        else:
-            self._left, self._pieces = head.length, []
-        self._chunks = ChunkReader() if head.chunked else None
-        if self._pieces is None and self.asker is not None:
-            self.asker.stream_began(head)
-        if rest or self._left == 0:
-            self._read_body(rest)
+    def connected(self, connection: ClientConnection) -> None:
+        self._attempt = connection
 
-    def _read_body(self, data: bytes) -> None:
-        if self._chunks is not None:
-            data = self._chunks.feed(data)
-            ended = self._chunks.ended
-        elif self._left is not None:
-            self._left -= len(data)
-            if self._left < 0:
-                raise Garbled("bytes after the end of the answer")
-            ended = self._left == 0
-        else:
-            ended = False
-        if self._pieces is None:
-            if data and self.asker is not None:
-                self.asker.stream_piece(data)
-        else:
-            self._pieces.append(data)
-            if not ended and sum(map(len, self._pieces)) > BUFFERED_BYTES:
-                self._pass_on()
-        if ended and self.asker is not None:
-            self._end()
+    def _came_to_nothing(self, why: str, *, may_retry: bool) -> None:
+        """This try has failed. The dispatcher decides what happens now."""
+        retry = may_retry and self.upstream.retries.allows(time.monotonic())
+        lane, instance_id = self.lane, self.instance_id  # it may be on another before this returns
+        lane.tell(Failed(self.request.request_id, why, retry=retry))
+        lane.failed(instance_id, why)
 
-    def _pass_on(self) -> None:
-        """It is too long to be kept back."""
-        assert self._head is not None
-        assert self._pieces is not None
-        pieces, self._pieces = self._pieces, None
-        if self.asker is not None:
-            self.asker.stream_began(self._head)
-        if self.asker is not None:
-            self.asker.stream_piece(b"".join(pieces))
+    def _leave(self) -> None:
+        """Nothing more is decided about it, and nothing more is read from its instance."""
+        self.let_go()
+        self.upstream.leave(self.request.request_id)
 
-    def _end(self) -> None:
-        asker, head, pieces = self.asker, self._head, self._pieces
-        assert asker is not None
-        assert head is not None
-        self.asker = self._head = self._chunks = self._pieces = None
-        if head.closes or (self._left is None and not head.chunked):
-            self.transport.close()
-        else:
-            self.reused = True
-            self.pool.put_back(self)
-        if pieces is None:
-            asker.stream_ended()
-        else:
-            asker.answered(head, pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-    def _fail(self, why: str) -> None:
-        asker, self.asker = self.asker, None
-        self.transport.abort()
-        if asker is not None:
-            asker.upstream_failed(why, stale=self.reused and not self.heard)
+    def _count_refused(self, refusal: Refusal) -> tuple[int, int | None]:
+        """The status of the answer, and its Retry-After in seconds; None if trying again is of no use."""
+        status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
+        self.counts.statuses[status] += 1
+        return status, retry_after_s(self.lane) if status in (429, 503) else None
 
 
-class UpstreamPool:
-    """The connections to one instance."""
+class RetryBudget:
+    """How many retries the fleet can bear: a share of the requests, so that failures do not multiply the load.
 
-    def __init__(
-        self, instance: ExecutionInstance, loop: AbstractEventLoop, outbox: Outbox, connect_timeout_s: float
-    ) -> None:
-        self.instance = instance
-        self.host = instance.host
-        self.port = instance.port
-        self.tls = ssl.create_default_context() if instance.tls else None
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        self.authority = f"{host}:{self.port}".encode()
-        self.outbox = outbox
-        self._loop = loop
-        self._connect_timeout_s = connect_timeout_s
-        self._idle: list[UpstreamConnection] = []
-        self._connecting: set[Task[None]] = set()
-        self._closed = False
+    Every request adds a share of a retry; a reserve is allowed in any case, and refills with time.
+    """
 
-    def leads_to(self, instance: ExecutionInstance) -> bool:
-        """Whether the instance is still where these connections go."""
-        leads = self.port == instance.port and self.host == instance.host and (self.tls is not None) == instance.tls
-        if leads:
-            self.instance = instance  # what else is known of it may have changed
-        return leads
+    def __init__(self, share: float, *, reserve: float = 50.0, per_second: float = 10.0) -> None:
+        self.share = share
+        """Of a retry, that each request adds."""
+        self.requests = 0
+        """That were admitted since the last call of `allows`."""
+        self._most = self._left = reserve
+        self._per_second = per_second
+        self._at = 0.0
 
-    def ask(self, asker: Asker, request: bytes, body: Bytes, *, fresh: bool = False) -> UpstreamConnection | Task[None]:
-        """Send a request on an idle connection; on a new one if there is none, or if a fresh one is wanted.
+    def allows(self, now: float) -> bool:
+        """Whether one more retry may be made now; it is counted if so."""
+        earned = self.requests * self.share + (now - self._at) * self._per_second
+        self._left = min(self._most, self._left + earned)
+        self._at, self.requests = now, 0
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
-        Returns the connection, or the task that makes one, which may be cancelled.
-        """
-        while self._idle and not fresh:
-            connection = self._idle.pop()
-            if not connection.transport.is_closing():
-                connection.ask(asker, request, body)
-                return connection
-        task = self._loop.create_task(self._connect(asker, request, body))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-        return task
 
-    async def _connect(self, asker: Asker, request: bytes, body: Bytes) -> None:
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(self), self.host, self.port, ssl=self.tls
-                )
-        except TimeoutError:
-            asker.upstream_failed(f"no connection within {self._connect_timeout_s:g} s")
-            return
-        except OSError as error:
-            asker.upstream_failed(f"no connection: {error.strerror or error}")
-            return
-        asker.connected(connection)
-        connection.ask(asker, request, body)
+class Upstream:
+    """Carries out the commands of the dispatchers."""
 
-    def put_back(self, connection: UpstreamConnection) -> None:
-        """It may be used again."""
-        if self._closed:
-            connection.transport.close()
-        else:
-            connection.idle_since = time.monotonic()
-            self._idle.append(connection)
+    def __init__(self, settings: UpstreamSpec, loop: AbstractEventLoop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self.retries = RetryBudget(settings.retry_budget)
+        self.in_flight: dict[str, Carried] = {}
+        """By request id."""
+        self.outbox = Outbox(loop, self.in_flight)
+        self._pools: dict[str, ConnectionPool] = {}
+        """By instance id."""
 
-    def lost(self, connection: UpstreamConnection) -> None:
-        """It is closed."""
-        if connection in self._idle:
-            self._idle.remove(connection)
+    def configure(self, settings: UpstreamSpec) -> None:
+        """Use new settings from now on."""
+        self.settings = settings
+        self.retries.share = settings.retry_budget
 
-    def close_idle(self, since_before: float) -> None:
-        """Close connections that nobody has used since."""
-        while self._idle and self._idle[0].idle_since < since_before:
-            self._idle.pop(0).transport.close()
+    def enter(self, in_flight: Carried) -> None:
+        """Commands about this request go to it from now on."""
+        self.in_flight[in_flight.request.request_id] = in_flight
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended."""
+        self.in_flight.pop(request_id, None)
+
+    # Commands of the dispatchers
+
+    def send(self, lane: "Lane", command: Send) -> None:
+        """Send a request to an instance."""
+        in_flight = self.in_flight.get(command.request.request_id)
+        if in_flight is not None:
+            in_flight.send(command)
+
+    def refuse(self, lane: "Lane", command: Refuse) -> None:
+        """Answer a request with a refusal."""
+        in_flight = self.in_flight.get(command.request.request_id)
+        if in_flight is not None:
+            in_flight.refuse(_with_absence(command.refusal, lane))
+
+    def revoke(self, lane: "Lane", command: Revoke) -> None:
+        """Stop a request for more important work."""
+        in_flight = self.in_flight.get(command.request.request_id)
+        if in_flight is not None:
+            in_flight.refuse(command.refusal)
+            in_flight.withdraw()
+
+    def cut_off(self, why: str) -> None:
+        """Refuse all requests in flight."""
+        refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("cut-off", {"text": why}))
+        for in_flight in list(self.in_flight.values()):
+            in_flight.refuse(refusal)
+            in_flight.withdraw()
+
+    # Instances
+
+    def instance_left(self, instance_id: str) -> None:
+        """Whatever the instance still sends comes too late: its requests are on others, or wait for them."""
+        for in_flight in self.in_flight.values():
+            if in_flight.instance_id == instance_id:
+                in_flight.let_go()
+
+    def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:
+        """The connections to an instance."""
+        pool = self._pools.get(instance.instance_id)
+        if pool is None or not (pool.target is instance or pool.leads_to(instance)):
+            if pool is not None:
+                pool.close()
+            pool = ConnectionPool(instance, self.loop, self.outbox, self.settings.connect_timeout)
+            self._pools[instance.instance_id] = pool
+        return pool
+
+    def sweep(self, now: float, in_service: Container[str]) -> None:
+        """Time requests out, and close connections that are idle or lead to instances that have left."""
+        for in_flight in [in_flight for in_flight in self.in_flight.values() if in_flight.deadline < now]:
+            in_flight.timed_out()
+        idle_since = now - self.settings.idle_timeout
+        for pool in self._pools.values():
+            pool.close_idle(idle_since)
+        in_use = {in_flight.instance_id for in_flight in self.in_flight.values()}
+        for gone in [name for name in self._pools if name not in in_service and name not in in_use]:
+            self._pools.pop(gone).close()
 
     def close(self) -> None:
-        """No new requests; those under way go on."""
-        self._closed = True
-        for connection in self._idle:
-            connection.transport.close()
-        self._idle.clear()
+        """Close the connections."""
+        for pool in self._pools.values():
+            pool.close()
+
+
+def retry_after_s(lane: "Lane") -> int:
+    """Seconds after which it is worth trying again: about as long as the requests in flight will take, or until an
+    instance has started."""
+    dispatcher = lane.dispatcher
+    instances = dispatcher.fleet.instances()
+    latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
+    if not latencies:
+        absence = lane.absence()
+        wait_s = lane.start_up_s if absence is None or absence.retry_s is None else absence.retry_s
+        return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
+    places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
+    waves = max(1.0, len(dispatcher) / max(places, 1))
+    return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))
+
+
+def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
+    """If it is for want of instances: with what the plane knows about that."""
+    if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
+        return refusal
+    absence = lane.absence()
+    if absence is None:
+        return refusal
+    return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))

@@ -1,22 +1,43 @@
-"""Server-sent events passed through: only whole ones, and read along without touching a byte."""
+"""Server-sent events: written, read, and passed through as whole events without touching a byte."""
+
+from collections.abc import Iterator
 
 MAX_HELD_BYTES = 1024 * 1024
-"""An event longer than this is passed on in parts."""
-
+"""A longer event is passed on in parts."""
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+"""The end mark of OpenAI's streams."""
 FIELDS = (b"data", b"event", b"id", b"retry", b":", b"\n", b"\r")
 """What a stream of events may begin with."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
 
 
+def event(data: bytes) -> bytes:
+    """An event with this data, which may have several lines."""
+    if b"\n" not in data and b"\r" not in data:
+        return b"data: %b\n\n" % data
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return b"".join(b"data: %b\n" % line for line in lines) + b"\n"
+
+
+def data_in(events: bytes) -> Iterator[bytes]:
+    """The data lines of whole events, without the end mark."""
+    for line in events.splitlines():
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            if data and data != b"[DONE]":
+                yield data
+
+
 def ends_with_done(events: bytes) -> bool:
-    """Whether the last of these events is the end mark, and not a text that has it in it."""
+    """Whether the last of these events is the end mark, and not a text that contains it."""
     name, _, value = events.rstrip().rpartition(b"\n")[2].partition(b":")
     return name == b"data" and value.strip() == b"[DONE]"
 
 
 class EventStream:
-    """Holds back what is not a whole event yet: whoever is cut off in the middle of one cannot be told so."""
+    """Holds incomplete events back: a client that is cut off in the middle of one cannot be sent an error event."""
 
     __slots__ = ("_held", "before_last", "events", "last")
 

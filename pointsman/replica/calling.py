@@ -205,9 +205,9 @@ class Calling:
             going = None
             async for piece in pieces:
                 going = going or call.begin_pieces(piece)
-                call.add(going.encode(piece))
-                if call.is_full:
-                    await call.room()
+                going.add(going.encode(piece))
+                if going.is_full:
+                    await going.room()
             if going is None:
                 call.begin_pieces(None)
             call.end_pieces()
@@ -238,9 +238,9 @@ class Calling:
                 return
             if going is None:
                 going = asyncio.run_coroutine_threadsafe(_begun(call, piece), self._loop).result()
-            self._tell(call.add, going.encode(piece))
-            if call.is_full or count % PIECES_AHEAD == PIECES_AHEAD - 1:
-                asyncio.run_coroutine_threadsafe(call.room(), self._loop).result()
+            self._tell(going.add, going.encode(piece))
+            if going.is_full or count % PIECES_AHEAD == PIECES_AHEAD - 1:
+                asyncio.run_coroutine_threadsafe(going.room(), self._loop).result()
         if going is None:
             self._tell(call.begin_pieces, None)
         self._tell(call.end_pieces)

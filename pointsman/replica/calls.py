@@ -10,15 +10,17 @@ from typing import Any, Protocol
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.http.server import JSON, ServerExchange
+from pointsman.http.events import CONTENT_TYPE as EVENTS
+from pointsman.http.events import DONE, event
+from pointsman.http.server import JSON, ResponseStream, ServerConnection
 from pointsman.pipeline.context import CallContext
 from pointsman.replica.methods import Method
 from pointsman.wire import BLOB, PIECES, CallFailed, CallHead, Form, SharedMemory, encode_value
 
-EVENTS = "text/event-stream; charset=utf-8"
-TEXT = "text/plain; charset=utf-8"
-LINES = "application/x-ndjson"
-BYTES = "application/octet-stream"
+TEXT = b"text/plain; charset=utf-8"
+LINES = b"application/x-ndjson"
+BYTES = b"application/octet-stream"
+BLOB_TYPE, PIECES_TYPE = BLOB.encode(), PIECES.encode()
 _OURS = os.path.dirname(__file__)  # noqa: PTH120 - compared with the names in frames, as they are
 
 
@@ -31,10 +33,10 @@ class CallRefused(PointsmanError):
         super().__init__(str(detail))
 
 
-def whole_answer(value: Any, form: Form, shared: SharedMemory | None) -> tuple[str, bytes]:
-    """Content type and body. Raises if the value cannot be told."""
+def whole_answer(value: Any, form: Form, shared: SharedMemory | None) -> tuple[bytes, bytes]:
+    """Content type and body. Raises if the value cannot be encoded."""
     if form in ("blob", "value"):
-        return BLOB, encode_value(value, shared if form == "blob" else None)
+        return BLOB_TYPE, encode_value(value, shared if form == "blob" else None)
     if form == "whole":
         return JSON, to_json(value)
     if form == "json":
@@ -49,14 +51,14 @@ class Pieces:
     def __init__(self, form: Form) -> None:
         self._form = form
         self._as_text = False
-        self.end = b"data: [DONE]\n\n" if form == "events" else b""
+        self.end = DONE if form == "events" else b""
 
-    def kind_for(self, first: Any) -> str:
+    def kind_for(self, first: Any) -> bytes:
         """The content type, which the first piece decides."""
         if self._form == "events":
             return EVENTS
         if self._form == "pieces":
-            return PIECES
+            return PIECES_TYPE
         self._as_text = isinstance(first, str)
         return TEXT if self._as_text else LINES
 
@@ -65,9 +67,7 @@ class Pieces:
             blob = encode_value(piece)
             return len(blob).to_bytes(4, "little") + blob
         if self._form == "events":
-            text = piece.encode() if isinstance(piece, str) else to_json(piece)
-            lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-            return b"".join(b"data: %b\n" % line for line in lines) + b"\n"
+            return event(piece.encode() if isinstance(piece, str) else to_json(piece))
         if self._as_text and isinstance(piece, str):
             return piece.encode()
         return to_json(piece) + b"\n"
@@ -77,7 +77,7 @@ class Pieces:
         if self._form != "events":
             return b""
         said = {"type": type(error).__name__, "message": str(error)}
-        return b"data: " + msgspec.json.encode({"error": said}) + b"\n\n"
+        return event(msgspec.json.encode({"error": said}))
 
 
 def to_json(value: Any) -> bytes:
@@ -130,11 +130,61 @@ def _plainer(value: Any) -> Any:
     )
 
 
-# One call under way: what it was asked, whether it is over, and its one answer.
-
-
 PASSED_ON = b"x-pointsman-pieces: 1\r\n"
-"""Says that whoever passes pieces on need not wait for the last."""
+"""Says that pieces are to be passed on as they come."""
+
+
+class StreamedAnswer:
+    """What a generator yields, on its way to the client."""
+
+    def __init__(self, connection: ServerConnection, form: Form) -> None:
+        self._connection = connection
+        self._pieces = Pieces(form)
+        self._stream: ResponseStream | None = None
+        self._room: asyncio.Event | None = None
+        """Set when the client has read what was written; None while it keeps up."""
+        self.encode = self._pieces.encode
+        """A piece as bytes; in any thread."""
+
+    def begin(self, first: Any) -> None:
+        """Send the head."""
+        lines = b"content-type: %b\r\n%b" % (self._pieces.kind_for(first), PASSED_ON)
+        self._stream = ResponseStream(self._connection, lines)
+
+    def add(self, piece: bytes) -> None:
+        if self._stream is not None:
+            self._stream.write(piece)
+
+    def end(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end(self._pieces.end)
+
+    def break_off(self, error: BaseException | None = None) -> None:
+        """Nothing more comes: say so in the answer, if anything can, and close the connection."""
+        stream, self._stream = self._stream, None
+        self.resume()
+        if stream is not None and error is not None:
+            stream.write(self._pieces.failed(error))
+            stream.cut()
+
+    def pause(self) -> None:
+        self._room = self._room or asyncio.Event()
+
+    def resume(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client is slower than the code."""
+        return self._room is not None
+
+    async def room(self) -> None:
+        """Wait until the client has read enough, or has disconnected."""
+        if self._room is not None:
+            await self._room.wait()
 
 
 class Cancellable(Protocol):
@@ -144,16 +194,16 @@ class Cancellable(Protocol):
 
 
 class ReplicaCall:
-    """Ends exactly once: it is answered, it fails, its time is over, or its client is gone."""
+    """Ends exactly once: it is answered, it fails, its time is over, or its client disconnects."""
 
     __slots__ = (
-        "_exchange", "_over", "_pieces", "_shared", "_timer", "args", "context", "ended", "form", "handed_handles",
-        "kwargs", "method", "task",
+        "_connection", "_shared", "_streamed", "_timer", "args", "context", "ended", "form", "handed_handles",
+        "is_over", "kwargs", "method", "task",
     )  # fmt: skip
 
     def __init__(
         self,
-        exchange: ServerExchange,
+        connection: ServerConnection,
         head: CallHead,
         method: Method,
         args: list[Any],
@@ -168,22 +218,18 @@ class ReplicaCall:
         self.context = context
         self.form = head.form
         self.handed_handles = False
-        """Among its arguments are handles: it may wait for others."""
+        """Among its arguments are handles: it may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
-        """To be cancelled if nobody wants the answer any more."""
-        self._exchange = exchange
+        """Cancelled if the answer is not wanted any more."""
+        self.is_over = False
+        """Its result is not wanted any more, or was sent."""
+        self._connection = connection
         self._shared = shared
-        self._over = False
-        self._pieces: Pieces | None = None
-        """Some of the answer is out already."""
+        self._streamed: StreamedAnswer | None = None
+        """Set when part of the answer was sent."""
         self._timer: asyncio.TimerHandle | None = None
-        exchange.gone = self.give_up
-
-    @property
-    def is_over(self) -> bool:
-        """Whatever else is done for it is done for nobody."""
-        return self._over
+        connection.serving = self
 
     def watch(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Give it so long."""
@@ -191,83 +237,76 @@ class ReplicaCall:
 
     def finish(self, value: Any) -> None:
         """The code has returned."""
-        if self._over:
+        if self.is_over:
             return
         try:
             kind, body = whole_answer(value, self.form, self._shared)
-        except Exception as error:  # a value that cannot be told, or a class of the user's that breaks on the way
+        except Exception as error:  # a value that cannot be encoded, or a class of the user's that breaks on the way
             self.fail(error)
             return
         self._end()
-        self._exchange.respond(200, body, kind)
+        self._connection.answer(200, body, kind)
+
+    def begin_pieces(self, first: Any) -> StreamedAnswer:
+        """The code yields; this was its first piece."""
+        streamed = StreamedAnswer(self._connection, self.form)
+        if not self.is_over:
+            self._streamed = streamed
+            streamed.begin(first)
+        return streamed
+
+    def end_pieces(self) -> None:
+        """The generator has ended."""
+        if not self.is_over:
+            assert self._streamed is not None
+            self._end()
+            self._streamed.end()
 
     def fail(self, error: BaseException) -> None:
         """The code has raised."""
-        if self._over:
+        if self.is_over:
             return
         self._end()
-        if not self._broke_off(error):
-            self._exchange.respond(*error_answer(error))
+        if self._streamed is not None:
+            self._streamed.break_off(error)
+        else:
+            self._connection.answer(*error_answer(error))
 
-    def give_up(self) -> None:
-        """Its client is gone, or wants it no more."""
-        if not self._over:
-            self._end()
-            if self.task is not None:
-                self.task.cancel()
+    # The client
 
-    # Piece by piece
+    def abandon(self) -> None:
+        if self.is_over:
+            return
+        self._end()
+        if self._streamed is not None:
+            self._streamed.break_off()
+        if self.task is not None:
+            self.task.cancel()
 
-    def begin_pieces(self, first: Any) -> Pieces:
-        """The head of the answer; what follows are pieces."""
-        pieces = Pieces(self.form)
-        kind = pieces.kind_for(first)
-        if not self._over:
-            self._pieces = pieces
-            self._exchange.open_stream(kind, PASSED_ON)
-        return pieces
+    def pause(self) -> None:
+        if self._streamed is not None:
+            self._streamed.pause()
 
-    def add(self, piece: bytes) -> None:
-        if not self._over:
-            self._exchange.add(piece)
-
-    def end_pieces(self) -> None:
-        if not self._over:
-            assert self._pieces is not None
-            self._end()
-            self._exchange.end_stream(self._pieces.end)
-
-    @property
-    def is_full(self) -> bool:
-        """The client is slower than the code."""
-        return self._exchange.connection.is_full
-
-    async def room(self) -> None:
-        await self._exchange.connection.room()
+    def resume(self) -> None:
+        if self._streamed is not None:
+            self._streamed.resume()
 
     # The end
 
     def _expire(self) -> None:
-        if self._over:
+        if self.is_over:
             return
         self._end()
         if self.task is not None:
             self.task.cancel()
-        if not self._broke_off(TimeoutError("its time was over")):
+        if self._streamed is not None:
+            self._streamed.break_off(TimeoutError("its time was over"))
+        else:
             said = f"{self.method.name} was not done when its time was over"
-            self._exchange.respond(504, problem("DeadlineExceeded", said))
-
-    def _broke_off(self, error: BaseException) -> bool:
-        """Whether part of the answer was out already; then nothing more will come."""
-        if self._pieces is None:
-            return False
-        self._exchange.add(self._pieces.failed(error))
-        self._exchange.cut()
-        return True
+            self._connection.answer(504, problem("DeadlineExceeded", said))
 
     def _end(self) -> None:
-        self._over = True
-        self._exchange.gone = None
+        self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
         self.ended(self)

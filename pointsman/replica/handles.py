@@ -6,12 +6,15 @@ for with `.result()`. The one rule: what the current call knows (request, priori
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pointsman.errors import PointsmanError
+from pointsman.http.client import HttpClient, NoResponse, StreamedResponse, UnixSocket
+from pointsman.http.events import data_in
 from pointsman.pipeline.context import current
 from pointsman.pipeline.graph import CALL
 from pointsman.wire import CallFailed, CallHead, Form, encode_call, placeholder, template
@@ -22,7 +25,8 @@ CALL_PATH = "/pipelines/call"
 class CallAnswer(Protocol):
     """What came back."""
 
-    status: int
+    @property
+    def status(self) -> int: ...
 
     async def read(self) -> bytes: ...
 
@@ -34,6 +38,26 @@ class Transport(Protocol):
 
     def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
         """POST, and the answer; leaving before its end gives it up. Raises `CallFailed`."""
+
+
+class GatewayTransport:
+    """The way to the gateway over its unix socket."""
+
+    def __init__(self, socket: Path, headers: str = "") -> None:
+        self._socket = socket
+        self._headers = headers
+        self._client = HttpClient(UnixSocket(socket))
+
+    @asynccontextmanager
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
+        lines = self._headers + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        try:
+            async with self._client.stream("POST", path, body, lines) as response:
+                yield response
+        except NoResponse as error:
+            if error.began:
+                raise CallFailed("the answer broke off in the middle", status=502) from error
+            raise CallFailed(f"the gateway at {self._socket} does not answer: {error}", status=503) from error
 
 
 class HandleLink(NamedTuple):
@@ -266,11 +290,8 @@ class ModelMethod:
                 raise CallFailed.from_answer(answer.status, await answer.read(), self._model)
             held = b""
             async for data in answer.pieces():
-                *lines, held = (held + data).split(b"\n")
-                for line in lines:
-                    said = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                    if not said or said == b"[DONE]":
-                        continue
+                whole, newline, held = (held + data).rpartition(b"\n")
+                for said in data_in(whole + newline):
                     event = msgspec.json.decode(said)
                     if "error" in event:
                         raise CallFailed.from_answer(500, said, self._model)

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.http.server import Connection, ServerExchange, listen
+from pointsman.http.parser import HttpRequest
+from pointsman.http.server import HttpServer, ServerConnection
 from pointsman.pipeline.context import CallContext
 from pointsman.replica.batches import Batches
 from pointsman.replica.calling import Calling, Threads
@@ -25,7 +26,7 @@ from pointsman.wire import CallHead, HandleAt, SharedMemory, arguments, decode_c
 
 MOST = 100
 """Names that are kept; beyond that, the one that was recorded longest ago goes."""
-KIND = "text/plain; version=0.0.4; charset=utf-8"
+KIND = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class CustomMetrics:
@@ -59,6 +60,9 @@ LOADING = "its code is being loaded"
 STOPPING = "it is being stopped"
 
 
+ReplicaRoute = Callable[[ServerConnection, HttpRequest], None]
+
+
 class ReplicaServer:
     """One replica."""
 
@@ -75,19 +79,17 @@ class ReplicaServer:
         self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
         self._batches: dict[Method, Batches] = {}
         self._in_flight: set[ReplicaCall] = set()
-        self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._http = HttpServer(self._handle)
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_ready = LOADING
         """Why no call is taken; empty: they are."""
         self._loaded = asyncio.Event()
-        self._stopping = False
         self._done = asyncio.Event()
-        self._routes: Mapping[tuple[bytes, bytes], tuple[bool, Callable[[ServerExchange], None]]] = {
+        self._routes: Mapping[tuple[bytes, bytes], tuple[bool, ReplicaRoute]] = {
             (b"GET", b"/health"): (False, self._health),
             (b"GET", b"/ready"): (False, self._ready),
-            (b"GET", b"/metrics"): (False, lambda exchange: exchange.respond(200, self._metrics.text(), KIND)),
-            (b"POST", b"/configure"): (True, lambda exchange: self._soon(self._configure(exchange))),
+            (b"GET", b"/metrics"): (False, lambda client, _: client.answer(200, self._metrics.text(), KIND)),
+            (b"POST", b"/configure"): (True, self._configure),
             (b"POST", b"/call"): (True, self._call),
         }
         """(needs the secret, what is done)"""
@@ -96,8 +98,7 @@ class ReplicaServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Take connections; the port that was taken."""
-        self._listener, taken = await listen(host, port, self._handle, self._connections)
-        return taken
+        return await self._http.listen(host, port)
 
     async def load(self) -> None:
         """Make the object and configure it; calls are taken from then on. Raises what that raises."""
@@ -105,24 +106,23 @@ class ReplicaServer:
         if self._config is not None:
             await self._target.configure(self._config)
         self._loaded.set()
-        if not self._stopping:
+        if not self._http.draining:
             self._not_ready = ""
 
     def stop(self) -> None:
         """Take no more calls, finish what is under way, then be `done`."""
-        self._stopping = True
+        self._http.draining = True
         self._not_ready = STOPPING  # who asks is told so: a connection that is merely closed looks like a failure
         self._done_if_nothing_is_left()
 
     async def done(self) -> None:
         """Wait until it was stopped, everything has ended, and the answers are out."""
         await self._done.wait()
-        if self._listener is not None:
-            self._listener.close()
-        for connection in list(self._connections):
+        self._http.stop_listening()
+        for connection in list(self._http.connections):
             connection.close()
         for _ in range(200):
-            if not self._connections:
+            if not self._http.connections:
                 break
             await asyncio.sleep(0.005)
         if self._shared is not None:
@@ -130,44 +130,46 @@ class ReplicaServer:
 
     # Requests
 
-    def _handle(self, exchange: ServerExchange) -> None:
-        route = self._routes.get((exchange.method, exchange.path))
-        if self._stopping:
-            exchange.hang_up()
+    def _handle(self, client: ServerConnection, request: HttpRequest) -> None:
+        route = self._routes.get((request.method, request.path))
         if route is None:
-            exchange.respond(404, problem("UnknownPath", f"{exchange.asked} is nothing that a replica answers"))
+            asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
+            client.answer(404, problem("UnknownPath", f"{asked} is nothing that a replica answers"))
             return
         needs_secret, answer = route
-        if needs_secret and not hmac.compare_digest(exchange.headers.get(SECRET, b""), self._secret):
-            exchange.respond(403, problem("Forbidden", "x-pointsman-secret is not that of this plane"))
+        if needs_secret and not hmac.compare_digest(request.headers.get(SECRET, b""), self._secret):
+            client.answer(403, problem("Forbidden", "x-pointsman-secret is not that of this plane"))
             return
         try:
-            answer(exchange)
-        except Exception as error:  # of ours: whoever asked must hear of it, and so must the log
+            answer(client, request)
+        except Exception as error:  # a defect of this server: the caller must see it, and so must the log
             traceback.print_exception(error)
-            exchange.respond(*error_answer(error))
+            client.answer(*error_answer(error))
 
-    def _ready(self, exchange: ServerExchange) -> None:
+    def _ready(self, client: ServerConnection, _: HttpRequest) -> None:
         if self._not_ready:
-            exchange.respond(503, problem("NotReady", self._not_ready))
+            client.answer(503, problem("NotReady", self._not_ready))
         else:
-            exchange.respond(200, OK)
+            client.answer(200, OK)
 
-    def _health(self, exchange: ServerExchange) -> None:
-        self._soon(_done_or_why(exchange, self._target.check_health()))
+    def _health(self, client: ServerConnection, _: HttpRequest) -> None:
+        self._soon(_done_or_why(client, self._target.check_health()))
 
-    async def _configure(self, exchange: ServerExchange) -> None:
+    def _configure(self, client: ServerConnection, request: HttpRequest) -> None:
         try:
-            config = msgspec.json.decode(exchange.body)
+            config = msgspec.json.decode(request.body)
         except msgspec.DecodeError as error:
-            exchange.respond(400, problem("BadRequest", f"the user config is not JSON: {error}"))
+            client.answer(400, problem("BadRequest", f"the user config is not JSON: {error}"))
             return
-        await self._loaded.wait()
-        await _done_or_why(exchange, self._target.configure(config))
+        self._soon(_done_or_why(client, self._configured(config)))
 
-    def _call(self, exchange: ServerExchange) -> None:
+    async def _configured(self, config: Any) -> None:
+        await self._loaded.wait()
+        await self._target.configure(config)
+
+    def _call(self, client: ServerConnection, request: HttpRequest) -> None:
         if self._not_ready:
-            exchange.respond(503, problem("NotReady", self._not_ready))
+            client.answer(503, problem("NotReady", self._not_ready))
             return
         assert self._target.methods is not None
         handed: list[HandleAt] = []
@@ -177,21 +179,21 @@ class ReplicaServer:
             return self._handles(to)
 
         try:
-            head, blobs = decode_call(exchange.body)
+            head, blobs = decode_call(request.body)
             if head.deadline_s is not None and head.deadline_s <= 0:
-                exchange.respond(504, problem("DeadlineExceeded", f"the time for {head.method} was over already"))
+                client.answer(504, problem("DeadlineExceeded", f"the time for {head.method} was over already"))
                 return
             method = self._target.methods.find(head.method)
             args, kwargs = arguments(head, blobs, self._shared, handle)
             if head.http is not None:
                 args = [Request(head.http, decode_plain(blobs[0]) if blobs else b"")]
         except UnknownName as error:
-            exchange.respond(404, problem("UnknownMethod", str(error)))
+            client.answer(404, problem("UnknownMethod", str(error)))
             return
         except PointsmanError as error:
-            exchange.respond(400, problem(type(error).__name__, str(error)))
+            client.answer(400, problem(type(error).__name__, str(error)))
             return
-        call = ReplicaCall(exchange, head, method, args, kwargs, self._context(head), self._shared, self._ended)
+        call = ReplicaCall(client, head, method, args, kwargs, self._context(head), self._shared, self._ended)
         call.handed_handles = bool(handed)
         self._in_flight.add(call)
         if head.deadline_s is not None:
@@ -227,7 +229,7 @@ class ReplicaServer:
 
     def _ended(self, call: ReplicaCall) -> None:
         self._in_flight.discard(call)
-        if self._stopping:
+        if self._http.draining:
             self._done_if_nothing_is_left()
 
     def _done_if_nothing_is_left(self) -> None:
@@ -240,11 +242,11 @@ class ReplicaServer:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _done_or_why(exchange: ServerExchange, work: Awaitable[None]) -> None:
+async def _done_or_why(client: ServerConnection, work: Awaitable[None]) -> None:
     """Answer when it is done, or with what it raised."""
     try:
         await work
     except Exception as error:
-        exchange.respond(*error_answer(error))
+        client.answer(*error_answer(error))
     else:
-        exchange.respond(200, OK)
+        client.answer(200, OK)

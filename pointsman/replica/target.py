@@ -3,15 +3,15 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from pointsman.errors import ConfigError
-from pointsman.http.client import Requesting
 from pointsman.pipeline.context import CURRENT, CallContext
 from pointsman.replica.calling import Calling, Threads
-from pointsman.replica.handles import Handle, HandleLink, ModelHandle
+from pointsman.replica.handles import GatewayTransport, Handle, HandleLink, ModelHandle
 from pointsman.replica.ingress import Ingress
 from pointsman.replica.loading import LoadFailed, first_own_frame, load
 from pointsman.replica.methods import Methods
@@ -96,7 +96,7 @@ class Handles:
 
     def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedMemory | None) -> None:
         self._link = HandleLink(
-            Requesting.unix(surroundings.socket, {"x-pointsman-secret": surroundings.secret}),
+            GatewayTransport(Path(surroundings.socket), f"x-pointsman-secret: {surroundings.secret}\r\n"),
             asyncio.get_running_loop(),
             lambda value: encode_value(value, shared),
             lambda blob: decode_value(blob, shared),

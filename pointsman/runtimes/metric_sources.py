@@ -14,7 +14,7 @@ from pointsman.control import Controller, Phase
 from pointsman.control.desired import Address
 from pointsman.control.instances import replica_counts
 from pointsman.engines import Samples
-from pointsman.http.probe_client import Unanswered, ask
+from pointsman.http.client import NoResponse, fetch
 from pointsman.routing.records import Record
 from pointsman.runtimes.interface import GpuMeter
 from pointsman.runtimes.traffic import Traffic
@@ -163,8 +163,8 @@ class CustomMetrics:
 
     async def _of_replica(self, address: Address) -> None:
         try:
-            answer = await ask(address, "GET", PATH, timeout_s=TIMEOUT_S)
-        except Unanswered:  # its probes say what is wrong with it
+            answer = await fetch(address, "GET", PATH, timeout_s=TIMEOUT_S)
+        except NoResponse:  # its probes say what is wrong with it
             return
         for name, value in Samples(answer.body).labelled(CUSTOM, "name") if answer.status == 200 else ():
             self._tell(name, value)
@@ -172,7 +172,7 @@ class CustomMetrics:
     async def _of_prometheus(self, query: MetricQuery) -> None:
         try:
             value = await answer_of(query)
-        except Unanswered as error:
+        except NoResponse as error:
             self._problems[query.name] = f'metric "{query.name}" cannot be read from {query.url}: {error}'
         else:
             if value is not None and isfinite(value):
@@ -205,25 +205,25 @@ class MetricAnswer(msgspec.Struct):
 
 
 async def answer_of(query: MetricQuery) -> float | None:
-    """What a Prometheus says now: the sum of what it found; None: nothing. Raises `Unanswered`."""
+    """What a Prometheus says now: the sum of what it found; None: nothing. Raises `NoResponse`."""
     try:
         parts = urlsplit(query.url)
         port = parts.port
     except ValueError as error:
-        raise Unanswered(f"this is no address: {error}") from None
+        raise NoResponse(f"this is no address: {error}") from None
     tls = parts.scheme == "https"
     address = Address(parts.hostname or "", port or (443 if tls else 80), tls)
     path = f"{parts.path.rstrip('/')}{QUERY}{quote(query.query, safe='')}"
-    answer = await ask(address, "GET", path, timeout_s=TIMEOUT_S)
+    answer = await fetch(address, "GET", path, timeout_s=TIMEOUT_S)
     try:
         told = msgspec.json.decode(answer.body, type=MetricAnswer)
         if told.data is None:
-            raise Unanswered(told.error or f"it answered with {answer.status}")
+            raise NoResponse(told.error or f"it answered with {answer.status}")
         if told.data.result_type == "scalar":
             return float(msgspec.json.decode(told.data.result, type=tuple[float, str])[1])
         if told.data.result_type != "vector":
-            raise Unanswered(f"the query must give numbers of now, and gives a {told.data.result_type}")
+            raise NoResponse(f"the query must give numbers of now, and gives a {told.data.result_type}")
         found = [float(one.value[1]) for one in msgspec.json.decode(told.data.result, type=list[Result])]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Unanswered(f"it answered with {answer.status}, and not as a Prometheus does: {error}") from None
+        raise NoResponse(f"it answered with {answer.status}, and not as a Prometheus does: {error}") from None
     return sum(found) if found else None

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.control.desired import Address
 from pointsman.control.events import Answered, Silent
 from pointsman.engines import Engine, ProbeRequest, Samples
-from pointsman.http.probe_client import ProbeConnection, Unanswered, ask
+from pointsman.http.client import HttpClient, NoResponse, fetch
 from pointsman.routing.endpoints import Metrics
 from pointsman.runtimes.interface import Measured, Tell
 
@@ -86,7 +86,7 @@ class HttpProbes:
         while True:
             try:
                 metrics, samples = await scrape.once(self._interval_s * SCRAPE_TIMEOUT)
-            except Unanswered as error:
+            except NoResponse as error:
                 scrape.failures, scrape.why = scrape.failures + 1, str(error)
             except Exception as error:  # an adapter of the user's own
                 scrape.failures, scrape.why = scrape.failures + 1, f"{type(error).__name__}: {error}"
@@ -103,7 +103,7 @@ class Scrape:
 
     def __init__(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
         self.deployment, self.instance_id, self.engine = deployment, instance_id, engine
-        self.connection = ProbeConnection(address)
+        self.connection = HttpClient(address)
         self.failures = 0
         """In a row."""
         self.why = ""
@@ -111,22 +111,22 @@ class Scrape:
         self.task: asyncio.Task[None] | None = None
 
     async def once(self, timeout_s: float) -> tuple[Metrics, Samples]:
-        """Read once; raises `Unanswered`."""
-        answer = await self.connection.ask("GET", self.engine.metrics_path, timeout_s=timeout_s)
+        """Read once; raises `NoResponse`."""
+        answer = await self.connection.fetch("GET", self.engine.metrics_path, timeout_s=timeout_s)
         if answer.status != 200:
-            raise Unanswered(f"GET {self.engine.metrics_path} was answered with {answer.status}")
+            raise NoResponse(f"GET {self.engine.metrics_path} was answered with {answer.status}")
         samples = Samples(answer.body)
         metrics = self.engine.metrics(samples)
         if metrics is None:
-            raise Unanswered(f"{self.engine.metrics_path} has none of the numbers that {self.engine.name} reports")
+            raise NoResponse(f"{self.engine.metrics_path} has none of the numbers that {self.engine.name} reports")
         return metrics, samples
 
 
 async def _failure(address: Address, question: ProbeRequest, timeout_s: float, *, is_work: bool) -> str:
     """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object."""
     try:
-        answer = await ask(address, question.method, question.path, question.body, timeout_s=timeout_s)
-    except Unanswered as error:
+        answer = await fetch(address, question.method, question.path, question.body, timeout_s=timeout_s)
+    except NoResponse as error:
         return str(error)
     text = " ".join(answer.body[:200].decode("utf-8", "replace").split())
     if 200 <= answer.status < 300:
@@ -215,8 +215,10 @@ class UserConfigs:
     async def _send(self, instance_id: str, replica: ConfiguredReplica, address: Address, config: bytes) -> None:
         headers = f"{SECRET_HEADER}: {self._secret()}\r\n"
         try:
-            answer = await ask(address, "POST", CONFIGURE_PATH, config, timeout_s=CONFIGURE_TIMEOUT_S, headers=headers)
-        except Unanswered as error:  # sent again by the next `retry`
+            answer = await fetch(
+                address, "POST", CONFIGURE_PATH, config, timeout_s=CONFIGURE_TIMEOUT_S, headers=headers
+            )
+        except NoResponse as error:  # sent again by the next `retry`
             replica.problem = f"{instance_id} could not be told its user config: {error}"
         else:
             replica.config = config

@@ -10,6 +10,8 @@ from base64 import b64encode
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from pointsman.http.events import DONE, event
+
 CHARACTERS_PER_TOKEN = 4
 DIMENSIONS = 8
 """Of embeddings."""
@@ -204,8 +206,8 @@ class Wording:
         """What comes after the last token of a stream."""
         tail = self._event({} if self._chat else "", reason)
         if used is not None:
-            tail += b"data: %b\n\n" % json.dumps({**self._head, "choices": [], "usage": used}).encode()
-        return tail + b"data: [DONE]\n\n"
+            tail += event(json.dumps({**self._head, "choices": [], "usage": used}).encode())
+        return tail + DONE
 
     def whole(self, tokens: int, reason: str, used: dict[str, Any]) -> bytes:
         """The answer as one JSON object."""
@@ -217,4 +219,4 @@ class Wording:
     def _event(self, said: object, reason: str | None) -> bytes:
         key = "delta" if self._chat else "text"
         choice = {"index": 0, key: said, "logprobs": None, "finish_reason": reason}
-        return b"data: %b\n\n" % json.dumps({**self._head, "choices": [choice]}).encode()
+        return event(json.dumps({**self._head, "choices": [choice]}).encode())

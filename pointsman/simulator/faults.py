@@ -57,42 +57,41 @@ class Fault:
 
 
 def hang(answering: "Answering", _: Fault) -> None:
-    """Not a word more; the connection stays open."""
-    answering.abandon()
+    """Nothing more is sent; the connection stays open."""
+    answering.stop()
 
 
 def reset(answering: "Answering", _: Fault) -> None:
     """The connection is reset, as if the machine had died."""
-    answering.abandon()
-    transport = answering.exchange.connection.transport
-    if transport is not None:
-        end: socket.socket = transport.get_extra_info("socket")
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
+    answering.stop()
+    transport = answering.connection.transport
+    end: socket.socket = transport.get_extra_info("socket")
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def cut(answering: "Answering", _: Fault) -> None:
     """The connection is closed, without the end that HTTP asks for."""
-    answering.abandon()
-    answering.exchange.connection.close()
+    answering.stop()
+    answering.connection.close()
 
 
 def end(answering: "Answering", _: Fault) -> None:
     """The answer ends as HTTP asks for, but the rest of its tokens, its reason and [DONE] are missing."""
-    half = answering.abandon()
-    if answering.is_open:
-        answering.exchange.end_stream()
+    half = answering.stop()
+    if answering.stream is not None:
+        answering.stream.end()
     elif half:
-        answering.exchange.connection.close()
+        answering.connection.close()
     else:
-        answering.exchange.respond(200, b"")
+        answering.connection.answer(200, b"")
 
 
 def garbage(answering: "Answering", _: Fault) -> None:
-    """Bytes that are no HTTP, then the connection is closed."""
-    answering.abandon()
-    answering.exchange.connection.write(NONSENSE)
-    answering.exchange.connection.close()
+    """Bytes that are not HTTP, then the connection is closed."""
+    answering.stop()
+    answering.connection.write(NONSENSE)
+    answering.connection.close()
 
 
 def crash(*_: object) -> None:
@@ -114,24 +113,26 @@ ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 def status(answering: "Answering", fault: Fault) -> None:
     """An error answer; `status` says which (500)."""
-    answering.exchange.respond(fault.status, error_body(fault.status, f"this server was told to answer {fault.status}"))
+    answering.connection.answer(
+        fault.status, error_body(fault.status, f"this server was told to answer {fault.status}")
+    )
 
 
 def garbage_body(answering: "Answering", _: Fault) -> None:
     """200, and a body that means nothing."""
-    answering.exchange.respond(200, NONSENSE)
+    answering.connection.answer(200, NONSENSE)
 
 
 def short_body(answering: "Answering", _: Fault) -> None:
     """The head promises more bytes than come before the connection is closed."""
-    answering.exchange.connection.write(head_for(1000) + b'{"id": "cmpl-')
-    answering.exchange.cut()
+    answering.connection.write(head_for(1000) + b'{"id": "cmpl-')
+    answering.connection.close()
 
 
 def long_body(answering: "Answering", _: Fault) -> None:
     """More bytes come than the head promises."""
-    answering.exchange.connection.write(head_for(4) + b'{"id": "cmpl-1"}' + NONSENSE)
-    answering.exchange.end()
+    answering.connection.write(head_for(4) + b'{"id": "cmpl-1"}' + NONSENSE)
+    answering.connection.answered(close=not answering.request.keep_alive)
 
 
 def slow_headers(answering: "Answering", fault: Fault) -> None:
@@ -148,7 +149,7 @@ def slow_tokens(answering: "Answering", fault: Fault) -> None:
 def stale(answering: "Answering", fault: Fault) -> None:
     """The same answer as the first time; for metrics."""
     fault.kept = fault.kept or answering.server.metrics().encode()
-    answering.exchange.respond(200, fault.kept, "text/plain; version=0.0.4")
+    answering.connection.answer(200, fault.kept, b"text/plain; version=0.0.4")
 
 
 AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {

@@ -4,25 +4,25 @@ import json
 import time
 from types import MappingProxyType
 
+from pointsman.http.events import CONTENT_TYPE
+from pointsman.http.server import ResponseStream
 from pointsman.simulator import answers
 from pointsman.simulator.answers import BadCompletionRequest, CompletionRequest, Wording
 from pointsman.simulator.server import Answering, Routes, SimulatedRoute
 
-EVENTS = "text/event-stream; charset=utf-8"
-
 
 def chat(answering: Answering) -> None:
-    data = answers.read_body(answering.exchange.body)
+    data = answers.read_body(bytes(answering.request.body))
     _write(answering, answers.read_ask(data, answers.chat_prompt(data)), is_chat=True)
 
 
 def completions(answering: Answering) -> None:
-    data = answers.read_body(answering.exchange.body)
+    data = answers.read_body(bytes(answering.request.body))
     _write(answering, answers.read_ask(data, answers.completion_prompt(data)), is_chat=False)
 
 
 def embeddings(answering: Answering) -> None:
-    data = answers.read_body(answering.exchange.body)
+    data = answers.read_body(bytes(answering.request.body))
     _check_model(answering, str(data.get("model") or ""))
     texts = answers.embedding_inputs(data)
     tokens = sum(map(answers.tokens_of, texts))
@@ -34,15 +34,15 @@ def models(answering: Answering) -> None:
     settings = answering.server.settings
     model = {"id": settings.model, "object": "model", "created": 0, "owned_by": "pointsman"}
     model |= {"max_model_len": settings.context_tokens}
-    answering.exchange.respond(200, json.dumps({"object": "list", "data": [model]}).encode())
+    answering.connection.answer(200, json.dumps({"object": "list", "data": [model]}).encode())
 
 
 def health(answering: Answering) -> None:
-    answering.exchange.respond(200, b"")
+    answering.connection.answer(200, b"")
 
 
 def metrics(answering: Answering) -> None:
-    answering.exchange.respond(200, answering.server.metrics().encode(), "text/plain; version=0.0.4")
+    answering.connection.answer(200, answering.server.metrics().encode(), b"text/plain; version=0.0.4")
 
 
 def stats(answering: Answering) -> None:
@@ -58,18 +58,18 @@ def stats(answering: Answering) -> None:
         "writtenTokens": counters.written_tokens,
         "faults": counters.faults,
     }
-    answering.exchange.respond(200, json.dumps(told).encode())
+    answering.connection.answer(200, json.dumps(told).encode())
 
 
 def show_faults(answering: Answering) -> None:
     server = answering.server
-    answering.exchange.respond(200, json.dumps(server.faults.told(server.now())).encode())
+    answering.connection.answer(200, json.dumps(server.faults.told(server.now())).encode())
 
 
 def add_faults(answering: Answering) -> None:
     """One fault, or a list of them."""
     try:
-        answering.server.add_faults(json.loads(answering.exchange.body))
+        answering.server.add_faults(json.loads(bytes(answering.request.body)))
     except ValueError as error:
         raise BadCompletionRequest(400, str(error)) from None
     show_faults(answering)
@@ -147,8 +147,8 @@ class _Writing:
         answering = self._answering
         if self._ask.stream:
             # Engines send the head at once, long before the first token.
-            answering.exchange.open_stream(EVENTS)
-            answering.is_open = True
+            lines = b"content-type: %b\r\n" % CONTENT_TYPE
+            answering.stream = ResponseStream(answering.connection, lines)
             if self._strikes_at == 0:
                 self._strike()
                 return
@@ -179,14 +179,14 @@ class _Writing:
 
     def _say(self) -> None:
         """The next word; after the last one, the end."""
-        exchange = self._answering.exchange
+        stream = self._answering.stream
         if self._strikes_at is not None and self._written >= self._strikes_at:
             self._strike()
             return
-        if self._ask.stream:
+        if stream is not None:
             if self._written == 0:
-                exchange.hold(self._wording.first())
-            exchange.hold(self._wording.token(self._written))
+                stream.hold(self._wording.first())
+            stream.hold(self._wording.token(self._written))
         self._written += 1
         self._answering.server.counters.written_tokens += 1
         if self._written == self._tokens:
@@ -197,12 +197,12 @@ class _Writing:
 
     def _end(self) -> None:
         used = self._usage()
-        exchange = self._answering.exchange
+        stream, connection = self._answering.stream, self._answering.connection
         self._answering.finish(self._reason)
-        if self._ask.stream:
-            exchange.end_stream(self._wording.last(self._reason, used if self._ask.with_usage else None))
+        if stream is not None:
+            stream.end(self._wording.last(self._reason, used if self._ask.with_usage else None))
         else:
-            exchange.respond(200, self._wording.whole(self._tokens, self._reason, used))
+            connection.answer(200, self._wording.whole(self._tokens, self._reason, used))
 
     def _strike(self) -> None:
         fault = self._answering.fault
@@ -248,7 +248,7 @@ class _Embedding:
             answering.server.strike(answering, answering.fault)
             return
         answering.finish("stop")
-        answering.exchange.respond(200, json.dumps(body).encode())
+        answering.connection.answer(200, json.dumps(body).encode())
 
     def so_far(self) -> bytes:
         return b""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from pointsman.http.server import Connection, ServerExchange, listen
+from pointsman.http.parser import HttpRequest
+from pointsman.http.server import HttpServer, ResponseStream, ServerConnection
 from pointsman.simulator.answers import BadCompletionRequest, block_hashes, error_body
 from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, Faults, read_fault
 from pointsman.simulator.metrics import SimulatedCounters, metrics_text
@@ -34,15 +35,20 @@ class Answering:
     """One request, until it is answered or given up."""
 
     def __init__(
-        self, server: "SimulatedServer", exchange: ServerExchange, answer: Callable[["Answering"], None]
+        self,
+        server: "SimulatedServer",
+        connection: ServerConnection,
+        request: HttpRequest,
+        answer: Callable[["Answering"], None],
     ) -> None:
         self.server = server
-        self.exchange = exchange
+        self.connection = connection
+        self.request = request
         self.fault: Fault | None = None
         """Strikes after `after_tokens` tokens."""
         self.token_delay_s = 0.0
-        self.is_open = False
-        """The head of a stream is out."""
+        self.stream: ResponseStream | None = None
+        """None: the head of a stream was not sent."""
         self.job: Job | None = None
         self._answer = answer
         self._work: Work | None = None
@@ -53,19 +59,19 @@ class Answering:
         try:
             self._answer(self)
         except BadCompletionRequest as refused:
-            self.exchange.respond(refused.status, error_body(refused.status, str(refused), refused.param))
+            self.connection.answer(refused.status, error_body(refused.status, str(refused), refused.param))
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call, unless the client is gone by then."""
+        """Call, unless the client has disconnected by then."""
 
         def due() -> None:
             self._timers.discard(timer)
             call()
-            self.exchange.flush()
+            self.flush()
 
         timer = asyncio.get_running_loop().call_later(delay_s, due)
         self._timers.add(timer)
-        self.exchange.gone = self._gone
+        self.connection.serving = self
 
     def start(self, work: Work, prompt: str, prompt_tokens: int, output_tokens: int) -> Job:
         """Give work to the pace. `prompt`: what later prompts may begin with."""
@@ -73,41 +79,51 @@ class Answering:
         hashes = block_hashes(prompt, settings.block_size) if settings.hashes_prompts else ()
         self._work = work
         self.job = Job(prompt_tokens, output_tokens, hashes, self)
-        self.exchange.gone = self._gone
+        self.connection.serving = self
         self.server.counters.prompt_tokens += prompt_tokens
         self.server.submit(self.job)
         return self.job
 
     def token(self, at: float) -> None:
-        """The pace has one token more for it."""
+        """The pace has one more token for it."""
         if self._work is not None and self.job is not None:
             self._work.token(at)
 
+    def flush(self) -> None:
+        """Send what was held."""
+        if self.stream is not None:
+            self.stream.flush()
+
     def finish(self, reason: str) -> None:
-        """All is said, or will be in a moment."""
-        self.exchange.gone = None
+        """The answer is complete."""
+        self.connection.serving = None
         self.job = self._work = None
         self.server.counters.ended[reason] += 1
 
-    def abandon(self) -> bool:
-        """Do no more for it. What it has said so far is on its way; True: that is half of a plain answer."""
-        self.exchange.gone = None
+    def stop(self) -> bool:
+        """Do no more for it. What it has written so far is sent; True if that is half of an answer in one piece."""
+        self.connection.serving = None
         for timer in self._timers:
             timer.cancel()
         half = b"" if self._work is None else self._work.so_far()
         if half:
-            self.exchange.connection.write(half)
-        self.exchange.flush()
+            self.connection.write(half)
+        self.flush()
         job, self.job, self._work = self.job, None, None
         if job is not None:
             self.server.cancel(job)
         return bool(half)
 
-    def _gone(self) -> None:
-        """The client is: stop at once."""
-        self._work = None
-        self.abandon()
+    # The client
+
+    def abandon(self) -> None:
+        self._work = self.stream = None
+        self.stop()
         self.server.counters.ended["abort"] += 1
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
 
 
 MOST_BEHIND_S = 0.05
@@ -153,8 +169,7 @@ class SimulatedServer:
         self._held_back = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._http = HttpServer(self._handle)
         self._address = ("", 0)
         self._returning: asyncio.Task[int] | None = None
 
@@ -165,33 +180,31 @@ class SimulatedServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Take connections; the port that was taken."""
-        self._listener, taken = await listen(host, port, self._handle, self._connections)
+        taken = await self._http.listen(host, port)
         self._address = (host, taken)
         return taken
 
     def stop_listening(self, until: float | None) -> None:
         """Refuse connections, until then or for good; idle ones are closed."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        for connection in list(self._connections):
-            if connection.is_idle:
-                connection.close()
+        self._http.stop_listening()
+        for connection in list(self._http.connections):
+            connection.drain()
         if until is not None:
             self._loop.call_later(max(until - self.now(), 0.0), self.listen_again)
 
     def listen_again(self) -> None:
-        if self._listener is None:
+        if not self._http.is_listening:
             self._returning = self._loop.create_task(self.listen(*self._address))
 
     # Requests
 
-    def _handle(self, exchange: ServerExchange) -> None:
-        route = self._routes.get((exchange.method, exchange.path))
+    def _handle(self, connection: ServerConnection, request: HttpRequest) -> None:
+        route = self._routes.get((request.method, request.path))
         if route is None:
-            exchange.respond(404, error_body(404, f"{exchange.asked} is nothing that a simulated server answers"))
+            asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
+            connection.answer(404, error_body(404, f"{asked} is nothing that a simulated server answers"))
             return
-        answering = Answering(self, exchange, route.answer)
+        answering = Answering(self, connection, request, route.answer)
         if route.place == "work":
             self.counters.requests += 1
         fault = self.faults.strike(route.place, self.now()) if route.place else None
@@ -264,5 +277,5 @@ class SimulatedServer:
                 job.owner.token(step.at)
                 written[job.owner] = None
         for answering in written:
-            answering.exchange.flush()
+            answering.flush()
         self._set_timer()

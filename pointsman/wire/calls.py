@@ -90,7 +90,7 @@ def encode_call(head: CallHead, blobs: Sequence[Bytes] = ()) -> bytes:
     return b"".join((len(encoded).to_bytes(4, "little"), encoded, *blobs))
 
 
-def decode_call(body: bytes) -> tuple[CallHead, list[memoryview]]:
+def decode_call(body: Bytes) -> tuple[CallHead, list[memoryview]]:
     """A call and its blobs, which are not looked into. Raises `UnreadableBlob`."""
     view = memoryview(body)
     start = 4 + int.from_bytes(view[:4], "little")

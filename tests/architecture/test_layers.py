@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": FLOOR | {"routing", "placement"},
     "control": FLOOR | DECIDERS | {"engines"},
     "config": PURE,
-    "http": {"errors", "control", "wire"},
+    "http": {"errors"},
     "wire": {"errors", "http", "pipeline", "types"},
     "replica": PURE | {"http", "wire"},
     "simulator": {"errors", "http", "types"},

@@ -18,8 +18,8 @@ import uvloop
 from pointsman.config import PointsmanPlan, load_manifest
 from pointsman.gateway import gateway as timing
 from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.listeners import Listeners
 from pointsman.gateway.pages import add_pages
-from pointsman.gateway.server import Listeners
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.records import Record
 from pointsman.runtimes.traffic import Lane
@@ -186,7 +186,7 @@ class Bed:
         """Requests that have not ended, in every book that knows of requests."""
         gateway = self.gateway
         books: dict[str, Any] = {
-            "under way": list(gateway._exchanges),
+            "under way": list(gateway.upstream.in_flight),
             "in dispatchers": {lane.plan.name: len(lane.dispatcher) for lane in gateway.traffic.all_lanes()},
             "in ledgers": {lane.plan.name: len(lane.dispatcher.ledger) for lane in gateway.traffic.all_lanes()},
         }

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.in_flight import RetryBudget
 from pointsman.gateway.pages import add_pages
-from pointsman.gateway.upstream import Asker, Outbox, UpstreamConnection, UpstreamPool
-from pointsman.http.requests import Bytes
+from pointsman.gateway.upstream import RetryBudget
+from pointsman.http.client import ClientConnection, ConnectionPool, ResponseListener
+from pointsman.http.outbox import Outbox
+from pointsman.http.parser import Bytes
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import OK
 from tests.gateway.bed import plan_of
@@ -104,24 +105,24 @@ class FakeTransport(asyncio.Transport):
         return 0
 
 
-class MemoryPool(UpstreamPool):
+class MemoryPool(ConnectionPool):
     """Connections to an instance that is not there; what it says is said by the test."""
 
     def __init__(self, instance: ExecutionInstance, loop: HandLoop, outbox: Outbox) -> None:
         super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), outbox, 1.0)
         self.turned = loop
-        self.made: list[tuple[UpstreamConnection, FakeTransport]] = []
+        self.made: list[tuple[ClientConnection, FakeTransport]] = []
 
-    def ask(self, asker: Asker, request: bytes, body: Bytes, *, fresh: bool = False) -> Any:
+    def send(self, listener: ResponseListener, head: bytes, body: Bytes, *, fresh: bool = False) -> Any:
         while self._idle and not fresh:
             if not self._idle[-1].transport.is_closing():
-                return super().ask(asker, request, body)
+                return super().send(listener, head, body)
             self._idle.pop()
-        connection = UpstreamConnection(self)
+        connection = ClientConnection(self)
         transport = FakeTransport(self.turned, connection)
         connection.connection_made(transport)
         self.made.append((connection, transport))
-        connection.ask(asker, request, body)
+        connection.send(listener, head, body)
         return connection
 
 
@@ -132,26 +133,28 @@ class Memory:
         self.loop = HandLoop()
         plan = plan_of(gateway)
         self.gateway = Gateway(plan.gateway, cast(asyncio.AbstractEventLoop, self.loop))
-        self.gateway.retries = RetryBudget(1.0, reserve=1e9)  # one example must not feel the failures of another
+        self.gateway.upstream.retries = RetryBudget(
+            1.0, reserve=1e9
+        )  # one example must not feel the failures of another
         add_pages(self.gateway, lambda: True)
         self.gateway.traffic.configure(plan.deployments)
         instance = ExecutionInstance(instance_id="i", host="127.0.0.1", port=1, model_name="m")
         self.gateway.traffic.admit("chat", instance)
         self.pool = MemoryPool(instance, self.loop, self.gateway.outbox)
-        self.gateway._pools["i"] = self.pool
+        self.gateway.upstream._pools["i"] = self.pool
 
-    def client(self) -> tuple[ClientConnection, FakeTransport]:
-        connection = ClientConnection(self.gateway)
+    def client(self) -> tuple[GatewayConnection, FakeTransport]:
+        connection = GatewayConnection(self.gateway)
         transport = FakeTransport(self.loop, connection)
         connection.connection_made(transport)
         return connection, transport
 
     def answer_all(self, said: bytes = OK) -> None:
         """The instance answers everything that it was asked, each request once."""
-        answered: set[Asker | None] = {None}
-        while asked := [c for c, t in self.pool.made if c.asker not in answered and not t.is_closing()]:
+        answered: set[ResponseListener | None] = {None}
+        while asked := [c for c, t in self.pool.made if c.listener not in answered and not t.is_closing()]:
             for connection in asked:
-                answered.add(connection.asker)
+                answered.add(connection.listener)
                 connection.data_received(said)
             self.loop.turn()
 
@@ -165,7 +168,12 @@ class Memory:
         deaf = [one for one, transport in made if one in idle and not transport.reads and not transport.is_closing()]
         assert deaf == [], "nobody would hear the next answer"
         lane = self.gateway.traffic.lanes["chat"]
-        left = (self.gateway._exchanges, len(lane.dispatcher), len(lane.dispatcher.ledger), self.gateway.clients)
+        left = (
+            self.gateway.upstream.in_flight,
+            len(lane.dispatcher),
+            len(lane.dispatcher.ledger),
+            self.gateway.clients,
+        )
         assert left == ({}, 0, 0, set())
 
 

@@ -15,7 +15,7 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.runtimes.local.runtime import AdminSocket
@@ -135,7 +135,7 @@ class Office:
         self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.status, self.plane.stop))
         self.path = folder / "admin.sock"
         admin = AdminSocket(self.path)
-        bed.thread.run(admin.listen(lambda: ClientConnection(bed.gateway, is_local=True)))
+        bed.thread.run(admin.listen(lambda: GatewayConnection(bed.gateway, is_local=True)))
         bed.closing.append(admin.close)
 
     def client(self) -> Client:

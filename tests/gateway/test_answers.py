@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from pointsman.gateway.upstream import BUFFERED_BYTES
+from pointsman.http.client import BUFFERED_BYTES
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import (
     DONE,
@@ -102,7 +102,7 @@ def test_connections_to_an_instance_that_has_left_are_closed(bed: Bed) -> None:
     assert bed.ask(chat()).status == 200
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "stopped"))
     wait_for(backend.all_over)
-    assert bed.gateway._pools == {}
+    assert bed.gateway.upstream._pools == {}
 
 
 def test_a_connection_on_which_something_comes_unasked_is_not_used_again(bed: Bed) -> None:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.gateway.openai import BadRequest, metadata, read_body
-from pointsman.gateway.usage import usage_of_stream
-from pointsman.http.answers import AnswerHead, ChunkReader, Garbled
+from pointsman.gateway.openai import BadRequest, metadata, read_body, usage_of_stream
 from pointsman.http.events import EventStream
+from pointsman.http.responses import ChunkReader, MalformedResponse, ResponseHead
 from tests.gateway.backends import DONE, LAST_CHUNK, OK, STREAM, Line, answer, chunk, completion, event, stream
 from tests.gateway.bed import Bed
 from tests.gateway.memory import Memory, requests, statuses
@@ -115,7 +114,7 @@ def test_clients_that_leave_at_any_point(memory: Memory, data: st.DataObject) ->
             memory.answer_all(whole)
         elif move == "pause or resume":
             client.resume_writing() if client.paused else client.pause_writing()
-        elif move == "part of an answer" and upstream is not None and upstream[0].asker is not None:
+        elif move == "part of an answer" and upstream is not None and upstream[0].listener is not None:
             upstream[0].data_received(said)
         elif move == "instance leaves" and upstream is not None:
             upstream[1].abort()
@@ -147,8 +146,8 @@ def test_almost_good_answers(memory: Memory, data: st.DataObject) -> None:
 @settings(max_examples=700)
 def test_heads_of_answers(head: bytes) -> None:
     try:
-        read = AnswerHead(head)
-    except Garbled:
+        read = ResponseHead(head)
+    except MalformedResponse:
         return
     assert 100 <= read.status < 600
     assert read.length is None or not read.chunked
@@ -165,7 +164,7 @@ def unchunked(parts: list[bytes]) -> tuple[str, bytes]:
             return "garbled", b""
         try:
             payload += reader.feed(part)
-        except Garbled:
+        except MalformedResponse:
             return "garbled", b""
     return "ended" if reader.ended else "more", payload
 

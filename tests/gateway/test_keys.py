@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
-from pointsman.gateway.openai import metadata, read_body
-from pointsman.gateway.tenants import Bucket, Keys, Tenant
-from pointsman.gateway.usage import Usage
+from pointsman.gateway.admission import Bucket, Keys, Tenant
+from pointsman.gateway.openai import Usage, metadata, read_body
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
@@ -185,7 +184,7 @@ def test_requests_per_minute(lay: Lay) -> None:
     assert 1 <= int(got.header("retry-after") or 0) <= 20
     assert bed.ask(by(BLUE)).status == 200
     assert len(backend.received) == 4
-    assert bed.gateway.metrics.turned_away == {"red": 2}
+    assert bed.gateway.metrics.limited == {"red": 2}
 
 
 def test_tokens_per_minute_are_counted_as_the_engine_says(lay: Lay) -> None:

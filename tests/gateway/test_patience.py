@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pointsman.gateway import client as client_module
+from pointsman.http import server as server_module
 from tests.gateway.backends import STREAM, Gate, Line, answer, answers, chunk, event, hangs, stream
 from tests.gateway.bed import Bed, Lay
 from tests.gateway.memory import Memory
@@ -301,7 +301,7 @@ def test_a_last_answer_that_is_read_almost_to_its_end_is_given_up_too() -> None:
 def test_whoever_goes_on_sending_a_refused_request_is_left_after_a_while(
     lay: Lay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "LINGER_S", 0.2)
+    monkeypatch.setattr(server_module, "LINGER_S", 0.2)
     bed = lay(limits(maxBodyBytes=1000))
     client = bed.client()
     client.send(b"POST %b HTTP/1.1\r\nhost: gateway\r\ncontent-length: 99999999999\r\n\r\n" % CHAT)
@@ -322,7 +322,7 @@ def test_draining_lets_streams_end_and_takes_nothing_new(bed: Bed) -> None:
     busy.send(chat(stream=True))
     busy.until(b"t0")
     reading.send(HEALTH[:10])
-    wait_for(lambda: sum(connection._in_head for connection in bed.gateway.clients) == 1)
+    wait_for(lambda: sum(connection.parser.in_head for connection in bed.gateway.clients) == 1)
     draining = asyncio.run_coroutine_threadsafe(bed.gateway.drain(PATIENCE_S), bed.thread.loop)
     assert idle.is_closed()
     assert not draining.done()
@@ -349,7 +349,7 @@ def test_whoever_is_not_done_when_the_gateway_leaves_is_told(bed: Bed) -> None:
     waiting.send(chat())
     wait_for(lambda: bed.waiting() == 1)
     assert bed.thread.run(bed.gateway.drain(0.05)) == 3
-    bed.thread.call(lambda: bed.gateway.cut_off("shutting down"))
+    bed.thread.call(lambda: bed.gateway.upstream.cut_off("shutting down"))
     assert b"stream_interrupted" in streaming.rest()
     for client in (working, waiting):
         got = client.answer()

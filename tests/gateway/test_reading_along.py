@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.gateway.openai import ClientHeaders
-from pointsman.gateway.usage import usage_of, usage_of_stream
+from pointsman.gateway.openai import ClientHeaders, usage_of, usage_of_stream
 from pointsman.http.events import MAX_HELD_BYTES, EventStream, ends_with_done
 
 

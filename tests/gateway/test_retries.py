@@ -2,7 +2,7 @@
 
 import pytest
 
-from pointsman.gateway.in_flight import RetryBudget
+from pointsman.gateway.upstream import RetryBudget
 from tests.gateway.backends import OK, Backend, Gate, answer, answers, deaf, event, hangs, mute, says, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
 from tests.gateway.wire import chat, wait_for
@@ -75,7 +75,7 @@ def test_an_instance_that_does_not_take_connections_is_replaced(lay: Lay) -> Non
 def test_retries_are_bounded_by_a_budget(lay: Lay) -> None:
     """When everything fails, the fleet is not asked three times as much."""
     bed = lay({"upstream": {"maxTries": 3, "retryBudget": 0}})
-    bed.thread.call(lambda: setattr(bed.gateway, "retries", RetryBudget(0.0, reserve=5.0, per_second=0.0)))
+    bed.thread.call(lambda: setattr(bed.gateway.upstream, "retries", RetryBudget(0.0, reserve=5.0, per_second=0.0)))
     backends = [bed.backend(OOPS) for _ in range(3)]
     statuses = [bed.ask(chat()).status for _ in range(10)]
     assert set(statuses) == {502}

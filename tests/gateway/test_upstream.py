@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from pointsman.gateway.upstream import FEW, LARGE, Outbox
+from pointsman.http.outbox import FEW, LARGE, Outbox
 
 
 class Line:

@@ -1,4 +1,4 @@
-"""HTTP on one connection of a server of ours: real sockets, and answers that the tests give by hand."""
+"""Connections of a server over real sockets; the tests give the answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,48 +6,68 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pointsman.http.server import READ_AHEAD, Connection, ServerExchange, listen
+from pointsman.http.parser import HttpRequest
+from pointsman.http.server import HttpServer, OwnLimits, ResponseStream, ServerConnection
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 GET = b"GET /it?never=read HTTP/1.1\r\nhost: here\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+PLAIN = b"content-type: text/plain\r\n"
 
 
 class Client:
-    """One connection to a server whose requests nobody answers but the test."""
+    """One connection to a server whose requests the test answers."""
 
     def __init__(self) -> None:
-        self.asked: asyncio.Queue[ServerExchange] = asyncio.Queue()
-        self.open_ones: set[Connection] = set()
-        """On the server's side."""
+        self.requests: asyncio.Queue[tuple[ServerConnection, HttpRequest]] = asyncio.Queue()
+        self.server = HttpServer(lambda connection, request: self.requests.put_nowait((connection, request)))
         self._reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
 
     async def connect(self, port: int) -> None:
         self._reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
 
-    async def request(self) -> ServerExchange:
-        return await asyncio.wait_for(self.asked.get(), PATIENCE_S)
+    async def request(self) -> tuple[ServerConnection, HttpRequest]:
+        """The next request, as the server got it."""
+        return await asyncio.wait_for(self.requests.get(), TIMEOUT_S)
 
     async def read(self, size: int) -> bytes:
-        return await asyncio.wait_for(self._reader.readexactly(size), PATIENCE_S)
+        return await asyncio.wait_for(self._reader.readexactly(size), TIMEOUT_S)
 
     async def rest(self) -> bytes:
-        """All that comes until the server hangs up."""
-        return await asyncio.wait_for(self._reader.read(), PATIENCE_S)
+        """All that comes until the server closes the connection."""
+        return await asyncio.wait_for(self._reader.read(), TIMEOUT_S)
+
+
+class Handler:
+    """Remembers what it was told about the client."""
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self.room = asyncio.Event()
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self.room.set()
+
+    def pause(self) -> None:
+        self.room.clear()
+
+    def resume(self) -> None:
+        self.room.set()
 
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Client]:
     client = Client()
-    server, port = await listen("127.0.0.1", 0, client.asked.put_nowait, client.open_ones)
-    await client.connect(port)
+    await client.connect(await client.server.listen("127.0.0.1", 0))
     try:
         yield client
     finally:
         client.writer.transport.abort()
-        server.close()
-        await server.wait_closed()
+        client.server.stop_listening()
+        while client.server.connections:
+            await asyncio.sleep(0)
 
 
 def play(scene: Callable[[Client], Awaitable[None]]) -> None:
@@ -62,56 +82,56 @@ def test_a_request_is_read_whole_and_the_connection_is_used_again() -> None:
     async def scene(client: Client) -> None:
         for body in (b"", b"some words", b"x" * 300_000):
             length = b"content-length: %d\r\n\r\n" % len(body)
-            client.writer.write(b"POST /it?never=read HTTP/1.1\r\nX-Pointsman-Secret: Sesame\r\n" + length + body)
-            exchange = await client.request()
-            assert (exchange.method, exchange.path, exchange.body) == (b"POST", b"/it", body)
-            assert exchange.headers[b"x-pointsman-secret"] == b"Sesame"
-            assert exchange.asked == "POST /it"
-            exchange.respond(200, b"{}")
+            head = b"POST /it?never=read HTTP/1.1\r\nhost: here\r\nX-Pointsman-Secret: Sesame\r\n"
+            client.writer.write(head + length + body)
+            connection, request = await client.request()
+            assert (request.method, request.path, bytes(request.body)) == (b"POST", b"/it", body)
+            assert request.headers[b"x-pointsman-secret"] == b"Sesame"
+            connection.answer(200, b"{}")
             assert await client.read(len(OK)) == OK
 
     play(scene)
 
 
-def test_what_one_request_said_is_not_taken_for_the_nexts() -> None:
+def test_nothing_of_one_request_is_left_for_the_next() -> None:
     async def scene(client: Client) -> None:
-        client.writer.write(b"POST /a HTTP/1.1\r\nmine: 1\r\ncontent-length: 1\r\n\r\nx" + GET)
-        (await client.request()).respond(200, b"{}")
-        second = await client.request()
+        client.writer.write(b"POST /a HTTP/1.1\r\nhost: here\r\nmine: 1\r\ncontent-length: 1\r\n\r\nx" + GET)
+        (await client.request())[0].answer(200, b"{}")
+        _, second = await client.request()
         assert (second.path, second.headers, second.body) == (b"/it", {b"host": b"here"}, b"")
 
     play(scene)
 
 
-def test_those_who_come_early_wait_their_turn() -> None:
+def test_pipelined_requests_wait_their_turn() -> None:
     async def scene(client: Client) -> None:
-        many = 3 * READ_AHEAD
-        client.writer.write(b"".join(GET.replace(b"/it", b"/%d" % place) for place in range(many)))
-        for place in range(many):
-            exchange = await client.request()
-            assert exchange.path == b"/%d" % place
-            assert client.asked.empty(), "one at a time"
-            exchange.respond(200, b"{}")
+        many = 3 * OwnLimits().max_pipelined
+        client.writer.write(b"".join(GET.replace(b"/it", b"/%d" % number) for number in range(many)))
+        for number in range(many):
+            connection, request = await client.request()
+            assert request.path == b"/%d" % number
+            assert client.requests.empty(), "one at a time"
+            connection.answer(200, b"{}")
         assert await client.read(many * len(OK)) == many * OK
 
     play(scene)
 
 
-def test_pieces_leave_as_they_are_added_and_held_ones_together() -> None:
+def test_pieces_are_sent_as_they_are_written_and_held_ones_together() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET)
-        exchange = await client.request()
-        exchange.open_stream("text/plain", b"own: 1\r\n")
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\nown: 1\r\n\r\n"
+        connection, _ = await client.request()
+        stream = ResponseStream(connection, PLAIN + b"own: 1\r\n")
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nown: 1\r\ntransfer-encoding: chunked\r\n\r\n"
         assert await client.read(len(head)) == head
-        exchange.hold(b"held")
-        exchange.add(b"")
-        exchange.add(b"seventeen letters")
+        stream.hold(b"held")
+        stream.write(b"")
+        stream.write(b"seventeen letters")
         assert await client.read(23) == b"11\r\nseventeen letters\r\n"
-        exchange.flush()
+        stream.flush()
         assert await client.read(9) == b"4\r\nheld\r\n"
-        exchange.hold(b"one")
-        exchange.end_stream(b"two")
+        stream.hold(b"one")
+        stream.end(b"two")
         assert await client.read(21) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
         client.writer.write(GET)
         await client.request()
@@ -119,14 +139,27 @@ def test_pieces_leave_as_they_are_added_and_held_ones_together() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("head", [b"GET / HTTP/1.0\r\n", b"GET / HTTP/1.1\r\nconnection: close\r\n"])
-def test_who_wants_no_second_answer_is_told_and_hung_up_on(head: bytes) -> None:
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.0\r\n", b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"])
+def test_a_client_that_wants_the_connection_closed_is_told_so(head: bytes) -> None:
     async def scene(client: Client) -> None:
         client.writer.write(head + b"\r\n")
-        (await client.request()).respond(404, b"", "text/plain")
-        told = await client.rest()
-        assert told.startswith(b"HTTP/1.1 404 Not Found\r\n")
-        assert b"connection: close\r\n" in told
+        (await client.request())[0].answer(404, b"", b"text/plain")
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
+        assert b"connection: close\r\n" in answer
+
+    play(scene)
+
+
+def test_a_stream_over_http_1_0_ends_with_the_connection() -> None:
+    async def scene(client: Client) -> None:
+        client.writer.write(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        stream = ResponseStream((await client.request())[0], PLAIN)
+        stream.write(b"part")
+        stream.end(b"end")
+        answer = await client.rest()
+        assert answer.endswith(b"connection: close\r\n\r\npartend")
+        assert b"chunked" not in answer
 
     play(scene)
 
@@ -134,79 +167,79 @@ def test_who_wants_no_second_answer_is_told_and_hung_up_on(head: bytes) -> None:
 def test_a_stream_that_is_cut_has_no_end() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET + GET)
-        exchange = await client.request()
-        exchange.open_stream("text/plain")
-        exchange.add(b"part")
-        exchange.cut()
+        stream = ResponseStream((await client.request())[0], PLAIN)
+        stream.write(b"part")
+        stream.cut()
         assert (await client.rest()).endswith(b"4\r\npart\r\n")
-        assert client.asked.empty(), "nobody is there to answer"
+        assert client.requests.empty()
 
     play(scene)
 
 
-@pytest.mark.parametrize(
-    ("sent", "told"),
-    [
-        (b"not HTTP at all\r\n\r\n", b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"),
-        (b"GET / HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", b""),
-    ],
-)
-def test_what_is_not_understood_ends_the_connection(sent: bytes, told: bytes) -> None:
+def test_what_is_not_http_is_refused() -> None:
     async def scene(client: Client) -> None:
-        client.writer.write(sent)
-        assert await client.rest() == told
+        client.writer.write(b"not HTTP at all\r\n\r\n")
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"connection: close\r\n" in answer
 
     play(scene)
 
 
-def test_who_asks_whether_to_go_on_is_told_to() -> None:
+def test_an_offer_to_upgrade_is_ignored() -> None:
     async def scene(client: Client) -> None:
-        client.writer.write(b"POST / HTTP/1.1\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
+        client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+        _, request = await client.request()
+        assert b"upgrade" not in request.headers
+
+    play(scene)
+
+
+def test_a_client_that_expects_100_continue_gets_it() -> None:
+    async def scene(client: Client) -> None:
+        client.writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
         assert await client.read(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.writer.write(b"{}")
-        assert (await client.request()).body == b"{}"
+        assert (await client.request())[1].body == b"{}"
 
     play(scene)
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_client_that_goes_is_missed_only_while_it_is_owed_an_answer(answered: bool) -> None:
+def test_a_handler_is_abandoned_if_the_client_disconnects_before_the_answer(answered: bool) -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET)
-        exchange = await client.request()
-        missed = asyncio.Event()
-        exchange.gone = missed.set
+        connection, _ = await client.request()
+        handler = connection.serving = Handler()
         if answered:
-            exchange.respond(200, b"{}")
-        (connection,) = client.open_ones
+            connection.answer(200, b"{}")
         client.writer.transport.abort()
-        while connection in client.open_ones:
+        while connection in client.server.connections:
             await asyncio.sleep(0)
-        assert missed.is_set() is not answered
-        exchange.add(b"to nobody")
+        assert handler.abandoned is not answered
+        connection.write(b"to nobody")
 
     play(scene)
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_who_writes_waits_for_a_slow_client_until_it_reads_or_goes(reads: bool) -> None:
+def test_a_slow_client_pauses_the_handler_until_it_reads_or_disconnects(reads: bool) -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET)
-        exchange = await client.request()
-        exchange.open_stream("text/plain")
-        connection = exchange.connection
-        await connection.room()
-        while not connection.is_full:
-            exchange.add(b"x" * 1_000_000)
-        room = asyncio.ensure_future(connection.room())
-        await asyncio.sleep(0)
-        assert not room.done()
+        connection, _ = await client.request()
+        handler = connection.serving = Handler()
+        stream = ResponseStream(connection, PLAIN)
+        while not connection.paused:
+            stream.write(b"x" * 1_000_000)
+        assert not handler.room.is_set()
         if reads:
-            exchange.cut()
-            await client.rest()
+            rest = asyncio.ensure_future(client.rest())
+            await asyncio.wait_for(handler.room.wait(), TIMEOUT_S)
+            assert not connection.paused
+            stream.cut()
+            await rest
         else:
             client.writer.transport.abort()
-        await asyncio.wait_for(room, PATIENCE_S)
-        assert not connection.is_full
+            await asyncio.wait_for(handler.room.wait(), TIMEOUT_S)
 
     play(scene)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from pointsman.control.desired import Address
-from pointsman.http.probe_client import Unanswered
+from pointsman.http.client import NoResponse
 from pointsman.runtimes.metric_sources import CustomMetrics, answer_of
 from pointsman.scaling.limits import MetricQuery
 from tests.runtimes.local.planes import run
@@ -82,7 +82,7 @@ def test_what_a_query_finds_is_added_up(query: str, value: float | None) -> None
     ],
 )
 def test_what_is_no_number_is_told(query: str, why: str) -> None:
-    with server() as (url, _), pytest.raises(Unanswered, match=why.replace("(", r"\(")):
+    with server() as (url, _), pytest.raises(NoResponse, match=why.replace("(", r"\(")):
         asyncio.run(answer_of(MetricQuery("x", f"{url}/prefix", query)))
 
 

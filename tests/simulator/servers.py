@@ -115,3 +115,13 @@ def read_all(client: socket.socket) -> bytes:
     while piece := client.recv(65536):
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def read_until(client: socket.socket, end: bytes) -> bytes:
+    """Everything up to these bytes."""
+    read = b""
+    while not read.endswith(end):
+        piece = client.recv(65536)
+        assert piece, f"the server closed the connection after {read!r}"
+        read += piece
+    return read

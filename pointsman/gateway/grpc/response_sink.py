@@ -2,7 +2,6 @@
 
 import asyncio
 import codecs
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Never, TypeAlias
@@ -11,9 +10,9 @@ import grpc
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.gateway.client import Service
 from pointsman.gateway.pipelines.step_call import StepFailure
-from pointsman.http.answers import AnswerHead
+from pointsman.http.responses import ResponseHead
+from pointsman.http.server import RequestHandler
 from pointsman.wire import Form
 
 Split: TypeAlias = Callable[[str], list[str]]
@@ -92,9 +91,6 @@ MANY, FEW = 64, 16
 """Pieces that may wait for the client to take them; once there are so many, no more come until there are few."""
 
 
-_CONTENT_TYPE = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-
-
 class NotAnswered(PointsmanError):
     """There is no answer, or no more of it: what HTTP calls that, and why."""
 
@@ -109,7 +105,7 @@ class GrpcSink:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.came_in_pieces = False
-        self._travelling: Service | None = None
+        self._handler: RequestHandler | None = None
         self._reading: JsonPieces | None = None
         self._waiting: deque[str] = deque()
         self._paused = False
@@ -119,17 +115,16 @@ class GrpcSink:
 
     # What the request says
 
-    def wait_for(self, travelling: Service) -> None:
-        self._travelling = travelling
+    def wait_for(self, handler: RequestHandler) -> None:
+        self._handler = handler
 
     def answer(self, content_type: bytes, body: bytes) -> None:
         self._begin(content_type)
         self.piece(body)
         self.ended()
 
-    def began(self, head: AnswerHead) -> None:
-        found = _CONTENT_TYPE.search(head.lines)
-        self._begin(b"" if found is None else found[1])
+    def began(self, head: ResponseHead) -> None:
+        self._begin(head.content_type)
 
     def piece(self, payload: bytes) -> None:
         assert self._reading is not None
@@ -150,9 +145,9 @@ class GrpcSink:
 
     def _add(self, pieces: list[str]) -> None:
         self._waiting += pieces
-        if len(self._waiting) >= MANY and not self._paused and self._travelling is not None:
+        if len(self._waiting) >= MANY and not self._paused and self._handler is not None:
             self._paused = True
-            self._travelling.pause()
+            self._handler.pause()
         self._news.set()
 
     def _end(self) -> None:
@@ -166,9 +161,9 @@ class GrpcSink:
         while True:
             while self._waiting:
                 piece = self._waiting.popleft()
-                if self._paused and len(self._waiting) < FEW and self._travelling is not None:
+                if self._paused and len(self._waiting) < FEW and self._handler is not None:
                     self._paused = False
-                    self._travelling.resume()
+                    self._handler.resume()
                 yield piece
             if self._failure is not None:
                 raise self._failure
@@ -179,8 +174,8 @@ class GrpcSink:
 
     def leave(self) -> None:
         """The client has its answer, or has gone."""
-        if not self._over and self._travelling is not None:
-            self._travelling.abandon()
+        if not self._over and self._handler is not None:
+            self._handler.abandon()
         self._over = True
 
 
@@ -203,7 +198,7 @@ def in_words(failure: StepFailure, node: str) -> str:
         except msgspec.DecodeError:
             return f"{failure.why}: {failure.body.decode('utf-8', 'replace')}"
         return "; ".join(f"{'.'.join(map(str, field.loc)) or 'input'}: {field.msg}" for field in fields) or failure.why
-    return f'node "{node}": {failure.why}' if node else failure.why
+    return failure.of_node(node)
 
 
 # What a failure is called in gRPC.

@@ -17,14 +17,15 @@ from grpc_reflection.v1alpha import reflection
 
 from pointsman.config.schema import TlsSpec
 from pointsman.errors import did_you_mean
+from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.response_sink import Context, GrpcSink, NotAnswered, refuse
 from pointsman.gateway.openai import BadRequest
-from pointsman.gateway.pipelines.applications import Applications, NotAdmitted
+from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.pipelines.prepared import PreparedApplication
-from pointsman.gateway.pipelines.request import Asked
+from pointsman.gateway.pipelines.request import RequestContext
 from pointsman.gateway.pipelines.response_sink import JSON, WHOLE
-from pointsman.http.requests import HttpRequest
+from pointsman.http.parser import HttpRequest
 from pointsman.pipeline.inputs import BadInput
 from pointsman.wire import Form
 
@@ -180,7 +181,7 @@ class GrpcCall:
     """One call: what it asks for, and who waits for it."""
 
     def __init__(self, form: Form) -> None:
-        self.audience = GrpcSink(form)
+        self.sink = GrpcSink(form)
         self.request_id = ""
         """Empty: it has not come in."""
 
@@ -211,26 +212,26 @@ class PredictService:
         call = GrpcCall(WHOLE)
         try:
             self._begin(call, message, context)
-            pieces = [piece async for piece in call.audience]
+            pieces = [piece async for piece in call.sink]
         except NotAnswered as error:
             await refuse(context, error, call.request_id)
         finally:
-            call.audience.leave()
-        return call.response(f"[{','.join(pieces)}]" if call.audience.came_in_pieces else pieces[0])
+            call.sink.leave()
+        return call.response(f"[{','.join(pieces)}]" if call.sink.came_in_pieces else pieces[0])
 
     async def predict_stream(self, message: Any, context: Context) -> None:
         """A message for each piece."""
         call = GrpcCall(JSON)
         try:
             self._begin(call, message, context)
-            async for piece in call.audience:
+            async for piece in call.sink:
                 await context.write(call.response(piece))
         except NotAnswered as error:
             await refuse(context, error, call.request_id)
         except grpc.aio.InternalError:
             return  # it could not be written: the client has gone
         finally:
-            call.audience.leave()
+            call.sink.leave()
 
     # The way in
 
@@ -239,11 +240,11 @@ class PredictService:
         applications = self._applications
         http = _as_http(message, context)
         try:
-            asked = applications.admitted(message.application, http)
-            call.request_id = asked.request_id
+            admitted = applications.admitted(message.application, http)
+            call.request_id = admitted.request_id
             application = self._application(message.application)
             http.body = _input(message)
-            applications.begin(application, _within(asked, context.time_remaining()), call.audience, http)
+            applications.begin(application, _within(admitted, context.time_remaining()), call.sink, http)
         except NotAdmitted as error:
             raise NotAnswered(error.status, str(error), error.retry_after_s) from None
         except BadRequest as error:
@@ -280,12 +281,13 @@ def _input(message: Any) -> bytes:
     return message.json.encode() if kind == "json" else msgspec.json.encode(plain(message.values))
 
 
-def _within(asked: Asked, seconds: float | None) -> Asked:
+def _within(context: RequestContext, seconds: float | None) -> RequestContext:
     """The same, with the deadline of the call if that is earlier."""
     if seconds is None:
-        return asked
+        return context
     until = time.monotonic() + seconds
-    return msgspec.structs.replace(asked, deadline=until if asked.deadline is None else min(asked.deadline, until))
+    deadline = until if context.deadline is None else min(context.deadline, until)
+    return msgspec.structs.replace(context, deadline=deadline)
 
 
 def _serialized(response: Any) -> bytes:

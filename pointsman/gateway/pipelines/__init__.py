@@ -1,16 +1,14 @@
 """Requests through applications: every step of a graph is scheduled like any other request.
 
 Enters: requests for `/APP`, and calls of replicas through handles. Leaves: their answers, and a record of every step.
-The one rule: code of users never runs here, and what their nodes say to each other is passed on unread.
+The one rule: user code never runs here, and values that nodes pass to each other are not decoded.
 
-    applications   which there are, and where their pages are
+    applications   the applications there are, their pages, and calls of their replicas
     prepared       the steps of an application, ready to be sent
-    passage        one request on its way through the steps
-    results        what it has so far, and the answer made of it
-    journal        what is noted of it
-    sharing        its files in shared memory
-    step_call      one step on its way to a replica
-    audience       whoever waits for the answer
-    model_calls    steps that are calls of models
-    records        what became of each request, step by step
+    request        one request through the steps
+    results        what it has so far, the answer made of it, and its files in shared memory
+    step_call      one step in flight, to a replica or a model
+    response_sink  the client that waits for the answer
+    records        what became of each request, step by step, also as OpenTelemetry traces
+    openapi        the schema of an application's input
 """

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pointsman.gateway.client import ClientConnection
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
-from pointsman.http.answers import AnswerHead
+from pointsman.http.responses import ResponseHead
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import RequestMetadata
 from pointsman.wire import CallHead, decode_plain, encode_call
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SchemaQuestion:
     """A client that wants to know what an application takes."""
 
-    def __init__(self, name: str, client: ClientConnection) -> None:
+    def __init__(self, name: str, client: GatewayConnection) -> None:
         self._name = name
         self._client = client
         self._call: StepCall | None = None
@@ -37,25 +37,25 @@ class SchemaQuestion:
             body,
             idempotent=True,
             in_pieces=False,
-            gateway=gateway,
+            upstream=gateway.upstream,
             lane=lane,
             request=request,
             counts=gateway.metrics.of(lane.plan.name),
         )
         self._call.begin(now)
 
-    def step_sent(self, place: int, instance_id: str) -> None: ...
+    def step_sent(self, index: int, instance_id: str) -> None: ...
 
-    def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
+    def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
         self._client.answer(200, msgspec.json.encode(openapi(self._name, decode_plain(body) or {})))
 
-    def step_began(self, place: int, head: AnswerHead) -> None: ...
+    def step_began(self, index: int, head: ResponseHead) -> None: ...
 
-    def step_piece(self, place: int, payload: bytes) -> None: ...
+    def step_piece(self, index: int, payload: bytes) -> None: ...
 
-    def step_ended(self, place: int) -> None: ...
+    def step_ended(self, index: int) -> None: ...
 
-    def step_failed(self, place: int, failure: StepFailure) -> None:
+    def step_failed(self, index: int, failure: StepFailure) -> None:
         self._client.error(failure.status, failure.why, failure.code)
 
     def abandon(self) -> None:

@@ -1,7 +1,9 @@
 """What became of requests through applications, step by step: the newest are kept."""
 
+import os
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -132,9 +134,6 @@ class PipelineRecords:
         return list(reversed(self._by_id.values()))
 
 
-# What is noted of a request on its way: when each step began and ended, where, and what came of it.
-
-
 class StepJournal:
     """Of one request, or of a call through a handle that is part of one: then its steps are told with the caller's."""
 
@@ -143,26 +142,26 @@ class StepJournal:
         self.caller = caller
         self._depth: int = 0 if caller is None else caller._depth + 1
         self._steps: list[StepRecord] = record.steps if caller is None else caller._steps
-        self._told: dict[int, StepRecord] = {}
-        """By place."""
+        self._records: dict[int, StepRecord] = {}
+        """By index of the step."""
         self._children = 0
 
-    def began(self, place: int, step: str, node: str, now: float) -> None:
+    def began(self, index: int, step: str, node: str, now: float) -> None:
         """A step is ready."""
         request_id = f"{self.record.request_id}.{step}"
-        told = self._told[place] = StepRecord(step, node, request_id, now, depth=self._depth)
-        self._steps.append(told)
+        record = self._records[index] = StepRecord(step, node, request_id, now, depth=self._depth)
+        self._steps.append(record)
 
-    def sent(self, place: int, instance_id: str) -> None:
+    def sent(self, index: int, instance_id: str) -> None:
         """It is on its way to an instance."""
-        told = self._told[place]
-        told.instance, told.tries = instance_id, told.tries + 1
+        record = self._records[index]
+        record.instance, record.tries = instance_id, record.tries + 1
 
-    def ended(self, place: int, now: float, failure: str = "") -> None:
+    def ended(self, index: int, now: float, failure: str = "") -> None:
         """It has a result, or will have none."""
-        told = self._told.get(place)
-        if told is not None and told.ended_at is None:
-            told.ended_at, told.failure = now, failure
+        record = self._records.get(index)
+        if record is not None and record.ended_at is None:
+            record.ended_at, record.failure = now, failure
 
     def over(self, status: int | None) -> float:
         """The request has ended; how long it took."""
@@ -180,3 +179,66 @@ class StepJournal:
     def model_called(self, request_id: str, what: str) -> None:
         """One of its steps calls a model."""
         self._steps.append(StepRecord(what, "", request_id, time.monotonic(), depth=self._depth + 1))
+
+
+# OpenTelemetry traces: a span for the request and one for each step. Spans are made when a request has ended, from its
+# record, so that they cost nothing before. Only where OpenTelemetry is installed (`pip install 'pointsman[otel]'`) and
+# configured by its own environment variables.
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+Export = Callable[[PipelineRecord, str], None]
+"""(record, traceparent) of a request that has ended."""
+
+
+def exporting() -> Export | None:
+    """Where traces go, as the environment says; None: nowhere."""
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        return None
+    provider = TracerProvider(resource=Resource.create({"service.name": "pointsman"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return exporter_to(provider)
+
+
+def exporter_to(provider: Any) -> Export:
+    """Traces by this provider."""
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    tracer, propagator = provider.get_tracer("pointsman"), TraceContextTextMapPropagator()
+
+    def export(record: PipelineRecord, traceparent: str) -> None:
+        to_epoch = time.time_ns() - time.monotonic_ns()
+
+        def at(moment: float | None) -> int:
+            return int((moment if moment is not None else time.monotonic()) * 1e9) + to_epoch
+
+        before = propagator.extract({"traceparent": traceparent}) if traceparent else None
+        whole = tracer.start_span(
+            record.application,
+            before,
+            SpanKind.SERVER,
+            {"pointsman.request_id": record.request_id, "pointsman.tenant": record.tenant},
+            start_time=at(record.arrived_at),
+        )
+        above = {0: set_span_in_context(whole)}
+        for step in record.steps:
+            told = {"pointsman.node": step.node, "pointsman.instance": step.instance, "pointsman.tries": step.tries}
+            told["pointsman.request_id"] = step.request_id
+            inside = above.get(step.depth, above[0])
+            span = tracer.start_span(step.step, inside, SpanKind.CLIENT, told, start_time=at(step.began_at))
+            above[step.depth + 1] = set_span_in_context(span)
+            if step.failure:
+                span.set_status(Status(StatusCode.ERROR, step.failure))
+            span.end(at(step.ended_at))
+        if record.failure:
+            whole.set_status(Status(StatusCode.ERROR, record.failure))
+        whole.end(at(record.ended_at))
+
+    return export

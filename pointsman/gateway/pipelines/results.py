@@ -3,24 +3,27 @@
 Everything is a blob that nobody here looks into, but for the parts of an answer that must be put together as JSON.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from asyncio import AbstractEventLoop
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pointsman.gateway.openai import BadRequest
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
-from pointsman.gateway.pipelines.response_sink import BLOB, BLOB_TYPE, EVENTS, JSON, VALUE, WHOLE
-from pointsman.http.answers import AnswerHead
-from pointsman.http.requests import HttpRequest
+from pointsman.gateway.pipelines.response_sink import BLOB, EVENTS, JSON, VALUE, WHOLE
+from pointsman.http.parser import HttpRequest
+from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Flow
 from pointsman.pipeline.flow import InputValue, StepResult
 from pointsman.pipeline.graph import filled
 from pointsman.pipeline.inputs import input_value, part_of
+from pointsman.runtimes.interface import SharedMemory
+from pointsman.wire import BLOB as BLOB_NAME
 from pointsman.wire import Form, UnreadableBlob, Unsendable, composed, decode_plain, encode_plain, files_of, placeholder
 
-# The input of an application, where no code of the user makes it: JSON of a client, or the arguments of a handle.
-
+if TYPE_CHECKING:
+    from pointsman.gateway.pipelines.request import PipelineRequest
 
 ARGUMENTS = b"application/x-pointsman-arguments"
 """The type of a body that has the arguments of a handle's call: a plain blob of args and kwargs."""
@@ -51,10 +54,11 @@ def _arguments(body: bytes | memoryview) -> Any:
 
 
 JSON_TYPE = b"application/json"
+BLOB_TYPE = BLOB_NAME.encode()
 
 
 class Results:
-    """Of one request, for an audience that wants the answer in this form."""
+    """Of one request, for a sink that wants the answer in this form."""
 
     def __init__(self, flow: Flow, form: Form) -> None:
         self._flow = flow
@@ -62,14 +66,14 @@ class Results:
         self.inputs: list[bytes] = []
         self._results: list[bytes | None] = [None] * len(flow.steps)
 
-    def __setitem__(self, place: int, blob: bytes) -> None:
-        self._results[place] = blob
+    def __setitem__(self, index: int, blob: bytes) -> None:
+        self._results[index] = blob
 
-    def form_of(self, place: int) -> Form:
-        """How a step is to answer: as the audience wants it, if its result is the answer."""
-        if place == self._flow.streams:
+    def form_of(self, index: int) -> Form:
+        """How a step is to answer: as the sink wants it, if its result is the answer."""
+        if index == self._flow.streams:
             return self._form
-        feeds = self._flow.steps[place].feeds
+        feeds = self._flow.steps[index].feeds
         return WHOLE if not feeds and self._form in (JSON, EVENTS, WHOLE) else BLOB
 
     def blobs_for(self, step: PreparedStep) -> list[bytes]:
@@ -87,23 +91,23 @@ class Results:
         """Files in shared memory that are of no use when the request has ended."""
         for blob in self.inputs:
             yield from _file_of(blob)
-        for place, result in enumerate(self._results):
-            if result is not None and place != self._flow.streams and self.form_of(place) == BLOB:
+        for index, result in enumerate(self._results):
+            if result is not None and index != self._flow.streams and self.form_of(index) == BLOB:
                 yield from _file_of(result)
 
     def answer_files(self) -> Iterator[str]:
         """Files that whoever gets the answer has yet to read."""
-        place = self._flow.streams
-        if place is not None and self._form == BLOB and (result := self._results[place]) is not None:
+        index = self._flow.streams
+        if index is not None and self._form == BLOB and (result := self._results[index]) is not None:
             yield from _file_of(result)
 
     # The answer
 
-    def answer(self, head: AnswerHead | None) -> tuple[bytes, bytes]:
+    def answer(self, head: ResponseHead | None) -> tuple[bytes, bytes]:
         """Content type and body; `head`: of the last step, if it said what it answers with. Raises `UnreadableBlob`."""
         flow, is_value = self._flow, self._form in (BLOB, VALUE)
         if flow.streams is not None:
-            kind = BLOB_TYPE if is_value else JSON_TYPE if head is None else _content_type(head)
+            kind = BLOB_TYPE if is_value else JSON_TYPE if head is None else head.content_type or JSON_TYPE
             return kind, self._blob(StepResult(flow.streams))
         if is_value:
             parts: dict[Any, int] = {}
@@ -123,13 +127,45 @@ def _file_of(blob: bytes) -> Iterator[str]:
         yield file
 
 
-def _content_type(head: AnswerHead) -> bytes:
-    """As the replica said it."""
-    for line in head.lines.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-type":
-            return value.strip()
-    return JSON_TYPE
+# Files in shared memory that belong to requests: removed when they are not needed any more, so that senders reuse them
+
+LEFT_S = 900.0
+"""What is older is nobody's: its request has ended without our hearing of the file."""
+SWEEP_S = 60.0
+READ_S = 30.0
+"""An answer to somebody whose request we do not know is kept so long."""
 
 
-# Files in shared memory that belong to requests: removed once nobody needs them, so that senders use them again.
+class SharedFiles:
+    """The files of one plane."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._memory: SharedMemory | None = None
+        self._borrowed: dict[PipelineRequest, list[str]] = {}
+        """Of calls through handles that have ended: what they answered, until the request that called them ends."""
+
+    def use(self, memory: SharedMemory) -> None:
+        """This is where they are."""
+        if self._memory is None:
+            self._loop.call_later(SWEEP_S, self._sweep)
+        self._memory = memory
+
+    def ended(self, request: "PipelineRequest") -> None:
+        """A request needs nothing any more, but that whoever called it still has to read its answer."""
+        self._remove(request.results.files())
+        self._remove(self._borrowed.pop(request, ()))
+        answer = list(request.results.answer_files())
+        if request.caller is not None and not request.caller.over:
+            self._borrowed.setdefault(request.caller, []).extend(answer)
+        elif answer:
+            self._loop.call_later(READ_S, self._remove, answer)
+
+    def _remove(self, files: Iterable[str]) -> None:
+        if self._memory is not None:
+            self._memory.remove(files)
+
+    def _sweep(self) -> None:
+        self._loop.call_later(SWEEP_S, self._sweep)
+        if self._memory is not None:
+            self._memory.remove_older_than(LEFT_S)

@@ -1,14 +1,21 @@
-"""One step on its way: waiting in the lane of its node, sent to a replica, sent again if that may be, ended once."""
+"""One step of a pipeline in flight: waiting in the lane of its node, sent to a replica or a model, retried if that is
+allowed, and ended once."""
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from pointsman.gateway.in_flight import InFlight
-from pointsman.gateway.upstream import UpstreamConnection
-from pointsman.http.answers import AnswerHead
+from pointsman.errors import PointsmanError
+from pointsman.gateway.openai import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
+from pointsman.gateway.pipelines.prepared import PreparedStep
+from pointsman.gateway.upstream import InFlight
+from pointsman.http.client import ClientConnection
+from pointsman.http.events import EventStream, data_in
+from pointsman.http.responses import ResponseHead
+from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
+from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
 
 NOT_BEGUN = 503
 """A replica that answers so has not begun: somebody else may."""
@@ -27,32 +34,36 @@ class StepFailure(msgspec.Struct, frozen=True):
     body: bytes = b""
     """The answer as it is, where that says more than we could."""
     retry_after_s: int | None = None
-    """None: trying again is of no use."""
+    """None if trying again is of no use."""
+
+    def of_node(self, node: str) -> str:
+        """The reason, with the node that failed."""
+        return f'node "{node}": {self.why}' if node else self.why
 
 
 class StepListener(Protocol):
     """Whoever wants the result of steps."""
 
-    def step_sent(self, place: int, instance_id: str) -> None: ...
+    def step_sent(self, index: int, instance_id: str) -> None: ...
 
-    def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
+    def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
         """The whole result."""
 
-    def step_began(self, place: int, head: AnswerHead) -> None:
+    def step_began(self, index: int, head: ResponseHead) -> None:
         """The result comes in pieces from here on; only if they are wanted."""
 
-    def step_piece(self, place: int, payload: bytes) -> None: ...
+    def step_piece(self, index: int, payload: bytes) -> None: ...
 
-    def step_ended(self, place: int) -> None: ...
+    def step_ended(self, index: int) -> None: ...
 
-    def step_failed(self, place: int, failure: StepFailure) -> None: ...
+    def step_failed(self, index: int, failure: StepFailure) -> None: ...
 
 
 class StepCall(InFlight, eq=False):
     """One request of ours to a replica."""
 
-    _conductor: StepListener
-    _place: int
+    _listener: StepListener
+    _index: int
     _target: bytes
     _lines: bytes
     """Header lines, each with its end."""
@@ -67,52 +78,52 @@ class StepCall(InFlight, eq=False):
 
     def begin(self, now: float) -> None:
         """Take a place in the lane."""
-        self.gateway.enter(self)
+        self.upstream.enter(self)
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
-    # What the dispatcher says
+    # Commands of the dispatcher
 
     def send(self, command: Send) -> None:
         if self._attempt is not None:
             self.let_go()
         if self._sent and not self.idempotent:
             why = f'{self.instance_id} is gone, and "{self.lane.plan.name}" is not marked idempotent'
-            self.gateway.loop.call_soon(self._failed, why)
+            self.upstream.loop.call_soon(self._failed, why)
             return
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
-        self._pool = self.gateway.pool_of(instance)
-        self._conductor.step_sent(self._place, self.instance_id)
-        self._ask(fresh=False)
+        self._pool = self.upstream.pool_of(instance)
+        self._listener.step_sent(self._index, self.instance_id)
+        self._send(fresh=False)
 
-    def _ask(self, *, fresh: bool) -> None:
+    def _send(self, *, fresh: bool) -> None:
         assert self._pool is not None
         self._fresh = fresh
         self._head = self._pieces = None
-        self.deadline = time.monotonic() + self.gateway.upstream.first_token_timeout
+        self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
         head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             self._target,
             self._pool.authority,
             self._lines,
             len(self._body),
         )
-        self._attempt = self._pool.ask(self, head, self._body, fresh=fresh)
-        self._sent = isinstance(self._attempt, UpstreamConnection)
+        self._attempt = self._pool.send(self, head, self._body, fresh=fresh)
+        self._sent = isinstance(self._attempt, ClientConnection)
 
     def refuse(self, refusal: Refusal) -> None:
         self._leave()
         status, retry_after_s = self._count_refused(refusal)
         failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
-        self._conductor.step_failed(self._place, failure)
+        self._listener.step_failed(self._index, failure)
         self.lane.look_for_idle()
 
-    # What the instance says
+    # The response of the instance
 
-    def connected(self, connection: UpstreamConnection) -> None:
+    def connected(self, connection: ClientConnection) -> None:
         super().connected(connection)
         self._sent = True
 
-    def answered(self, head: AnswerHead, body: bytes) -> None:
+    def answered(self, head: ResponseHead, body: bytes) -> None:
         """The whole answer."""
         self._attempt = None
         if head.status == NOT_BEGUN:
@@ -121,23 +132,23 @@ class StepCall(InFlight, eq=False):
             return
         self._ended(head.status)
         if head.status == 200:
-            self._conductor.step_answered(self._place, head, body)
+            self._listener.step_answered(self._index, head, body)
         else:
-            self._conductor.step_failed(self._place, failure_of(head.status, body))
+            self._listener.step_failed(self._index, failure_of(head.status, body))
 
-    def stream_began(self, head: AnswerHead) -> None:
+    def stream_began(self, head: ResponseHead) -> None:
         """The answer comes in pieces."""
         self._head = head
         if self.in_pieces and head.status == 200:
             self.lane.tell(FirstToken(self.request.request_id))
-            self._conductor.step_began(self._place, head)
+            self._listener.step_began(self._index, head)
         else:
             self._pieces = []
 
     def stream_piece(self, payload: bytes) -> None:
-        self.deadline = time.monotonic() + self.gateway.upstream.stall_timeout
+        self.deadline = time.monotonic() + self.upstream.settings.stall_timeout
         if self._pieces is None:
-            self._conductor.step_piece(self._place, payload)
+            self._listener.step_piece(self._index, payload)
             return
         self._pieces.append(payload)
         if sum(map(len, self._pieces)) > MOST_BYTES:
@@ -151,13 +162,12 @@ class StepCall(InFlight, eq=False):
             return
         self._attempt = None
         self._ended(head.status)
-        self._conductor.step_ended(self._place)
+        self._listener.step_ended(self._index)
 
-    def upstream_failed(self, why: str, *, stale: bool = False) -> None:
-        """There will be no answer, or no more of it. `stale`: the connection had been closed before we used it."""
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
         self._attempt = None
         if stale and self.idempotent and not self._fresh:
-            self._ask(fresh=True)
+            self._send(fresh=True)
         else:
             self._failed(why)
 
@@ -175,7 +185,7 @@ class StepCall(InFlight, eq=False):
     def _ended(self, status: int) -> None:
         """It was answered, whatever the answer says."""
         now = time.monotonic()
-        self.gateway.leave(self)
+        self.upstream.leave(self.request.request_id)
         self.lane.tell(Ended(self.request.request_id))
         self.lane.worked(self.instance_id)
         self.counts.statuses[status] += 1
@@ -205,3 +215,93 @@ def failure_of(status: int, body: bytes) -> StepFailure:
     return StepFailure(
         status if status in (404, 413) else 502, raised.message or f"it answered {status}", "node_failed"
     )
+
+
+# Calls of models: requests of the OpenAI API made of the arguments of a step
+
+
+class NotPlain(PointsmanError):
+    """What goes to a model or comes from it is not what the API has a form for."""
+
+
+_TARGETS = {
+    "chat": (b"/v1/chat/completions", "messages"),
+    "complete": (b"/v1/completions", "prompt"),
+    "embed": (b"/v1/embeddings", "input"),
+}
+"""Method of the node -> where it goes, and what its first argument is called there."""
+
+
+class ModelCall:
+    """One call of a model."""
+
+    def __init__(self, step: PreparedStep, blobs: list[bytes], *, in_pieces: bool) -> None:
+        """Raises `NotPlain`."""
+        self._method = step.step.method
+        self._events = EventStream()
+        self.target, first = _TARGETS[self._method]
+
+        def value(part: BlobAt) -> Any:
+            try:
+                return decode_plain(blobs[part.place])
+            except UnreadableBlob as error:
+                raise NotPlain(f"a model takes plain data (text, numbers, lists, mappings): {error}") from None
+
+        fields = filled(read_template(step.kwargs), value)
+        args = filled(read_template(step.args), value)
+        if args:
+            fields[first] = args[0]
+        if self._method == "chat" and isinstance(fields.get("messages"), str):
+            fields["messages"] = [{"role": "user", "content": fields["messages"]}]
+        self._raw = bool(fields.pop("raw", False))
+        self.streams = bool(fields.get("stream")) and in_pieces
+        fields["stream"] = self.streams
+        if self._method == "embed":
+            fields.pop("stream")
+        self.prompt = msgspec.json.encode(fields.get(first))
+        limit = fields.get("max_tokens")
+        self.max_tokens = limit if isinstance(limit, int) and limit > 0 else None
+        self.body = msgspec.json.encode({"model": step.deployment, **fields})
+
+    def result(self, body: bytes, form: Form) -> bytes:
+        """The result of the step in this form. Raises `NotPlain`."""
+        try:
+            value = self._value(msgspec.json.decode(body))
+        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            raise NotPlain(f"the answer of the model is not as the API says: {error}") from None
+        return encode_plain(value) if form in ("blob", "value") else msgspec.json.encode(value)
+
+    def usage(self, body: bytes) -> Usage | None:
+        """What the model says it took; `body`: the answer, if it came whole."""
+        if self._events.events:
+            return usage_of_stream(self._events)
+        return usage_of(body) if len(body) <= READ_UP_TO_BYTES else None
+
+    @property
+    def output_events(self) -> int:
+        """About as many tokens as a stream had, where the model does not say."""
+        return max(self._events.events - 2, 0)
+
+    def read_along(self, payload: bytes) -> bytes:
+        """Whole events of a stream, as they may be passed on."""
+        return self._events.feed(payload)
+
+    def texts(self, events: bytes) -> bytes:
+        """Events as pieces of a handle's: the text of each, as a blob with its length before it."""
+        found = b""
+        for data in data_in(events):
+            choices = msgspec.json.decode(data).get("choices") or [{}]
+            text = (choices[0].get("delta") or {}).get("content") or choices[0].get("text")
+            if text:
+                blob = encode_plain(text)
+                found += len(blob).to_bytes(4, "little") + blob
+        return found
+
+    def _value(self, answer: Any) -> Any:
+        if self._raw:
+            return answer
+        if self._method == "chat":
+            return answer["choices"][0]["message"]["content"]
+        if self._method == "complete":
+            return answer["choices"][0]["text"]
+        return [one["embedding"] for one in answer["data"]]

@@ -16,7 +16,8 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
 from pointsman.errors import PointsmanError
-from pointsman.http.client import Requesting, reachable
+from pointsman.http.client import short_path
+from pointsman.replica.handles import GatewayTransport
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
 from pointsman.runtimes.local.detection import detect
@@ -156,7 +157,7 @@ class AdminSocket:
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            with reachable(self._path) as short:
+            with short_path(self._path) as short:
                 bound.bind(short)
         except OSError as error:
             bound.close()
@@ -166,8 +167,8 @@ class AdminSocket:
         self._inode = self._path.stat().st_ino
         self._server = await asyncio.get_running_loop().create_unix_server(connect, sock=bound)
 
-    def dial(self) -> Requesting:
-        return Requesting.unix(str(self._path))
+    def dial(self) -> GatewayTransport:
+        return GatewayTransport(self._path)
 
     def close(self) -> None:
         if self._server is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.http.client import reachable
+from pointsman.http.client import short_path
 from pointsman.runtimes.local import supervisor as supervisor
 from pointsman.runtimes.local.supervisor import born
 
@@ -217,7 +217,7 @@ class SupervisorLink(asyncio.Protocol):
         with socket.socket(socket.AF_UNIX) as listener, path.with_name("supervisor.log").open("wb") as log:
             mask = os.umask(0o177)
             try:
-                with reachable(path) as short:
+                with short_path(path) as short:
                     listener.bind(short)
             finally:
                 os.umask(mask)
@@ -246,7 +246,7 @@ class SupervisorLink(asyncio.Protocol):
         line = socket.socket(socket.AF_UNIX)
         try:
             line.setblocking(False)
-            with reachable(path) as short:
+            with short_path(path) as short:
                 line.connect(short)  # a unix socket connects at once, or not at all
             _, link = await asyncio.get_running_loop().create_unix_connection(lambda: cls(child), sock=line)
         except OSError:

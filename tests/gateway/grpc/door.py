@@ -12,8 +12,8 @@ import msgspec
 from pointsman.config import load_application
 from pointsman.config.schema import GatewaySpec
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.grpc import GrpcListener
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
+from pointsman.gateway.listeners import GrpcListener
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.runtimes.local.shared import LocalReplicaAccess, SharedFolder
 from pointsman.types import ExecutionInstance
@@ -180,4 +180,4 @@ async def _settled(door: Door) -> None:
         if not door.gateway.in_flight and not len(door.applications):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"requests are left over: {list(door.gateway._exchanges)}")
+    raise AssertionError(f"requests are left over: {list(door.gateway.upstream.in_flight)}")

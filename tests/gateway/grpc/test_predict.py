@@ -133,7 +133,7 @@ def test_keys_and_limits_are_those_of_http(door: Door) -> None:
         assert error.code == "RESOURCE_EXHAUSTED"
         assert error.why == '"t" may send 1 requests per minute'
         assert 1 <= int(error.metadata["retry-after"]) <= 60
-        assert door.gateway.metrics.turned_away["t"] == 1
+        assert door.gateway.metrics.limited["t"] == 1
 
 
 def test_a_deadline_that_is_over(door: Door, tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from pointsman.config.schema import TlsSpec
 from pointsman.errors import PointsmanError
-from pointsman.gateway.grpc import GrpcListener
 from pointsman.gateway.grpc.server import SERVICE, PredictResponse
-from pointsman.gateway.server import CannotListen
+from pointsman.gateway.listeners import CannotListen, GrpcListener
 from tests.gateway.grpc.door import Door, refusal, request
 from tests.gateway.wire import PATIENCE_S, wait_for
 
@@ -140,7 +139,7 @@ def test_calls_under_way_are_finished_and_new_ones_refused(door: Door, tmp_path:
         patient = door.thread.call(lambda: closing(another.close(PATIENCE_S)))
         assert [one.status for one in told] == [NOT_SERVING], "whoever watches holds nothing up"
         assert not patient.done()
-        door.thread.call(lambda: door.gateway.cut_off("the gateway is shutting down"))
+        door.thread.call(lambda: door.gateway.upstream.cut_off("the gateway is shutting down"))
         assert in_flight.code() is grpc.StatusCode.UNAVAILABLE
         assert "the gateway is shutting down" in in_flight.details()
         door.thread.run(another.close(1.0))

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
-from pointsman.http.answers import AnswerHead
+from pointsman.http.responses import ResponseHead
 from pointsman.reasons import Reason
-from pointsman.routing.events import Outcome, Refusal
+from pointsman.routing.events import Outcome, Refusal, Revoke
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import Gate, answers, hangs
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
@@ -30,19 +30,19 @@ class Listener:
         self.answers: list[tuple[int, bytes]] = []
         self.failures: list[StepFailure] = []
 
-    def step_sent(self, place: int, instance_id: str) -> None:
+    def step_sent(self, index: int, instance_id: str) -> None:
         self.sent.append(instance_id)
 
-    def step_answered(self, place: int, head: AnswerHead, body: bytes) -> None:
+    def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
         self.answers.append((head.status, body))
 
-    def step_began(self, place: int, head: AnswerHead) -> None: ...
+    def step_began(self, index: int, head: ResponseHead) -> None: ...
 
-    def step_piece(self, place: int, payload: bytes) -> None: ...
+    def step_piece(self, index: int, payload: bytes) -> None: ...
 
-    def step_ended(self, place: int) -> None: ...
+    def step_ended(self, index: int) -> None: ...
 
-    def step_failed(self, place: int, failure: StepFailure) -> None:
+    def step_failed(self, index: int, failure: StepFailure) -> None:
         self.failures.append(failure)
 
 
@@ -58,7 +58,7 @@ def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
         b"{}",
         idempotent=idempotent,
         in_pieces=False,
-        gateway=gateway,
+        upstream=gateway.upstream,
         lane=lane,
         request=request,
         counts=gateway.metrics.of(lane.plan.name),
@@ -94,7 +94,11 @@ def test_a_step_that_is_stopped_leaves_nothing_behind(bed: Bed, how: str) -> Non
     call, listener = begin(bed)
     wait_for(lambda: backend.received)
     refusal = Refusal(Outcome.EVICTED_IN_FLIGHT, Reason("stopped-for-priority"))
-    bed.thread.call(call.abandon if how == "abandon" else lambda: call.revoke(refusal))
+    bed.thread.call(
+        call.abandon
+        if how == "abandon"
+        else lambda: bed.gateway.upstream.revoke(bed.lane(), Revoke(call.request, refusal))
+    )
     assert bed.left_over() == {}
     assert [failure.status for failure in listener.failures] == ([] if how == "abandon" else [429])
     assert bed.gateway.metrics.of("chat").abandoned == (1 if how == "abandon" else 0)

@@ -5,8 +5,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pointsman.gateway.pipelines.records import PipelineRecord, StepRecord
-from pointsman.gateway.pipelines.tracing import ENDPOINTS, exporter_to, exporting
+from pointsman.gateway.pipelines.records import ENDPOINTS, PipelineRecord, StepRecord, exporter_to, exporting
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

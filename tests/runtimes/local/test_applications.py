@@ -13,7 +13,7 @@ import yaml
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.http.probe_client import ask
+from pointsman.http.client import fetch
 from pointsman.runtimes.local.store import Store
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.processes import is_alive
@@ -284,7 +284,7 @@ def test_replicas_know_their_plane_and_nobody_else_is_let_in(state: Path, tmp_pa
             assert f"POINTSMAN_SHM={shm}".encode() in environment
             address = scene.runtime.address("diamond.m1-1")
             assert address is not None
-            stranger = await ask(address, "POST", "/configure", b"{}", timeout_s=5.0)
+            stranger = await fetch(address, "POST", "/configure", b"{}", timeout_s=5.0)
             assert stranger.status == 403
             (shm / "left").write_bytes(b"x")
         assert not shm.exists()

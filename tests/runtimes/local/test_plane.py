@@ -15,7 +15,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.control import DesiredEndpoint
 from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.http.probe_client import ask
+from pointsman.http.client import fetch
 from pointsman.runtimes.local.processes import Ports
 from pointsman.runtimes.local.store import Store
 from pointsman.types import Worker
@@ -81,7 +81,7 @@ def test_real_engines_are_ready_only_after_a_completion(state: Path) -> None:
             await scene.until_ready("tiny-1", "tiny-2")
             for instance in scene.instances().values():  # nobody but us has asked them for anything
                 address = DesiredEndpoint(name="", url=instance["url"]).address
-                numbers = Samples((await ask(address, "GET", "/metrics", timeout_s=5.0)).body)
+                numbers = Samples((await fetch(address, "GET", "/metrics", timeout_s=5.0)).body)
                 assert (numbers.value("llamacpp:tokens_predicted_total") or 0) >= 1
             await scene.until(lambda: scene.instances()["tiny-1"]["running"] is not None, "its own numbers")
             os.kill(scene.pids()["tiny-1"], signal.SIGKILL)

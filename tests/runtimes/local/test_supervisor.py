@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pointsman.errors import PointsmanError
-from pointsman.http.client import reachable
+from pointsman.http.client import short_path
 from pointsman.runtimes.local import supervisor as supervisor
 from pointsman.runtimes.local.supervisor_link import (
     SOCKET,
@@ -368,7 +368,7 @@ def test_a_state_directory_may_have_a_long_path(tmp_path: Path) -> None:
     state = tmp_path / ("long" * 30) / ("longer" * 20)
     state.mkdir(parents=True)
     assert len(os.fsencode(state)) > 200
-    with reachable(state / SOCKET) as path:
+    with short_path(state / SOCKET) as path:
         assert len(path) < 60
 
     async def story() -> None:

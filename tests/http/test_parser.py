@@ -4,7 +4,7 @@ import pytest
 from httptools import HttpRequestParser
 from hypothesis import given, settings
 
-from pointsman.http.fast_parser import LONG_BYTES, read_fast
+from pointsman.http.parser import LONG_BYTES, read_fast
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated
 from tests.gateway.wire import chat

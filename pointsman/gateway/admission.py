@@ -1,6 +1,11 @@
-"""Tenants: how many requests and tokens they may send, and what their requests may cost."""
+"""Admission: whose key a request has, how much that tenant may send, and what its requests may cost.
 
-from collections.abc import Sequence
+Enters: requests of models and of pipelines alike. Leaves: the same requests, bounded and counted, or `NotAdmitted`.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Container, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from math import ceil
@@ -8,13 +13,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
-from pointsman.gateway.usage import Usage
-from pointsman.http.requests import HttpRequest
+from pointsman.config.schema import GatewaySpec, KeySpec, PriceSpec, TenantSpec
+from pointsman.errors import PointsmanError
+from pointsman.gateway.openai import Usage
+from pointsman.http.parser import HttpRequest
 from pointsman.types import RequestMetadata
 
 if TYPE_CHECKING:
-    from pointsman.gateway.client import ClientConnection
+    from pointsman.gateway.connection import GatewayConnection
+
+
+class NotAdmitted(PointsmanError):
+    """A request is refused before it reaches a dispatcher: how it is answered."""
+
+    def __init__(self, status: int, why: str, code: str, retry_after_s: int | None = None) -> None:
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
+        super().__init__(why)
 
 
 class Denial(msgspec.Struct, frozen=True):
@@ -121,11 +135,8 @@ class Tenant:
         return self._cost
 
 
-# API keys: stored as hashes, compared in constant time, each somebody's.
-
-
 class Keys:
-    """Who may come in, and as whom."""
+    """API keys, each of a tenant: stored as hashes, compared in constant time."""
 
     def __init__(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str = "") -> None:
         self.tenants = {spec.name: Tenant(spec) for spec in tenants}
@@ -146,8 +157,8 @@ class Keys:
                 tenant.go_on_from(self.tenants[name])
         return changed
 
-    def tenant_of(self, client: "ClientConnection | None", request: HttpRequest) -> Tenant | None:
-        """Whose key a request has; None if it has none, or one that nobody knows. `client` remembers the last one."""
+    def tenant_of(self, request: HttpRequest, client: "GatewayConnection | None") -> Tenant | None:
+        """Whose key a request has; None if it has none, or an unknown one. `client` caches the last one."""
         credentials = _credentials(request)
         memo = None if client is None else client.key_memo
         if memo is not None and memo[0] is self and memo[1] == credentials:
@@ -177,3 +188,51 @@ def _credentials(request: HttpRequest) -> bytes:
         return request.headers.get(b"x-api-key", b"")
     scheme, _, key = given.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+class Admission:
+    """Admits requests, and gives them their ids."""
+
+    def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
+        self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
+        self.names_in_flight: Container[str] = ()
+        """Ids of pipeline requests, which are not sent anywhere themselves: their steps are."""
+        self._limited = limited
+        """Requests beyond the limits of their tenant, by tenant."""
+        self._in_flight = in_flight
+        self._prefix = f"req-{secrets.token_hex(4)}-"
+        self._count = 0
+
+    def configure(self, settings: GatewaySpec) -> None:
+        """Use new settings from now on."""
+        self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
+
+    def tenant_of(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
+        """Whose key a request has; None if no keys are required. Raises `NotAdmitted`."""
+        if not self.keys.required:
+            return None
+        tenant = self.keys.tenant_of(http, client)
+        if tenant is None:
+            raise NotAdmitted(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
+        return tenant
+
+    def admit(self, request: RequestMetadata, tenant: Tenant, now: float) -> RequestMetadata:
+        """The request, with no more priority than its tenant may ask for, and counted. Raises `NotAdmitted`."""
+        request = tenant.bounded(request)
+        denial = tenant.denial(request, now)
+        if denial is not None:
+            self._limited[tenant.name] += 1
+            raise NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s)
+        return request
+
+    def request_id(self, http: HttpRequest) -> str:
+        """The client's own, if it has one that no other request has; else a new one."""
+        given = http.headers.get(b"x-request-id")
+        if given is not None:
+            del http.headers[b"x-request-id"]
+            if 0 < len(given) <= 128 and given.isascii() and given.decode("ascii").isprintable():
+                name = given.decode("ascii")
+                if name not in self._in_flight and name not in self.names_in_flight:
+                    return name
+        self._count += 1
+        return f"{self._prefix}{self._count:x}"

@@ -1,0 +1,33 @@
+"""A client's connection to the gateway: HTTP, and errors in the form of the OpenAI API."""
+
+from typing import TYPE_CHECKING
+
+from pointsman.gateway.openai import error_body, error_kind
+from pointsman.http.server import ConnectionOwner, ServerConnection
+from pointsman.reasons import Reason
+
+if TYPE_CHECKING:
+    from pointsman.gateway.admission import Keys, NotAdmitted, Tenant
+
+
+class GatewayConnection(ServerConnection):
+    """One client."""
+
+    __slots__ = ("is_local", "key_memo")
+
+    def __init__(self, owner: ConnectionOwner, *, is_local: bool = False) -> None:
+        super().__init__(owner)
+        self.is_local = is_local
+        """It came over the socket in the state directory, whose owner may do anything."""
+        self.key_memo: tuple[Keys, bytes, Tenant] | None = None
+        """The last credentials on this connection, and whose they are."""
+
+    def error(self, status: int, message: str | Reason, code: str | None = None, lines: bytes = b"") -> None:
+        """Answer the current request with an error; a reason goes along as `error.reason`."""
+        extra = {"reason": message.as_dict()} if isinstance(message, Reason) else {}
+        self.answer(status, error_body(str(message), error_kind(status), code, **extra), lines=lines)
+
+    def refuse(self, error: "NotAdmitted") -> None:
+        """Answer the current request: it is not admitted."""
+        lines = b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % error.retry_after_s
+        self.error(error.status, str(error), error.code, lines)

@@ -1,0 +1,231 @@
+"""Requests to real servers that answer in every way."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pointsman.control.desired import Address
+from pointsman.http import client as client_module
+from pointsman.http.client import HttpClient, HttpResponse, NoResponse, UnixSocket, fetch
+from tests.runtimes.local.planes import run
+
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+
+
+class Server:
+    """Answers every request head with the same bytes, and remembers what it was asked."""
+
+    def __init__(self, answer: bytes, *, closes: bool = False) -> None:
+        self.answer, self.closes = answer, closes
+        self.asked: list[bytes] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while head := await reader.read(65536):
+            self.asked.append(head)
+            writer.write(self.answer)
+            if self.closes:
+                break
+        writer.close()
+
+
+@asynccontextmanager
+async def serving(server: Server, tls: ssl.SSLContext | None = None) -> AsyncIterator[Address]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield Address("127.0.0.1", listening.sockets[0].getsockname()[1], tls is not None)
+    finally:
+        listening.close()
+
+
+ANSWERS = [
+    (PLAIN, False, HttpResponse(200, b"hello")),
+    (b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", False, HttpResponse(503, b"")),
+    (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", False, HttpResponse(200, b"ab")),
+    (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", True, HttpResponse(200, b"until the end")),
+    (b"HTTP/1.0 200 OK\r\n\r\nold", True, HttpResponse(200, b"old")),
+    (b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN, False, HttpResponse(200, b"hello")),
+    (b"HTTP/1.1 204 Nothing\r\n\r\n", False, HttpResponse(204, b"")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "closes", "heard"), ANSWERS, ids=lambda value: str(value)[:40])
+def test_answers_of_every_form_are_read(said: bytes, closes: bool, heard: HttpResponse) -> None:
+    async def story() -> None:
+        server = Server(said, closes=closes)
+        async with serving(server) as address:
+            assert await fetch(address, "POST", "/v1/x", b"{}", timeout_s=5.0) == heard
+        [question] = server.asked
+        assert question.startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % address.port)
+        assert question.endswith(b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+
+    run(story())
+
+
+NO_ANSWERS = [
+    (b"", True, "closed the connection without an answer"),
+    (b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nshort", True, "closed the connection in the middle"),
+    (b"\x00\xff this is not HTTP\r\n\r\n", False, "something that is not HTTP"),
+    (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", False, "no answer to GET / within 0.2 s"),
+]
+
+
+@pytest.mark.parametrize(("said", "closes", "why"), NO_ANSWERS, ids=lambda value: str(value)[:40])
+def test_what_is_no_answer_says_why(said: bytes, closes: bool, why: str) -> None:
+    async def story() -> None:
+        async with serving(Server(said, closes=closes)) as address:
+            with pytest.raises(NoResponse, match=why):
+                await fetch(address, "GET", "/", timeout_s=0.2)
+
+    run(story())
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def story() -> None:
+        with pytest.raises(NoResponse, match="connection refused"):
+            await fetch(Address("127.0.0.1", port, False), "GET", "/", timeout_s=5.0)
+        with pytest.raises(NoResponse):
+            await fetch(Address("no-such-host.invalid", port, False), "GET", "/", timeout_s=5.0)
+
+    run(story())
+
+
+def test_a_response_without_end_is_not_waited_for() -> None:
+    async def story() -> None:
+        async with serving(Server(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000)) as address:
+            with pytest.raises(NoResponse, match="longer than 1000 bytes"):
+                await fetch(address, "GET", "/", timeout_s=5.0, max_bytes=1000)
+
+    run(story())
+
+
+def test_a_connection_is_kept_and_replaced_when_the_server_has_closed_it() -> None:
+    async def story() -> None:
+        server = Server(PLAIN)
+        async with serving(server) as address:
+            client = HttpClient(address)
+            for _ in range(3):
+                assert (await client.fetch("GET", "/", timeout_s=5.0)).status == 200
+            assert server.connections == 1
+            server.closes = True
+            for _ in range(3):
+                assert (await client.fetch("GET", "/", timeout_s=5.0)).status == 200
+            assert server.connections > 1
+            client.close()
+
+    run(story())
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that nobody has signed, with its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate with openssl, and there is none")
+    both = tmp_path / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", both, "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
+    both.write_text(both.read_text() + (tmp_path / "cert.pem").read_text())
+    return both
+
+
+def test_tls_is_spoken_to_whom_the_system_trusts(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    async def story(trusted: bool) -> None:
+        client_module._tls.cache_clear()
+        async with serving(Server(PLAIN), context) as address:
+            if trusted:
+                assert await fetch(address, "GET", "/", timeout_s=5.0) == HttpResponse(200, b"hello")
+            else:
+                with pytest.raises(NoResponse, match="its certificate is not trusted: self"):
+                    await fetch(address, "GET", "/", timeout_s=5.0)
+
+    run(story(trusted=False))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
+    run(story(trusted=True))
+    client_module._tls.cache_clear()
+
+
+def test_pieces_are_read_as_they_come_and_the_connection_is_used_again(tmp_path: Path) -> None:
+    """Over a unix socket, whose path may be longer than systems allow."""
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    go_on = asyncio.Event()
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while await reader.read(65536):
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n")
+            await go_on.wait()
+            writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        writer.close()
+
+    async def story() -> None:
+        with client_module.short_path(folder / "socket") as path:
+            listening = await asyncio.start_unix_server(serve, path)
+        client = HttpClient(UnixSocket(folder / "socket"))
+        for _ in range(2):
+            go_on.clear()
+            async with client.stream("POST", "/", b"{}") as response:
+                pieces = response.pieces()
+                assert await anext(pieces) == b"one"
+                go_on.set()
+                assert [piece async for piece in pieces] == [b"two"]
+        assert connections == 1
+        go_on.clear()
+        async with client.stream("POST", "/", b"{}") as response:
+            assert response.status == 200  # leaving it closes the connection
+        go_on.set()
+        assert (await client.fetch("GET", "/", timeout_s=5.0)).body == b"onetwo"
+        assert connections == 2
+        client.close()
+        listening.close()
+
+    run(story())
+
+
+def test_a_response_that_breaks_off_raises_after_its_pieces() -> None:
+    async def story() -> None:
+        said = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
+        async with serving(Server(said, closes=True)) as address:
+            client = HttpClient(address)
+            pieces = []
+            with pytest.raises(NoResponse) as caught:
+                async with client.stream("GET", "/") as response:
+                    pieces += [piece async for piece in response.pieces()]
+            assert caught.value.began
+            client.close()
+
+    run(story())
+
+
+def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
+    size = 8 * client_module.AHEAD_BYTES
+
+    async def story() -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size
+        async with serving(Server(head + b"x" * size)) as address:
+            client = HttpClient(address)
+            async with client.stream("GET", "/") as response:
+                await asyncio.sleep(0.1)
+                assert sum(map(len, response._pieces)) < size // 2
+                assert len(await response.read()) == size
+            client.close()
+
+    run(story())
