@@ -93,9 +93,9 @@ class Mischief:
         now = time.monotonic()
         ill = {strike.pid for strike in self.strikes if strike.over_at > now}
         return {
-            name: (one["pid"], one["url"])
+            name: (int(one["process"]), one["url"])
             for name, one in self._plane.instances().items()
-            if one["phase"] == "ready" and one["pid"] not in ill
+            if one["phase"] == "ready" and int(one["process"]) not in ill
         }
 
 

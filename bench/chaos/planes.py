@@ -118,7 +118,9 @@ class LivePlane:
 
     def pids(self, deployment: str = "") -> dict[str, int]:
         """Of the engines that are ready."""
-        return {name: one["pid"] for name, one in self.instances(deployment).items() if one["phase"] == "ready"}
+        return {
+            name: int(one["process"]) for name, one in self.instances(deployment).items() if one["phase"] == "ready"
+        }
 
     def is_settled(self) -> bool:
         """Whether everything that is wanted is ready, and nothing else is there."""

@@ -51,6 +51,7 @@ class InstanceRow:
         self.name: str = told["id"]
         self.phase: str = told["phase"]
         self.reason: str = told["reason"]
+        self._cause: Mapping[str, Any] = told.get("cause") or {"code": "", "facts": {}}
         self.halted: bool = told.get("halted", False)
         self.unplaced: bool = told.get("unplaced", False)
 
@@ -68,22 +69,21 @@ class InstanceRow:
     @property
     def short_reason(self) -> str:
         """On one line; the whole of it is in --json."""
-        no_place = self._told.get("no_place")
-        words = detail(no_place["code"], no_place["facts"]) if no_place and self._waits_for_a_place else self.reason
+        code, facts = self._cause["code"], self._cause["facts"]
+        words = detail(code, facts) if code == "no-place" else self.reason
         return one_line(words, MOST_WORDS)
 
     def in_words(self) -> str:
         """What it is doing. That one which starts does not answer yet goes without saying."""
-        told = self.reason and not self.reason.startswith("not ready yet")
+        told = self.reason and self._cause["code"] != "not-ready-yet"
         return f"{self.name} is {self.state}{f' ({self.short_reason})' if told else ''}"
 
     @property
     def gist(self) -> str:
         """The same without figures that change all the time: how much is free."""
-        no_place = self._told.get("no_place")
-        if not no_place or not self._waits_for_a_place:
+        if self._cause["code"] != "no-place":
             return self.in_words()
-        return f"{self.name} is {self.state} ({one_line(why_no_place(no_place['facts']), MOST_WORDS)})"
+        return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MOST_WORDS)})"
 
     def row(self) -> list[str]:
         """Its cells in the table of instances."""
@@ -93,7 +93,7 @@ class InstanceRow:
             self.name,
             self.state,
             told["url"],
-            str(told["pid"] or ""),
+            told["process"] or "",
             f"{told['in_flight']} of {limit}" if limit else str(told["in_flight"]),
             "" if usage is None else f"{usage:.0%}",
             str(told["restarts"] or ""),

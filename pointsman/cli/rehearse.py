@@ -292,17 +292,14 @@ def _draw(file: Path, compared: "Comparison") -> None:
 
 def _told(compared: "Comparison", newest: int) -> dict[str, Any]:
 
-    import msgspec
-
     told = compared.as_dict()
     for one in told["policies"] if newest else ():
-        one["records"] = msgspec.to_builtins(compared.policies[one["policy"]].records[-newest:])
+        one["records"] = [record.as_dict() for record in compared.policies[one["policy"]].records[-newest:]]
     return told
 
 
 def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comparison") -> str:
     """The last changes, as `pointsman explain deployment` has them."""
-    import msgspec
 
     from pointsman.cli.display import record_lines
 
@@ -311,7 +308,7 @@ def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comp
     for record in shown:
         # A recording that does not say when it was made has no dates.
         when = "" if compared.setting.began else _since_the_beginning(record.at)
-        lines += record_lines(msgspec.to_builtins(record) | {"policy": name.partition(" ")[0]}, when)
+        lines += record_lines(record.as_dict() | {"policy": name.partition(" ")[0]}, when)
     return "\n".join(lines)
 
 

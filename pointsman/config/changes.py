@@ -58,7 +58,7 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: I
     found = [*_of_applications(old, after), *_of_deployments(old, after)]
     for step in steps:
         where = ("", None) if step.where is None else (str(step.where), step.where.as_dict())
-        found.append(Change(step.what.value, step.subject, step.why, *where))
+        found.append(Change(step.what.value, step.subject, str(step.why), *where))
     if before is not None:
         if before.workers != after.workers:
             found.append(Change("workers", "workers", _told(before.workers, after.workers)))

@@ -22,7 +22,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: Time = 60.0
     """Requests under way get this long to end before the instance is stopped."""
     stop_grace_s: Time = 10.0
-    """From SIGTERM to SIGKILL."""
+    """From the request to end until the process is killed."""
     backoff_s: Time = 0.5
     """Before the first restart after a crash; doubles each time, back to this after `backoff_max_s` without one."""
     backoff_max_s: Time = 60.0

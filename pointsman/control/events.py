@@ -12,6 +12,7 @@ import msgspec
 
 from pointsman.control.desired import Desired, DesiredEndpoint
 from pointsman.placement.asks import Place
+from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance, Worker
 
 
@@ -40,7 +41,8 @@ class Adopted(ControllerEvent, frozen=True):
     recipe: str
     host: str
     port: int
-    pid: int
+    process: str
+    """The runtime's name for it; the controller only compares it."""
     place: Place | None = None
 
 
@@ -61,7 +63,8 @@ class Launched(ControllerEvent, frozen=True):
     """The process of an instance runs."""
 
     instance_id: str
-    pid: int
+    process: str
+    """The runtime's name for it."""
     host: str
     port: int
 
@@ -116,10 +119,10 @@ class DrainAsked(ControllerEvent, frozen=True):
 
 
 class PlaceNeeded(ControllerEvent, frozen=True):
-    """Somebody else needs the place of an instance more. It is drained, and comes back when there is another place."""
+    """The place of an instance is needed for another one. It is drained, and comes back when there is another place."""
 
     instance_id: str
-    why: str
+    why: Reason
 
 
 class PlaneStopping(ControllerEvent, frozen=True):
@@ -170,7 +173,7 @@ class Withdraw(msgspec.Struct, frozen=True):
 
     deployment: str
     instance_id: str
-    why: str
+    why: Reason
 
 
 class AwaitDrained(msgspec.Struct, frozen=True):
@@ -181,13 +184,19 @@ class AwaitDrained(msgspec.Struct, frozen=True):
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """SIGTERM to the process group of an instance. May be said again once it is `Launched`, if it was not by then."""
+    """Ask the process of an instance, and its children, to end.
+
+    Sent again once it is `Launched`, if it was not by then.
+    """
 
     instance_id: str
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """SIGKILL to the process group of an instance. May be said again once it is `Launched`, if it was not by then."""
+    """End the process of an instance, and its children, at once.
+
+    Sent again once it is `Launched`, if it was not by then.
+    """
 
     instance_id: str
 

@@ -72,13 +72,13 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: not known yet."""
     port: int
     tls: bool
-    pid: int | None
-    """None: there is no process of ours."""
+    process: str | None
+    """The runtime's name for its process; None if it has none of ours."""
     in_service: bool
     """Requests are on it, or may be sent to it."""
     restarts: int
-    reason: str
-    """What went wrong last, or why it leaves; empty: nothing."""
+    reason: Reason | None
+    """What went wrong last, or why it leaves; None if nothing did."""
     since: float
     """It is in its phase since then, or without a place."""
     until: float | None
@@ -91,8 +91,6 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is, if it was placed."""
     unplaced: bool = False
     """There is no place for it."""
-    refusal: Reason | None = None
-    """Why not."""
     halted: bool = False
     """It could not be started so often that it is not tried again: those from before its recipe serve on."""
     recipe: str = ""
@@ -111,11 +109,17 @@ def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[st
         ready=min(_counts(mine, deployments, Phase.READY)),
         starting=max(_counts(mine, deployments, Phase.STARTING, Phase.BACKING_OFF)),
         unplaced=max(_counts([one for one in mine if one.unplaced], deployments, *Phase)),
-        trouble=next((f"{one.id} does not run: {one.reason}" for one in failed), ""),
+        trouble=next((_not_running(one) for one in failed), None),
         start_ups={
-            (one.id, str(one.pid)): one.start_up_s for one in mine if one.start_up_s is not None and one.pid is not None
+            (one.id, one.process): one.start_up_s
+            for one in mine
+            if one.start_up_s is not None and one.process is not None
         },
     )
+
+
+def _not_running(one: InstanceStatus) -> Reason:
+    return Reason("instance-not-running", {"instance": one.id, "why": str(one.reason)})
 
 
 def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *phases: Phase) -> list[int]:
@@ -137,7 +141,7 @@ class Instance(msgspec.Struct, kw_only=True):
     since: float = 0.0
     host: str = ""
     port: int = 0
-    pid: int | None = None
+    process: str | None = None
     serving: ExecutionInstance | None = None
     """What was last said of it to those who send requests; None: it is not in service."""
     restarts: int = 0
@@ -155,9 +159,7 @@ class Instance(msgspec.Struct, kw_only=True):
     """From then until it was ready."""
     has_served: bool = False
     """Of this recipe: it was ready once, and would be again after a crash."""
-    reason: str = ""
-    refusal: Reason | None = None
-    """Why it has no place, if it has none."""
+    reason: Reason | None = None
     asked: bool = False
     """A probe is under way."""
     heard_at: float | None = None
@@ -172,8 +174,8 @@ class Instance(msgspec.Struct, kw_only=True):
     renewing: bool = False
     """When its process has ended, it is launched again at once."""
     drain_asked: bool = False
-    outdated: str = ""
-    """Why another is to take its place, as long as it must stay; empty: it may stay."""
+    outdated: Reason | None = None
+    """Why another is to take its place; None if it may stay."""
     leaving: bool = False
     """It is not wanted any more; there is no way back."""
     in_no_hurry: bool = False
@@ -237,7 +239,7 @@ class Instance(msgspec.Struct, kw_only=True):
     @property
     def next_probe(self) -> float | None:
         """When it is to be asked again; None: not now, or an answer is awaited."""
-        if self.asked or (self.endpoint is None and self.pid is None):
+        if self.asked or (self.endpoint is None and self.process is None):
             return None
         interval = self._probe_interval_s
         if interval is None:
@@ -287,33 +289,37 @@ class Instance(msgspec.Struct, kw_only=True):
             can_accept_request=accepting,
         )
 
-    def status(self) -> InstanceStatus:
-        """As people want to see it."""
-        reason = f"to be replaced: {self.outdated}" if self.outdated else self.reason
-        if not reason and self.silence and self.phase is Phase.STARTING:
-            reason = f"not ready yet: {self.silence}"
-        if self.halted:
-            reason = f"rollout stopped: {self.reason}; the earlier version serves on; deploy again to retry"
-        return InstanceStatus(
-            id=self.id,
-            deployment=self.deployment,
-            phase=self.phase,
-            host=self.host,
-            port=self.port,
-            tls=self.tls,
-            pid=self.pid,
-            in_service=self.serving is not None,
-            restarts=self.restarts,
-            reason=reason,
-            since=self.since if self.unplaced_since is None else self.unplaced_since,
-            until=self.deadline,
-            drain_asked=self.drain_asked,
-            endpoint=self.endpoint,
-            place=self.place,
-            unplaced=self.unplaced,
-            refusal=self.refusal,
-            halted=self.halted,
-            recipe=self.recipe,
-            start_up_s=self.start_up_s,
-            has_failed=self.failures > 0 and not self.unplaced and self.phase in (Phase.STARTING, Phase.BACKING_OFF),
-        )
+
+def instance_status(one: Instance) -> InstanceStatus:
+    return InstanceStatus(
+        id=one.id,
+        deployment=one.deployment,
+        phase=one.phase,
+        host=one.host,
+        port=one.port,
+        tls=one.tls,
+        process=one.process,
+        in_service=one.serving is not None,
+        restarts=one.restarts,
+        reason=_reason(one),
+        since=one.since if one.unplaced_since is None else one.unplaced_since,
+        until=one.deadline,
+        drain_asked=one.drain_asked,
+        endpoint=one.endpoint,
+        place=one.place,
+        unplaced=one.unplaced,
+        halted=one.halted,
+        recipe=one.recipe,
+        start_up_s=one.start_up_s,
+        has_failed=one.failures > 0 and not one.unplaced and one.phase in (Phase.STARTING, Phase.BACKING_OFF),
+    )
+
+
+def _reason(one: Instance) -> Reason | None:
+    if one.halted:
+        return Reason("rollout-stopped", {"why": one.reason})
+    if one.outdated is not None:
+        return Reason("to-be-replaced", {"why": one.outdated})
+    if one.reason is None and one.silence and one.phase is Phase.STARTING:
+        return Reason("not-ready-yet", {"probe": one.silence})
+    return one.reason

@@ -17,6 +17,7 @@ from pointsman.placement.fleet import Fleet
 from pointsman.placement.hints import hints, why_never
 from pointsman.placement.moves import defragment
 from pointsman.placement.placer import Placed, Placer
+from pointsman.reasons import Reason
 from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.scaling.records import ScalingRecord
 
@@ -41,7 +42,7 @@ class Preemption(msgspec.Struct, frozen=True):
     """What is to be done, and reported."""
 
     records: tuple[ScalingRecord, ...] = ()
-    evictions: tuple[tuple[str, str], ...] = ()
+    evictions: tuple[tuple[str, Reason], ...] = ()
     """Instances, and why."""
     retarget: bool = False
     """The target of another deployment has become 0."""
@@ -58,13 +59,13 @@ class Preemptor:
         """For a deployment without a place. `used`: deployments that have requests, running or waiting."""
         instances = self._controller.instances()
         unplaced = [each for each in instances if each.deployment in one.members and each.unplaced]
-        evictions: tuple[tuple[str, str], ...] = ()
+        evictions: tuple[tuple[str, Reason], ...] = ()
         serving = {each.deployment for each in instances if each.in_service}
         if unplaced and not serving.issuperset(one.members) and not used.isdisjoint(one.members):
             victims = self._victims(one, unplaced[0].deployment, instances, used, now)
             if victims:
                 return self._preempt(one, victims, now)
-            why = f"{one.name} waits for its place"  # until now, those that drain may have taken their time
+            why = Reason("place-awaited", {"deployment": one.name})  # the drain timeout holds for them from now on
             evictions = tuple((each.id, why) for each in instances if each.phase is Phase.DRAINING)
         more = len(unplaced) > one.reported_unplaced
         one.reported_unplaced = len(unplaced)
@@ -98,36 +99,39 @@ class Preemptor:
         for victim in victims:
             other = self._scaled[victim.deployment]
             if not victim.busy:
-                why = f"makes room for {one.name}, for which a request waits; nobody was idle for longer"
-                records.append(other.give_way(why, now))
-                records.append(one.note(f"{other.name}, which nobody uses, makes room for it", now))
+                records.append(other.give_way(Reason("unloaded-for", {"deployment": one.name}), now))
+                records.append(one.note(Reason("room-from-idle", {"deployment": other.name}), now))
                 continue
             [instance] = victim.instances
-            reason = "has others" if other.observed.replicas.ready > 1 else "has had its turn"
-            why = f"{instance} makes room for {one.name}, which has none and for which a request waits"
+            why = Reason("evicted-for", {"instance": instance, "deployment": one.name})
             evictions.append((instance, why))
             records.append(other.note(why, now))
-            records.append(one.note(f"{instance} of {other.name}, which {reason}, makes room for it", now))
+            code = "room-from-spare" if other.observed.replicas.ready > 1 else "room-from-turn"
+            records.append(one.note(Reason(code, {"instance": instance, "deployment": other.name}), now))
         return Preemption(tuple(records), tuple(evictions), not all(victim.busy for victim in victims))
 
     def _no_room(self, one: ScaledDeployment, unplaced: Sequence[InstanceStatus], now: float) -> ScalingRecord:
         """How many have no place, why, and what would help. Reported when their number grows."""
         ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
-        number = f"{len(unplaced)} of {one.target} {'has' if len(unplaced) == 1 else 'have'} no place"
-        helps, never = "", None
+        helps: list[str] = []
+        never = None
         if ask is not None and fleet is not None:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
-        why = unplaced[0].refusal
-        problem = "; ".join(filter(None, [number if why is None else f"{number}: {why.detail}", helps]))
-        in_vain = "" if never is None else f"no worker could take it, even with nothing else there: {never.detail}"
-        return one.note(in_vain or "started as soon as there is room", now, problem)
+        refusal = unplaced[0].reason
+        facts = {"unplaced": len(unplaced), "target": one.target, "why": _detail(refusal), "hints": helps}
+        why = Reason("waits-for-room") if never is None else Reason("fits-no-worker", {"why": never.detail})
+        return one.note(why, now, Reason("instances-unplaced", facts))
 
     def _ask(self, deployment: str) -> Ask | None:
         desired = self._controller.desired
         known = None if desired is None else desired.deployments.get(deployment)
         return None if known is None else known.ask
+
+
+def _detail(refusal: Reason | None) -> str:
+    return "" if refusal is None else refusal.detail if refusal.code == "no-place" else str(refusal)
 
 
 # Which instances may be evicted
@@ -158,7 +162,7 @@ def _turn_is_over(one: ScaledDeployment, now: float) -> bool:
 def _has_stayed(one: ScaledDeployment, now: float) -> bool:
     """Whether its minimum stay is over, and no operator ordered its target."""
     minimum_s = min(MAX_MINIMUM_STAY_S, one.start_up_s or MAX_MINIMUM_STAY_S)
-    return one.guard.ordered is None and one.observed.loaded_for_s(now) >= minimum_s
+    return one.guard.override is None and one.observed.loaded_for_s(now) >= minimum_s
 
 
 def _spare_instances(
@@ -213,8 +217,8 @@ def _fits(ask: Ask, placer: Placer) -> bool:
     return isinstance(placer.place(ask, traced=False), Placed)
 
 
-def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> str:
-    """Changes that would make room; empty if none is known."""
+def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> list[str]:
+    """Changes that would make room."""
     asks = {one.name: one.ask for one in deployments if one.ask is not None}
     movable = [
         msgspec.structs.replace(asks[one.deployment], instance_id=one.instance_id)
@@ -227,4 +231,4 @@ def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeploym
     if found is not None:
         moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)
         told.append(f"there would be room if these moved: {moves}")
-    return "; ".join(told)
+    return told

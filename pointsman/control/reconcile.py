@@ -17,35 +17,27 @@ from pointsman.placement.victims import victims
 from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance
 
-# What has changed, in words: from one recipe to another, from one lifecycle to another, of an instance in service.
+# What has changed
 
 
-ABSENT = "none"
-
-
-def between_recipes(before: str, after: str) -> str:
-    """What an instance that was started from one recipe lacks of another."""
+def between_recipes(before: str, after: str) -> Reason:
+    """What differs between the recipe that an instance was started from and another one."""
+    unknown = Reason("recipe-differs")
     try:
         old, new = _flat(before), _flat(after)
-    except (
-        msgspec.DecodeError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ):  # written by who knows whom, and kept in a store
-        return "it was started from another recipe"
-    return _listed(old, new) or "it was started from another recipe"
+    except (msgspec.DecodeError, TypeError, ValueError, LookupError, AttributeError):  # stored by another version
+        return unknown
+    return _changes(old, new) or unknown
 
 
-def between_lifecycles(before: Lifecycle, after: Lifecycle) -> str:
-    """Empty: they are the same."""
-    return _listed(msgspec.structs.asdict(before), msgspec.structs.asdict(after))
+def between_lifecycles(before: Lifecycle, after: Lifecycle) -> Reason | None:
+    """None if they are the same."""
+    return _changes(msgspec.structs.asdict(before), msgspec.structs.asdict(after))
 
 
-def between_facts(before: ExecutionInstance, after: ExecutionInstance) -> str:
-    """What those who send requests must be told anew; empty: nothing."""
-    return _listed(_facts(before), _facts(after))
+def between_facts(before: ExecutionInstance, after: ExecutionInstance) -> Reason | None:
+    """What dispatchers must learn about an instance; None if nothing."""
+    return _changes(_facts(before), _facts(after))
 
 
 def endpoint_recipe(spec: DesiredDeployment, url: str, engine: str) -> str:
@@ -70,18 +62,19 @@ def _facts(instance: ExecutionInstance) -> dict[str, Any]:
     return {"model": instance.model_name, "aliases": aliases, "max_concurrency": instance.max_concurrency, **labels}
 
 
-def _listed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Reason | None:
     names = [*before, *(name for name in after if name not in before)]
-    return ", ".join(
-        f"{name} {_shown(before.get(name))} -> {_shown(after.get(name))}"
+    changes = [
+        {"field": name, "before": _shown(before.get(name)), "after": _shown(after.get(name))}
         for name in names
         if before.get(name) != after.get(name)
-    )
+    ]
+    return Reason("changed", {"changes": changes}) if changes else None
 
 
 def _shown(value: Any) -> str:
     if value is None:
-        return ABSENT
+        return "none"
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -90,7 +83,7 @@ def _shown(value: Any) -> str:
 WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
 """From most to least: who is kept when there are too many."""
 
-DRAIN_ASKED = "an operator asked for it to be drained"
+DRAIN_ASKED = Reason("drain-asked")
 
 
 class What(Enum):
@@ -118,7 +111,7 @@ class ReconcileStep(msgspec.Struct, frozen=True):
     what: What
     subject: str
     """The instance; the deployment, if the step is about its lifecycle."""
-    why: str
+    why: Reason
     deployment: str
     endpoint: str = ""
     """The name of a server that somebody else started, if it is about one."""
@@ -143,7 +136,7 @@ def reconcile(
     steps: list[ReconcileStep] = []
     for name, members in mine.items():
         if name not in wanted:  # first, so that there is room for others
-            why = "everything is shut down" if shutting_down else f'deployment "{name}" is not wanted any more'
+            why = Reason("shut-down") if shutting_down else Reason("deployment-unwanted", {"deployment": name})
             steps += [_leave(instance, why) for instance in members]
     for name, spec in wanted.items():
         members = mine.get(name, [])
@@ -158,8 +151,8 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     steps = []
     for name, spec in after.deployments.items():
         known = before.deployments.get(name)
-        changed = between_lifecycles(known.lifecycle, spec.lifecycle) if known is not None else ""
-        if changed:
+        changed = between_lifecycles(known.lifecycle, spec.lifecycle) if known is not None else None
+        if changed is not None:
             steps.append(ReconcileStep(What.UPDATE, name, changed, name))
     return steps
 
@@ -189,7 +182,7 @@ def _processes(
         else:
             current.append(instance)
     there = len(current) + len(outdated)
-    count = f"{_count(wanted)} wanted, {there} there"
+    count = Reason("replica-count", {"wanted": wanted, "present": there})
     current.sort(key=lambda one: (WORTH.index(one.phase), -one.warmth, *_number(one)))
     ready = sum(one.phase is Phase.READY for one in current[:wanted])
     held = _replace(outdated, max(wanted - ready, 0), recipe, steps)
@@ -204,7 +197,7 @@ def _processes(
     back = sorted(back, key=lambda one: (-one.warmth, *_number(one)))[: max(room - len(current), 0)]
     steps += [ReconcileStep(What.KEEP, one.id, count, spec.name) for one in back]
     for number in range(len(current) + len(back), room):
-        why = count if number + len(held) < wanted else f"to take over from {held[0].id}"
+        why = count if number + len(held) < wanted else Reason("takes-over", {"instance": held[0].id})
         steps.append(ReconcileStep(What.START, _free_id(spec.name, taken), why, spec.name))
     return steps
 
@@ -214,13 +207,13 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
     if instance.recipe != recipe:
         return [ReconcileStep(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
     changed = _changed(instance, spec, None)
-    return [ReconcileStep(What.UPDATE, instance.id, changed, spec.name)] if changed else []
+    return [ReconcileStep(What.UPDATE, instance.id, changed, spec.name)] if changed is not None else []
 
 
-def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> str:
-    """What those who send requests to it must be told anew."""
+def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
+    """What dispatchers must learn about it."""
     if instance.foreign or (instance.spec == spec and instance.endpoint == endpoint):
-        return ""
+        return None
     return between_facts(instance.served(True), instance.served(True, spec, endpoint))
 
 
@@ -228,9 +221,9 @@ def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[Rec
     """Those who must still serve until others can. The rest is let go: the unhealthy first, then in order."""
     order = sorted(outdated, key=lambda one: (one.phase is Phase.READY, not one.drain_asked, *_number(one)))
     spare = max(len(order) - needed, 0)
-    for place, instance in enumerate(order):
+    for index, instance in enumerate(order):
         why = DRAIN_ASKED if instance.drain_asked else between_recipes(instance.recipe, recipe)
-        steps.append(ReconcileStep(What.STOP if place < spare else What.REPLACE, instance.id, why, instance.deployment))
+        steps.append(ReconcileStep(What.STOP if index < spare else What.REPLACE, instance.id, why, instance.deployment))
     return order[spare:]
 
 
@@ -247,10 +240,6 @@ def _number(instance: Instance) -> tuple[int, str]:
     return len(instance.id), instance.id
 
 
-def _count(wanted: int) -> str:
-    return f"{wanted} replica is" if wanted == 1 else f"{wanted} replicas are"
-
-
 # Servers that somebody else started
 
 
@@ -259,8 +248,8 @@ def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]
     steps = []
     for name, endpoint in reversed(wanted.items()):
         steps += _endpoint(spec, endpoint, [one for one in members if _name(one) == name], taken)
-    why = "it is not listed any more"
-    return steps + [_leave(instance, why) for instance in members if _name(instance) not in wanted]
+    unlisted = [one for one in members if _name(one) not in wanted]
+    return steps + [_leave(one, Reason("endpoint-unlisted")) for one in unlisted]
 
 
 def _endpoint(
@@ -272,10 +261,11 @@ def _endpoint(
     steps = []
     if not current:
         added = _free_endpoint_id(spec.name, endpoint.name, taken)
-        steps.append(ReconcileStep(What.ADD, added, f"it is listed, at {endpoint.url}", spec.name, endpoint.name))
+        listed = Reason("endpoint-listed", {"url": endpoint.url})
+        steps.append(ReconcileStep(What.ADD, added, listed, spec.name, endpoint.name))
     for instance in current:
         changed = _changed(instance, spec, endpoint)
-        if changed:
+        if changed is not None:
             steps.append(ReconcileStep(What.UPDATE, instance.id, changed, spec.name, endpoint.name))
     taken_over = any(one.phase is Phase.READY for one in current)
     for instance in members:
@@ -302,6 +292,6 @@ def _name(instance: Instance) -> str:
     return "" if instance.endpoint is None else instance.endpoint.name
 
 
-def _leave(instance: Instance, why: str) -> ReconcileStep:
+def _leave(instance: Instance, why: Reason) -> ReconcileStep:
     what = What.STOP if instance.endpoint is None else What.REMOVE
     return ReconcileStep(what, instance.id, why, instance.deployment, _name(instance))

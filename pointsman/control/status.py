@@ -7,17 +7,18 @@ import msgspec
 
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.control.instances import InstanceStatus, Phase
+from pointsman.reasons import Reason
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """No instance of a deployment takes requests: why, in words for clients, and when one may."""
+    """No instance of a deployment takes requests: why, for clients, and when one may."""
 
-    why: str
+    why: Reason
     retry_s: float | None = None
     """Seconds until then; None if unknown."""
 
 
-NONE_WANTED = Unavailable("none is wanted now; the operator may start some")
+NONE_WANTED = Unavailable(Reason("none-wanted"))
 
 
 def unavailability(instances: Iterable[InstanceStatus], start_up_s: float | None, now: float) -> Unavailable:
@@ -31,16 +32,16 @@ def unavailability(instances: Iterable[InstanceStatus], start_up_s: float | None
 
 def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -> Unavailable:
     if one.unplaced:
-        return Unavailable(f"there is no place for {one.id} yet")
+        return Unavailable(Reason("no-place-yet", {"instance": one.id}))
     if one.phase is Phase.STARTING:
         left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
-        return Unavailable(f"{one.id} is being started, for {now - one.since:.0f} s so far", left_s)
+        why = Reason("starting", {"instance": one.id, "for_s": round(now - one.since)})
+        return Unavailable(why, left_s)
     if one.phase is Phase.BACKING_OFF and one.until is not None:
-        times = "once" if one.restarts == 0 else f"{one.restarts + 1} times"
         left_s = max(one.until - now, 0.0)
-        why = f"{one.id} has failed {times}, and is started again in {left_s:.0f} s"
-        return Unavailable(why, left_s + (start_up_s or 0.0))
-    return Unavailable(f"{one.id} is {one.phase.value}")
+        facts = {"instance": one.id, "failures": one.restarts + 1, "restart_in_s": round(left_s)}
+        return Unavailable(Reason("restarting", facts), left_s + (start_up_s or 0.0))
+    return Unavailable(Reason("in-phase", {"instance": one.id, "phase": one.phase.value}))
 
 
 def is_ready(deployments: Iterable[str], instances: Iterable[InstanceStatus], at_zero: Set[str]) -> bool:
@@ -106,12 +107,12 @@ def _instance_status(instance: InstanceStatus, load: Mapping[str, Any], now: flo
         "id": instance.id,
         "phase": instance.phase.value,
         "url": f"{scheme}://{host}:{instance.port}" if host else "",
-        "pid": instance.pid,
+        "process": instance.process,
         "restarts": instance.restarts,
         "halted": instance.halted,
         "unplaced": instance.unplaced,
-        "reason": instance.reason,
-        "no_place": None if instance.refusal is None else instance.refusal.as_dict(),
+        "reason": "" if instance.reason is None else str(instance.reason),
+        "cause": None if instance.reason is None else instance.reason.as_dict(),
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),
         **load,

@@ -175,6 +175,39 @@ def _instance_failed(facts: Facts) -> str:
     return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
 
 
+def _after(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _probes(count: int) -> str:
+    return f"{count} probes in a row" if count > 1 else "a probe"
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica is" if count == 1 else f"{count} replicas are"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _override(facts: Facts) -> str:
+    end = "until it is taken back" if facts["until"] is None else f"until {facts['until']}"
+    return f"{facts['replicas']} ordered by {facts['by']} {end}"
+
+
+def _policy_too_slow(facts: Facts) -> str:
+    limit = f"{facts['limit_s']:g} s"
+    if facts["taken_s"] is None:
+        return f"took more than {limit} (timeLimit)"
+    return f"took {facts['taken_s']:.3g} s; it may take {limit} (timeLimit)"
+
+
+def _unplaced(facts: Facts) -> str:
+    verb = "has" if facts["unplaced"] == 1 else "have"
+    return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
+
+
 _START_ONE = "start an instance"
 
 
@@ -431,5 +464,77 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "fits-after-moving": _moving,
     # Where an instance is
     "place": _place,
-    # Control and scaling
+    # Why an instance is where it is in its life
+    "preempted": "it makes room for {instance}, which is more important",
+    "place-awaited": "{deployment} waits for its place",
+    "evicted-for": "{instance} makes room for {deployment}, which has none and for which a request waits",
+    "start-timeout": lambda facts: f"not ready {facts['start_timeout_s']:g} s after its launch{_after(facts['probe'])}",
+    "drain-timeout": "not drained in {drain_timeout_s:g} s: {why}",
+    "drained": "no request is under way on it",
+    "resources-lost": 'what it had of worker "{worker}" is not there any more',
+    "worker-lost": 'worker "{worker}" is lost: {why}',
+    "launch-failed": "could not be started: {why}",
+    "exited": "{why}",
+    "probes-failed": lambda facts: f"did not answer {_probes(facts['probes'])}: {facts['why']}",
+    "requests-fail": "requests fail on it: {why}",
+    "requests-fail-again": "requests fail on it, although probes do not: {why}",
+    "requests-and-probe-failed": "{before}; and a probe failed: {why}",
+    "endpoint-silent": "does not answer: {why}",
+    "not-ready-yet": "not ready yet: {probe}",
+    "to-be-replaced": "to be replaced: {why}",
+    "rollout-stopped": "rollout stopped: {why}; the earlier version serves on; deploy again to retry",
+    # Why an instance is started, stopped or changed
+    "drain-asked": "an operator asked for it to be drained",
+    "shut-down": "everything is shut down",
+    "deployment-unwanted": 'deployment "{deployment}" is not wanted any more',
+    "replica-count": lambda facts: f"{_replicas(facts['wanted'])} wanted, {facts['present']} there",
+    "takes-over": "to take over from {instance}",
+    "rollout-retried": "its rollout was stopped, and is tried again",
+    "recipe-differs": "it was started from another recipe",
+    "changed": lambda facts: ", ".join("{field} {before} -> {after}".format(**one) for one in facts["changes"]),
+    "endpoint-listed": "it is listed, at {url}",
+    "endpoint-unlisted": "it is not listed any more",
+    # Why no instance of a deployment takes requests
+    "none-wanted": "none is wanted now; the operator may start some",
+    "no-place-yet": "there is no place for {instance} yet",
+    "starting": "{instance} is being started, for {for_s} s so far",
+    "restarting": lambda facts: (
+        f"{facts['instance']} has failed {_times(facts['failures'])}, and is started again in {facts['restart_in_s']} s"
+    ),
+    "in-phase": "{instance} is {phase}",
+    # Why a target changed, or did not
+    "policy-wants": "{replicas} wanted",
+    "request-waits": "a request waits, and there is no instance",
+    "gave-way": "it has made room for others, and nobody asks for it",
+    "held-by-trouble": "not more while {trouble}",
+    "override": _override,
+    "override-ended": lambda facts: f"over: {_override(facts)}",
+    "override-released": lambda facts: f"taken back: {_override(facts)}",
+    "unloaded-for": "makes room for {deployment}, for which a request waits; nobody was idle for longer",
+    "room-from-idle": "{deployment}, which nobody uses, makes room for it",
+    "room-from-spare": "{instance} of {deployment}, which has others, makes room for it",
+    "room-from-turn": "{instance} of {deployment}, which has had its turn, makes room for it",
+    "waits-for-room": "started as soon as there is room",
+    "fits-no-worker": "no worker could take it, even with nothing else there: {why}",
+    "start-retried": "it is tried again and again",
+    "all-run-again": "all of them run again",
+    "policy-recovered": "{policy} answers again after it {problem}",
+    "scaling-max": "at most {max} (max)",
+    "scaling-min": "at least {min} (min)",
+    "scaling-up-delay": "{goal} after {delay_s:g} s (upDelay)",
+    "scaling-down-delay": "fewer after {delay_s:g} s (downDelay)",
+    "scaling-cooldown": "no change for {cooldown_s:g} s after the last one (cooldown)",
+    "scaling-up-factor": "{step} of {change} more at once (upFactor {factor:g})",
+    "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
+    "scaling-max-step": "{step} at a time (maxStep)",
+    "scaling-idle-timeout": "the last one goes after {idle_timeout_s:g} s without a request (idleTimeout)",
+    # What is wrong with a policy, or with instances
+    "policy-too-slow": _policy_too_slow,
+    "policy-raised": "{text}",
+    "policy-state-too-large": "wrote {size_kib} KiB into view.state; it may keep {limit_kib} KiB, and what it wrote "
+    "this time is forgotten",
+    "policy-answer-invalid": "returned {found}; it must be a whole number of replicas from 0 to {max:,}, or a Wish "
+    "for one",
+    "instance-not-running": "{instance} does not run: {why}",
+    "instances-unplaced": _unplaced,
 }

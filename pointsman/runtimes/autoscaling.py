@@ -9,6 +9,7 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.control import Controller, Desired
 from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import Preemptor
+from pointsman.reasons import Reason
 from pointsman.runtimes.interface import GpuMeter, TargetStore
 from pointsman.runtimes.metric_sources import MetricSources
 from pointsman.runtimes.policy_runner import PolicyRunner
@@ -53,7 +54,7 @@ class PlaneScaling:
         traffic: Traffic,
         controller: Controller,
         retarget: Callable[[], None],
-        evict: Callable[[str, str], None],
+        evict: Callable[[str, Reason], None],
         clock: Callable[[], float],
         gpu_usage: GpuMeter,
         policies: MakePolicyCalls,

@@ -20,7 +20,7 @@ from pointsman.runtimes.interface import GpuMeter
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.deployment import Load, ReplicaCounts, ScaledDeployment
 from pointsman.scaling.limits import MetricQuery
-from pointsman.scaling.measuring import Measurements
+from pointsman.scaling.measurements import Measurements
 
 CUSTOM = "pointsman_custom_metric"
 PATH = "/metrics"

@@ -7,7 +7,7 @@ delays and steps, also when the policy raises or returns nonsense.
 
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.measuring import Measurements, windows_of
+from pointsman.scaling.measurements import Measurements, windows_of
 from pointsman.scaling.policies.budget import Budget
 from pointsman.scaling.policies.combined import MaxOf, MinOf
 from pointsman.scaling.policies.panic import Panic
@@ -24,9 +24,9 @@ from pointsman.scaling.policy import (
     Stay,
     TooSlow,
     Wish,
-    ask,
-    ask_application,
     by_node,
+    invoke,
+    invoke_application,
     policy_name,
 )
 from pointsman.scaling.records import ScalingRecord
@@ -49,7 +49,8 @@ SCALING_POLICIES: dict[str, type] = {
 __all__ = [
     "DeploymentView", "ApplicationView", "Window", "Rate",
     "ScalingPolicy", "ApplicationScalingPolicy", "PolicyFunction", "Wish",
-    "Guard", "ScalingLimits", "ScalingRecord", "ask", "ask_application", "by_node", "policy_name", "Stay", "TooSlow",
+    "Guard", "ScalingLimits", "ScalingRecord", "Stay", "TooSlow",
+    "invoke", "invoke_application", "by_node", "policy_name",
     "Measurements", "windows_of",
     "TargetOngoing", "QueueDepth", "SloAttainment", "TokenThroughput", "Panic", "Scheduled", "ScheduleEntry",
     "Predictive", "Budget", "MaxOf", "MinOf", "SCALING_POLICIES",

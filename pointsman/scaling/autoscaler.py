@@ -13,7 +13,7 @@ import msgspec
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, ScaledDeployment
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.policy import TooMuch, TooSlow, ask_with_notes, by_node, copied, plain
+from pointsman.scaling.policy import StateTooLarge, TooSlow, by_node, copy_state, invoke_with_state, savable_state
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import ApplicationView, DeploymentView
 
@@ -196,10 +196,10 @@ class Autoscaler:
         made, limit_s = plan.plan.policy, plan.plan.limits.time_limit_s
         if not plan.of_application:
             [view] = views.values()
-            return Invocation(policy, views, lambda: ask_with_notes(made, view), limit_s, {})
+            return Invocation(policy, views, lambda: invoke_with_state(made, view), limit_s, {})
         nodes = {plan.nodes[name]: msgspec.structs.replace(view, name=plan.nodes[name]) for name, view in views.items()}
-        seen = ApplicationView(name=plan.name, now=now, deployments=nodes, state=copied(policy.state))
-        return Invocation(policy, views, lambda: ask_with_notes(made, seen), limit_s, seen.state)
+        seen = ApplicationView(name=plan.name, now=now, deployments=nodes, state=copy_state(policy.state))
+        return Invocation(policy, views, lambda: invoke_with_state(made, seen), limit_s, seen.state)
 
     def answered(self, invocation: Invocation, answer: object, now: float) -> ScalingChange:
         """Apply what a call returned or raised; `TooSlow` if it did not return in time."""
@@ -208,7 +208,7 @@ class Autoscaler:
             return ScalingChange()  # replaced while it ran
         answers = dict.fromkeys(views, answer)
         if policy.plan.of_application:
-            if not isinstance(answer, TooSlow | TooMuch):
+            if not isinstance(answer, TooSlow | StateTooLarge):
                 policy.state = dict(invocation.state)
             nodes = policy.plan.nodes
             by_name = by_node(answer, [nodes[name] for name in views if name in nodes])
@@ -241,7 +241,7 @@ class Autoscaler:
     def override(self, name: str, replicas: int | None, for_s: float | None, by: str, now: float) -> ScalingChange:
         """Set the target, whatever the policy says, for so long; None: follow the policy again."""
         one = self.find(name)
-        limits, before, known = one.guard.limits, one.target, one.guard.ordered
+        limits, before, known = one.guard.limits, one.target, one.guard.override
         if replicas is None:
             self.wake(one.name)
             record = one.keep(one.guard.release(now))
@@ -249,7 +249,7 @@ class Autoscaler:
         if not limits.min_replicas <= replicas <= limits.max_replicas:
             between = f"between {limits.min_replicas} and {limits.max_replicas} (scaling.min and max)"
             raise PointsmanError(f'"{one.name}" must have {between}, found {replicas}')
-        ordered = one.guard.override(replicas, None if for_s is None else now + for_s, by, now)
+        ordered = one.guard.set_override(replicas, None if for_s is None else now + for_s, by, now)
         repeated = known is not None and (known.replicas, known.by) == (replicas, by)  # as external scalers do
         if not repeated:
             one.keep(ordered)
@@ -269,7 +269,7 @@ class Autoscaler:
         saved = {name: msgspec.json.encode(self.deployments[name].saved()).decode() for name in names}
         for key, policy in self.policies.items() if deployments is None else ():
             if policy.plan.of_application:
-                saved[key] = msgspec.json.encode([policy.plan.plan.recipe, plain(policy.state)]).decode()
+                saved[key] = msgspec.json.encode([policy.plan.plan.recipe, savable_state(policy.state)]).decode()
         return saved
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from pointsman.scaling.guard import OURSELVES, Guard
+from pointsman.reasons import Reason
+from pointsman.scaling.guard import OURSELVES, Cap, Guard
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.measuring import Measurements, windows_of
-from pointsman.scaling.policy import TooMuch, TooSlow, Wish, copied, understood
+from pointsman.scaling.measurements import Measurements, windows_of
+from pointsman.scaling.policy import StateTooLarge, TooSlow, Wish, copy_state, parse_answer
 from pointsman.scaling.records import ReportThrottle, ScalingRecord
 from pointsman.scaling.view import DeploymentView
 
 MAX_RECORDS = 200
-GAVE_WAY = "it has made room for others, and nobody asks for it"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,8 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
     starting: int = 0
     """Including those that wait for a restart or for a place."""
     unplaced: int = 0
-    trouble: str = ""
-    """Why an instance that should run does not; empty if all run."""
+    trouble: Reason | None = None
+    """Why an instance that should run does not; None if all run."""
     start_ups: Mapping[tuple[str, str], float] = {}
     """Seconds from launch to ready, by instance and process."""
 
@@ -137,7 +137,7 @@ class ScaledDeployment:
         """It made room for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
         if saved.recipe != deciding.recipe:
-            self.guard.notes = {}
+            self.guard.policy_state = {}
 
     @property
     def policy_name(self) -> str:
@@ -161,7 +161,7 @@ class ScaledDeployment:
         """Apply a new plan. The target and the state of an unchanged policy stay."""
         if deciding.recipe != self.deciding.recipe:
             self.observed.use_windows_of(deciding)
-            self.guard.notes = {}
+            self.guard.policy_state = {}
         self.plan, self.deciding = plan, deciding
         self.guard.limits, self.guard.policy_name = plan.limits, deciding.policy_name
 
@@ -182,32 +182,32 @@ class ScaledDeployment:
             since_up_s=guard.since_up_s(now),
             since_down_s=guard.since_down_s(now),
             idle_s=self.observed.idle_s(load, now),
-            state=copied(guard.notes),
+            state=copy_state(guard.policy_state),
         )
 
     def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
         """Apply the answer of the policy. None if there is nothing to report."""
-        said = understood(answer, self.guard.limits.time_limit_s)
-        if isinstance(answer, TooSlow | TooMuch):  # a call that is still running may write to the state it was given
-            view = msgspec.structs.replace(view, state=self.guard.notes)
-        self.wanted = said.replicas if isinstance(said, Wish) else None
-        self.errors += isinstance(said, str)
+        parsed = parse_answer(answer, self.guard.limits.time_limit_s)
+        if isinstance(answer, TooSlow | StateTooLarge):  # a call that still runs may write to the state it was given
+            view = msgspec.structs.replace(view, state=self.guard.policy_state)
+        self.wanted = parsed.replicas if isinstance(parsed, Wish) else None
+        self.errors += isinstance(parsed, Reason)
         self._gave_way = self._gave_way and view.load == 0
-        replicas = self.observed.replicas
-        if self._gave_way and self.wanted:
-            answer = Wish(0, GAVE_WAY)
-        elif isinstance(said, Wish) and said.replicas > max(self.target, 1) and replicas.trouble and not replicas.ready:
-            answer = Wish(max(self.target, 1), f"{said.why}; not more while {replicas.trouble}", said.refused)
-        return self.keep(self.guard.decide(view, answer))
+        replicas, cap = self.observed.replicas, None
+        if self._gave_way:
+            cap = Cap(0, Reason("gave-way"), replaces=True)
+        elif replicas.trouble is not None and not replicas.ready:
+            cap = Cap(max(self.target, 1), Reason("held-by-trouble", {"trouble": str(replicas.trouble)}))
+        return self.keep(self.guard.decide(view, answer, cap))
 
     def report_trouble(self, now: float) -> ScalingRecord | None:
         """A record if instances fail to run, or run again. None if that was reported before."""
         replicas = self.observed.replicas
-        if not self._reported_trouble.is_news(replicas.trouble, now):
+        if not self._reported_trouble.is_news("" if replicas.trouble is None else str(replicas.trouble), now):
             return None
-        if not replicas.trouble:
-            return self.note("all of them run again", now) if replicas.ready else None
-        return self.note("it is tried again and again", now, replicas.trouble)
+        if replicas.trouble is None:
+            return self.note(Reason("all-run-again"), now) if replicas.ready else None
+        return self.note(Reason("start-retried"), now, replicas.trouble)
 
     def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
         """Append a record, if there is one."""
@@ -216,7 +216,7 @@ class ScaledDeployment:
             self.changes += record.after != record.before
         return record
 
-    def note(self, why: str, now: float, problem: str = "") -> ScalingRecord:
+    def note(self, why: Reason, now: float, failure: Reason | None = None) -> ScalingRecord:
         """A record that changes no target."""
         record = ScalingRecord(
             deployment=self.name,
@@ -225,13 +225,13 @@ class ScaledDeployment:
             by=OURSELVES,
             before=self.target,
             after=self.target,
-            why=why,
-            problem=problem,
+            reasons=(why,),
+            failure=failure,
         )
         self.keep(record)
         return record
 
-    def give_way(self, why: str, now: float) -> ScalingRecord:
+    def give_way(self, why: Reason, now: float) -> ScalingRecord:
         """Scale to 0 at once, until a request comes."""
         self._gave_way = True
         record = self.guard.give_way(why, now)

@@ -1,7 +1,7 @@
-"""Around every policy: whatever it says, the target stays within bounds, and every change has a record.
+"""The guard around every policy: targets stay within bounds, whatever the policy answers, and each change has a record.
 
-Enters: a view and what the policy answered. Leaves: a record, if something changed. The one rule: an answer that makes
-no sense changes nothing; the last good target holds, the problem is told once, and the policy is asked again.
+Enters: a view and the answer of the policy. Leaves: a record, if something changed. The one rule: an answer that makes
+no sense changes nothing; the last target holds, the problem is reported once, and the policy is called again.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -9,53 +9,84 @@ from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.policy import Wish, plain, understood
+from pointsman.scaling.policy import Wish, parse_answer, savable_state
 from pointsman.scaling.records import ReportThrottle, ScalingRecord
 from pointsman.scaling.stabilization import Stabilization, Standing, allowed, within
 from pointsman.scaling.view import DeploymentView
 
 OURSELVES = "pointsman"
-"""Who decides where neither a policy nor an order does."""
-
-
-MOST_METRICS = 10
-"""Numbers of somebody's own, in one record."""
+"""`by` of a record where neither the policy nor an operator decided."""
+MAX_CUSTOM_METRICS = 10
+"""In one record."""
 
 
 class Override(msgspec.Struct, frozen=True):
-    """Somebody ordered a number, and the policy is not followed until it is over."""
+    """A target that an operator set: the policy is not followed until it ends."""
 
     replicas: int
     by: str
     until: float | None = None
     """None: until it is taken back."""
 
-    def __str__(self) -> str:
-        end = "until it is taken back" if self.until is None else f"until {in_utc(self.until)}"
-        return f"{self.replicas} ordered by {self.who} {end}"
-
     @property
     def who(self) -> str:
         return self.by or "somebody"
 
+    def reason(self, code: str) -> Reason:
+        until = None if self.until is None else in_utc(self.until)
+        return Reason(code, {"replicas": self.replicas, "by": self.who, "until": until})
 
-class Memory(msgspec.Struct, kw_only=True):
-    """All that a guard remembers: plain data."""
+
+class Cap(msgspec.Struct, frozen=True):
+    """At most this many replicas, whatever the policy wants."""
+
+    replicas: int
+    reason: Reason
+    replaces: bool = False
+    """The reason stands instead of the policy's, not beside it."""
+
+
+class GuardState(msgspec.Struct, kw_only=True):
+    """What a guard remembers: plain data, saved over restarts."""
 
     target: int
     changed_at: float | None = None
     up_at: float | None = None
     down_at: float | None = None
     busy_at: float | None = None
-    """When there last was a request, or when the guard first looked."""
-    wants: Stabilization = msgspec.field(default_factory=Stabilization)
+    """When there last was a request, or when the guard was first used."""
+    stabilization: Stabilization = msgspec.field(default_factory=Stabilization)
     override: Override | None = None
     problem: ReportThrottle = msgspec.field(default_factory=ReportThrottle)
     refused: ReportThrottle = msgspec.field(default_factory=ReportThrottle)
-    notes: dict[str, Any] = {}
-    """The policy's own."""
+    policy_state: dict[str, Any] = {}
+
+    def set_target(self, target: int, now: float) -> None:
+        if target != self.target:
+            self.changed_at = now
+            self.up_at, self.down_at = (now, self.down_at) if target > self.target else (self.up_at, now)
+            self.target = target
+
+    def standing(self, view: DeploymentView) -> Standing:
+        now = view.now
+        if view.load > 0 or self.busy_at is None:
+            self.busy_at = now
+        if view.idle_s is not None:
+            self.busy_at = now - view.idle_s
+        self.busy_at = min(self.busy_at, now)  # a clock that was set back must not keep the last replica for ever
+        since = None if self.changed_at is None else now - self.changed_at
+        return Standing(now, self.target, since, now - self.busy_at, view.load > 0)
+
+    def end_override(self, now: float) -> Reason | None:
+        """End the override if its time is over. None if it is not, or if there is none."""
+        override = self.override
+        if override is None or override.until is None or now < override.until:
+            return None
+        self.override = None
+        return override.reason("override-ended")
 
 
 class Guard:
@@ -65,54 +96,54 @@ class Guard:
         self, deployment: str, limits: ScalingLimits, policy_name: str, state: Mapping[str, Any] | None = None
     ) -> None:
         self.deployment, self.limits, self.policy_name = deployment, limits, policy_name
-        self._memory = _recalled(state) or Memory(target=limits.first)
-        self.problem = self._memory.problem.words
-        """What is wrong with the policy now; empty: nothing."""
-        self.notes: MutableMapping[str, Any] = self._memory.notes
-        """The policy's own: hand them to it as `view.state`."""
+        self._state = _restored(state) or GuardState(target=limits.first)
+        self.problem: Reason | None = None
+        """What is wrong with the policy's last answer."""
+        self.policy_state: MutableMapping[str, Any] = self._state.policy_state
+        """For the policy, as `view.state`."""
 
     @property
     def target(self) -> int:
-        """What holds now."""
-        return self._memory.target
+        return self._state.target
 
     @property
-    def ordered(self) -> Override | None:
-        """What somebody ordered in place of the policy."""
-        return self._memory.override
+    def override(self) -> Override | None:
+        return self._state.override
 
     def since_up_s(self, now: float) -> float | None:
-        """Since the target last went up; None: never."""
-        return None if self._memory.up_at is None else now - self._memory.up_at
+        """Since the target last went up; None if it never did."""
+        return None if self._state.up_at is None else now - self._state.up_at
 
     def since_down_s(self, now: float) -> float | None:
-        """Since the target last went down; None: never."""
-        return None if self._memory.down_at is None else now - self._memory.down_at
+        """Since the target last went down; None if it never did."""
+        return None if self._state.down_at is None else now - self._state.down_at
 
-    def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
-        """Take in what the policy answered. None: nothing changed, and nothing new is to be told."""
-        memory, now, before = self._memory, view.now, self.target
-        self.notes = view.state
-        said = understood(answer, self.limits.time_limit_s)
-        asked = said if isinstance(said, Wish) else Wish(self.target)
-        wish = self._heard(view, asked)
-        self.problem = said if isinstance(said, str) else ""
-        memory.wants.note(now, within(wish.replicas, self.limits)[0], before)
-        standing, over = self._standing(view), self._end_override(now)
-        if memory.override is None:
-            after, bounded = allowed(wish.replicas, memory.wants, self.limits, standing)
-            why = wish.why or (f"{wish.replicas} wanted" if isinstance(said, Wish) else "")
-            by = "" if wish is asked else OURSELVES
+    def decide(self, view: DeploymentView, answer: object, cap: Cap | None = None) -> ScalingRecord | None:
+        """Apply the answer of the policy. None if nothing changed and there is nothing new to report."""
+        state, now, before = self._state, view.now, self.target
+        self.policy_state = view.state
+        parsed = parse_answer(answer, self.limits.time_limit_s)
+        self.problem = parsed if isinstance(parsed, Reason) else None
+        wish = parsed if isinstance(parsed, Wish) else Wish(self.target)
+        wanted, reasons, by = self._wanted(view, wish, isinstance(parsed, Wish), cap)
+        state.stabilization.add(now, within(wanted, self.limits)[0], before)
+        standing, ended = state.standing(view), state.end_override(now)
+        if state.override is None:
+            after, bounds = allowed(wanted, state.stabilization, self.limits, standing)
         else:
-            after, bounded = within(memory.override.replicas, self.limits)
-            why, by = str(memory.override), memory.override.who
-        self._become(after, now)
-        had_problem = memory.problem.words
-        news = memory.problem.is_news(self.problem, now)
-        again = f"{self.policy_name} answers again after it {had_problem}" if news and not self.problem else ""
-        news |= memory.refused.is_news(wish.refused, now)
-        if after == before and not news and not over:
+            after, bounds = within(state.override.replicas, self.limits)
+            reasons, by = [state.override.reason("override")], state.override.who
+        state.set_target(after, now)
+        reported = state.problem.text
+        is_news = state.problem.is_news("" if self.problem is None else str(self.problem), now)
+        recovered = is_news and self.problem is None
+        is_news |= state.refused.is_news(wish.refused, now)
+        if after == before and not is_news and ended is None:
             return None
+        if ended is not None:
+            reasons.append(ended)
+        if recovered:
+            reasons.append(Reason("policy-recovered", {"policy": self.policy_name, "problem": reported}))
         return ScalingRecord(
             deployment=self.deployment,
             at=now,
@@ -120,72 +151,56 @@ class Guard:
             by=by,
             before=before,
             after=after,
-            wanted=said.replicas if isinstance(said, Wish) and memory.override is None else None,
-            why="; ".join(filter(None, [why, over, again])),
+            wanted=wish.replicas if isinstance(parsed, Wish) and state.override is None else None,
+            reasons=tuple(reasons),
             numbers=numbers_of(view),
-            bounded=tuple(bounded),
+            bounds=tuple(bounds),
             refused=wish.refused,
-            problem=self.problem,
+            failure=self.problem,
         )
 
-    def override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
-        """So many, whatever the policy says, until then. Bounds hold all the same."""
-        ordered = Override(replicas, by, until)
+    def set_override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
+        """Set the target, whatever the policy says, until then. Bounds still hold."""
+        override = Override(replicas, by, until)
         before = self.target
-        after, bounded = within(replicas, self.limits)
-        self._memory.override = ordered
-        self._become(after, now)
-        return self._ordered(before, now, str(ordered), ordered.who, tuple(bounded))
+        after, bounds = within(replicas, self.limits)
+        self._state.override = override
+        self._state.set_target(after, now)
+        return self._record(before, now, override.reason("override"), override.who, tuple(bounds))
 
     def release(self, now: float) -> ScalingRecord | None:
-        """The policy decides again. None: it did all the time."""
-        ordered, self._memory.override = self._memory.override, None
-        return None if ordered is None else self._ordered(self.target, now, f"taken back: {ordered}", OURSELVES)
+        """Follow the policy again. None if it was followed already."""
+        override, self._state.override = self._state.override, None
+        if override is None:
+            return None
+        return self._record(self.target, now, override.reason("override-released"), OURSELVES)
 
-    def give_way(self, why: str, now: float) -> ScalingRecord:
-        """None at once, although nobody wanted that: somebody who is waited for needs the place."""
+    def give_way(self, why: Reason, now: float) -> ScalingRecord:
+        """Scale to 0 at once: another deployment needs the place."""
         before = self.target
-        self._become(0, now)
-        return self._ordered(before, now, why, OURSELVES)
+        self._state.set_target(0, now)
+        return self._record(before, now, why, OURSELVES)
 
     def state(self) -> dict[str, Any]:
-        """Plain data: a guard that is made with it goes on the same."""
-        self._memory.notes = plain(self.notes)
-        saved: dict[str, Any] = msgspec.to_builtins(self._memory)
+        """Plain data: a guard that is created with it continues from here."""
+        self._state.policy_state = savable_state(self.policy_state)
+        saved: dict[str, Any] = msgspec.to_builtins(self._state)
         return saved
 
-    def _heard(self, view: DeploymentView, wish: Wish) -> Wish:
-        """The same, but nobody waits in vain for a first replica: to want none is to want none while nobody asks."""
-        if self.target or wish.replicas or wish.refused or not view.load:
-            return wish
-        return Wish(1, "a request waits, and there is no instance")
+    def _wanted(
+        self, view: DeploymentView, wish: Wish, answered: bool, cap: Cap | None
+    ) -> tuple[int, list[Reason], str]:
+        """How many are wanted after all, why, and by what if not by the policy."""
+        if not (self.target or wish.replicas or wish.refused) and view.load:
+            return 1, [Reason("request-waits")], OURSELVES  # a policy that wants none does not keep requests waiting
+        own = Reason(self.policy_name, {"text": wish.why}) if wish.why else None
+        if own is None and answered:
+            own = Reason("policy-wants", {"replicas": wish.replicas})
+        if cap is not None and wish.replicas > cap.replicas:
+            return cap.replicas, [*filter(None, [None if cap.replaces else own, cap.reason])], ""
+        return wish.replicas, [*filter(None, [own])], ""
 
-    def _standing(self, view: DeploymentView) -> Standing:
-        memory, now = self._memory, view.now
-        if view.load > 0 or memory.busy_at is None:
-            memory.busy_at = now
-        if view.idle_s is not None:
-            memory.busy_at = now - view.idle_s
-        memory.busy_at = min(memory.busy_at, now)  # a clock that was put back must not keep the last one for ever
-        since = None if memory.changed_at is None else now - memory.changed_at
-        return Standing(now, self.target, since, now - memory.busy_at, view.load > 0)
-
-    def _end_override(self, now: float) -> str:
-        """In words, if it is over now."""
-        ordered = self._memory.override
-        if ordered is None or ordered.until is None or now < ordered.until:
-            return ""
-        self._memory.override = None
-        return f"over: {ordered}"
-
-    def _become(self, after: int, now: float) -> None:
-        memory = self._memory
-        if after != memory.target:
-            memory.changed_at = now
-            memory.up_at, memory.down_at = (now, memory.down_at) if after > memory.target else (memory.up_at, now)
-            memory.target = after
-
-    def _ordered(self, before: int, now: float, why: str, by: str, bounded: tuple[str, ...] = ()) -> ScalingRecord:
+    def _record(self, before: int, now: float, why: Reason, by: str, bounds: tuple[Reason, ...] = ()) -> ScalingRecord:
         return ScalingRecord(
             deployment=self.deployment,
             at=now,
@@ -193,9 +208,9 @@ class Guard:
             by=by,
             before=before,
             after=self.target,
-            why=why,
-            bounded=bounded,
-            problem=self.problem,
+            reasons=(why,),
+            bounds=bounds,
+            failure=self.problem,
         )
 
 
@@ -216,13 +231,14 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
         "gpu_usage": view.gpu_usage.last,
         "tokens_per_s": view.tokens_per_s,
     }
-    numbers |= {name: window.last for name, window in list(view.metrics.items())[:MOST_METRICS] if name not in numbers}
+    custom = list(view.metrics.items())[:MAX_CUSTOM_METRICS]
+    numbers |= {name: window.last for name, window in custom if name not in numbers}
     return {name: round(float(number), 4) for name, number in numbers.items() if number is not None}
 
 
-def _recalled(state: Mapping[str, Any] | None) -> Memory | None:
-    """What was saved, if it was saved by something like this."""
+def _restored(state: Mapping[str, Any] | None) -> GuardState | None:
+    """None if it was saved by another version."""
     try:
-        return msgspec.convert(state, Memory)
+        return msgspec.convert(state, GuardState)
     except msgspec.ValidationError:
         return None

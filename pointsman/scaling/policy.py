@@ -1,4 +1,4 @@
-"""What a scaling policy is: an object with one method, or a plain function."""
+"""Scaling policies: what they are, how they are called, and what their answers mean."""
 
 import inspect
 import operator
@@ -10,31 +10,42 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from pointsman.errors import PluginError, UnknownName
+from pointsman.reasons import Reason
 from pointsman.render.text import one_line
 from pointsman.scaling.view import ApplicationView, DeploymentView
 from pointsman.selection.plugins import kebab_case
 
+MAX_REPLICAS = 1_000_000
+"""An answer above this is a mistake."""
+MAX_TEXT = 500
+"""Characters of a policy's own text that are kept."""
+MAX_STATE_BYTES = 64 * 1024
+"""`view.state` is copied for each call and saved often."""
+
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a policy wants, and why in its own words. A bare number will do as well."""
+    """How many replicas a policy wants, and why. A policy may return a plain number instead."""
 
     replicas: int
     why: str = ""
     refused: str = ""
-    """What it would have wanted and does not allow itself, such as what is beyond a budget."""
+    """What it would have wanted but does not allow itself, such as replicas beyond a budget."""
 
 
 @runtime_checkable
 class ScalingPolicy(Protocol):
-    """Says how many replicas it wants. It is called every few seconds, on a thread of its own; it must not block, and
-    keeps what it must remember in `view.state`. The guard bounds, delays and records what it says."""
+    """Says how many replicas it wants.
+
+    It is called at an interval, on a thread of its own. It must not block, and keeps what it must remember in
+    `view.state`. The guard bounds, delays and records its answers.
+    """
 
     def desired_replicas(self, view: DeploymentView) -> "int | Wish": ...
 
 
 @runtime_checkable
 class ApplicationScalingPolicy(Protocol):
-    """The same for all nodes of an application at once; nodes that it leaves out stay as they are."""
+    """A policy for all nodes of an application at once. Nodes that it leaves out keep their targets."""
 
     def desired_replicas(self, view: ApplicationView) -> "Mapping[str, int | Wish]": ...
 
@@ -42,97 +53,99 @@ class ApplicationScalingPolicy(Protocol):
 PolicyFunction: TypeAlias = Callable[[Any], Any]
 
 
-# What a policy answered, understood: a wish, or in words what is wrong with it.
-
-
-MOST = 1_000_000
-"""More replicas than this is a mistake, whoever asks for them."""
-LONGEST = 500
-"""Characters of a policy's own words."""
-
-
 class TooSlow(msgspec.Struct, frozen=True):
-    """The answer came too late to count, or has not come yet."""
+    """Instead of an answer: the call took longer than its time limit."""
 
     seconds: float
+    """So far."""
 
 
-class TooMuch(msgspec.Struct, frozen=True):
-    """It has written down more in `view.state` than is kept for it."""
+class StateTooLarge(msgspec.Struct, frozen=True):
+    """Instead of an answer: the policy wrote too much into `view.state`."""
 
     size_bytes: int
     limit_bytes: int
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """Nothing was said about this deployment: it stays as it is."""
+    """The policy of an application left this node out."""
 
 
-def understood(answer: object, time_limit_s: float = 0.5) -> Wish | Stay | str:
-    """A wish with a whole number, or what is wrong."""
+# Answers
+
+
+def parse_answer(answer: object, time_limit_s: float = 0.5) -> Wish | Stay | Reason:
+    """A wish for a whole number of replicas, or what is wrong with the answer."""
     if isinstance(answer, Stay):
         return answer
     if isinstance(answer, TooSlow):
-        return _late(answer.seconds, time_limit_s)
-    if isinstance(answer, TooMuch):
-        size, limit = (f"{bytes_ / 1024:.0f} KiB" for bytes_ in (answer.size_bytes, answer.limit_bytes))
-        return f"wrote {size} into view.state; it may keep {limit}, and what it wrote this time is forgotten"
+        taken_s = float(f"{answer.seconds:.3g}")
+        longer = answer.seconds > time_limit_s and f"{taken_s:g}" != f"{time_limit_s:g}"
+        return Reason("policy-too-slow", {"limit_s": time_limit_s, "taken_s": taken_s if longer else None})
+    if isinstance(answer, StateTooLarge):
+        size, limit = (round(size / 1024) for size in (answer.size_bytes, answer.limit_bytes))
+        return Reason("policy-state-too-large", {"size_kib": size, "limit_kib": limit})
     if isinstance(answer, BaseException):
-        return one_line(f"raised {type(answer).__name__}: {_text(answer)}", LONGEST).rstrip(": ")
+        kind = type(answer).__name__
+        text = one_line(f"raised {kind}: {_message(answer)}", MAX_TEXT).rstrip(": ")
+        return Reason("policy-raised", {"error": kind, "text": text})
     wish = answer if isinstance(answer, Wish) else Wish(answer)  # type: ignore[arg-type]
-    replicas = _whole(wish.replicas)
-    if replicas is None or not 0 <= replicas <= MOST:
+    replicas = _whole_number(wish.replicas)
+    if replicas is None or not 0 <= replicas <= MAX_REPLICAS:
         found = f"a Wish for {_shown(wish.replicas)}" if wish is answer else _shown(answer)
-        return f"returned {found}; it must be a whole number of replicas from 0 to {MOST:,}, or a Wish for one"
-    return Wish(replicas, _said(wish.why), _said(wish.refused))
+        return Reason("policy-answer-invalid", {"found": found, "max": MAX_REPLICAS})
+    return Wish(replicas, _text(wish.why), _text(wish.refused))
 
 
-def _late(seconds: float, time_limit_s: float) -> str:
-    """How long it has taken so far, unless that is only just too long."""
-    limit = f"{time_limit_s:g} s"
-    so_far = f"{seconds:.3g} s"
-    if seconds <= time_limit_s or so_far == limit:
-        return f"took more than {limit} (timeLimit)"
-    return f"took {so_far}; it may take {limit} (timeLimit)"
+def by_node(answer: object, nodes: Collection[str]) -> dict[str, object]:
+    """The answer of an application's policy, by node. An answer that makes no sense counts for every node."""
+    if isinstance(answer, Mapping):
+        unknown = [name for name in answer if name not in nodes]
+        if not unknown:
+            return {node: answer.get(node, Stay()) for node in nodes}
+        answer = UnknownName("node", str(unknown[0]), nodes)
+    elif not isinstance(answer, BaseException | TooSlow | StateTooLarge):
+        answer = TypeError(f"an application's policy returns a number for each node, found {type(answer).__name__}")
+    return dict.fromkeys(nodes, answer)
 
 
-def _whole(value: object) -> int | None:
-    """3, 3.0 and the whole numbers of other libraries; neither True nor 2.5."""
+def _whole_number(value: object) -> int | None:
+    """3, 3.0 and the integers of other libraries; None for anything else, also for True and 2.5."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except Exception:  # an object may do anything when it is asked
+    except Exception:  # a user's object may raise anything
         return None
 
 
 def _shown(value: object) -> str:
     try:
-        return one_line(reprlib.repr(value), LONGEST)
+        return one_line(reprlib.repr(value), MAX_TEXT)
     except Exception:
         return f"a {type(value).__name__}"
 
 
-def _text(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return "(its message cannot be shown)"
 
 
-def _said(words: object) -> str:
-    return one_line(words, LONGEST) if isinstance(words, str) else ""
+def _text(value: object) -> str:
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
 
 
-# Asks policies. Whatever they do, an answer comes back; the guard says what it is worth.
+# Calls
 
 
-def ask(policy: object, view: DeploymentView | ApplicationView) -> object:
-    """What an object or a plain function answers, or the exception that it raised."""
+def invoke(policy: object, view: DeploymentView | ApplicationView) -> object:
+    """What the policy returns, or the exception that it raises."""
     try:
-        answer = _call(policy)(view)
+        answer = _callable(policy)(view)
     except (Exception, SystemExit) as error:
         return error
     if inspect.iscoroutine(answer):
@@ -141,80 +154,65 @@ def ask(policy: object, view: DeploymentView | ApplicationView) -> object:
     return answer
 
 
-def ask_application(policy: object, view: ApplicationView) -> dict[str, object]:
-    """What a policy for a whole application answers, by node, for the guard of each."""
-    return by_node(ask(policy, view), view.deployments)
+def invoke_with_state(policy: object, view: DeploymentView | ApplicationView) -> object:
+    """As `invoke`, but `StateTooLarge` if the policy has written too much into `view.state`."""
+    answer = invoke(policy, view)
+    size = state_size(view.state)
+    return StateTooLarge(size, MAX_STATE_BYTES) if size > MAX_STATE_BYTES else answer
 
 
-def by_node(answer: object, nodes: Collection[str]) -> dict[str, object]:
-    """An answer for a whole application, taken apart: nodes that are left out stay, and a bad answer is bad for all."""
-    if isinstance(answer, Mapping):
-        unknown = [name for name in answer if name not in nodes]
-        if not unknown:
-            return {node: answer.get(node, Stay()) for node in nodes}
-        answer = UnknownName("node", str(unknown[0]), nodes)
-    elif not isinstance(answer, BaseException | TooSlow | TooMuch):
-        answer = TypeError(f"an application's policy returns a number for each node, found {type(answer).__name__}")
-    return dict.fromkeys(nodes, answer)
+def invoke_application(policy: object, view: ApplicationView) -> dict[str, object]:
+    """What the policy of an application answers, by node."""
+    return by_node(invoke(policy, view), view.deployments)
 
 
-def ask_inner(policy: object, view: DeploymentView, place: str) -> Wish:
-    """What a policy inside another one wants, with notes of its own. Raises if it breaks its contract."""
-    notes = view.state.setdefault(place, {})
-    wish = understood(ask(policy, msgspec.structs.replace(view, state=notes)))
-    if isinstance(wish, Wish):
-        return wish
-    raise PluginError(policy_name(policy), wish if isinstance(wish, str) else "said nothing")
+def invoke_inner(policy: object, view: DeploymentView, key: str) -> Wish:
+    """What a policy inside another one wants; `key` names its own part of `view.state`. Raises on a bad answer."""
+    state = view.state.setdefault(key, {})
+    answer = parse_answer(invoke(policy, msgspec.structs.replace(view, state=state)))
+    if isinstance(answer, Wish):
+        return answer
+    raise PluginError(policy_name(policy), str(answer) if isinstance(answer, Reason) else "said nothing")
 
 
 def policy_name(policy: object) -> str:
-    """target-ongoing for a TargetOngoing; a function's own name for a function."""
+    """target-ongoing for a TargetOngoing; for a function, its own name."""
     own: Any = getattr(policy, "__name__", None)
     return own if isinstance(own, str) else kebab_case(type(policy).__name__)
 
 
-def _call(policy: object) -> Any:
+def _callable(policy: object) -> Any:
     method = getattr(policy, "desired_replicas", None)
     if method is None and not callable(policy):
         raise PluginError(policy_name(policy), "is no scaling policy: it has no desired_replicas(view)")
     return policy if method is None else method
 
 
-# What a policy writes down between two calls: plain data, and not much, as it is copied and saved all the time.
+# State
 
 
-MOST_BYTES = 64 * 1024
-
-
-def ask_with_notes(policy: object, view: DeploymentView | ApplicationView) -> object:
-    """As `ask`; but whoever has written down too much has said nothing."""
-    answer = ask(policy, view)
-    size = size_of(view.state)
-    return TooMuch(size, MOST_BYTES) if size > MOST_BYTES else answer
-
-
-def size_of(notes: Mapping[str, Any]) -> int:
-    """Bytes that it takes to save them; what cannot be saved takes none."""
+def state_size(state: Mapping[str, Any]) -> int:
+    """Bytes of a policy's state when it is saved. What cannot be saved does not count."""
     try:
-        return len(msgspec.json.encode(dict(notes)))
+        return len(msgspec.json.encode(dict(state)))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return len(msgspec.json.encode(plain(notes)))
+        return len(msgspec.json.encode(savable_state(state)))
 
 
-def plain(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes that can be saved; whatever else a policy put there is lost with the process."""
+def savable_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are plain data. Others are lost when the process ends."""
     kept: dict[str, Any] = {}
-    for name, note in list(notes.items()):  # a policy that takes too long may still be writing
+    for name, value in list(state.items()):  # a copy, as a call that is too slow may still write
         try:
-            kept[str(name)] = msgspec.json.decode(msgspec.json.encode(note))
+            kept[str(name)] = msgspec.json.decode(msgspec.json.encode(value))
         except (TypeError, ValueError, OverflowError, RecursionError):
             continue
     return kept
 
 
-def copied(notes: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For a policy to write to on its thread, while others may read these."""
+def copy_state(state: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For a policy to write to on its thread. The same object if it cannot be copied."""
     try:
-        return deepcopy(notes)
-    except Exception:  # something of its own that cannot be copied; then it has to be careful itself
-        return notes
+        return deepcopy(state)
+    except Exception:  # a user's object may raise anything
+        return state

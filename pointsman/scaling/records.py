@@ -1,70 +1,99 @@
-"""Why a target is what it is: one record per change."""
+"""Why a target is what it is: one record per change, or per problem that prevents one."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason
+
+REPORT_INTERVAL_S = 60.0
+"""A problem that changes all the time, or comes and goes, is reported this often."""
+
 
 class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a target, or something that kept one from happening."""
+    """One change of a target, or something that prevented one."""
 
     deployment: str
     at: float
     """Seconds since the epoch."""
     policy: str
     by: str = ""
-    """Who decided in place of the policy: whoever ordered it, or pointsman itself; empty: the policy."""
+    """What decided in place of the policy: an operator, or pointsman; empty if the policy did."""
     before: int
     after: int
     wanted: int | None = None
-    """By the policy; None: it did not say (it raised, was too slow, or somebody else decided)."""
-    why: str = ""
-    """In the words of the policy, or of whoever decided."""
+    """By the policy; None if it raised, was too slow, or was not followed."""
+    reasons: tuple[Reason, ...] = ()
+    """Why it changed."""
+    bounds: tuple[Reason, ...] = ()
+    """Limits, delays and steps that kept the target from what was wanted."""
     numbers: Mapping[str, float] = {}
-    """What it was decided from: ongoing, queued, arrivals_per_s, replicas, ..."""
-    bounded: tuple[str, ...] = ()
-    """What kept it from what was wanted: at most 8 (max), 3 at a time (maxStep), fewer after 300 s (downDelay)."""
+    """What the decision was made from: ongoing, queued, arrivals_per_s, replicas, ..."""
     refused: str = ""
-    """What the policy would not allow itself."""
-    problem: str = ""
-    """What is wrong with the policy, or with the fleet: no room, and what would help."""
+    """What the policy did not allow itself, in its own words."""
+    failure: Reason | None = None
+    """What is wrong with the policy, or with the fleet."""
+
+    @property
+    def why(self) -> str:
+        """The reasons as text."""
+        return "; ".join(map(str, self.reasons))
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """The bounds as text."""
+        return tuple(str(reason) for reason in self.bounds)
+
+    @property
+    def problem(self) -> str:
+        """The failure as text; empty if there is none."""
+        return "" if self.failure is None else str(self.failure)
 
     def __str__(self) -> str:
         return f"{self.deployment}: {self.in_words()}"
-
-    def as_json(self) -> str:
-        """As it is saved."""
-        return msgspec.json.encode(self).decode()
 
     def in_words(self) -> str:
         """From what to what, why, and what kept it from being what was wanted."""
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
         refused = f"refused: {self.refused}" if self.refused else ""
-        problem = f"problem: {self.problem}" if self.problem else ""
+        problem = f"problem: {self.problem}" if self.failure else ""
         said = [self.why, *self.bounded, refused, problem]
         return ": ".join(filter(None, [change, "; ".join(filter(None, said))]))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: texts for people, and under `reasons` their codes and facts."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        del fields["bounds"], fields["failure"]
+        return {
+            **fields,
+            "why": self.why,
+            "bounded": list(self.bounded),
+            "problem": self.problem,
+            "reasons": {
+                "why": [reason.as_dict() for reason in self.reasons],
+                "bounded": [reason.as_dict() for reason in self.bounds],
+                "problem": None if self.failure is None else self.failure.as_dict(),
+            },
+        }
 
-# Whether something is worth telling again.
-
-
-EVERY_S = 60.0
-"""What goes on in other words each time, or comes and goes, is told this often."""
+    def as_json(self) -> str:
+        """As it is saved."""
+        return msgspec.json.encode(self).decode()
 
 
 class ReportThrottle(msgspec.Struct):
-    """A state of affairs in words; empty: all is well. News is when it begins, when it has become another, but not
-    every second, as words may have numbers in them; and when what was told is over."""
+    """Decides whether a state is worth a record: when a problem begins, changes or ends, but not too often."""
 
-    words: str = ""
-    """What was last told."""
-    told_at: float | None = None
+    text: str = ""
+    """What was last reported; empty: no problem."""
+    reported_at: float | None = None
 
-    def is_news(self, words: str, now: float) -> bool:
-        """Take it in; True: tell it."""
-        if words == self.words:
+    def is_news(self, text: str, now: float) -> bool:
+        """Whether to report this; if so, it counts as reported."""
+        if text == self.text:
             return False
-        if words and self.told_at is not None and 0 <= now - self.told_at < EVERY_S:
+        if text and self.reported_at is not None and 0 <= now - self.reported_at < REPORT_INTERVAL_S:
             return False
-        self.words, self.told_at = words, now
+        self.text, self.reported_at = text, now
         return True

@@ -17,18 +17,23 @@ def scaling_summary(one: ScaledDeployment) -> dict[str, Any]:
         "wanted": one.wanted,
         "min": one.guard.limits.min_replicas,
         "max": one.guard.limits.max_replicas,
-        "override": None if one.guard.ordered is None else msgspec.to_builtins(one.guard.ordered),
-        "problem": one.guard.problem,
+        "override": None if one.guard.override is None else msgspec.to_builtins(one.guard.override),
+        "problem": "" if one.guard.problem is None else str(one.guard.problem),
         "last": "" if last is None else last.in_words(),
+        "reasons": {
+            "problem": None if one.guard.problem is None else one.guard.problem.as_dict(),
+            "last": None if last is None else last.as_dict()["reasons"],
+        },
     }
 
 
 def scaling_status(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any]:
     """For `pointsman explain deployment`, and for external scalers."""
-    ordered, replicas = one.guard.ordered, one.observed.replicas
+    override, replicas = one.guard.override, one.observed.replicas
     status = scaling_summary(one)
-    if ordered is not None:
-        left = None if ordered.until is None else max(ordered.until - now, 0.0)
+    status["reasons"]["trouble"] = None if replicas.trouble is None else replicas.trouble.as_dict()
+    if override is not None:
+        left = None if override.until is None else max(override.until - now, 0.0)
         status["override"] = {**status["override"], "for_s": left}
     return {
         "deployment": one.name,
@@ -39,9 +44,9 @@ def scaling_status(one: ScaledDeployment, load: Load, now: float) -> dict[str, A
         "starting": replicas.starting,
         "unplaced": replicas.unplaced,
         "start_up_s": one.start_up_s,
-        "trouble": replicas.trouble,
+        "trouble": "" if replicas.trouble is None else str(replicas.trouble),
         "limits": msgspec.to_builtins(one.guard.limits),
-        "records": msgspec.to_builtins(list(one.records)),
+        "records": [record.as_dict() for record in one.records],
     }
 
 

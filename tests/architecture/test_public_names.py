@@ -53,7 +53,7 @@ PUBLIC = {
         "ApplicationScalingPolicy", "ApplicationView", "Budget", "DeploymentView", "Guard", "MaxOf", "Measurements",
         "MinOf", "Panic", "PolicyFunction", "Predictive", "QueueDepth", "Rate", "SCALING_POLICIES", "ScalingLimits",
         "ScalingPolicy", "ScalingRecord", "ScheduleEntry", "Scheduled", "SloAttainment", "Stay", "TargetOngoing",
-        "TokenThroughput", "TooSlow", "Window", "Wish", "ask", "ask_application", "by_node", "policy_name",
+        "TokenThroughput", "TooSlow", "Window", "Wish", "invoke", "invoke_application", "by_node", "policy_name",
         "windows_of",
     },
     "pointsman.engines": {

@@ -133,18 +133,23 @@ def pointsman(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]
 def instance(name: str, phase: str = "ready", **facts: Any) -> dict[str, Any]:
     """As the status tells it."""
     told = {
-        "id": name, "phase": phase, "url": "http://127.0.0.1:40001", "pid": 4242, "restarts": 0, "reason": "",
+        "id": name, "phase": phase, "url": "http://127.0.0.1:40001", "process": "4242", "restarts": 0, "reason": "",
         "since_s": 75.0, "in_flight": 1, "max_concurrency": 4, "waiting": 0.0, "running": 1.0, "kv_cache_usage": 0.25,
         "metrics_age_s": 0.4,
     }  # fmt: skip
     return told | facts
 
 
+def not_ready_yet(probe: str) -> dict[str, Any]:
+    reason = Reason("not-ready-yet", {"probe": probe})
+    return {"reason": str(reason), "cause": reason.as_dict()}
+
+
 def without_memory(free: float) -> dict[str, Any]:
     """What the status says of an instance without a place."""
     lacking = Reason("too-little-memory", {"needed_bytes": 12 * 2**30, "free_bytes": free * 2**30})
     no_place = Reason("no-place", {"rejected": counted([("w0", lacking)])})
-    return {"reason": str(no_place), "no_place": no_place.as_dict(), "unplaced": True}
+    return {"reason": str(no_place), "cause": no_place.as_dict(), "unplaced": True}
 
 
 def deployment(name: str, desired: int, *instances: dict[str, Any], **facts: Any) -> dict[str, Any]:
@@ -166,7 +171,9 @@ def status(*deployments: dict[str, Any], **facts: Any) -> dict[str, Any]:
     return told | facts
 
 
-READY = status(deployment("chat", 2, instance("chat-1"), instance("chat-2", url="http://127.0.0.1:40002", pid=4243)))
+READY = status(
+    deployment("chat", 2, instance("chat-1"), instance("chat-2", url="http://127.0.0.1:40002", process="4243"))
+)
 
 
 @pytest.fixture

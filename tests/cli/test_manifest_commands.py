@@ -8,7 +8,18 @@ import pytest
 
 from pointsman.cli.main import main
 from pointsman.runtimes.local.detection import detect
-from tests.cli.planes import CHANGES, NO_CHANGES, READY, Plane, deployment, instance, pointsman, status, without_memory
+from tests.cli.planes import (
+    CHANGES,
+    NO_CHANGES,
+    READY,
+    Plane,
+    deployment,
+    instance,
+    not_ready_yet,
+    pointsman,
+    status,
+    without_memory,
+)
 
 MANIFEST = """\
 deployments:
@@ -164,7 +175,7 @@ def test_apply_waits_and_says_how_it_goes(plane: Plane, file: Path, capsys: pyte
     failed["deployments"][0]["instances"][0]["reason"] = ""
     plane.answers["GET", "status"] = [
         chat("starting", "starting"),
-        chat("starting", "starting", reason="not ready yet: connection refused"),
+        chat("starting", "starting", **not_ready_yet("connection refused")),
         chat("ready", "starting"),
         chat("ready", "starting"),
         failed,

@@ -150,7 +150,7 @@ def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, aft
 
 
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
-    step = ReconcileStep(What.START, "m-1", "1 replica is wanted, 0 there", "m")
+    step = ReconcileStep(What.START, "m-1", Reason("replica-count", {"wanted": 1, "present": 0}), "m")
     found = changes_between(None, load_manifest(BEFORE), [step])
     assert [change.what for change in found.steps] == ["open", "start"]
 
@@ -168,17 +168,10 @@ def test_changes_are_a_table_and_false_if_there_are_none() -> None:
 
 
 def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
+    two = Reason("replica-count", {"wanted": 2, "present": 0})
     steps = [
-        ReconcileStep(
-            What.START, "m-1", "2 replicas are wanted, 0 there", "m", where=Reason("place", {"text": "w1: gpu0"})
-        ),
-        ReconcileStep(
-            What.START,
-            "m-2",
-            "2 replicas are wanted, 0 there",
-            "m",
-            where=Reason("no-place", {"text": "no place: no room"}),
-        ),
+        ReconcileStep(What.START, "m-1", two, "m", where=Reason("place", {"text": "w1: gpu0"})),
+        ReconcileStep(What.START, "m-2", two, "m", where=Reason("no-place", {"text": "no place: no room"})),
     ]
     changes = changes_between(None, load_manifest(BEFORE), steps)
     head, _, opened, *started = str(changes).splitlines()

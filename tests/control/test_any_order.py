@@ -119,7 +119,7 @@ class Fire(RuleBasedStateMachine):
         steps = controller.preview(desired)
         assert all(step.why for step in steps)
         if not self.shut and controller.desired is not None:
-            leaving = {one.id for one in controller._instances.values() if one.leaving}
+            leaving = {one.id for one in controller._state.instances.values() if one.leaving}
             trial = copy.deepcopy(controller)
             touched = {about(command) for command in trial.handle(Applied(desired), self.world.now)} - {""}
             # Who leaves anyway may have to hurry, if its deployment is wanted again with other limits.
@@ -173,15 +173,15 @@ class Fire(RuleBasedStateMachine):
     def nothing_is_left_to_do_but_to_wait(self) -> None:
         controller = self.world.controller
         if controller.desired is not None and not self.shut:
-            steps = reconcile(controller.desired, controller._instances.values())
+            steps = reconcile(controller.desired, controller._state.instances.values())
             assert all(step.what is What.REPLACE for step in steps)
 
     @invariant()
     def the_timer_is_set_for_what_is_due(self) -> None:
         controller = self.world.controller
         if controller.desired is not None or self.shut:
-            dues = {one.id: one.due for one in controller._instances.values() if one.due is not None}
-            assert controller._dues == dues
+            dues = {one.id: one.due for one in controller._state.instances.values() if one.due is not None}
+            assert controller._due == dues
             assert not dues or self.world.wake_at == min(dues.values())
 
     @invariant()

@@ -26,6 +26,7 @@ from pointsman.control.instances import Phase
 from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
 from pointsman.placement.fleet import FREE_BYTES, FREE_MEMORY
 from pointsman.placement.needs import Need
+from pointsman.reasons import Reason
 from pointsman.types import Gpu, Worker
 from tests.control.worlds import adopted, launched
 
@@ -82,7 +83,7 @@ def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
     assert list(launches(controller.handle(wish(deployment(16, 2)), 0.0))) == ["m-1"]
     assert phases(controller) == {"m-1": Phase.STARTING, "m-2": Phase.BACKING_OFF}
     [_, waits] = controller.instances()
-    assert waits.reason == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
+    assert str(waits.reason) == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
     assert waits.restarts == 0
     controller.handle(launched("m-1"), 1.0)
     controller.handle(ControllerTimer(), 1.5)
@@ -91,7 +92,7 @@ def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
     controller.handle(launched("m-2"), 3.0)
     controller.handle(Answered("m-2", readiness=True), 3.0)
     [_, placed] = controller.instances()
-    assert (placed.phase, placed.reason) == (Phase.READY, ""), "that it had no place is over"
+    assert (placed.phase, placed.reason) == (Phase.READY, None), "that it had no place is over"
 
 
 def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_that() -> None:
@@ -101,7 +102,7 @@ def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_th
     controller.handle(Exited("m-1", "exit code 7"), 1.0)
     controller.handle(ControllerTimer(), 60.0)
     [again] = controller.instances()
-    assert (again.phase, again.reason) == (Phase.STARTING, "exit code 7")
+    assert (again.phase, str(again.reason)) == (Phase.STARTING, "exit code 7")
 
 
 def test_it_is_tried_again_now_and_then() -> None:
@@ -147,7 +148,7 @@ def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None
     said = controller.handle(WorkerLost(first.workers[0], "no heartbeat"), 1.0)
     assert [type(command).__name__ for command in said if type(command).__name__ != "WakeController"] == ["Withdraw"]
     [status] = controller.instances()
-    assert status.reason == f'worker "{first.workers[0]}" is lost: no heartbeat'
+    assert str(status.reason) == f'worker "{first.workers[0]}" is lost: no heartbeat'
     again = launches(controller.handle(ControllerTimer(), 10.0))["m-1"]
     assert again is not None
     assert again.workers != first.workers
@@ -227,9 +228,9 @@ def test_somebody_else_needs_the_place_of_an_instance() -> None:
     controller.handle(launched("busy-1"), 0.0)
     controller.handle(Answered("busy-1", readiness=True), 1.0)
     controller.handle(wish(busy, other), 2.0)
-    controller.handle(PlaceNeeded("busy-1", "other is waited for"), 3.0)
+    controller.handle(PlaceNeeded("busy-1", Reason("place-awaited")), 3.0)
     assert phases(controller) == {"busy-1": Phase.DRAINING, "other-1": Phase.BACKING_OFF}, "what it is doing may end"
-    assert controller.handle(PlaceNeeded("busy-1", "again"), 3.5) == []
+    assert controller.handle(PlaceNeeded("busy-1", Reason("place-awaited")), 3.5) == []
     controller.handle(Drained("busy-1"), 4.0)
     assert list(launches(controller.handle(Exited("busy-1", "exit code 0"), 5.0))) == ["other-1"]
     controller.handle(ControllerTimer(), 30.0)

@@ -3,11 +3,19 @@
 import pytest
 
 from pointsman.control import InstanceStatus, Phase
-from pointsman.control.status import NONE_WANTED, Unavailable, unavailability
+from pointsman.control.status import unavailability
+from pointsman.reasons import Reason
 from tests.scaling.test_deployment import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
-FAILED = instance("m-2", Phase.BACKING_OFF, since=90.0, until=105.0, restarts=2, reason="exit code 7: no weights at /x")
+FAILED = instance(
+    "m-2",
+    Phase.BACKING_OFF,
+    since=90.0,
+    until=105.0,
+    restarts=2,
+    reason=Reason("exited", {"why": "exit code 7: no weights at /x"}),
+)
 ONCE = instance("m-2", Phase.BACKING_OFF, until=105.0)
 UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=True)
 
@@ -15,18 +23,19 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
 @pytest.mark.parametrize(
     ("instances", "start_up_s", "expected"),
     [
-        ([], 30.0, NONE_WANTED),
-        ([STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
-        ([STARTING], 5.0, Unavailable("m-1 is being started, for 10 s so far", 0.0)),  # any moment
-        ([STARTING], None, Unavailable("m-1 is being started, for 10 s so far")),
-        ([FAILED], 30.0, Unavailable("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
-        ([ONCE], None, Unavailable("m-2 has failed once, and is started again in 5 s", 5.0)),
-        ([UNPLACED], 30.0, Unavailable("there is no place for m-3 yet")),
-        ([UNPLACED, FAILED, STARTING], 30.0, Unavailable("m-1 is being started, for 10 s so far", 20.0)),
-        ([instance("m-4", Phase.STOPPING)], 30.0, Unavailable("m-4 is stopping")),
+        ([], 30.0, ("none is wanted now; the operator may start some", None)),
+        ([STARTING], 30.0, ("m-1 is being started, for 10 s so far", 20.0)),
+        ([STARTING], 5.0, ("m-1 is being started, for 10 s so far", 0.0)),  # any moment
+        ([STARTING], None, ("m-1 is being started, for 10 s so far", None)),
+        ([FAILED], 30.0, ("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
+        ([ONCE], None, ("m-2 has failed once, and is started again in 5 s", 5.0)),
+        ([UNPLACED], 30.0, ("there is no place for m-3 yet", None)),
+        ([UNPLACED, FAILED, STARTING], 30.0, ("m-1 is being started, for 10 s so far", 20.0)),
+        ([instance("m-4", Phase.STOPPING)], 30.0, ("m-4 is stopping", None)),
     ],
 )  # fmt: skip
 def test_clients_hear_of_the_instance_that_will_be_ready_first(
-    instances: list[InstanceStatus], start_up_s: float | None, expected: Unavailable
+    instances: list[InstanceStatus], start_up_s: float | None, expected: tuple[str, float | None]
 ) -> None:
-    assert unavailability(instances, start_up_s, 100.0) == expected
+    found = unavailability(instances, start_up_s, 100.0)
+    assert (str(found.why), found.retry_s) == expected

@@ -33,7 +33,7 @@ from pointsman.control.events import (
 from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.types import ExecutionInstance
 
-HOST, PORT, PID = "127.0.0.1", 9000, 4000
+HOST, PORT, PROCESS = "10.0.0.1", 9000, "4000"
 
 QUICK = Lifecycle(
     start_timeout_s=100.0,
@@ -67,11 +67,11 @@ def wish(*deployments: DesiredDeployment) -> Desired:
 
 
 def launched(instance_id: str) -> Launched:
-    return Launched(instance_id, PID, HOST, PORT)
+    return Launched(instance_id, PROCESS, HOST, PORT)
 
 
 def adopted(instance_id: str, of: DesiredDeployment) -> Adopted:
-    return Adopted(instance_id, of.name, of.recipe, HOST, PORT, PID)
+    return Adopted(instance_id, of.name, of.recipe, HOST, PORT, PROCESS)
 
 
 def about(command: ControllerCommand) -> str:
@@ -204,7 +204,7 @@ class World:
             assert command.instance.instance_id in self.in_service, "updated, and not in service"
             self.in_service[command.instance.instance_id] = command.instance
         elif isinstance(command, Withdraw):
-            assert command.why
+            assert str(command.why)
             del self.in_service[command.instance_id]  # withdrawn once for each time that it was admitted
         elif isinstance(command, AwaitDrained):
             assert not self.in_service[command.instance_id].can_accept_request, "drained while requests come in"

@@ -33,7 +33,7 @@ def test_an_instance_that_does_not_fit_waits_and_leaves_others_running(plane: Li
     plane.until(lambda: "no place" in str(plane.instances()["huge-1"]["reason"]), "huge-1 is unplaced")
     instances = plane.instances()
     assert instances["small-1"]["phase"] == "ready"
-    assert instances["huge-1"]["pid"] is None
+    assert instances["huge-1"]["process"] is None
     assert "too little memory" in str(instances["huge-1"]["reason"])
     apply(plane, manifest(simulated("small", 1), simulated("huge", 1, placement=LITTLE)))
     plane.until(lambda: plane.instances()["huge-1"]["phase"] == "ready", "huge-1 is placed")
@@ -42,8 +42,8 @@ def test_an_instance_that_does_not_fit_waits_and_leaves_others_running(plane: Li
 
 def test_placements_are_restored_after_the_plane_is_killed(plane: LivePlane) -> None:
     plane.up(manifest(llama("tiny", 1)))
-    before = {name: (one["pid"], one["place"]) for name, one in plane.instances().items()}
+    before = {name: (one["process"], one["place"]) for name, one in plane.instances().items()}
     plane.kill()
     plane.up(None)
     plane.until(lambda: plane.instances()["tiny-1"]["phase"] == "ready", "tiny-1 is ready again")
-    assert {name: (one["pid"], one["place"]) for name, one in plane.instances().items()} == before
+    assert {name: (one["process"], one["place"]) for name, one in plane.instances().items()} == before

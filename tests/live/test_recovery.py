@@ -29,7 +29,7 @@ def has_served(load: Load, since: float) -> bool:
 
 def orphans(plane: LivePlane) -> set[int]:
     """Engines that the plane does not know about."""
-    return engines(plane) - {one["pid"] for one in plane.instances().values()}
+    return engines(plane) - {int(one["process"] or 0) for one in plane.instances().values()}
 
 
 def free_port() -> int:

@@ -134,10 +134,10 @@ def test_the_state_of_a_policy_survives_a_restart_and_is_not_for_another() -> No
     for step in range(3):
         called(scaler, "a", NOON + step)
     again = autoscaler(alone(a=plan(counts)), scaler.state())
-    assert again.deployments["a"].guard.notes == {"calls": 3}
+    assert again.deployments["a"].guard.policy_state == {"calls": 3}
     again.configure(alone(a=plan(counts, recipe="2")), {})
-    assert again.deployments["a"].guard.notes == {}
-    assert autoscaler(alone(a=plan(recipe="2")), scaler.state()).deployments["a"].guard.notes == {}
+    assert again.deployments["a"].guard.policy_state == {}
+    assert autoscaler(alone(a=plan(recipe="2")), scaler.state()).deployments["a"].guard.policy_state == {}
 
 
 def test_a_call_that_is_too_slow_changes_neither_target_nor_state() -> None:
@@ -145,7 +145,7 @@ def test_a_call_that_is_too_slow_changes_neither_target_nor_state() -> None:
     invocation = prepared(scaler, "a", NOON)
     scaler.answered(invocation, TooSlow(0.5), NOON)
     invocation.call()  # it goes on, and writes to what it was given
-    assert scaler.deployments["a"].guard.notes == {}
+    assert scaler.deployments["a"].guard.policy_state == {}
     assert scaler.problems() == [
         'the scaling policy policy of "a" took more than 0.5 s (timeLimit); the target stays 1'
     ]

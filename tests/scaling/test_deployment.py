@@ -7,6 +7,7 @@ import pytest
 from pointsman.control import InstanceStatus, Phase
 from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import spare_replicas
+from pointsman.reasons import Reason
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
 from pointsman.scaling.deployment import SavedDeployment, ScaledDeployment
 from pointsman.scaling.limits import ScalingPlan
@@ -25,10 +26,10 @@ def instance(name: str, phase: Phase = Phase.READY, **facts: Any) -> InstanceSta
         "host": "",
         "port": 0,
         "tls": False,
-        "pid": 1,
+        "process": "1",
         "in_service": phase is Phase.READY,
         "restarts": 0,
-        "reason": "",
+        "reason": None,
         "since": 0.0,
         "until": None,
         "drain_asked": False,
@@ -51,10 +52,10 @@ def test_every_start_of_a_process_is_counted_once() -> None:
     see(one, [instance("m-1", Phase.UNHEALTHY, start_up_s=4.0), instance("m-2", start_up_s=9.0)], 2.0)
     see(one, [instance("m-1", start_up_s=4.0), instance("m-2", start_up_s=9.0)], 3.0)
     assert one.start_up_s == (4.0 + 9.0) / 2, "the first was not started again"
-    see(one, [instance("m-1", Phase.BACKING_OFF, pid=None, start_up_s=4.0)], 4.0)
-    see(one, [instance("m-1", pid=2, start_up_s=8.0)], 5.0)
+    see(one, [instance("m-1", Phase.BACKING_OFF, process=None, start_up_s=4.0)], 4.0)
+    see(one, [instance("m-1", process="2", start_up_s=8.0)], 5.0)
     assert one.start_up_s == 8.0, "the median of 4, 9 and 8"
-    see(one, [instance("m-1", pid=3)], 6.0)
+    see(one, [instance("m-1", process="3")], 6.0)
     assert one.start_up_s == 8.0, "it was adopted: nobody saw it start"
 
 
@@ -92,7 +93,7 @@ def test_what_may_go_for_somebody_else(
     one = scaled(**limits)
     see(one, [instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
     assert spare_replicas(one, 100.0 + loaded_s) == free
-    one.guard.override(ready, None, "an operator", 100.0)
+    one.guard.set_override(ready, None, "an operator", 100.0)
     assert spare_replicas(one, 100.0 + loaded_s) == 0, "ordered to stay"
 
 
@@ -107,6 +108,6 @@ def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -
     assert scaling_summary(one)["last"] == ""
     one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
     one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
-    one.note("started as soon as there is room", 101.0, "2 of 3 have no place")
+    one.note(Reason("waits-for-room"), 101.0, Reason("instances-unplaced"))
     assert scaling_summary(one)["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
     assert [record.by for record in one.records] == ["", "pointsman"]

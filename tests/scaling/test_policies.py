@@ -22,7 +22,7 @@ from pointsman.scaling import (
     TokenThroughput,
     Window,
     Wish,
-    ask,
+    invoke,
     policy_name,
 )
 from tests.scaling.views import NOON, flat, view
@@ -327,7 +327,7 @@ def test_budget_of_a_month_is_spent_and_begins_again() -> None:
 
 
 def test_budget_without_a_price_is_a_problem() -> None:
-    answer = ask(Budget(wants(8), per_hour=10.0), view())
+    answer = invoke(Budget(wants(8), per_hour=10.0), view())
     assert isinstance(answer, ValueError)
     assert "nobody says what a replica costs per hour; set costPerReplicaHour" in str(answer)
 
@@ -357,9 +357,9 @@ def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
         def desired_replicas(self, view: DeploymentView) -> Any:
             return "many"
 
-    answer = ask(MaxOf([wants(3), Broken()]), view())
+    answer = invoke(MaxOf([wants(3), Broken()]), view())
     assert str(answer).startswith("plugin \"broken\" returned 'many'")
-    answer = ask(MaxOf([wants(3), lambda view: Stay()]), view())  # type: ignore[list-item]
+    answer = invoke(MaxOf([wants(3), lambda view: Stay()]), view())  # type: ignore[list-item]
     assert str(answer) == 'plugin "<lambda>" said nothing'
 
 

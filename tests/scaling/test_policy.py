@@ -14,9 +14,9 @@ from pointsman.scaling import (
     Stay,
     TooSlow,
     Wish,
-    ask,
-    ask_application,
     by_node,
+    invoke,
+    invoke_application,
 )
 from tests.scaling.views import NOON, view
 
@@ -39,9 +39,9 @@ def leaves(view: DeploymentView) -> int:
 
 
 def test_an_object_and_a_function_are_asked_alike() -> None:
-    assert ask(Method(), view()) == 3
-    assert ask(function, view()) == Wish(3)
-    assert ask(lambda view: "many", view()) == "many"
+    assert invoke(Method(), view()) == 3
+    assert invoke(function, view()) == Wish(3)
+    assert invoke(lambda view: "many", view()) == "many"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_object_and_a_function_are_asked_alike() -> None:
     ],
 )
 def test_whatever_it_raises_is_an_answer(policy: Any, kind: type, message: str) -> None:
-    answer = ask(policy, view())
+    answer = invoke(policy, view())
     assert isinstance(answer, kind)
     assert message in str(answer)
 
@@ -73,9 +73,9 @@ def decided(policy: Callable[[ApplicationView], object], *names: str) -> dict[st
     """The targets of all nodes afterwards, with what is wrong."""
     kept = guards(*names)
     seen = application(**{name: view(name=name) for name in names})
-    for name, answer in ask_application(policy, seen).items():
+    for name, answer in invoke_application(policy, seen).items():
         kept[name].decide(seen.deployments[name], answer)
-    return {name: (guard.target, guard.problem) for name, guard in kept.items()}
+    return {name: (guard.target, str(guard.problem or "")) for name, guard in kept.items()}
 
 
 def test_nodes_that_are_left_out_stay_as_they_are() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from pointsman.scaling import DeploymentView, Guard, ScalingLimits, Wish
-from pointsman.scaling.policy import MOST_BYTES, TooMuch, ask_with_notes, copied, plain, size_of, understood
+from pointsman.scaling.policy import (
+    MAX_STATE_BYTES,
+    StateTooLarge,
+    copy_state,
+    invoke_with_state,
+    parse_answer,
+    savable_state,
+    state_size,
+)
 from tests.scaling.views import view
 
 
@@ -19,15 +27,15 @@ def writes(note: Any) -> Any:
     return policy
 
 
-@pytest.mark.parametrize("note", [0, "x" * (MOST_BYTES - 20), [math.inf], Lock()])
+@pytest.mark.parametrize("note", [0, "x" * (MAX_STATE_BYTES - 20), [math.inf], Lock()])
 def test_a_little_may_be_written_down(note: Any) -> None:
-    assert ask_with_notes(writes(note), view(state={})) == 3
+    assert invoke_with_state(writes(note), view(state={})) == 3
 
 
 def test_whoever_writes_too_much_has_said_nothing() -> None:
-    answer = ask_with_notes(writes("x" * 2**20), view(state={}))
-    assert answer == TooMuch(2**20 + len('{"note":""}'), MOST_BYTES)
-    assert understood(answer) == (
+    answer = invoke_with_state(writes("x" * 2**20), view(state={}))
+    assert answer == StateTooLarge(2**20 + len('{"note":""}'), MAX_STATE_BYTES)
+    assert str(parse_answer(answer)) == (
         "wrote 1024 KiB into view.state; it may keep 64 KiB, and what it wrote this time is forgotten"
     )
     guard = Guard("m", ScalingLimits(max_replicas=4), "mine")
@@ -38,13 +46,13 @@ def test_whoever_writes_too_much_has_said_nothing() -> None:
 
 
 def test_what_cannot_be_saved_takes_no_room() -> None:
-    assert plain({"lock": Lock(), "kept": [1, "a"]}) == {"kept": [1, "a"]}
-    assert size_of({"lock": Lock(), "kept": [1, "a"]}) == len('{"kept":[1,"a"]}')
+    assert savable_state({"lock": Lock(), "kept": [1, "a"]}) == {"kept": [1, "a"]}
+    assert state_size({"lock": Lock(), "kept": [1, "a"]}) == len('{"kept":[1,"a"]}')
 
 
 def test_a_copy_is_written_to_unless_there_is_none() -> None:
     notes: dict[str, Any] = {"seen": [1]}
-    copied(notes)["seen"].append(2)
+    copy_state(notes)["seen"].append(2)
     assert notes == {"seen": [1]}
     odd = {"lock": Lock()}
-    assert copied(odd) is odd
+    assert copy_state(odd) is odd

@@ -29,7 +29,7 @@ from pointsman.scaling import (
     TokenThroughput,
     TooSlow,
     Wish,
-    ask,
+    invoke,
 )
 from tests.scaling.views import NOON, flat, view
 from tests.scaling.worlds import World
@@ -117,7 +117,7 @@ def test_a_guard_that_was_saved_goes_on_the_same(limits: ScalingLimits, tale: An
     for number, (step, answer, load) in enumerate(tale):
         now += step
         if number == place:
-            one.override(5, now + 20.0, "alice", now)
+            one.set_override(5, now + 20.0, "alice", now)
             other = Guard("chat", limits, "any", json.loads(json.dumps(one.state())))
         seen = view(now=now, target=one.target, ongoing=load)
         first = one.decide(seen, answer)
@@ -144,7 +144,7 @@ def test_a_load_that_stays_the_same_settles(
     assert len(settled) == 1, world.changes
     assert len(world.changes) <= 16, "and it does not go to and fro before"
     assert (settled == {0}) == (load == 0.0 and name != "scheduled")
-    assert world.guard.problem == ""
+    assert world.guard.problem is None
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -157,7 +157,7 @@ def test_any_load_keeps_any_policy_within_bounds(name: str, seed: int, limits: S
         height = dice.choice([0.0, 0.5, 3.0, 20.0, 200.0])
         world.run(dice.choice([30.0, 300.0]), lambda now, height=height: height * dice.random())  # type: ignore[misc]
     assert all(limits.min_replicas <= target <= limits.max_replicas for _, target in world.targets)
-    assert world.guard.problem == ""
+    assert world.guard.problem is None
 
 
 NUMBERS = st.none() | st.floats(0, 5000)
@@ -197,10 +197,10 @@ def filled(seen: DeploymentView) -> DeploymentView:
 def test_only_its_notes_are_changed_and_it_answers_the_same_again(name: str, seen: DeploymentView) -> None:
     policy = BUILT_IN[name]()
     before = copy.deepcopy(seen)
-    answer = ask(policy, seen)
+    answer = invoke(policy, seen)
     assert isinstance(answer, Wish), answer
     assert answer.replicas >= 0
     assert answer.why
     assert msgspec.structs.replace(seen, state={}) == msgspec.structs.replace(before, state={})
     json.dumps(seen.state)
-    assert ask(BUILT_IN[name](), before) == answer, "nothing is kept in the object"
+    assert invoke(BUILT_IN[name](), before) == answer, "nothing is kept in the object"

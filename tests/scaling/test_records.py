@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from pointsman.scaling.records import EVERY_S, ReportThrottle
+from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle
 
 
 def told(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
@@ -30,6 +30,6 @@ def test_news(states: list[str], news: list[tuple[int, str]]) -> None:
 @pytest.mark.parametrize("states", [["bad 1", "bad 2"] * 150, ["bad", ""] * 150])
 def test_what_never_comes_to_rest_is_told_once_a_minute(states: list[str]) -> None:
     begun = [number for number, words in told(*states) if words]
-    assert len(begun) == 300 / EVERY_S
-    assert all(after - before >= EVERY_S for before, after in pairwise(begun))
-    assert told("bad", "", "bad", apart_s=EVERY_S) == [(0, "bad"), (1, ""), (2, "bad")]
+    assert len(begun) == 300 / REPORT_INTERVAL_S
+    assert all(after - before >= REPORT_INTERVAL_S for before, after in pairwise(begun))
+    assert told("bad", "", "bad", apart_s=REPORT_INTERVAL_S) == [(0, "bad"), (1, ""), (2, "bad")]

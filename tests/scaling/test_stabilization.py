@@ -16,10 +16,10 @@ def test_the_least_and_the_most_of_the_delay(said: list[tuple[float, int]], up_s
     told = [(-1e9, before)]
     for step, wanted in said:
         now += step
-        wants.note(now, wanted, before)
+        wants.add(now, wanted, before)
         told.append((now, wanted))
-        assert wants.least(now, up_s) == min(held(told, now, up_s))
-        assert wants.most(now, down_s) == max(held(told, now, down_s))
+        assert wants.smallest(now, up_s) == min(held(told, now, up_s))
+        assert wants.largest(now, down_s) == max(held(told, now, down_s))
         for notes, falls in ((wants.falling, True), (wants.rising, False)):
             numbers = [note.replicas for note in notes]
             assert numbers == sorted(set(numbers), reverse=falls), "a note for each number, and no more"
@@ -34,6 +34,6 @@ def held(told: list[tuple[float, int]], now: float, delay_s: float) -> list[int]
 def test_a_clock_that_was_put_back_does_not_stop_it() -> None:
     wants = Stabilization()
     for now, wanted in ((1_000_000.0, 9), (1_000_010.0, 4), (1_000_020.0, 5), (50.0, 5), (120.0, 5)):
-        wants.note(now, wanted, 1)
-    assert wants.most(120.0, 60.0) == 5
-    assert wants.least(120.0, 60.0) == 5
+        wants.add(now, wanted, 1)
+    assert wants.largest(120.0, 60.0) == 5
+    assert wants.smallest(120.0, 60.0) == 5

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import isfinite
 
-from pointsman.scaling import Guard, Measurements, ScalingLimits, ScalingRecord, ask, windows_of
+from pointsman.scaling import Guard, Measurements, ScalingLimits, ScalingRecord, invoke, windows_of
 
 SERVICE_S = 0.2
 TOKENS = 100.0
@@ -58,9 +58,9 @@ class World:
             cost_per_replica_hour=1.0,
             since_up_s=self.guard.since_up_s(self.now),
             since_down_s=self.guard.since_down_s(self.now),
-            state=self.guard.notes,
+            state=self.guard.policy_state,
         )
-        record = self.guard.decide(view, ask(self.policy, view))
+        record = self.guard.decide(view, invoke(self.policy, view))
         if record is not None:
             self.records.append(record)
         self.targets.append((self.now, self.guard.target))

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.lab.check.report import CheckListener
 from pointsman.lab.check.scaling_cases import DEFAULT_VIEW
-from pointsman.scaling import ApplicationView, DeploymentView, ask, by_node
+from pointsman.scaling import ApplicationView, DeploymentView, by_node, invoke
 
 NODES = ("first", "second")
 """Of an application."""
@@ -66,7 +66,7 @@ def is_scaling_policy(subject: object) -> bool:
 def _answer(policy: object, view: DeploymentView | ApplicationView, listener: CheckListener) -> object:
     with listener.time_limit():
         try:
-            return ask(policy, view)
+            return invoke(policy, view)
         except KeyboardInterrupt as error:
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 raise  # Ctrl-C

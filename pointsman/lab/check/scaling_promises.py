@@ -12,8 +12,9 @@ import msgspec
 from pointsman.lab.check.policy_under_test import BuildScaling, PolicyUnderTest
 from pointsman.lab.check.scaling_cases import NOW, WINDOW_LENGTHS_S, flat
 from pointsman.lab.check.seeded_random import SEEDS, global_seed
+from pointsman.reasons import Reason
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
-from pointsman.scaling.policy import MOST_BYTES, plain, size_of, understood
+from pointsman.scaling.policy import MAX_STATE_BYTES, parse_answer, savable_state, state_size
 
 LIMITS = ScalingLimits()
 CONCURRENCY = 4
@@ -66,13 +67,13 @@ def is_quick(build: BuildScaling, view: DeploymentView) -> str | None:
 def answers(build: BuildScaling, view: DeploymentView) -> str | None:
     """It returns on every view."""
     error = next((one for one in build().answers(view).values() if isinstance(one, BaseException)), None)
-    return None if error is None else f"it {understood(error)}"
+    return None if error is None else f"it {parse_answer(error)}"
 
 
 def wants_a_number(build: BuildScaling, view: DeploymentView) -> str | None:
     """It returns a whole number of replicas, 0 or more."""
-    read = [understood(answer) for answer in build().answers(view).values()]
-    return next((f"it {problem}" for problem in read if isinstance(problem, str)), None)
+    read = [parse_answer(answer) for answer in build().answers(view).values()]
+    return next((f"it {problem}" for problem in read if isinstance(problem, Reason)), None)
 
 
 def leaves_the_view_alone(build: BuildScaling, view: DeploymentView) -> str | None:
@@ -91,8 +92,8 @@ def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
     for seed in SEEDS:
         with global_seed(seed):
             answer = build().answers(copy.deepcopy(view))
-        read.append({node: understood(one) for node, one in answer.items()})
-    invalid = any(isinstance(one, str) for answer in read for one in answer.values())
+        read.append({node: parse_answer(one) for node, one in answer.items()})
+    invalid = any(isinstance(one, Reason) for answer in read for one in answer.values())
     if read[0] == read[1] or invalid:  # another promise reports an invalid answer
         return None
     return "two fresh policies answered differently to the same view: no dice, no clock but view.now, no globals"
@@ -103,7 +104,7 @@ def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
     given = msgspec.structs.replace(copy.deepcopy(view), state={})
     answer = build().answers(given)
     notes: Mapping[Any, Any] = given.state  # keys may be of any type
-    kept = plain(notes)
+    kept = savable_state(notes)
     for name, note in notes.items():
         if name not in kept:
             what = f"is a {type(note).__name__}" if isinstance(name, str) else "has a name that is no text"
@@ -115,7 +116,7 @@ def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
     error = next((one for one in build().answers(again).values() if isinstance(one, BaseException)), None)
     if error is None or any(isinstance(one, BaseException) for one in answer.values()):
         return None
-    return f"after a restart with its own notes it {understood(error)}"
+    return f"after a restart with its own notes it {parse_answer(error)}"
 
 
 def _as_lists(note: Any) -> Any:
@@ -127,9 +128,9 @@ def _as_lists(note: Any) -> Any:
 
 def keeps_small_notes(build: BuildScaling) -> str | None:
     """`view.state` stops growing, and stays below the limit."""
-    every_s, limit = LIMITS.interval_s, f"at most {MOST_BYTES:,} are kept; forget what is old"
+    every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; forget what is old"
     sizes = _state_sizes(build(), every_s, STATE_ROUNDS)
-    if sizes[-1] > MOST_BYTES:
+    if sizes[-1] > MAX_STATE_BYTES:
         questions = f"{len(sizes)} question{'s' if len(sizes) > 1 else ''}"
         return f"asked every {every_s:g} s, it had {sizes[-1]:,} bytes in view.state after {questions}: {limit}"
     sizes = _state_sizes(build(), STATE_LONG_STEP_S, STATE_LONG_ROUNDS)
@@ -147,8 +148,8 @@ def _state_sizes(policy: PolicyUnderTest, step_s: float, rounds: int) -> list[in
     state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + STATE_TIMEOUT_S
     for number in range(rounds):
         policy.answers(_steady_view(float(number % STATE_LOADS), 1, NOW + number * step_s, state))
-        sizes.append(size_of(state))
-        if sizes[-1] > MOST_BYTES or time.perf_counter() > until:
+        sizes.append(state_size(state))
+        if sizes[-1] > MAX_STATE_BYTES or time.perf_counter() > until:
             break
     return sizes
 
@@ -213,7 +214,7 @@ def _steady_run(policy: PolicyUnderTest, load: float, step_s: float, until: floa
             break
         now = NOW + number * step_s
         view = _steady_view(load, target, now, state, changed.get(True), changed.get(False))
-        wish = understood(next(iter(policy.answers(view).values())))
+        wish = parse_answer(next(iter(policy.answers(view).values())))
         wanted = wish.replicas if isinstance(wish, Wish) else target
         after = max(min(wanted, MAX_REPLICAS), 1 if load else 0)
         if after != target:

@@ -11,8 +11,8 @@ import msgspec
 from pointsman.lab.scaling.reading import Series
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.measuring import ENDED_S, WINDOWS, windows_of
-from pointsman.scaling.policy import ask, policy_name
+from pointsman.scaling.measurements import ENDED_S, WINDOWS, windows_of
+from pointsman.scaling.policy import invoke, policy_name
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Gauge, WhenAsked
@@ -84,7 +84,7 @@ class MeasuredLoad:
             since_up_s=guard.since_up_s(now),
             since_down_s=guard.since_down_s(now),
             idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
-            state=guard.notes,
+            state=guard.policy_state,
         )
 
     def _rate(self, at: float, seconds: float) -> float:
@@ -173,7 +173,7 @@ class Replay:
                 tell(step / self.times)
             pool.advance(now)
             view = measured.view(now, pool, guard)
-            record = guard.decide(view, ask(policy, view))
+            record = guard.decide(view, invoke(policy, view))
             problems += bool(guard.problem)
             pool.order(guard.target)
             if record is not None:

@@ -134,7 +134,7 @@ class Processes:
                 process.recipe,
                 process.host,
                 process.port,
-                process.pid or 0,
+                str(process.pid or 0),
                 msgspec.json.decode(process.place, type=Place) if process.place else None,
             )
             for process in self.table.all()
@@ -227,7 +227,7 @@ class Processes:
                 self.problem = f"no supervisor can be started: {error}"
                 await asyncio.sleep(RETRY_S)
         for process in found:
-            self._tell(Launched(process.id, process.pid or 0, process.host, process.port))
+            self._tell(Launched(process.id, str(process.pid or 0), process.host, process.port))
         for process in ended:
             self._ended(process.id, LOST)
         self._start_held()
@@ -242,7 +242,7 @@ class Processes:
             case supervisor_link.ProcessStarted():
                 known = self.table.started(EngineProcess(report.id, report.pid, report.born))
                 if known is not None:
-                    self._tell(Launched(known.id, report.pid, known.host, known.port))
+                    self._tell(Launched(known.id, str(report.pid), known.host, known.port))
             case supervisor_link.ProcessFailed():
                 self._ended(report.id, report.why)
             case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:

@@ -115,7 +115,7 @@ class SimulatedProcesses:
         process.pid, process.ready_at = next(self._pids), self._clock.now() + start_up_s
         if failure is not None and failure.after_s is not None:
             self._clock.call_at(self._clock.now() + failure.after_s, self._end, process, failure.why)
-        self._tell(Launched(name, process.pid, process.host, PORT))
+        self._tell(Launched(name, str(process.pid), process.host, PORT))
 
     def _answer(self, probe: Probe) -> None:
         """A server that the plane did not start always answers."""

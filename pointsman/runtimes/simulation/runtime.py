@@ -56,7 +56,7 @@ class SimulatedRuntime:
             self.workers.see(worker)
         running = [(one.launch, one) for one in self.processes.all() if one.pid]
         return [
-            Adopted(launch.instance_id, launch.deployment, launch.recipe, one.host, PORT, one.pid, launch.place)
+            Adopted(launch.instance_id, launch.deployment, launch.recipe, one.host, PORT, str(one.pid), launch.place)
             for launch, one in running
         ]
 

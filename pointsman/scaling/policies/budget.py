@@ -3,7 +3,7 @@
 from pointsman.parameters import Above0
 from pointsman.scaling.calendar import month_ends, shown
 from pointsman.scaling.policies.sizing import checked
-from pointsman.scaling.policy import ScalingPolicy, Wish, ask_inner
+from pointsman.scaling.policy import ScalingPolicy, Wish, invoke_inner
 from pointsman.scaling.view import DeploymentView
 
 HOUR_S = 3600.0
@@ -29,7 +29,7 @@ class Budget:
         self.windows = tuple(getattr(policy, "windows", ()))
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
-        wish = ask_inner(self.policy, view, "policy")
+        wish = invoke_inner(self.policy, view, "policy")
         cost = self.cost if view.cost_per_replica_hour is None else view.cost_per_replica_hour
         if not cost:
             raise ValueError("nobody says what a replica costs per hour; set costPerReplicaHour")

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from pointsman.scaling.policy import ScalingPolicy, Wish, ask_inner, policy_name
+from pointsman.scaling.policy import ScalingPolicy, Wish, invoke_inner, policy_name
 from pointsman.scaling.view import DeploymentView
 
 
@@ -23,7 +23,7 @@ class Combined(ABC):
         self.windows = tuple({length for policy in policies for length in getattr(policy, "windows", ())})
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
-        wishes = [ask_inner(policy, view, str(place)) for place, policy in enumerate(self.policies)]
+        wishes = [invoke_inner(policy, view, str(place)) for place, policy in enumerate(self.policies)]
         names = [policy_name(policy) for policy in self.policies]
         replicas = self.choice([wish.replicas for wish in wishes])
         place = next(place for place, wish in enumerate(wishes) if wish.replicas == replicas)

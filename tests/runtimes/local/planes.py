@@ -79,7 +79,7 @@ class Stage:
         return {name for name, instance in self.instances().items() if instance["phase"] == "ready"}
 
     def pids(self) -> dict[str, int]:
-        return {name: instance["pid"] for name, instance in self.instances().items() if instance["pid"] is not None}
+        return {name: int(one["process"]) for name, one in self.instances().items() if one["process"] is not None}
 
     async def until_ready(self, *names: str) -> None:
         await self.until(lambda: self.ready() == set(names), f"{names} ready")

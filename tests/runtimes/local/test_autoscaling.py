@@ -294,7 +294,7 @@ def test_notes_of_a_policy_survive_a_restart_and_are_not_for_another(
     name, counted = module(NOTES), []
 
     def notes(scene: Stage) -> int:
-        asked: int = scene.plane.scaling.each()[0].guard.notes.get("asked", 0)
+        asked: int = scene.plane.scaling.each()[0].guard.policy_state.get("asked", 0)
         return asked
 
     async def before() -> None:
