@@ -18,7 +18,7 @@ from pointsman.reasons import Reason
 from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.runtimes.clock import LoopClock
-from pointsman.runtimes.traffic import Traffic
+from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset(
     {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"},
@@ -41,7 +41,7 @@ class Gateway:
         self.upstream = Upstream(settings.upstream, loop)
         self.outbox = self.upstream.outbox
         self.traffic: Traffic = Traffic(LoopClock(loop), self.upstream, _dispatcher_settings(settings))
-        self.traffic.gone = self.upstream.instance_left
+        self.traffic.hooks.gone = self.upstream.instance_left
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
         self.clients: set[GatewayConnection] = set()
@@ -113,7 +113,7 @@ class Gateway:
         now = time.monotonic()
         try:
             body = read_body(http.body)
-            lane = self.traffic.by_model.get(body.model) or (None if body.model else self.traffic.only_lane())
+            lane = self.traffic.by_model.get(body.model) or (None if body.model else only_lane(self.traffic))
             if lane is None:
                 client.error(*unknown_model(body.model, sorted(self.traffic.by_model)))
                 return

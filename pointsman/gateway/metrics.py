@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pointsman.gateway.openai import Usage
 from pointsman.routing.counters import Histogram
-from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.runtimes.traffic import Lane, Traffic, prefix_producers
 from pointsman.scaling.deployment import ScaledDeployment
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -181,7 +181,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
             for one, counters in tallies
         },
     )
-    prefixes = [(one, producer) for one, lane in each for producer in lane.prefix_producers]
+    prefixes = [(one, producer) for one, lane in each for producer in prefix_producers(lane)]
     page.counter(
         "prefix_tokens",
         "Prompt tokens sent, and how many of them were expected in the instance's cache.",

@@ -248,7 +248,7 @@ def retry_after_s(lane: "Lane") -> int:
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
     if not latencies:
-        absence = lane.absence()
+        absence = lane.unavailability()
         wait_s = lane.start_up_s if absence is None or absence.retry_s is None else absence.retry_s
         return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
     places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
@@ -260,7 +260,7 @@ def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
     """If it is for want of instances: with what the plane knows about that."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
-    absence = lane.absence()
+    absence = lane.unavailability()
     if absence is None:
         return refusal
     return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))

@@ -75,7 +75,7 @@ class PlaneScaling:
     def open(self, store: TargetStore) -> None:
         """Continue with what an earlier plane saved."""
         self._store = store
-        self._traffic.wanted = self.wake
+        self._traffic.hooks.wanted = self.wake
         self._loop.start()
 
     def close(self) -> None:

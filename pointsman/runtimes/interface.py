@@ -75,8 +75,8 @@ Measured: TypeAlias = Callable[[str, str, Metrics, Samples | None], None]
 """(deployment, instance, metrics, what they were read from)"""
 
 
-class Runtime(Protocol):
-    """Processes on workers, and the state of one plane. A plane calls `open`, `adopt` and, whatever failed, `close`."""
+class RuntimeParts(Protocol):
+    """What a runtime consists of."""
 
     @property
     def clock(self) -> Clock: ...
@@ -102,6 +102,10 @@ class Runtime(Protocol):
 
     @property
     def probes(self) -> "Probes": ...
+
+
+class Runtime(RuntimeParts, Protocol):
+    """Processes on workers, and the state of one plane. A plane calls `open`, `adopt` and, whatever failed, `close`."""
 
     async def open(self) -> None:
         """Take the state over. Raises `PointsmanError` if another plane uses it."""

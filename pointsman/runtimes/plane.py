@@ -21,7 +21,7 @@ from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import Clock, DocumentStore, Runtime, Timer
-from pointsman.runtimes.traffic import Traffic
+from pointsman.runtimes.traffic import Traffic, warmth
 from pointsman.scaling.status import scaling_summary
 
 LOOK_S = 1.0
@@ -64,7 +64,7 @@ class Plane:
         self.scaling = PlaneScaling(
             traffic,
             self.control.controller,
-            self._retarget,
+            self._apply,
             lambda *told: self.control.tell(control.PlaceNeeded(*told)),
             clock,
             runtime.gpus,
@@ -102,8 +102,8 @@ class Plane:
             await runtime.close()
             raise
         self._is_running = True
-        self.traffic.failing = self.control.requests_fail
-        self.traffic.absence = self.control.unavailability
+        self.traffic.hooks.failing = self.control.requests_fail
+        self.traffic.hooks.unavailability = self.control.unavailability
         self.scaling.open(runtime.targets)
         runtime.look_at_workers(plan)
         for event in adopted:
@@ -140,7 +140,8 @@ class Plane:
         now, instances = self.runtime.clock.now(), self.control.controller.instances()
         internal = {name for name, lane in self.traffic.lanes.items() if lane.plan.internal}
         scaled = {one.name: {"scaling": scaling_summary(one)} for one in self.scaling.each()}
-        deployments = deployments_status(self._desired(), instances, self.traffic.status, internal, now)
+        desired = self.control.controller.desired or Desired()
+        deployments = deployments_status(desired, instances, self.traffic.status, internal, now)
         return {
             "ready": self.ready,
             **self.runtime.facts(),
@@ -166,10 +167,6 @@ class Plane:
             raise PointsmanError("this plane is being stopped, and changes nothing any more")
         return self.runtime.documents
 
-    def _desired(self) -> Desired:
-        """What should run now, by documents, endpoints files and scaling policies."""
-        return self.scaling.desired(self.documents.files.desired())
-
     def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> list[ReconcileStep]:
         return self.control.controller.preview(self.scaling.desired(desired, plan), retry)
 
@@ -180,12 +177,14 @@ class Plane:
         self.traffic.configure(plan.deployments)
         self.scaling.configure(plan)
         self.runtime.look_at_workers(plan)
-        self.control.tell(control.Applied(self._desired(), frozenset(retry), self.traffic.warmth()))
+        self._apply(retry)
 
-    def _retarget(self) -> None:
-        """Enforce targets and endpoints that have changed without a document."""
+    def _apply(self, retry: Collection[str] = ()) -> None:
+        """Tell the controller what should run now, by documents, endpoints files and scaling targets."""
         if self._is_running:
-            self.control.tell(control.Applied(self._desired(), warmth=self.traffic.warmth()))
+            desired = self.scaling.desired(self.documents.files.desired())
+            warm = warmth(self.traffic.lanes.values())
+            self.control.tell(control.Applied(desired, frozenset(retry), warm))
 
     def _look(self) -> None:
         clock, plan, instances = self.runtime.clock, self.documents.plan_in_force, self.control.controller.instances()
@@ -195,7 +194,7 @@ class Plane:
             self.runtime.look_at_workers(plan)  # there may be room by now
         self.instances.user_configs.retry()
         if self.documents.files.look():
-            self._retarget()
+            self._apply()
 
     def _handled(self, event: control.ControllerEvent) -> None:
         if not len(self.control.controller):

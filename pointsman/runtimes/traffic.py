@@ -1,7 +1,7 @@
-"""Requests on their way: one lane per deployment, each with its dispatcher, its clock and its carrier.
+"""Requests on their way: one lane per deployment, each with its dispatcher.
 
-Enters: requests (from a gateway), instances and measurements (from a plane). Leaves: commands, to the carrier. The one
-rule: whatever the dispatcher says is carried out at once, in its order.
+Enters: requests (from a gateway), instances and metrics (from a plane). Leaves: commands, to the carrier. The one rule:
+what a dispatcher decides is carried out at once, in its order.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +36,7 @@ from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 
 FAILURES_IN_A_ROW = 3
-"""So many requests in a row that fail on an instance call for a look at it."""
+"""Requests that fail in a row on an instance, until its controller hears of it."""
 
 
 class Carrier(Protocol):
@@ -49,6 +49,20 @@ class Carrier(Protocol):
     def revoke(self, lane: "Lane", command: Revoke) -> None: ...
 
 
+class TrafficHooks:
+    """What lanes report, if anything listens."""
+
+    def __init__(self) -> None:
+        self.failing: Callable[[str, str], None] | None = None
+        """(instance, why): requests fail in a row on an instance."""
+        self.gone: Callable[[str], None] | None = None
+        """(instance): an instance has left, and its requests were sent elsewhere or put back."""
+        self.wanted: Callable[[str], None] | None = None
+        """(deployment): a request waits, and no instance takes any."""
+        self.unavailability: Callable[[str, float | None], Unavailable] | None = None
+        """(deployment, start-up time): why no instance takes requests."""
+
+
 class Lane:
     """The requests of one deployment, and the instances that take them."""
 
@@ -56,40 +70,36 @@ class Lane:
         "_carrier",
         "_clock",
         "_failures",
+        "_hooks",
         "_idle_calls",
         "_now",
         "_timer",
-        "absence",
         "closed",
         "dispatcher",
-        "failing",
         "plan",
         "start_up_s",
-        "wanted",
     )
 
-    def __init__(self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, clock: Clock) -> None:
+    def __init__(
+        self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, clock: Clock, hooks: TrafficHooks
+    ) -> None:
         self.plan = plan
         self.dispatcher = dispatcher
-        self.failing: Callable[[str, str], None] | None = None
-        """Told of instances on which requests fail in a row, and why."""
-        self.wanted: Callable[[str], None] | None = None
-        """Told of its deployment when a request waits and no instance takes any."""
-        self.absence: Callable[[], Unavailable | None] = lambda: None
-        """Says why no instance takes any, if that is known."""
         self.start_up_s: float | None = None
-        """How long an instance takes to start, as far as that is known."""
+        """How long an instance takes to start; None if unknown."""
         self.closed = False
-        """Its deployment is gone: nothing new comes, what waits and what is under way may end."""
+        """Its deployment is gone: nothing new comes, what waits and what runs may end."""
         self._carrier = carrier
         self._clock = clock
         self._now = clock.now
+        self._hooks = hooks
         self._timer: Timer | None = None
         self._failures: dict[str, int] = {}
+        """In a row, by instance."""
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
     def tell(self, event: DispatcherEvent) -> None:
-        """Tell the dispatcher, and carry out what it says."""
+        """Tell the dispatcher, and carry out what it decides."""
         commands = self.dispatcher.handle(event, self._now())
         if commands:
             self.carry_out(commands)
@@ -108,84 +118,54 @@ class Lane:
                 self._carrier.revoke(self, command)  # type: ignore[arg-type]
 
     def _set_timer(self, at: float) -> None:
-        if self.wanted is not None and not self.takes_requests:
-            self.wanted(self.plan.name)
-        if self._timer is not None:
-            self._timer.cancel()
+        wanted = self._hooks.wanted
+        if wanted is not None and not any(one.instance.can_accept_request for one in self.dispatcher.fleet.roster):
+            wanted(self.plan.name)
+        self.stop_timer()
         self._timer = self._clock.call_at(at, self._wake)
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether any instance takes new ones."""
-        return any(one.instance.can_accept_request for one in self.dispatcher.fleet.roster)
 
     def _wake(self) -> None:
         self._timer = None
         self.tell(TimerFired())
 
     def stop_timer(self) -> None:
-        """Nobody is woken any more."""
+        """Wake the dispatcher no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def unavailability(self) -> Unavailable | None:
+        """Why no instance takes requests; None if that is unknown."""
+        why = self._hooks.unavailability
+        return None if why is None else why(self.plan.name, self.start_up_s)
+
     # What the gateway saw of instances
 
     def worked(self, instance_id: str) -> None:
-        """A request was answered by it."""
+        """An instance has answered a request."""
         if self._failures:
             self._failures.pop(instance_id, None)
         if self._idle_calls:
             self.look_for_idle()
 
     def failed(self, instance_id: str, why: str) -> None:
-        """A request came to nothing on it."""
+        """A request has failed on an instance."""
         count = self._failures[instance_id] = self._failures.get(instance_id, 0) + 1
-        if count % FAILURES_IN_A_ROW == 0 and self.failing is not None:
-            self.failing(instance_id, why)
+        if count % FAILURES_IN_A_ROW == 0 and self._hooks.failing is not None:
+            self._hooks.failing(instance_id, why)
         if self._idle_calls:
             self.look_for_idle()
 
-    @property
-    def prefix_producers(self) -> list[ApproxPrefixCacheProducer]:
-        """Those who know what its instances have in their prefix caches."""
-        made = () if self.plan.picker is None else self.plan.picker.plugins.values()
-        return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
-
-    def warmth(self) -> dict[str, float]:
-        """Blocks in the prefix cache of each instance, as far as anybody knows."""
-        known = [producer.index for producer in self.prefix_producers]
-        return {name: float(index.held(name)) for index in known for name in index.servers}
-
-    def in_flight(self, instance_id: str) -> int:
-        """Requests under way on an instance; none if it is unknown."""
-        fleet = self.dispatcher.fleet
-        return len(self.dispatcher.ledger.on(fleet[instance_id])) if instance_id in fleet else 0
-
-    def status_of(self, instance_id: str, now: float) -> dict[str, object]:
-        """How an instance is doing: our own count, and what its engine said."""
-        endpoint = self.dispatcher.fleet[instance_id]
-        metrics, age = endpoint.metrics, self.dispatcher.fleet.load.metrics_age(endpoint, now)
-        return {
-            "in_flight": self.in_flight(instance_id),
-            "max_concurrency": endpoint.instance.max_concurrency,
-            "waiting": None if metrics is None else metrics.waiting_queue_size,
-            "running": None if metrics is None else metrics.running_requests_size,
-            "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
-            "metrics_age_s": None if age is None else round(age, 3),
-        }
-
     def when_idle(self, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is under way on an instance."""
+        """Call once, as soon as no request is in flight on an instance."""
         self._idle_calls[instance_id] = call
         self.look_for_idle()
 
     def look_for_idle(self) -> None:
-        """Call whoever waits for an instance that is idle by now."""
+        """Make the calls that wait for instances that are idle by now."""
         if self.closed and len(self.dispatcher):
             return  # what waits must be served first
-        idle = [instance_id for instance_id in self._idle_calls if not self.in_flight(instance_id)]
-        for instance_id in idle:
+        for instance_id in [one for one in self._idle_calls if not in_flight(self.dispatcher, one)]:
             self._clock.call_soon(self._idle_calls.pop(instance_id))
 
     def forget(self, instance_id: str) -> None:
@@ -194,20 +174,45 @@ class Lane:
         self.look_for_idle()
 
 
+def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
+    """Requests in flight on an instance; 0 if it is unknown."""
+    fleet = dispatcher.fleet
+    return len(dispatcher.ledger.on(fleet[instance_id])) if instance_id in fleet else 0
+
+
+def prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
+    """The plugins of a lane that know what instances have in their prefix caches."""
+    made = () if lane.plan.picker is None else lane.plan.picker.plugins.values()
+    return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
+
+
+def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
+    """Blocks in the prefix cache of each instance, where a plugin knows that."""
+    known = [producer.index for lane in lanes for producer in prefix_producers(lane)]
+    return {name: float(index.held(name)) for index in known for name in index.servers}
+
+
+def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict[str, Any]:
+    """The load of an instance: requests in flight, and what its engine reports."""
+    endpoint = dispatcher.fleet[instance_id]
+    metrics, age = endpoint.metrics, dispatcher.fleet.load.metrics_age(endpoint, now)
+    return {
+        "in_flight": in_flight(dispatcher, instance_id),
+        "max_concurrency": endpoint.instance.max_concurrency,
+        "waiting": None if metrics is None else metrics.waiting_queue_size,
+        "running": None if metrics is None else metrics.running_requests_size,
+        "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
+        "metrics_age_s": None if age is None else round(age, 3),
+    }
+
+
 class Traffic:
     """All lanes, by deployment and by the names of their models."""
 
     def __init__(self, clock: Clock, carrier: Carrier, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
-        self.failing: Callable[[str, str], None] | None = None
-        """(instance, why) is called when clients' requests fail in a row on an instance."""
-        self.gone: Callable[[str], None] | None = None
-        """(instance) is called when an instance has left, after its requests were sent elsewhere or put back."""
-        self.wanted: Callable[[str], None] | None = None
-        """(deployment) is called when a request waits, and no instance of it takes any."""
-        self.absence: Callable[[str, float | None], Unavailable] | None = None
-        """Says why no instance of a deployment takes requests, given the time that a start takes."""
+        self.hooks = TrafficHooks()
         self.by_model: dict[str, Lane] = {}
-        """Names that clients use -> the lane."""
+        """By the names that clients use."""
         self.lanes: dict[str, Lane] = {}
         """By deployment."""
         self._closing: dict[str, Lane] = {}
@@ -220,7 +225,7 @@ class Traffic:
     # Deployments
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
-        """Open lanes for new deployments, change policies where they differ, and close what is gone."""
+        """Open lanes for new deployments, reconfigure dispatchers where plans differ, and close lanes that are gone."""
         wanted = {plan.name: plan for plan in plans}
         for name in [name for name in self.lanes if name not in wanted]:
             gone = self._closing[name] = self.lanes.pop(name)
@@ -248,13 +253,10 @@ class Traffic:
             self._end_if_empty(name)
 
     def _open(self, plan: DeploymentPlan) -> Lane:
-        lane = Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._clock)
-        lane.failing, lane.wanted = self._is_failing, self._is_wanted
-        lane.absence = lambda: None if self.absence is None else self.absence(plan.name, lane.start_up_s)
-        return lane
+        return Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._clock, self.hooks)
 
     def _end_if_empty(self, name: str) -> None:
-        """Of a deployment that is gone, the last instance is, too: whoever still waits need not wait any longer."""
+        """Drop the lane of a deployment that is gone with its last instance, and refuse what still waits."""
         lane = self._closing.get(name)
         if lane is not None and not len(lane.dispatcher.fleet):
             del self._closing[name]
@@ -263,17 +265,8 @@ class Traffic:
                 lane.tell(Cancelled(request.request_id))
                 self._carrier.refuse(lane, Refuse(request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)))
 
-    def only_lane(self) -> Lane | None:
-        """That of the one deployment that clients may name; None: there are several, or none."""
-        known = [lane for lane in self.lanes.values() if not lane.plan.internal]
-        return known[0] if len(known) == 1 else None
-
-    def warmth(self) -> dict[str, float]:
-        """How much is in the prefix cache of each instance, as far as anybody knows."""
-        return {name: blocks for lane in self.lanes.values() for name, blocks in lane.warmth().items()}
-
     def all_lanes(self) -> list[Lane]:
-        """Also those of deployments that are gone, as long as something of them is left."""
+        """Also those of deployments that are gone, while something of them is left."""
         return [*self.lanes.values(), *self._closing.values()]
 
     # Instances
@@ -285,7 +278,7 @@ class Traffic:
     def update(self, deployment: str, instance: ExecutionInstance) -> None:
         """Something about an instance has changed.
 
-        Of a deployment that is gone, nothing new comes: its instances take what still waits, also while they drain.
+        Ignored if its deployment is gone: then it takes what still waits, also while it drains.
         """
         lane = self._lane(deployment)
         if not lane.closed and instance.instance_id in lane.dispatcher.fleet:
@@ -296,8 +289,8 @@ class Traffic:
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Left(instance_id, why))
-            if self.gone is not None:
-                self.gone(instance_id)
+            if self.hooks.gone is not None:
+                self.hooks.gone(instance_id)
         lane.forget(instance_id)
         self._end_if_empty(deployment)
 
@@ -309,25 +302,22 @@ class Traffic:
             if lane.dispatcher.extractors and source is not None:
                 lane.tell(Scraped(instance_id, source))
 
-    def in_flight(self, deployment: str, instance_id: str) -> int:
-        """Requests under way on an instance."""
-        return self._lane(deployment).in_flight(instance_id)
-
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is under way on an instance."""
+        """Call once, as soon as no request is in flight on an instance."""
         self._lane(deployment).when_idle(instance_id, call)
 
     def status(self, deployment: str) -> dict[str, Any] | None:
-        """How its requests are doing, as plain data; None if nothing of it is in service."""
+        """The requests of a deployment, as plain data; None if nothing of it is in service."""
         lane, now = self.lanes.get(deployment) or self._closing.get(deployment), self._clock.now()
         if lane is None:
             return None
         dispatcher = lane.dispatcher
+        members = [str(endpoint) for endpoint in dispatcher.fleet.roster]
         return {
             "strategy": dispatcher.strategy,
             "waiting": len(dispatcher) - dispatcher.running,
             "running": dispatcher.running,
-            "instances": {str(endpoint): lane.status_of(str(endpoint), now) for endpoint in dispatcher.fleet.roster},
+            "instances": {name: _instance_load(dispatcher, name, now) for name in members},
         }
 
     def _lane(self, deployment: str) -> Lane:
@@ -336,10 +326,8 @@ class Traffic:
             raise UnknownName("deployment", deployment, self.lanes)
         return lane
 
-    def _is_failing(self, instance_id: str, why: str) -> None:
-        if self.failing is not None:
-            self.failing(instance_id, why)
 
-    def _is_wanted(self, deployment: str) -> None:
-        if self.wanted is not None:
-            self.wanted(deployment)
+def only_lane(traffic: Traffic) -> Lane | None:
+    """The lane of the only deployment that clients may name; None if there are several, or none."""
+    known = [lane for lane in traffic.lanes.values() if not lane.plan.internal]
+    return known[0] if len(known) == 1 else None

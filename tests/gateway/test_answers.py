@@ -272,7 +272,7 @@ def test_nobody_hears_of_a_connection_that_was_closed_while_it_was_idle(bed: Bed
     """Engines close connections that are idle for long; the request goes out once more, on a new one."""
     backend = bed.backend(says(OK))
     failing: list[str] = []
-    bed.gateway.traffic.failing = lambda instance, why: failing.append(instance)
+    bed.gateway.traffic.hooks.failing = lambda instance, why: failing.append(instance)
     client = bed.client()
     for number in range(10):
         assert client.ask(chat(f"x-request-id: n{number}")).status == 200

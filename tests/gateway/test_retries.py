@@ -154,7 +154,7 @@ def test_an_instance_that_moves_is_found_at_its_new_place(bed: Bed) -> None:
 def test_three_failures_in_a_row_are_told(lay: Lay, fault: object) -> None:
     bed = lay({"upstream": {"maxTries": 1}})
     told: list[tuple[str, str]] = []
-    bed.gateway.traffic.failing = lambda instance, why: told.append((instance, why))
+    bed.gateway.traffic.hooks.failing = lambda instance, why: told.append((instance, why))
     bed.backend(fault)  # type: ignore[arg-type]
     for expected in (0, 0, 1, 1, 1, 2):
         assert bed.ask(chat()).status == 502

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.runtimes.clock import LoopClock
-from pointsman.runtimes.traffic import Lane, Traffic
+from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive"]
@@ -143,9 +144,9 @@ def test_clients_know_nothing_of_deployments_of_pipelines() -> None:
         traffic.configure([known, msgspec.structs.replace(hidden, internal=True)])
         assert set(traffic.lanes) == {"a", "b"}
         assert traffic.by_model.keys() == {"model-a", "alias-a"}
-        assert traffic.only_lane() is traffic.lanes["a"]
+        assert only_lane(traffic) is traffic.lanes["a"]
         traffic.configure([known, hidden])
-        assert traffic.only_lane() is None, "who names no model means nobody in particular"
+        assert only_lane(traffic) is None
         assert traffic.by_model["alias-b"] is traffic.lanes["b"]
 
     run(work)
@@ -172,10 +173,9 @@ def test_an_unknown_deployment_is_an_error() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         for call in (
-            lambda: yard.traffic.admit("b", instance("i")),
-            lambda: yard.traffic.update("b", instance("i")),
-            lambda: yard.traffic.withdraw("b", "i", "gone"),
-            lambda: yard.traffic.in_flight("b", "i"),
+            partial(yard.traffic.admit, "b", instance("i")),
+            partial(yard.traffic.update, "b", instance("i")),
+            partial(yard.traffic.withdraw, "b", "i", "gone"),
         ):
             with pytest.raises(UnknownName, match="b"):
                 call()
@@ -195,7 +195,7 @@ def test_instances_that_nobody_knows_are_no_matter() -> None:
         yard.traffic.withdraw("a", "nobody", "gone")
         yard.traffic.withdraw("a", "nobody", "gone")
         yard.traffic.when_idle("a", "nobody", lambda: idle.append("nobody"))
-        assert yard.traffic.in_flight("a", "nobody") == 0
+        assert in_flight(yard.traffic.lanes["a"].dispatcher, "nobody") == 0
         await asyncio.sleep(0)
         assert idle == ["nobody"]
         assert len(yard.traffic.lanes["a"].dispatcher.fleet) == 0
@@ -224,7 +224,7 @@ def test_another_policy_under_load(before: str, after: str) -> None:
         assert lane.dispatcher is dispatcher
         assert lane.dispatcher.strategy == after
         assert (lane.dispatcher.running, len(lane.dispatcher)) == (3, 8)
-        assert {traffic.in_flight("a", "i"), traffic.in_flight("a", "j")} == {2, 1}
+        assert {in_flight(lane.dispatcher, "i"), in_flight(lane.dispatcher, "j")} == {2, 1}
         ended: list[str] = []
         while len(ended) < 8:
             name = next(name for name in yard.sent() if name not in ended)
@@ -532,7 +532,7 @@ def test_others_wait_on_while_one_is_drained() -> None:
 def test_three_failures_in_a_row_are_told_and_a_success_forgives() -> None:
     async def work(yard: Yard) -> None:
         told: list[tuple[str, str]] = []
-        yard.traffic.failing = lambda name, why: told.append((name, why))
+        yard.traffic.hooks.failing = lambda name, why: told.append((name, why))
         yard.traffic.configure(plans("a", "b"))
         yard.traffic.admit("a", instance("i", None))
         yard.traffic.admit("b", instance("k", None, "model-b"))
@@ -565,7 +565,7 @@ def test_three_failures_in_a_row_are_told_and_a_success_forgives() -> None:
 def test_an_instance_that_comes_back_begins_without_failures() -> None:
     async def work(yard: Yard) -> None:
         told: list[str] = []
-        yard.traffic.failing = lambda name, why: told.append(name)
+        yard.traffic.hooks.failing = lambda name, why: told.append(name)
         yard.traffic.configure(plans("a"))
         for turn in range(3):
             yard.traffic.admit("a", instance("i", None))
@@ -626,7 +626,7 @@ def test_a_timer_that_was_stopped_wakes_nobody() -> None:
 def test_who_waits_where_nobody_takes_requests_is_told_of_at_once() -> None:
     async def work(yard: Yard) -> None:
         wanted: list[str] = []
-        yard.traffic.wanted = wanted.append
+        yard.traffic.hooks.wanted = wanted.append
         yard.traffic.configure(plans("a", "b"))
         yard.arrive("first")
         assert wanted == ["a"]

@@ -51,6 +51,17 @@ class SimulatedRequest:
         """Its answer has begun."""
 
 
+class RequestLog:
+    """What became of requests, in order."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.entries: list[LogEntry] = []
+        self._clock = clock
+
+    def note(self, what: str, one: SimulatedRequest, where: str) -> None:
+        self.entries.append(LogEntry(self._clock.now(), what, one.request.request_id, where))
+
+
 class SimulatedEngine:
     """The engine of one instance."""
 
@@ -125,7 +136,7 @@ class SimulatedEngines:
 
     def __init__(self, clock: Clock, default_pace: Callable[[], Pace]) -> None:
         """`default_pace`: of servers that the plane did not start."""
-        self.log: list[LogEntry] = []
+        self.log = RequestLog(clock)
         self._clock = clock
         self._default_pace = default_pace
         self._engines: dict[str, SimulatedEngine] = {}
@@ -164,7 +175,7 @@ class SimulatedEngines:
         one, instance_id = self._requests[command.request.request_id], str(command.endpoint)
         if one.engine is not None:
             one.engine.drop(one)
-        self._note("sent", one, instance_id)
+        self.log.note("sent", one, instance_id)
         if not self.of(instance_id).submit(one):
             self._clock.call_soon(self._fail, one, "the prompt and its answer do not fit", False)
 
@@ -173,7 +184,7 @@ class SimulatedEngines:
         if one is not None:
             if one.engine is not None:
                 one.engine.drop(one)
-            self._note("refused", one, command.refusal.outcome.value)
+            self.log.note("refused", one, command.refusal.outcome.value)
         lane.look_for_idle()
 
     def revoke(self, lane: Lane, command: Revoke) -> None:
@@ -184,12 +195,12 @@ class SimulatedEngines:
     # What engines report
 
     def _began(self, engine: SimulatedEngine, one: SimulatedRequest) -> None:
-        self._note("first-token", one, engine.instance_id)
+        self.log.note("first-token", one, engine.instance_id)
         one.lane.tell(FirstToken(one.request.request_id))
 
     def _finished(self, engine: SimulatedEngine, one: SimulatedRequest, job: Job) -> None:
         del self._requests[one.request.request_id]
-        self._note("served", one, engine.instance_id)
+        self.log.note("served", one, engine.instance_id)
         one.lane.tell(Ended(one.request.request_id, job.output_tokens, job.prompt_tokens, job.cached_tokens))
         one.lane.worked(engine.instance_id)
 
@@ -197,9 +208,6 @@ class SimulatedEngines:
         engine = one.engine
         if engine is not None:
             engine.drop(one)
-            self._note("failed", one, engine.instance_id)
+            self.log.note("failed", one, engine.instance_id)
             one.lane.tell(Failed(one.request.request_id, why, retry))
             one.lane.failed(engine.instance_id, why)
-
-    def _note(self, what: str, one: SimulatedRequest, where: str) -> None:
-        self.log.append(LogEntry(self._clock.now(), what, one.request.request_id, where))

@@ -43,7 +43,7 @@ class Simulation:
         self.clock = VirtualClock()
         self.engines = SimulatedEngines(self.clock, _default_pace)
         self.traffic = Traffic(self.clock, self.engines, settings)
-        self.traffic.gone = self.engines.forget
+        self.traffic.hooks.gone = self.engines.forget
         self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
         self.plane = Plane(
             self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock), failed=None
@@ -53,7 +53,7 @@ class Simulation:
     @property
     def log(self) -> list[LogEntry]:
         """What became of requests, in order."""
-        return self.engines.log
+        return self.engines.log.entries
 
     def submit(self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = ()) -> None:
         """A request arrives now, and will be answered with so many tokens. `hashes`: of the blocks of its prompt."""
