@@ -1,4 +1,4 @@
-"""Candidates written as table rows, and the cycle and roster that a plugin would be handed for them."""
+"""Candidates written as table rows, and the cycle and roster that a plugin gets for them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -74,7 +74,7 @@ def prediction(ttft: float, tpot: float, dispatched: int = 1) -> LatencyPredicti
 
 
 def fleet_of(candidates: Sequence[Candidate], *, long: bool = False) -> EndpointTable:
-    """Endpoints called 0, 1, 2... in the order of the rows, with others behind them if it is to be long."""
+    """Endpoints called 0, 1, 2... in the order of the rows, with more behind them if the fleet is to be long."""
     rows = [*candidates, *[Candidate()] * (ARRAYS_FROM if long else 0)]
     fleet = EndpointTable(
         [
@@ -109,10 +109,10 @@ def scene(
     fleet: EndpointTable | None = None,
     trace: Trace | None = None,
 ) -> tuple[RequestCycle, Endpoints]:
-    """What a plugin is handed when these rows are the candidates."""
+    """The cycle and the roster of which these rows are the candidates."""
     fleet = fleet or fleet_of(candidates, long=long)
-    asked = request or RequestMetadata("r", headers=dict(headers or {}))
-    cycle: RequestCycle = Cycle(asked, now=now, seed=seed, trace=trace)
+    subject = request or RequestMetadata("r", headers=dict(headers or {}))
+    cycle: RequestCycle = Cycle(subject, now=now, seed=seed, trace=trace)
     rows = [*candidates, *[Candidate()] * (len(fleet) - len(candidates))]
 
     def column(values: list[float]) -> Column:
@@ -129,27 +129,27 @@ def scene(
         cycle[UNCACHED_REQUEST_TOKENS] = column([row.uncached or 0.0 for row in rows])
     known = {f"{row.namespace}/{place}": row.prediction for place, row in enumerate(rows)}
     if any(known.values()):
-        cycle[LATENCY_PREDICTIONS] = {name: told for name, told in known.items() if told is not None}
+        cycle[LATENCY_PREDICTIONS] = {name: one for name, one in known.items() if one is not None}
     roster = fleet.roster
     return cycle, roster.without(range(len(candidates), len(fleet))) if len(fleet) > len(candidates) else roster
 
 
 def scores(scorer: Scorer[Endpoint], cycle: RequestCycle, roster: Endpoints) -> list[float]:
-    """What a scorer says, as a list."""
+    """The scores of a scorer, as a list."""
     return [float(score) for score in scorer.scores(cycle, roster)]
 
 
 def kept(chooser: Filter[Endpoint], cycle: RequestCycle, roster: Endpoints) -> list[int]:
-    """The places of those whom a filter lets pass."""
-    gone = {who.instance.instance_id for who, _ in chooser.rejections(cycle, roster)}
+    """The indexes of the candidates that pass a filter."""
+    gone = {endpoint.instance.instance_id for endpoint, _ in chooser.rejections(cycle, roster)}
     return [place for place in range(len(roster)) if roster[place].instance.instance_id not in gone]
 
 
 def reasons(chooser: Filter[Endpoint], cycle: RequestCycle, roster: Endpoints) -> list[str]:
-    """Why the others are turned away, in order."""
+    """The reasons of the rejections, in order."""
     return [str(why) for _, why in chooser.rejections(cycle, roster)]
 
 
 def result_of(profile: str, roster: Endpoints, *targets: int) -> ProfileResult[Endpoint]:
-    """What a profile came to that chose these places."""
+    """The result of a profile that chose the candidates of these indexes."""
     return ProfileResult(profile, [roster[place] for place in targets], Ranked(roster, [0.0] * len(roster)))

@@ -69,14 +69,14 @@ def arrive(dispatcher: Dispatcher, *names: str, now: float = 0.0, **facts: Any) 
     return dispatcher.handle(Arrived(tuple(request(name, **facts) for name in names)), now)
 
 
-def test_what_fits_is_sent_and_the_rest_waits_in_order() -> None:
+def test_requests_that_fit_are_sent_and_the_rest_wait_in_order() -> None:
     dispatcher = fifo(instance("i", limit=2))
     assert sent(arrive(dispatcher, "a", "b", "c", "d")) == [("a", "i"), ("b", "i")]
     assert sent(dispatcher.handle(Ended("a"), 1.0)) == [("c", "i")]
     assert sent(dispatcher.handle(Ended("b"), 1.0)) == [("d", "i")]
 
 
-def test_an_instance_that_joins_takes_as_much_as_fits_at_once() -> None:
+def test_an_instance_that_joins_takes_as_many_requests_as_fit() -> None:
     dispatcher = fifo()
     assert sent(arrive(dispatcher, *"abcd")) == []
     assert sent(dispatcher.handle(Joined(instance("i", limit=3)), 1.0)) == [("a", "i"), ("b", "i"), ("c", "i")]
@@ -88,13 +88,13 @@ def test_no_model_holds_up_another() -> None:
     assert sent(dispatcher.handle(Arrived((request("y0", "y"),)), 0.0)) == [("y0", "y")]
 
 
-def test_a_request_that_nobody_can_take_does_not_hold_up_those_behind_it() -> None:
+def test_a_request_that_no_instance_can_take_does_not_hold_up_those_behind_it() -> None:
     dispatcher = fifo(instance("i", limit=9))
     commands = dispatcher.handle(Arrived((request("broke", cost_budget=0.0), request("rich"))), 0.0)
     assert sent(commands) == [("rich", "i")]
 
 
-def test_however_many_nobody_can_take_the_others_go_by() -> None:
+def test_any_number_of_parked_requests_let_others_pass() -> None:
     dispatcher = fifo(instance("i", limit=2))
     dispatcher.handle(Arrived(tuple(request(f"broke{n}", cost_budget=0.0) for n in range(100))), 0.0)
     assert sent(arrive(dispatcher, "rich", now=1.0)) == [("rich", "i")]
@@ -104,7 +104,7 @@ def test_however_many_nobody_can_take_the_others_go_by() -> None:
     assert sent(dispatcher.handle(Ended("rich"), 4.0)) == [("third", "i")]
 
 
-def test_whom_nobody_could_take_is_looked_at_again_before_those_who_came_later() -> None:
+def test_parked_requests_are_tried_again_before_later_arrivals() -> None:
     dispatcher = fifo(instance("dear", limit=9))
     thrifty = tuple(request(f"r{n}", cost_budget=1.0, max_tokens=10) for n in range(5))
     assert sent(dispatcher.handle(Arrived(thrifty), 0.0)) == []
@@ -116,7 +116,7 @@ def test_whom_nobody_could_take_is_looked_at_again_before_those_who_came_later()
     assert [name for [(name, _)] in order] == ["r1", "r2", "r3", "r4", "later"]
 
 
-def test_a_failed_try_goes_elsewhere_at_once_and_ends_after_too_many() -> None:
+def test_a_failed_try_goes_elsewhere_at_once_until_tries_run_out() -> None:
     dispatcher = fifo(instance("i"), instance("j"), instance("k"), max_tries=2)
     [(_, first)] = sent(arrive(dispatcher, "a"))
     [(_, second)] = sent(dispatcher.handle(Failed("a", "connection refused"), 1.0))
@@ -127,7 +127,7 @@ def test_a_failed_try_goes_elsewhere_at_once_and_ends_after_too_many() -> None:
     assert dispatcher.explain("a", 3.0).failures == ((first, "connection refused"), (second, "reset"))  # type: ignore[union-attr]
 
 
-def test_a_failed_request_keeps_its_place() -> None:
+def test_a_failed_request_keeps_its_position() -> None:
     dispatcher = fifo(instance("i"), instance("j"))
     arrive(dispatcher, "a", "b", "c")
     assert sent(dispatcher.handle(Failed("a", "reset"), 1.0)) == [("c", "i")], "i failed a, and is free for c"
@@ -152,7 +152,7 @@ def test_the_requests_of_a_lost_instance_go_back_to_the_queue() -> None:
     assert sent(dispatcher.handle(Joined(instance("j", limit=2)), 2.0)) == [("a", "j"), ("c", "j")]
 
 
-def test_a_client_that_goes_frees_its_place() -> None:
+def test_a_cancelled_request_frees_its_slot() -> None:
     dispatcher = fifo(instance("i"))
     arrive(dispatcher, "a", "b", "c")
     assert dispatcher.handle(Cancelled("b"), 1.0)[0:0] == []
@@ -160,7 +160,7 @@ def test_a_client_that_goes_frees_its_place() -> None:
     assert dispatcher.counters.outcomes == {"EvictedContextCancelled": 2}
 
 
-def test_waiting_too_long_ends_with_a_reason_that_names_every_instance() -> None:
+def test_an_expired_request_is_refused_with_a_reason_for_every_instance() -> None:
     dispatcher = fifo(instance("i"), instance("j", can_accept_request=False), instance("k", model="other"), ttl_s=10)
     arrive(dispatcher, "a")
     commands = arrive(dispatcher, "b", now=1.0)
@@ -182,20 +182,20 @@ def test_waiting_too_long_ends_with_a_reason_that_names_every_instance() -> None
     assert all(name in str(record) for name in ("i ", "j ", "k ", "refused (EvictedTTL)"))
 
 
-def test_a_full_queue_refuses_and_the_refusal_explains_itself() -> None:
+def test_a_full_queue_refuses_with_a_reason() -> None:
     dispatcher = fifo(instance("i"), max_waiting=2)
     commands = arrive(dispatcher, *"abcd")
     assert refused(commands) == [("c", Outcome.REJECTED_CAPACITY), ("d", Outcome.REJECTED_CAPACITY)]
     assert dispatcher.explain("c", 0.0).refusal.status == 429  # type: ignore[union-attr]
 
 
-def test_an_id_that_is_under_way_is_refused_and_the_first_goes_on() -> None:
+def test_an_id_in_flight_is_refused_and_the_first_request_continues() -> None:
     dispatcher = fifo(instance("i"))
     assert refused(arrive(dispatcher, "a", "a")) == [("a", Outcome.REJECTED_OTHER)]
     assert dispatcher.explain("a", 0.0).state == "running"  # type: ignore[union-attr]
 
 
-def test_shutting_down_refuses_what_waits_and_lets_what_runs_end() -> None:
+def test_shutting_down_refuses_waiting_requests_and_lets_running_ones_end() -> None:
     dispatcher = fifo(instance("i"))
     arrive(dispatcher, "a", "b")
     assert refused(dispatcher.handle(ShuttingDown(), 1.0)) == [("b", Outcome.EVICTED_SHUTTING_DOWN)]
@@ -204,13 +204,13 @@ def test_shutting_down_refuses_what_waits_and_lets_what_runs_end() -> None:
     assert len(dispatcher) == 0
 
 
-def test_an_owner_that_opens_an_instance_lets_waiting_work_through() -> None:
+def test_an_instance_that_accepts_again_takes_waiting_requests() -> None:
     dispatcher = fifo(instance("i", can_accept_request=False))
     assert sent(arrive(dispatcher, "a")) == []
     assert sent(dispatcher.handle(Changed(instance("i")), 1.0)) == [("a", "i")]
 
 
-def test_speed_is_learned_from_what_was_served() -> None:
+def test_speed_is_learned_from_served_requests() -> None:
     dispatcher = fifo(instance("i", limit=4))
     arrive(dispatcher, "a")
     dispatcher.handle(Ended("a", 10), 2.0)
@@ -218,13 +218,13 @@ def test_speed_is_learned_from_what_was_served() -> None:
 
 
 class Reads:
-    """An extractor that chokes on what it does not know."""
+    """An extractor that raises on unknown sources."""
 
     def extract(self, source: Any, endpoint: Endpoint) -> Iterator[tuple[Attribute[Any], Any]]:
         yield METRICS, Metrics(waiting_queue_size=source["queue"])
 
 
-def test_what_a_data_source_delivers_is_read_by_extractors_and_a_bad_one_disturbs_nobody() -> None:
+def test_extractors_read_a_data_source_and_one_that_raises_is_counted() -> None:
     dispatcher = Dispatcher(DispatchPlan(FifoStrategy(), FlowControl, plugins=(Reads(),)))
     dispatcher.handle(Joined(instance("i")), 0.0)
     dispatcher.handle(Scraped("i", {"queue": 3}), 1.0)
@@ -248,7 +248,7 @@ def test_a_route_that_raises_refuses_the_request_and_nothing_else() -> None:
 
 
 class Wild(SchedulingPolicy):
-    """Breaks every promise, or raises."""
+    """Breaks its contract in every way, or raises."""
 
     raising = False
 
@@ -266,7 +266,7 @@ class Wild(SchedulingPolicy):
         ]
 
 
-def test_a_policy_of_ones_own_is_held_to_its_promises() -> None:
+def test_decisions_of_a_user_policy_are_checked() -> None:
     dispatcher = Dispatcher(plan_for(Wild()))
     dispatcher.handle(Joined(instance("i")), 0.0)
     assert sent(arrive(dispatcher, "a", "b", "c")) == [("c", "i")]
@@ -274,7 +274,7 @@ def test_a_policy_of_ones_own_is_held_to_its_promises() -> None:
     assert dispatcher.counters.broken_promises == {"unknown-request": 2, "unknown-instance": 1}
 
 
-def test_fifo_stands_in_for_a_policy_that_raises() -> None:
+def test_fifo_decides_when_a_policy_raises() -> None:
     policy = Wild()
     policy.raising = True
     dispatcher = Dispatcher(plan_for(policy))
@@ -299,7 +299,7 @@ def test_the_same_seed_gives_the_same_log() -> None:
 
 
 class Fire(RuleBasedStateMachine):
-    """Anything may happen in any order: arrivals, ends, failures, cancellations, instances that come, go and lie."""
+    """Arrivals, ends, failures, cancellations, and instances that come, go and misreport, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,8 +347,8 @@ class Fire(RuleBasedStateMachine):
     def come_or_change(self, name: str, limit: int, model: str, speed: float | None) -> None:
         known = name in self.limits
         self.limits[name] = limit
-        told = instance(name, limit, model, throughput_tokens_per_sec=speed)
-        self.tell(Changed(told) if known else Joined(told))
+        changed = instance(name, limit, model, throughput_tokens_per_sec=speed)
+        self.tell(Changed(changed) if known else Joined(changed))
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data())
@@ -419,7 +419,7 @@ class Fire(RuleBasedStateMachine):
                 self.outcomes[name] += 1
                 self.tell(Ended(name))
             self.tell(ShuttingDown())
-            assert sum(self.outcomes.values()) == len(self.outcomes) == self.count, "somebody never left"
+            assert sum(self.outcomes.values()) == len(self.outcomes) == self.count, "a request never left"
 
 
 TestFire = Fire.TestCase

@@ -1,4 +1,4 @@
-"""The fleet: whatever happens to its members, its columns say how they stand."""
+"""The fleet: whatever happens to its members, its columns are current."""
 
 from collections.abc import Iterable
 from math import inf, isnan, nan
@@ -60,8 +60,8 @@ def row_of(fleet: EndpointTable, name: str) -> dict[str, float]:
     return {column: value(fleet, name, column) for column in EVERY}
 
 
-sizes = pytest.mark.parametrize("others", [0, ARRAYS_FROM], ids=["lists", "arrays"])
-"""Alone, or among enough others for the columns to be arrays."""
+sizes = pytest.mark.parametrize("extra", [0, ARRAYS_FROM], ids=["lists", "arrays"])
+"""Alone, or with enough other members for the columns to be arrays."""
 
 
 # Members
@@ -75,8 +75,8 @@ def test_a_fleet_without_members_has_empty_columns() -> None:
 
 
 @sizes
-def test_what_was_told_and_what_is_not_known(others: int) -> None:
-    fleet = fleet_of(others)
+def test_declared_values_fill_columns_and_unknown_ones_are_nan(extra: int) -> None:
+    fleet = fleet_of(extra)
     fleet.add(
         instance(
             "full",
@@ -104,7 +104,7 @@ def test_what_was_told_and_what_is_not_known(others: int) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, 0, 0.0, -5.0, nan])
-def test_a_speed_of_zero_means_that_nobody_has_measured(nothing: float | None) -> None:
+def test_a_speed_of_zero_counts_as_never_measured(nothing: float | None) -> None:
     fleet = EndpointTable([instance("i", avg_latency_ms=nothing, throughput_tokens_per_sec=nothing)])
     assert isnan(value(fleet, "i", LATENCY_MS))
     assert isnan(value(fleet, "i", THROUGHPUT))
@@ -145,7 +145,7 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
             attempt()
 
 
-def test_rows_and_columns_move_up_when_somebody_leaves() -> None:
+def test_rows_and_columns_move_up_when_an_instance_leaves() -> None:
     fleet = fleet_of(4)
     for load, endpoint in enumerate(list(fleet.roster)):
         for _ in range(load):
@@ -159,8 +159,8 @@ def test_rows_and_columns_move_up_when_somebody_leaves() -> None:
 
 
 @sizes
-def test_whoever_has_left_counts_nowhere_any_more(others: int) -> None:
-    fleet = fleet_of(others + 2)
+def test_an_endpoint_that_left_counts_nowhere(extra: int) -> None:
+    fleet = fleet_of(extra + 2)
     stale = fleet["i1"]
     fleet.load.reserve(stale, 5.0)
     fleet.remove("i1")
@@ -173,10 +173,10 @@ def test_whoever_has_left_counts_nowhere_any_more(others: int) -> None:
     fleet.load.learn_latency(stale, 100.0, 1.0)
     after = {column: list(fleet.roster.column(column)) for column in EVERY}
     assert str(after) == str(before)
-    assert str(stale) == "i1", "whoever still holds it may use it"
+    assert str(stale) == "i1", "it stays valid for those that hold it"
 
 
-def test_the_same_id_registered_again_is_somebody_new() -> None:
+def test_a_reused_id_is_a_new_endpoint() -> None:
     fleet = fleet_of(2)
     old = fleet["i0"]
     fleet.load.reserve(old, 5.0)
@@ -215,12 +215,12 @@ def test_columns_are_arrays_from_64_members_on_and_keep_their_values() -> None:
         assert {name: str(row_of(fleet, name)) for name in before} == before
 
 
-# The identity of the list of members, by which plugins key what they worked out
+# The identity of the list of members, by which plugins cache
 
 
 @sizes
-def test_members_are_the_same_list_until_who_they_are_or_how_they_cache_changes(others: int) -> None:
-    fleet = fleet_of(others + 2)
+def test_the_list_of_members_changes_only_with_membership_or_block_sizes(extra: int) -> None:
+    fleet = fleet_of(extra + 2)
     fleet.measure("i0", Metrics(block_size=16, num_blocks=10), 0.0)
 
     def after(change: Any) -> bool:
@@ -251,10 +251,10 @@ def test_a_roster_taken_before_a_measurement_has_live_columns() -> None:
     assert list(before.column(LOAD)) == [1, 3]
 
 
-# Who serves what
+# Serving
 
 
-def test_serving_by_name_by_adapter_and_any() -> None:
+def test_an_endpoint_serves_its_model_its_adapters_and_the_empty_name() -> None:
     fleet = EndpointTable(
         [instance("i0", model_name="base", adapters=frozenset({"tuned"})), instance("i1", model_name="x")]
     )
@@ -263,7 +263,7 @@ def test_serving_by_name_by_adapter_and_any() -> None:
         return [str(endpoint) for endpoint in fleet.serving(model)]
 
     assert (names("base"), names("tuned"), names("x")) == (["i0"], ["i0"], ["i1"])
-    assert (names(""), names("nobody's")) == (["i0", "i1"], [])
+    assert (names(""), names("unknown")) == (["i0", "i1"], [])
     assert fleet.serving("base") is fleet.serving("base")
     fleet.update(instance("i1", model_name="base"))
     assert (names("base"), names("x")) == (["i0", "i1"], [])
@@ -272,23 +272,23 @@ def test_serving_by_name_by_adapter_and_any() -> None:
 
 
 @sizes
-def test_the_columns_of_those_who_serve_are_live(others: int) -> None:
-    fleet = fleet_of(others, model_name="other")
+def test_the_columns_of_a_model_s_roster_are_live(extra: int) -> None:
+    fleet = fleet_of(extra, model_name="other")
     fleet.add(instance("mine", model_name="m"))
     serving = fleet.serving("m")
-    assert serving.arrays == bool(others)
+    assert serving.arrays == bool(extra)
     fleet.load.reserve(fleet["mine"], 5.0)
     assert list(serving.column(LOAD)) == [1]
 
 
-def test_names_that_nobody_serves_are_not_kept() -> None:
+def test_names_that_no_instance_serves_are_not_cached() -> None:
     fleet = fleet_of(1, model_name="m")
     for number in range(100):
         fleet.serving(f"made up {number}")
     assert list(fleet._serving) == []
 
 
-# What is told, measured and observed
+# Measurements and attributes
 
 
 def test_measuring_fills_the_columns() -> None:
@@ -306,7 +306,7 @@ def test_measuring_fills_the_columns() -> None:
     ("ours", "reported", "load"),
     [(0, 0, 0), (3, 0, 3), (0, 3, 3), (2, 3, 3), (3, 2, 3)],
 )
-def test_load_is_ours_in_flight_and_what_was_reported_beyond_that(ours: int, reported: int, load: int) -> None:
+def test_load_is_the_larger_of_ours_in_flight_and_reported(ours: int, reported: int, load: int) -> None:
     fleet = fleet_of(1)
     for _ in range(ours):
         fleet.load.reserve(fleet["i0"], 1.0)
@@ -318,7 +318,7 @@ def test_load_is_ours_in_flight_and_what_was_reported_beyond_that(ours: int, rep
     assert value(fleet, "i0", LOAD) == load - ours
 
 
-def test_an_engine_that_reports_nonsense_does_not_spoil_the_load() -> None:
+def test_invalid_reports_do_not_corrupt_the_load() -> None:
     fleet = fleet_of(1)
     fleet.load.reserve(fleet["i0"], 1.0)
     fleet.measure("i0", Metrics(waiting_queue_size=nan, running_requests_size=-7), 1.0)
@@ -365,19 +365,19 @@ def test_extractors_read_what_a_source_delivers() -> None:
     assert row_of(fleet, "i1")[MEASURED_AT] == 3.0, "what was not delivered keeps its time"
 
 
-# What the owner says anew
+# Updates
 
 
 @sizes
-def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: int) -> None:
-    fleet = fleet_of(others)
+def test_an_update_replaces_declared_values_and_keeps_learned_ones(extra: int) -> None:
+    fleet = fleet_of(extra)
     fleet.add(instance("i", avg_latency_ms=10))
     fleet.load.reserve(fleet["i"], 8.0)
     fleet.measure("i", Metrics(kv_cache_usage=0.5), 3.0)
     observe(fleet, "i", TEMPERATURE, 60.0, 3.0)
     endpoint = fleet["i"]
-    told = instance("i", limit=1, can_accept_request=False, throughput_tokens_per_sec=100, price_per_gpu_hour=3)
-    assert fleet.update(told) is endpoint
+    declared = instance("i", limit=1, can_accept_request=False, throughput_tokens_per_sec=100, price_per_gpu_hour=3)
+    assert fleet.update(declared) is endpoint
     row = row_of(fleet, "i")
     assert (row[LIMIT], row[ACCEPTS], row[THROUGHPUT], row[PRICE]) == (1, 0, 100, 3)
     assert (row[IN_FLIGHT_REQUESTS], row[IN_FLIGHT_TOKENS], row[KV_USAGE], row[MEASURED_AT]) == (1, 8, 0.5, 3)
@@ -389,14 +389,14 @@ def test_an_update_takes_over_what_is_told_and_keeps_what_was_learned(others: in
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0])
-def test_an_owner_who_has_not_measured_does_not_erase_what_was_learned(nothing: float | None) -> None:
+def test_an_update_without_measurements_keeps_what_was_learned(nothing: float | None) -> None:
     fleet = fleet_of(1)
     fleet.load.learn_latency(fleet["i0"], 100.0, 1.0)
     fleet.update(instance("i0", avg_latency_ms=nothing))
     assert value(fleet, "i0", LATENCY_MS) == 100.0
 
 
-def test_copies_of_the_instances_have_load_and_speed_as_they_stand() -> None:
+def test_copies_of_the_instances_have_current_load_and_speed() -> None:
     given = instance("i0", current_load=1)
     fleet = EndpointTable([given])
     fleet.load.reserve(fleet["i0"], 1.0)
@@ -408,10 +408,10 @@ def test_copies_of_the_instances_have_load_and_speed_as_they_stand() -> None:
     assert value(fleet, "i0", LOAD) == 2
 
 
-# What is learned
+# Learning
 
 
-def test_latency_is_learned_free_of_the_load_and_old_news_fades() -> None:
+def test_learned_latency_excludes_the_load_and_old_values_fade() -> None:
     fleet = fleet_of(1)
     fleet.load.learn_latency(fleet["i0"], 200.0, 0.5)
     assert value(fleet, "i0", LATENCY_MS) == 100.0
@@ -423,7 +423,7 @@ def test_latency_is_learned_free_of_the_load_and_old_news_fades() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [0.0, -3.0, nan])
-def test_an_answer_in_no_time_teaches_nothing(nonsense: float) -> None:
+def test_a_latency_of_zero_is_not_learned(nonsense: float) -> None:
     """Clocks are coarse, and may be set back."""
     fleet = fleet_of(1)
     fleet.load.learn_latency(fleet["i0"], nonsense, 1.0)
@@ -437,8 +437,8 @@ def test_an_answer_in_no_time_teaches_nothing(nonsense: float) -> None:
 
 
 @sizes
-def test_fractions_of_tokens_leave_no_residue(others: int) -> None:
-    fleet = fleet_of(others + 1)
+def test_fractions_of_tokens_leave_no_residue(extra: int) -> None:
+    fleet = fleet_of(extra + 1)
     endpoint = fleet["i0"]
     for tokens in (0.1, 0.2, 0.3):
         fleet.load.reserve(endpoint, tokens)
@@ -457,7 +457,7 @@ def test_the_prompt_may_be_released_before_the_request() -> None:
 
 
 class Columns(RuleBasedStateMachine):
-    """Members come, go and change around the length at which columns become arrays; a dictionary says what is true."""
+    """Members come, go and change around the length at which columns become arrays; a dictionary is the model."""
 
     @initialize(number=st.sampled_from([0, 3, ARRAYS_FROM - 2, ARRAYS_FROM]))
     def start(self, number: int) -> None:

@@ -35,7 +35,9 @@ def test_a_reservation_is_seen_at_once_and_released_once() -> None:
     assert "r" in ledger
     assert len(ledger) == 1
     ledger.first_token("r")
-    assert counts(fleet) == [(1, 0, 1), (0, 0, 0)], "the prompt is worked off, and who only prefilled is done"
+    assert counts(fleet) == [(1, 0, 1), (0, 0, 0)], (
+        "the prompt is computed, and the endpoint that only prefilled is released"
+    )
     ledger.first_token("r")
     assert counts(fleet) == [(1, 0, 1), (0, 0, 0)]
     assert ledger.release("r")
@@ -53,7 +55,7 @@ def test_an_end_without_a_first_token_releases_everything() -> None:
     assert counts(fleet) == [(0, 0, 0), (0, 0, 0)]
 
 
-def test_who_holds_nothing_but_a_prefill_is_not_released_twice() -> None:
+def test_an_endpoint_that_only_prefills_is_released_once() -> None:
     fleet = fleet_of(1)
     ledger = Ledger(fleet)
     ledger.reserve("r", [Hold(fleet["i0"], 10.0, prefill=True)])
@@ -63,7 +65,7 @@ def test_who_holds_nothing_but_a_prefill_is_not_released_twice() -> None:
     assert counts(fleet) == [(0, 0, 0)]
 
 
-def test_a_request_under_way_is_not_reserved_again() -> None:
+def test_a_request_in_flight_is_not_reserved_again() -> None:
     fleet = fleet_of(1)
     ledger = Ledger(fleet)
     ledger.reserve("r", [Hold(fleet["i0"], 1.0)])
@@ -72,7 +74,7 @@ def test_a_request_under_way_is_not_reserved_again() -> None:
     assert counts(fleet) == [(1, 1, 1)]
 
 
-def test_who_has_a_part_in_what_oldest_first() -> None:
+def test_requests_of_an_endpoint_are_listed_oldest_first() -> None:
     fleet = fleet_of(2)
     ledger = Ledger(fleet)
     ledger.reserve("b", [Hold(fleet["i0"], 1.0), Hold(fleet["i1"], 1.0, prefill=True)])
@@ -82,7 +84,7 @@ def test_who_has_a_part_in_what_oldest_first() -> None:
     assert ledger.on(fleet["i1"]) == ["a"]
 
 
-def test_the_holds_of_one_who_left_do_not_count_on_its_namesake() -> None:
+def test_holds_of_an_endpoint_that_left_do_not_count_on_a_new_one_of_the_same_id() -> None:
     fleet = fleet_of(2)
     ledger = Ledger(fleet)
     ledger.reserve("r", [Hold(fleet["i0"], 5.0)])
@@ -94,7 +96,7 @@ def test_the_holds_of_one_who_left_do_not_count_on_its_namesake() -> None:
     assert counts(fleet) == [(0, 0, 0), (0, 0, 0)]
 
 
-# What a result takes up
+# The holds of a result
 
 
 def result(fleet: EndpointTable, primary: str, **targets: Sequence[int]) -> SchedulingResult[Endpoint]:
@@ -111,7 +113,7 @@ def test_the_first_target_of_each_profile_is_held_for_the_tokens_it_has_to_compu
     assert holds_of(cycle, split) == [Hold(fleet["i0"], 30.0), Hold(fleet["i2"], 50.0, prefill=True)]
 
 
-def test_whoever_answers_is_held_to_the_end_whatever_its_profile_is_called() -> None:
+def test_the_endpoint_that_answers_is_held_to_the_end_whatever_its_profile_is_called() -> None:
     fleet = fleet_of()
     cycle: Cycle[RequestMetadata] = Cycle(RequestMetadata("r", prompt_tokens=9))
     assert holds_of(cycle, result(fleet, "prefill", prefill=[1])) == [Hold(fleet["i1"], 9.0)]

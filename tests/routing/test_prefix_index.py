@@ -1,4 +1,4 @@
-"""Chains of block hashes, and the index of who was sent what, beside a model that keeps plain sets and lists."""
+"""Chains of block hashes, and the index of what each server was sent, against a model of plain sets and lists."""
 
 import struct
 from math import ceil
@@ -15,7 +15,7 @@ from pointsman.routing.prefix_index import ROW, Chain, PrefixIndex, block_hashes
 
 
 def chain_of(model: str, salt: str, words: bytes, block_size: int) -> list[int]:
-    """The definition, written down once more: h_i = xxh3_64(part i, seed h_{i-1}), from the model and its salt. A part
+    """The definition: h_i = xxh3_64(part i, seed h_{i-1}), from the model and its salt. A part
     is a block, from the 17th on two blocks, from the 33rd on four, and so on."""
     link = xxhash.xxh3_64((model + salt).encode(), seed=0).intdigest()
     chain: list[int] = []
@@ -28,7 +28,7 @@ def chain_of(model: str, salt: str, words: bytes, block_size: int) -> list[int]:
 
 
 @given(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=20), st.data())
-def test_a_hash_names_its_block_and_everything_before_it(blocks: list[bytes], data: st.DataObject) -> None:
+def test_a_hash_covers_its_block_and_everything_before_it(blocks: list[bytes], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(blocks) - 1))
     other = data.draw(st.binary(min_size=8, max_size=8).filter(lambda block: block != blocks[place]))
     changed = [*blocks[:place], other, *blocks[place + 1 :]]
@@ -52,15 +52,15 @@ def test_a_chain_as_it_is_defined() -> None:
     st.none() | st.integers(0, 60),
 )
 def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: int | None) -> None:
-    told = block_hashes(token_bytes(prompt), first_link(model, salt), block_size, most)
+    chain = block_hashes(token_bytes(prompt), first_link(model, salt), block_size, most)
     hashed = prompt if most is None else prompt[: most * block_size * 4]
-    assert told.links == chain_of(model, salt, hashed, block_size)
-    assert told.blocks == told.blocks_in(len(told.links)) == ceil(len(hashed) / 4 / block_size)
+    assert chain.links == chain_of(model, salt, hashed, block_size)
+    assert chain.blocks == chain.blocks_in(len(chain.links)) == ceil(len(hashed) / 4 / block_size)
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 3), st.none() | st.integers(0, 900))
 def test_long_prompts(shared: int, length: int, block_size: int, most: int | None) -> None:
-    """What two prompts share is found to the block near the beginning, and then to within a sixteenth of it."""
+    """The common prefix of two prompts is found exactly if it is short, else to within a sixteenth of its length."""
     shared = min(shared, length)
     one, other = b"x" * length, b"x" * shared + b"y" * (length - shared)
     chains = [block_hashes(words, first_link("m"), block_size, most) for words in (one, other)]
@@ -81,7 +81,7 @@ def test_tokens_are_little_endian_and_text_is_utf8() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])
-def test_a_token_that_is_none_is_an_error(token: int) -> None:
+def test_an_invalid_token_is_an_error(token: int) -> None:
     with pytest.raises(struct.error):
         token_bytes([token])
 
@@ -95,7 +95,7 @@ def test_the_last_block_may_be_partial_and_differs_from_the_whole_one() -> None:
     assert short[1] != whole[1]
 
 
-def test_chains_of_other_models_salts_and_beginnings_share_nothing() -> None:
+def test_chains_of_other_models_salts_and_prefixes_share_nothing() -> None:
     words = token_bytes("x" * 64)
     chains = [
         block_hashes(words, first_link("m"), 4),
@@ -115,19 +115,19 @@ def held(index: PrefixIndex, server: str, chain: list[int]) -> int:
     return sum(depth for servers, depth in index.runs(chain, 1 << slot) if servers >> slot & 1)
 
 
-def test_only_the_unbroken_run_of_this_very_server_counts() -> None:
+def test_only_the_unbroken_run_of_the_same_server_counts() -> None:
     index = PrefixIndex()
     index.record("a", [1, 2], 10)
     index.record("b", [1, 2, 3, 4], 10)
     index.record("c", [2, 3], 10)  # not the first block
     slots = {name: index.slot(name) for name in "abcd"}
-    everybody = sum(1 << slot for slot in slots.values())
-    found = index.runs([1, 2, 3, 9], everybody)
+    all_servers = sum(1 << slot for slot in slots.values())
+    found = index.runs([1, 2, 3, 9], all_servers)
     assert found == [(1 << slots["a"], 2), (1 << slots["b"], 3)]
-    assert index.runs([1, 2], everybody) == [(1 << slots["a"] | 1 << slots["b"], 2)]
-    assert index.runs([1, 2, 3, 9], 1 << slots["a"]) == [(1 << slots["a"], 2)], "only those asked for"
-    assert index.runs([], everybody) == []
-    assert index.runs([9], everybody) == []
+    assert index.runs([1, 2], all_servers) == [(1 << slots["a"] | 1 << slots["b"], 2)]
+    assert index.runs([1, 2, 3, 9], 1 << slots["a"]) == [(1 << slots["a"], 2)], "only the servers of the set"
+    assert index.runs([], all_servers) == []
+    assert index.runs([9], all_servers) == []
     assert index.runs([1], 0) == []
 
 
@@ -141,7 +141,7 @@ def test_a_prefix_is_evicted_from_its_tail() -> None:
     assert held(index, "a", [7]) == 1
 
 
-def test_what_was_used_last_stays_and_a_shared_beginning_is_used_by_both() -> None:
+def test_recently_used_blocks_stay_and_a_shared_prefix_counts_as_used_by_both() -> None:
     index = PrefixIndex()
     index.record("a", [1, 2], 4)
     index.record("a", [5, 6], 4)
@@ -168,7 +168,7 @@ def test_a_smaller_cache_forgets_at_the_next_record() -> None:
     assert (len(index), len(index._holders)) == (0, 0)
 
 
-def test_a_forgotten_server_leaves_nothing_to_whoever_gets_its_slot() -> None:
+def test_a_forgotten_server_leaves_nothing_to_the_next_server_in_its_slot() -> None:
     index = PrefixIndex()
     index.record("a", [1, 2], 10)
     index.record("b", [1], 10)
@@ -183,7 +183,7 @@ def test_a_forgotten_server_leaves_nothing_to_whoever_gets_its_slot() -> None:
     assert held(index, "a", [1]) == 0, "it starts again from nothing"
 
 
-def test_links_of_many_blocks_take_up_so_many() -> None:
+def test_a_link_of_many_blocks_counts_as_many() -> None:
     index = PrefixIndex()
     long = list(range(ROW + 3))
     index.record("a", long, ROW + 3 * 2)
@@ -195,10 +195,10 @@ def test_links_of_many_blocks_take_up_so_many() -> None:
 
 
 class Beside(RuleBasedStateMachine):
-    """The index does what plain lists in order of use do, and never has more."""
+    """The index agrees with plain lists in order of use, and holds nothing more."""
 
     chains = st.builds(
-        # A block is named by everything before it, as hashes are: chains that begin alike share their first blocks.
+        # A block is identified by everything before it, as hashes are: a common prefix is shared blocks.
         lambda turns: [hash(tuple(turns[: depth + 1])) for depth in range(len(turns))],
         st.lists(st.integers(0, 1), max_size=5),
     )
@@ -231,17 +231,17 @@ class Beside(RuleBasedStateMachine):
         for name in among:
             self.used.setdefault(name, [])
         assert len(set(slots.values())) == len(slots)
-        told: dict[str, int] = dict.fromkeys(slots, 0)
+        depths: dict[str, int] = dict.fromkeys(slots, 0)
         for servers, depth in self.index.runs(chain, sum(1 << slot for slot in slots.values())):
             for slot in (place for place in range(servers.bit_length()) if servers >> place & 1):
                 [name] = [name for name, own in slots.items() if own == slot]
-                assert told[name] == 0, "listed twice"
-                told[name] = depth
+                assert depths[name] == 0, "listed twice"
+                depths[name] = depth
         for name in among:
             run = 0
             while run < len(chain) and chain[run] in self.used[name]:
                 run += 1
-            assert told[name] == run
+            assert depths[name] == run
 
     @invariant()
     def holds_exactly_what_the_model_holds(self) -> None:
@@ -251,7 +251,7 @@ class Beside(RuleBasedStateMachine):
         for name, links in self.used.items():
             for link in links:
                 expected[link] = expected.get(link, 0) | 1 << self.index.slot(name)
-        assert self.index._holders == expected, "and a block that nobody holds takes no memory"
+        assert self.index._holders == expected, "and a block without holders takes no memory"
 
     @invariant()
     def slots_stay_few(self) -> None:

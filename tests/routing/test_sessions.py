@@ -35,7 +35,7 @@ def go(plugin: SessionAffinity, cycle: RequestCycle, roster: Endpoints, target: 
         ({"x-session-token": POOL_1}, 1),
         ({}, None),
         ({"x-session-token": ""}, None),
-        ({"x-session-token": "cG9vbC85"}, None),  # pool/9 is nobody
+        ({"x-session-token": "cG9vbC85"}, None),  # there is no pool/9
         ({"x-session-token": "not base64!"}, None),
         ({"x-session-token": "cG9vbC8xMA"}, None),  # padding is missing
         ({"x-session-token": "cG9v bC8x"}, None),
@@ -51,7 +51,7 @@ def test_the_token_names_the_endpoint(headers: dict[str, str], bound: int | None
     assert kept(SessionAffinityFilter(), cycle, roster) == ([0, 1, 2] if bound is None else [bound])
 
 
-def test_the_reason_says_where_the_session_is() -> None:
+def test_the_reason_names_the_endpoint_of_the_session() -> None:
     cycle, roster = scene(THREE, headers={"x-session-token": POOL_1})
     assert reasons(SessionAffinityFilter(), cycle, roster) == ["session is elsewhere: on pool/1"] * 2
 
@@ -62,7 +62,7 @@ def test_an_empty_namespace_keeps_the_slash() -> None:
     assert scores(SessionAffinityScorer(), cycle, roster) == [0.0, 1.0]
 
 
-def test_answers_carry_the_token() -> None:
+def test_responses_carry_the_token() -> None:
     endpoint, request = fleet_of(THREE)["1"], RequestMetadata("r")
     own = EncodedEndpointHeaderConfig(header="X-Mine")
     assert SessionAffinityScorer().response_headers(request, endpoint) == {"x-session-token": POOL_1}
@@ -92,11 +92,11 @@ def test_a_session_id_is_bound_by_its_first_dispatch(long: bool) -> None:
     assert kept(supervisor, cycle, roster) == [0, 1, 2]
     for plugin in (scorer, supervisor):
         go(plugin, cycle, roster, 2)
-        go(plugin, cycle, roster, 0)  # outvoted: the session stays where it was
+        go(plugin, cycle, roster, 0)  # chosen against the session, which stays where it was
     assert scores(scorer, cycle, roster) == [0.0, 0.0, 1.0]
     assert kept(supervisor, cycle, roster) == [2]
-    others, _ = scene(THREE, headers={"x-session-id": "t"})
-    assert scores(scorer, others, roster) == [0.0] * 3
+    other_session, _ = scene(THREE, headers={"x-session-id": "t"})
+    assert scores(scorer, other_session, roster) == [0.0] * 3
 
 
 def test_a_session_moves_when_its_endpoint_could_not_be_chosen() -> None:
@@ -164,7 +164,7 @@ def test_unused_sessions_are_forgotten(config: SessionIdConfig, now: float, boun
     assert plugin.bound_to(scene(THREE, headers={"x-session-id": "s"}, now=now)[0]) == bound
 
 
-def test_use_keeps_a_session_and_sweeps_free_the_others() -> None:
+def test_use_renews_a_session_and_sweeps_remove_the_others() -> None:
     bindings = Bindings(ttl=10.0, sweep=4.0)
     bindings.bind("a", "/1", now=0.0)
     bindings.bind("b", "/1", now=3.0)

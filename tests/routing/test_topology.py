@@ -1,4 +1,4 @@
-"""How near two instances are, and where all of them are."""
+"""How near two instances are, and the tree of all locations."""
 
 import pytest
 from hypothesis import given
@@ -28,20 +28,22 @@ def at(name: str, host: str = "", **labels: str) -> ExecutionInstance:
         (at("a", "h", nvlink="0", numa="0"), at("b", "g", nvlink="0", numa="0"), Nearness.FAR),
         (at("a", "h", rack="r"), at("b", "g", rack="r"), Nearness.SAME_RACK),
         (at("a", "h", rack="r"), at("b", "g", rack="q"), Nearness.FAR),
-        # What nobody said is far, also from what nobody said.
+        # An unknown location is far, also from another unknown one.
         (at("a"), at("b"), Nearness.FAR),
         (at("a", nvlink="0"), at("b", nvlink="0"), Nearness.FAR),
         (at("a", rack="r"), at("b", rack="r"), Nearness.SAME_RACK),
         (at("a", "h", rack="r"), at("b", "g"), Nearness.FAR),
     ],
 )
-def test_the_closest_thing_that_two_share(one: ExecutionInstance, other: ExecutionInstance, expected: Nearness) -> None:
+def test_nearness_is_the_closest_location_that_two_instances_share(
+    one: ExecutionInstance, other: ExecutionInstance, expected: Nearness
+) -> None:
     assert nearness(one, other) is expected
     assert nearness(other, one) is expected
 
 
-def test_where_everybody_is_each_sorted() -> None:
-    told = tree(
+def test_the_tree_is_sorted() -> None:
+    found = tree(
         [
             at("e", "h2", rack="r2"),
             at("a", "h2", rack="r1", nvlink="1"),
@@ -51,14 +53,14 @@ def test_where_everybody_is_each_sorted() -> None:
             at("f"),
         ]
     )
-    assert told == {
+    assert found == {
         "(unknown)": {"(unknown)": {"(unknown)": ["f"]}},
         "r1": {"h1": {"numa 0": ["d"]}, "h2": {"nvlink 0": ["c"], "nvlink 1": ["a", "b"]}},
         "r2": {"h2": {"(unknown)": ["e"]}},
     }
-    assert list(told) == ["(unknown)", "r1", "r2"]
-    assert list(told["r1"]) == ["h1", "h2"]
-    assert list(told["r1"]["h2"]) == ["nvlink 0", "nvlink 1"]
+    assert list(found) == ["(unknown)", "r1", "r2"]
+    assert list(found["r1"]) == ["h1", "h2"]
+    assert list(found["r1"]["h2"]) == ["nvlink 0", "nvlink 1"]
     assert tree([]) == {}
 
 
@@ -70,15 +72,15 @@ places = st.builds(
 
 
 @given(st.lists(places, max_size=8))
-def test_everybody_is_in_the_tree_once(given_: list[ExecutionInstance]) -> None:
+def test_every_instance_is_in_the_tree_once(given_: list[ExecutionInstance]) -> None:
     instances = [
         ExecutionInstance(instance_id=f"i{n}", host=place.host, labels=place.labels) for n, place in enumerate(given_)
     ]
-    told = [
+    found = [
         name
         for hosts in tree(instances).values()
         for domains in hosts.values()
         for names in domains.values()
         for name in names
     ]
-    assert sorted(told) == sorted(instance.instance_id for instance in instances)
+    assert sorted(found) == sorted(instance.instance_id for instance in instances)

@@ -1,4 +1,4 @@
-"""A manager on a clock that is moved by hand, and short ways to talk to it."""
+"""A manager on a manual clock, and short ways to call it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Clock:
 
 
 class Plane:
-    """A manager, its clock, and short ways to talk to it."""
+    """A manager, its clock, and short ways to call it."""
 
     def __init__(self, policy: SchedulingPolicy | str = "fifo", *instances: ExecutionInstance, **settings: Any) -> None:
         self.clock = Clock()

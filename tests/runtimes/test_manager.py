@@ -27,17 +27,17 @@ def test_a_batch_is_decided_at_once_and_the_rest_when_there_is_room() -> None:
 
 
 def test_decisions_go_to_the_callback_if_there_is_one() -> None:
-    heard: list[SchedulingDecision] = []
+    delivered: list[SchedulingDecision] = []
     refusals: list[tuple[str, Refusal]] = []
     plane = Plane(
         "fifo",
         instance("i"),
-        on_decision=heard.append,
-        on_refusal=lambda who, why: refusals.append((who.request_id, why)),
+        on_decision=delivered.append,
+        on_refusal=lambda request, why: refusals.append((request.request_id, why)),
         max_waiting=1,
     )
     returned = plane.manager.submit(request("a"), request("b"))
-    assert heard == returned
+    assert delivered == returned
     assert plane.manager.decisions() == []
     assert [(name, why.outcome) for name, why in refusals] == [("b", Outcome.REJECTED_CAPACITY)]
     assert plane.manager.refusals() == []
@@ -57,7 +57,7 @@ def test_nothing_submitted_nothing_decided() -> None:
     assert plane.manager.pending() == []
 
 
-def test_news_of_requests_that_nobody_knows_changes_nothing() -> None:
+def test_events_of_unknown_requests_change_nothing() -> None:
     plane = Plane("fifo", instance("i"))
     manager = plane.manager
     before = manager.metrics()
@@ -66,7 +66,7 @@ def test_news_of_requests_that_nobody_knows_changes_nothing() -> None:
     assert manager.metrics() == before
 
 
-def test_the_end_of_a_request_is_heard_once() -> None:
+def test_the_end_of_a_request_counts_once() -> None:
     plane = Plane("fifo", instance("i", limit=2))
     plane.submit("a")
     for _ in range(3):
@@ -80,22 +80,22 @@ def test_the_end_of_a_request_is_heard_once() -> None:
 # Failures
 
 
-def test_what_fails_goes_elsewhere_and_is_refused_when_it_has_failed_too_often() -> None:
+def test_a_failed_request_goes_elsewhere_until_tries_run_out() -> None:
     plane = Plane("fifo", instance("i"), instance("j"), instance("k"), max_tries=2)
     [(_, first)] = plane.submit("a")
     [(_, second)] = sent(plane.manager.failed("a", "connection refused"))
     assert first != second
     assert plane.manager.failed("a", "reset") == []
-    [(who, refusal)] = plane.manager.refusals()
-    assert (who.request_id, refusal.outcome, refusal.status) == ("a", Outcome.EVICTED_OTHER, 500)
+    [(refused, refusal)] = plane.manager.refusals()
+    assert (refused.request_id, refusal.outcome, refusal.status) == ("a", Outcome.EVICTED_OTHER, 500)
     assert str(refusal.reason) == f'"{second}" failed at try 2 of 2: reset'
-    told = plane.manager.explain("a")
-    assert told.failures == ((first, "connection refused"), (second, "reset"))
-    assert all(text in str(told) for text in (f"tried {first}: connection refused", f"tried {second}: reset"))
+    record = plane.manager.explain("a")
+    assert record.failures == ((first, "connection refused"), (second, "reset"))
+    assert all(text in str(record) for text in (f"tried {first}: connection refused", f"tried {second}: reset"))
     assert plane.manager.metrics()["retries_by_instance"] == {first: 1, second: 1}
 
 
-def test_what_must_not_be_tried_again_is_refused_at_once_and_says_so() -> None:
+def test_a_request_that_must_not_be_retried_is_refused_with_a_reason() -> None:
     plane = Plane("fifo", instance("i"), instance("j"))
     [(_, where)] = plane.submit("a")
     assert plane.manager.failed("a", "bad request", retry=False) == []
@@ -108,13 +108,13 @@ def test_what_must_not_be_tried_again_is_refused_at_once_and_says_so() -> None:
     assert str(refusal.reason) == f'"{where}" failed after part of the answer was out: reset'
 
 
-def test_the_requests_of_a_removed_instance_keep_their_places() -> None:
+def test_the_requests_of_a_removed_instance_keep_their_positions() -> None:
     plane = Plane("fifo", instance("i", limit=2))
     plane.submit("a", "b", "c")
     plane.manager.remove_instance("i", "it crashed")
     assert plane.waiting() == ["a", "b", "c"]
     plane.manager.register_instance(instance("i", limit=2))
-    assert sent(plane.manager.decisions()) == [("a", "i"), ("b", "i")], "nobody else is there to take them"
+    assert sent(plane.manager.decisions()) == [("a", "i"), ("b", "i")], "there is no other instance"
     assert plane.waiting() == ["c"]
     plane.manager.completed("a")
     assert plane.manager.instances()[0].current_load == 2, "the new one counts only what is its own"
@@ -129,7 +129,7 @@ def test_the_requests_of_a_removed_instance_go_to_another_at_once() -> None:
     assert sent(plane.manager.decisions()) == [("a", "j")]
 
 
-def test_waiting_too_long_is_noticed_when_time_passes() -> None:
+def test_a_tick_expires_requests_that_waited_too_long() -> None:
     plane = Plane("fifo", instance("i"), ttl_s=30)
     plane.submit("a", "b")
     plane.clock.now += 29.9
@@ -141,7 +141,7 @@ def test_waiting_too_long_is_noticed_when_time_passes() -> None:
     assert plane.waiting() == []
 
 
-def test_nobody_came() -> None:
+def test_a_request_without_instances_expires() -> None:
     plane = Plane("fifo", ttl_s=30)
     plane.submit("a")
     plane.clock.now += 30
@@ -149,7 +149,7 @@ def test_nobody_came() -> None:
     assert plane.refused() == [("a", Outcome.EVICTED_NO_ENDPOINTS)]
 
 
-def test_shutting_down_refuses_what_waits_and_what_comes_and_lets_the_rest_end() -> None:
+def test_shutting_down_refuses_waiting_and_new_requests_and_lets_the_rest_end() -> None:
     plane = Plane("fifo", instance("i"))
     plane.submit("a", "b")
     plane.manager.shut_down()
@@ -162,7 +162,7 @@ def test_shutting_down_refuses_what_waits_and_what_comes_and_lets_the_rest_end()
 # Instances
 
 
-def test_an_instance_that_is_registered_twice_is_an_error_and_nothing_is_lost() -> None:
+def test_registering_an_instance_twice_is_an_error_and_loses_nothing() -> None:
     plane = Plane("fifo", instance("i"), ttl_s=10)
     plane.submit("a", "b")
     plane.clock.now += 10
@@ -174,7 +174,7 @@ def test_an_instance_that_is_registered_twice_is_an_error_and_nothing_is_lost() 
 
 
 @pytest.mark.parametrize("what", ["update", "remove", "report", "nearness"])
-def test_an_instance_that_nobody_knows_is_an_error_that_names_the_nearest(what: str) -> None:
+def test_an_unknown_instance_is_an_error_that_names_the_nearest(what: str) -> None:
     manager = Plane("fifo", instance("llama-0")).manager
     calls: dict[str, Any] = {
         "update": lambda: manager.update_instance(instance("lama-0")),
@@ -186,7 +186,7 @@ def test_an_instance_that_nobody_knows_is_an_error_that_names_the_nearest(what: 
         calls[what]()
 
 
-def test_what_the_owner_and_the_engine_say_counts_at_once() -> None:
+def test_updates_and_metrics_count_at_once() -> None:
     plane = Plane("fifo", instance("i", can_accept_request=False))
     plane.submit("a", "b")
     plane.manager.update_instance(instance("i", limit=2))
@@ -225,7 +225,7 @@ def test_topology() -> None:
 # Why
 
 
-def test_what_waits_says_why() -> None:
+def test_pending_requests_say_why() -> None:
     plane = Plane("fifo", instance("i"), instance("other", model_name="x"))
     plane.submit("a", "b")
     plane.submit("c", model_name="unheard-of")
@@ -239,7 +239,7 @@ def test_what_waits_says_why() -> None:
     assert str(c.why) == 'no instance can take "unheard-of": 2 instances: 2 serving another model'
 
 
-def test_what_waits_although_somebody_could_take_it_does_not_say_that_nobody_can() -> None:
+def test_a_pending_request_that_an_instance_could_take_does_not_claim_otherwise() -> None:
     class Patient(SchedulingPolicy):
         def schedule(
             self, requests: list[RequestMetadata], instances: list[ExecutionInstance]
@@ -267,18 +267,18 @@ def test_a_refused_request_names_every_instance_and_its_reason() -> None:
     assert plane.submit("a", cost_budget=0.01, max_tokens=100) == []
     plane.clock.now += 5
     plane.manager.tick()
-    told = plane.manager.explain("a")
-    assert told.state == "refused"
-    assert {name: str(why) for name, why in told.reasons().items()} == {
+    record = plane.manager.explain("a")
+    assert record.state == "refused"
+    assert {name: str(why) for name, why in record.reasons().items()} == {
         "busy": "full: 1 of 1 requests",
         "closed": "not accepting requests",
         "other": "serving another model",
         "dear": "over budget: would cost 2.83 of 0.01 (inf: unknown)",
     }
-    lines = str(told).splitlines()
-    for name, why in told.reasons().items():
+    lines = str(record).splitlines()
+    for name, why in record.reasons().items():
         assert any(line.startswith(name) and str(why) in line for line in lines), name
-    data = told.as_dict()
+    data = record.as_dict()
     assert {name: one["filter"] for name, one in data["rejected"].items()} == {
         "busy": "has-room",
         "closed": "is-healthy",
@@ -297,13 +297,13 @@ def test_a_served_request_says_where_and_why() -> None:
     plane = Plane("fifo", instance("i", avg_latency_ms=100), instance("j", current_load=1, limit=4))
     plane.submit("a")
     plane.manager.completed("a", output_tokens=9)
-    told = plane.manager.explain("a")
-    assert (told.state, told.output_tokens) == ("served", 9)
-    assert "sent to i: fifo: least loaded of 2 (0 of 1 running, about 100 ms)" in str(told)
-    assert "least-loaded x1" in str(told)
+    record = plane.manager.explain("a")
+    assert (record.state, record.output_tokens) == ("served", 9)
+    assert "sent to i: fifo: least loaded of 2 (0 of 1 running, about 100 ms)" in str(record)
+    assert "least-loaded x1" in str(record)
 
 
-def test_a_request_that_nobody_knows_is_an_error_that_names_the_nearest() -> None:
+def test_an_unknown_request_is_an_error_that_names_the_nearest() -> None:
     plane = Plane("fifo")
     plane.submit("request-1")
     with pytest.raises(UnknownName, match='unknown request "reqest-1"; did you mean "request-1"'):
@@ -351,7 +351,7 @@ def test_every_metric() -> None:
     json.dumps(plane.manager.metrics())
 
 
-def test_what_nobody_collects_does_not_pile_up() -> None:
+def test_decisions_and_refusals_that_are_not_taken_are_bounded() -> None:
     plane = Plane("fifo", instance("i"))
     for number in range(1000):
         plane.submit(f"r{number}")
@@ -360,7 +360,7 @@ def test_what_nobody_collects_does_not_pile_up() -> None:
     assert sent(plane.manager.decisions()) == [("last", "i")]
 
 
-def test_a_decision_for_an_instance_that_has_gone_is_not_handed_over() -> None:
+def test_a_decision_for_a_removed_instance_is_withdrawn() -> None:
     plane = Plane("fifo", instance("i"))
     plane.submit("a")
     plane.manager.remove_instance("i")

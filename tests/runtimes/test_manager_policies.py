@@ -31,7 +31,7 @@ from tests.runtimes.planes import Plane, instance, sent
         ("pointsman.types:Priority", "is not a scheduling policy"),
     ],
 )
-def test_a_policy_that_nobody_has_is_an_error_that_names_the_nearest(name: str, message: str) -> None:
+def test_an_unknown_policy_is_an_error_that_names_the_nearest(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ControlPlaneManager(name)
     assert message in str(caught.value)
@@ -76,7 +76,7 @@ def own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     sys.modules.pop("my_manager_policies", None)
 
 
-def test_a_policy_of_ones_own_by_name(own_policy: str) -> None:
+def test_a_user_policy_by_name(own_policy: str) -> None:
     plane = Plane(own_policy, instance("i"), instance("j"), parameters={"most": 2})
     assert plane.manager.policy.name == "last-come-first"
     assert [name for name, _ in plane.submit("a", "b", "c")] == ["c", "b"]
@@ -90,13 +90,13 @@ def test_a_policy_of_ones_own_by_name(own_policy: str) -> None:
 
 
 class ShortestFirst(FifoStrategy):
-    """Its own order of everything that waits; who takes it, FIFO says."""
+    """Its own order of the waiting requests; FIFO chooses the instance."""
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
         return sorted(requests, key=lambda request: request.prompt_bytes)
 
 
-def test_an_order_of_ones_own() -> None:
+def test_a_user_order() -> None:
     plane = Plane(ShortestFirst(), instance("i"))
     plane.submit("first", prompt="x")
     plane.submit("long", prompt="x" * 100)
@@ -107,13 +107,13 @@ def test_an_order_of_ones_own() -> None:
 
 
 class ByDeadline(FifoStrategy):
-    """Forgets that a request may have none, and nothing can be compared with that."""
+    """Its key is None for some requests, and cannot be compared."""
 
     def order(self, request: RequestMetadata) -> Any:
         return request.slo_deadline_ms
 
 
-def test_an_order_that_cannot_be_compared_refuses_the_request_and_nothing_else() -> None:
+def test_an_order_that_cannot_be_compared_refuses_only_that_request() -> None:
     plane = Plane(ByDeadline(), instance("i"))
     plane.submit("a")
     plane.submit("b")
@@ -125,20 +125,20 @@ def test_an_order_that_cannot_be_compared_refuses_the_request_and_nothing_else()
 
 
 class Herding(SchedulingPolicy):
-    """Sends everything to the first instance, full or not, and knows no budget."""
+    """Sends every request to the first instance, full or not, and ignores budgets."""
 
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
         return [SchedulingDecision(one.request_id, instances[0].instance_id) for one in requests]
 
 
-def test_a_policy_that_breaks_its_promises_does_no_harm() -> None:
+def test_a_policy_that_breaks_its_contract_does_no_harm() -> None:
     plane = Plane(Herding(), instance("i", limit=2), instance("j", limit=2))
     assert plane.submit("a", "b", "c") == [("a", "i"), ("b", "i")]
     assert plane.manager.metrics()["broken_promises"] == {"full": 1}
     assert plane.waiting() == ["c"]
 
 
-def test_fifo_stands_in_while_a_policy_raises() -> None:
+def test_fifo_decides_while_a_policy_raises() -> None:
     plane = Plane(Herding())
     plane.submit("a")
     assert plane.manager.metrics()["policy_errors"] == {"herding: IndexError: list index out of range": 1}
@@ -146,7 +146,7 @@ def test_fifo_stands_in_while_a_policy_raises() -> None:
     assert sent(plane.manager.decisions()) == [("a", "i")]
 
 
-def test_the_time_and_the_dice_of_a_policy_are_set_for_each_call() -> None:
+def test_the_time_and_the_seed_of_a_policy_are_set_for_each_call() -> None:
     seen: list[tuple[float | None, int]] = []
 
     class Curious(SchedulingPolicy):
@@ -167,8 +167,8 @@ def test_the_time_and_the_dice_of_a_policy_are_set_for_each_call() -> None:
 # Callbacks
 
 
-def test_a_callback_may_report_the_end_at_once_however_much_waits() -> None:
-    """A program that serves requests one after the other in its callback."""
+def test_a_callback_may_report_the_end_at_once_however_many_requests_wait() -> None:
+    """A program that serves each request in its callback."""
     served: list[str] = []
 
     def serve(made: SchedulingDecision) -> None:
@@ -183,11 +183,11 @@ def test_a_callback_may_report_the_end_at_once_however_much_waits() -> None:
     assert plane.manager.metrics()["outcomes"] == {"served": 2000}
 
 
-def test_a_callback_that_raises_loses_nobody_elses_decision() -> None:
-    heard: list[str] = []
+def test_a_callback_that_raises_loses_no_other_decision() -> None:
+    delivered: list[str] = []
 
     def hear(made: SchedulingDecision) -> None:
-        heard.append(made.request_id)
+        delivered.append(made.request_id)
         if made.request_id == "b":
             raise RuntimeError("no connection")
 
@@ -195,7 +195,7 @@ def test_a_callback_that_raises_loses_nobody_elses_decision() -> None:
     with pytest.raises(RuntimeError, match="no connection"):
         plane.submit("a", "b", "c")
     plane.manager.tick()
-    assert heard == ["a", "b", "c"]
+    assert delivered == ["a", "b", "c"]
 
 
 # Anything in any order

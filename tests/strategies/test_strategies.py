@@ -81,7 +81,7 @@ def test_fifo_takes_arrivals_in_order_and_the_least_loaded() -> None:
         (Priority.BACKGROUND, "idle"),
     ],
 )
-def test_priority_gives_the_fastest_to_the_important(priority: Priority, expected: str) -> None:
+def test_priority_gives_the_fastest_to_important_requests(priority: Priority, expected: str) -> None:
     assert target(PriorityStrategy(), request(priority=priority)) == expected
 
 
@@ -90,7 +90,7 @@ def test_priority_goes_highest_first_then_by_arrival() -> None:
     assert order(PriorityStrategy(), *requests) == ["r1", "r3", "r4", "r0", "r2"]
 
 
-def test_priority_with_aging_lets_the_old_overtake() -> None:
+def test_priority_with_aging_lets_old_requests_overtake() -> None:
     old_and_low, new_and_high = request(0, priority=-1), request(100, priority=1)
     assert order(PriorityStrategy(), old_and_low, new_and_high) == ["r100", "r0"]
     assert order(PriorityStrategy(aging_s=10), old_and_low, new_and_high) == ["r0", "r100"]
@@ -110,7 +110,7 @@ def test_slo_aware_goes_nearest_deadline_first_and_those_without_last() -> None:
         ({}, 0.0, "idle", "no deadline, least loaded"),
     ],
 )
-def test_slo_aware_gives_the_fastest_to_the_urgent(
+def test_slo_aware_gives_the_fastest_to_urgent_requests(
     facts: dict[str, object], now: float, expected: str, words: str
 ) -> None:
     policy = SloAwareStrategy()
@@ -148,7 +148,7 @@ def test_zero_is_not_a_measurement() -> None:
     assert PriorityStrategy().schedule([request(priority=2)], [zero, CHEAP])[0].target_instance_id == "cheap"
 
 
-def test_a_budget_keeps_the_request_from_dear_and_unknown_instances() -> None:
+def test_a_budget_excludes_expensive_and_unknown_instances() -> None:
     unknown = ExecutionInstance(instance_id="unknown")
     policy = FifoStrategy()
     budget = 0.0001
@@ -171,7 +171,7 @@ def test_a_budget_keeps_the_request_from_dear_and_unknown_instances() -> None:
         ([4, 4], [request(slo_deadline_ms=90_000)], "adaptive, slo-aware: in time"),
     ],
 )
-def test_adaptive_lets_one_of_the_others_decide(
+def test_adaptive_delegates_to_another_strategy(
     loads: list[int], requests: list[RequestMetadata], expected: str
 ) -> None:
     fleet = [
@@ -222,7 +222,7 @@ def test_a_batch_spreads_over_equal_instances(strategy: type[SchedulingPolicy]) 
 @pytest.mark.parametrize("strategy", ALL)
 @given(case=st.integers().map(lambda seed: random_case(Random(seed))), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], case: RequestCase, seed: int) -> None:
+def test_the_contract_holds_in_every_case(strategy: type[SchedulingPolicy], case: RequestCase, seed: int) -> None:
     policy, again = strategy(), strategy()
     policy.now = again.now = 100.0
     policy.seed = again.seed = seed
@@ -237,7 +237,7 @@ def test_promises_hold_in_every_situation(strategy: type[SchedulingPolicy], case
     assert decided | left == {request.request_id for request in requests}, "neither placed nor reported"
     for unplaced in policy.unplaced:
         if unplaced.request.request_id not in decided:
-            assert not takers(unplaced.request, fleet), "left waiting although somebody has room"
+            assert not takers(unplaced.request, fleet), "left waiting although an instance has room"
 
 
 def takers(request: RequestMetadata, fleet: EndpointTable) -> list[str]:

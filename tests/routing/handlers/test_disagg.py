@@ -14,7 +14,7 @@ ALL = ("decode", "prefill", "encode")
 
 
 class Asked:
-    """A decider that says the same every time and notes whom it was asked about."""
+    """A decider that always decides the same and records its calls."""
 
     def __init__(self, answer: bool) -> None:
         self.answer = answer
@@ -33,12 +33,12 @@ def chose(*targets: int) -> ProfileResult[Endpoint]:
     return result_of("a stage", ROSTER, *targets)
 
 
-def nobody() -> ProfileFailure[Endpoint]:
+def no_endpoint() -> ProfileFailure[Endpoint]:
     return ProfileFailure("a stage", 3, [])
 
 
 def run(handler: DisaggProfileHandler, outcomes: Results, profiles: Sequence[str] = ALL) -> list[str]:
-    """The profiles that run, in order, when each comes to what is given here."""
+    """The profiles that run, in order, given the result of each."""
     cycle, _ = scene(THREE)
     results: dict[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]] = {}
     order: list[str] = []
@@ -67,14 +67,19 @@ def prefill_first(encode: object = None) -> DisaggProfileHandler:
         (decode_first(Asked(False), YES), {}, ALL, ["decode", "encode"]),
         (decode_first(YES), {}, ALL, ["decode", "prefill"]),
         (decode_first(YES, YES), {}, ("decode", "prefill"), ["decode", "prefill"]),
-        (decode_first(YES, YES), {"encode": nobody(), "prefill": nobody()}, ALL, ["decode", "encode", "prefill"]),
-        (decode_first(YES, YES), {"decode": nobody()}, ALL, ["decode"]),
+        (
+            decode_first(YES, YES),
+            {"encode": no_endpoint(), "prefill": no_endpoint()},
+            ALL,
+            ["decode", "encode", "prefill"],
+        ),
+        (decode_first(YES, YES), {"decode": no_endpoint()}, ALL, ["decode"]),
         (decode_first(YES, YES), {"decode": chose()}, ALL, ["decode"]),
         (prefill_first(), {}, ALL, ["prefill", "decode"]),
         (prefill_first(YES), {}, ALL, ["prefill", "encode", "decode"]),
         (prefill_first(Asked(False)), {}, ALL, ["prefill", "decode"]),
-        (prefill_first(YES), {"prefill": nobody(), "encode": nobody()}, ALL, ["prefill", "encode", "decode"]),
-        (prefill_first(YES), {"decode": nobody()}, ALL, ["prefill", "encode", "decode"]),
+        (prefill_first(YES), {"prefill": no_endpoint(), "encode": no_endpoint()}, ALL, ["prefill", "encode", "decode"]),
+        (prefill_first(YES), {"decode": no_endpoint()}, ALL, ["prefill", "encode", "decode"]),
         (prefill_first(), {}, ("decode",), ["decode"]),
     ],
 )
@@ -84,7 +89,7 @@ def test_the_order_of_stages(
     assert run(handler, outcomes, profiles) == expected
 
 
-def test_a_decider_is_asked_once_about_the_endpoint_that_decodes() -> None:
+def test_a_decider_is_called_once_with_the_endpoint_that_decodes() -> None:
     prefill, encode = Asked(True), Asked(False)
     run(decode_first(prefill, encode), {"decode": chose(2)})
     assert prefill.about == encode.about == [ROSTER[2]]
@@ -104,7 +109,7 @@ def test_spellings_of_the_order(order: str) -> None:
 
 
 @pytest.mark.parametrize(("handler", "first"), [(decode_first(prefill=YES), "decode"), (prefill_first(), "prefill")])
-def test_the_second_stage_is_told_where_the_first_one_is(handler: DisaggProfileHandler, first: str) -> None:
+def test_the_second_stage_knows_where_the_first_one_is(handler: DisaggProfileHandler, first: str) -> None:
     cycle, _ = scene(THREE)
     assert handler.pick_profiles(cycle, ("decode", "prefill"), {}) == (first,)
     assert cycle.get(NEAR) is None
@@ -115,13 +120,13 @@ def test_the_second_stage_is_told_where_the_first_one_is(handler: DisaggProfileH
 def test_results() -> None:
     cycle, handler = scene(THREE)[0], DisaggProfileHandler()
     decode, prefill = chose(0), chose(1)
-    result = handler.process_results(cycle, {"prefill": prefill, "encode": nobody(), "decode": decode})
+    result = handler.process_results(cycle, {"prefill": prefill, "encode": no_endpoint(), "decode": decode})
     assert isinstance(result, SchedulingResult)
     assert (result.primary, dict(result.results)) == ("decode", {"decode": decode, "prefill": prefill})
     empty = handler.process_results(cycle, {"decode": chose(), "prefill": prefill})
     assert isinstance(empty, SchedulingFailure)
     assert str(empty) == 'profile "decode" chose nobody'
-    failure = handler.process_results(cycle, {"decode": nobody(), "prefill": prefill})
+    failure = handler.process_results(cycle, {"decode": no_endpoint(), "prefill": prefill})
     assert isinstance(failure, SchedulingFailure)
     assert list(failure.failures) == ["decode"]
 

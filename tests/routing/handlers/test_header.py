@@ -45,6 +45,6 @@ def test_results() -> None:
     result = handler.process_results(cycle, {"batch": chosen})
     assert isinstance(result, SchedulingResult)
     assert (result.primary, result.target) == ("batch", roster[0])
-    nobody: ProfileFailure[Endpoint] = ProfileFailure("batch", 1, [])
-    assert isinstance(handler.process_results(cycle, {"batch": nobody}), SchedulingFailure)
+    failure: ProfileFailure[Endpoint] = ProfileFailure("batch", 1, [])
+    assert isinstance(handler.process_results(cycle, {"batch": failure}), SchedulingFailure)
     assert isinstance(handler.process_results(cycle, {"batch": chosen, "decode": chosen}), SchedulingFailure)

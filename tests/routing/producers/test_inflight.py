@@ -1,4 +1,4 @@
-"""What a request adds to an endpoint: the tokens that it would have to compute there."""
+"""The tokens of a request that an endpoint would have to compute."""
 
 import pytest
 from hypothesis import given
@@ -13,9 +13,9 @@ from tests.routing.fleets import Candidate, both_lengths, matched, scene
 def uncached(candidates: list[Candidate], prompt_tokens: int, long: bool) -> list[float]:
     cycle, roster = scene(candidates, long=long, request=RequestMetadata("r", prompt_tokens=prompt_tokens))
     InflightLoadProducer().produce(cycle, roster)
-    told = cycle[UNCACHED_REQUEST_TOKENS]
-    assert len(told) == len(roster.whole), "one per row of the whole fleet, whoever is a candidate"
-    return [float(tokens) for tokens in told][: len(candidates)]
+    column = cycle[UNCACHED_REQUEST_TOKENS]
+    assert len(column) == len(roster.whole), "one per row of the whole fleet, whatever the candidates"
+    return [float(tokens) for tokens in column][: len(candidates)]
 
 
 @both_lengths
@@ -25,7 +25,7 @@ def uncached(candidates: list[Candidate], prompt_tokens: int, long: bool) -> lis
         ([matched(0, 4), matched(1, 4), matched(4, 4)], 64, [64, 48, 0]),
         # The last block is partial: it counts as a whole one.
         ([matched(0, 4), matched(3, 4)], 50, [64, 16]),
-        # More tokens than were hashed: those beyond are uncached for everybody.
+        # More tokens than were hashed: the rest are uncached everywhere.
         ([matched(4, 4), matched(0, 4)], 100, [36, 100]),
         ([matched(2, 2, block_size=32), matched(2, 4)], 64, [0, 32]),
         ([matched(0, 0)], 10, [10]),
@@ -39,7 +39,7 @@ def test_uncached_tokens(candidates: list[Candidate], prompt: int, expected: lis
 
 
 @both_lengths
-def test_nobody_there(long: bool) -> None:
+def test_an_empty_fleet_has_an_empty_column(long: bool) -> None:
     assert uncached([], 10, long) == []
 
 

@@ -1,4 +1,4 @@
-"""How much of a prompt each endpoint is thought to have, told through whole cycles."""
+"""How much of a prompt each endpoint probably has, through whole cycles."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ def producer(block_size: int = 4, **parameters: Any) -> ApproxPrefixCacheProduce
     return made
 
 
-def asked(subject: ApproxPrefixCacheProducer, roster: Endpoints, prompt: Any = STORY, **facts: Any) -> RequestCycle:
-    """A cycle in which the producer was asked about this prompt."""
+def produced(subject: ApproxPrefixCacheProducer, roster: Endpoints, prompt: Any = STORY, **facts: Any) -> RequestCycle:
+    """A cycle with the facts of the producer about this prompt."""
     cycle: RequestCycle = Cycle(RequestMetadata("r", prompt, **facts))
     subject.produce(cycle, roster)
     return cycle
@@ -40,8 +40,8 @@ def asked(subject: ApproxPrefixCacheProducer, roster: Endpoints, prompt: Any = S
 def send(
     subject: ApproxPrefixCacheProducer, fleet: EndpointTable, where: int, prompt: Any = STORY, **facts: Any
 ) -> None:
-    """The request goes to the endpoint of this number."""
-    cycle = asked(subject, fleet.roster, prompt, **facts)
+    """Send the request to the endpoint of this number."""
+    cycle = produced(subject, fleet.roster, prompt, **facts)
     subject.dispatched(cycle, went_to(fleet.roster, where))
 
 
@@ -53,7 +53,7 @@ def matches(
     subject: ApproxPrefixCacheProducer, fleet: EndpointTable, prompt: Any = STORY, most: int = 3, **facts: Any
 ) -> list[tuple[float, float]]:
     """(match, total) of the first few endpoints."""
-    found = asked(subject, fleet.roster, prompt, **facts)[PREFIX_MATCH]
+    found = produced(subject, fleet.roster, prompt, **facts)[PREFIX_MATCH]
     assert len(found.match) == len(found.total) == len(found.block_size) == len(found.cached) == len(fleet)
     assert [float(blocks) for blocks in found.cached] == [float(blocks) for blocks in found.match]
     return [(float(match), float(total)) for match, total in zip(found.match, found.total, strict=True)][:most]
@@ -70,7 +70,7 @@ def test_a_prompt_is_found_where_it_was_sent(long: bool) -> None:
 
 
 @both_lengths
-def test_looking_records_nothing(long: bool) -> None:
+def test_a_lookup_records_nothing(long: bool) -> None:
     subject, fleet = producer(), fleet_of(long=long)
     for _ in range(3):
         assert matches(subject, fleet) == [(0, 4)] * 3
@@ -99,7 +99,7 @@ def test_models_and_salts_share_nothing(long: bool) -> None:
 
 
 @both_lengths
-def test_only_the_unbroken_run_of_this_very_endpoint_counts(long: bool) -> None:
+def test_only_the_unbroken_run_of_the_same_endpoint_counts(long: bool) -> None:
     """Another endpoint that holds the middle does not bridge the gap of this one."""
     subject, fleet = producer(lru_capacity_per_server=3), fleet_of(long=long)
     send(subject, fleet, 0)  # keeps the first three of four blocks
@@ -110,7 +110,7 @@ def test_only_the_unbroken_run_of_this_very_endpoint_counts(long: bool) -> None:
 
 
 @both_lengths
-def test_several_prompts_are_hashed_each_from_the_start_and_summed(long: bool) -> None:
+def test_several_prompts_are_hashed_separately_and_summed(long: bool) -> None:
     subject, fleet = producer(), fleet_of(long=long)
     send(subject, fleet, 2, (STORY[:32], STORY))
     assert matches(subject, fleet, (STORY[:32], STORY))[2] == (6, 6)
@@ -119,7 +119,7 @@ def test_several_prompts_are_hashed_each_from_the_start_and_summed(long: bool) -
     assert matches(subject, fleet, (STORY + STORY[:32],))[2] == (4, 6), "they are not one long prompt"
 
 
-def test_token_ids_go_before_text_and_equal_its_bytes() -> None:
+def test_token_ids_take_precedence_over_text_and_equal_its_bytes() -> None:
     subject, fleet = producer(), fleet_of()
     ids = tuple(int.from_bytes(STORY[at : at + 4].encode(), "little") for at in range(0, len(STORY), 4))
     send(subject, fleet, 0, "ignored", token_ids=ids)
@@ -156,7 +156,7 @@ def test_endpoints_with_different_block_sizes_are_each_matched_in_their_own(long
     for where in range(3):
         send(subject, fleet, where)
     assert matches(subject, fleet) == [(4, 4), (8, 8), (1, 1)]
-    found = asked(subject, fleet.roster)[PREFIX_MATCH]
+    found = produced(subject, fleet.roster)[PREFIX_MATCH]
     assert [float(size) for size in found.block_size][:3] == [4, 2, 16]
     assert matches(subject, fleet, STORY[:32]) == [(2, 2), (4, 4), (0, 1)], "16 tokens were one block, 8 are another"
 
@@ -172,9 +172,9 @@ def test_a_block_size_that_changes_makes_the_cache_unknown(long: bool) -> None:
     assert matches(subject, fleet)[:2] == [(8, 8), (4, 4)]
 
 
-def test_a_block_size_that_changes_between_asking_and_sending_counts_for_nothing() -> None:
+def test_a_block_size_that_changes_between_lookup_and_sending_records_nothing() -> None:
     subject, fleet = producer(), fleet_of()
-    cycle = asked(subject, fleet.roster)
+    cycle = produced(subject, fleet.roster)
     fleet.measure("0", Metrics(block_size=2), 1.0)
     subject.dispatched(cycle, went_to(fleet.roster, 0))
     assert matches(subject, fleet)[0] == (0, 8)
@@ -251,7 +251,7 @@ def test_memory_is_bounded_by_the_capacities() -> None:
         ({"max_prefix_tokens_to_match": 0, "max_prefix_blocks_to_match": 0}, 4),
     ],
 )
-def test_only_so_much_of_a_prompt_is_matched(parameters: dict[str, int], total: int) -> None:
+def test_the_matched_length_of_a_prompt_is_bounded(parameters: dict[str, int], total: int) -> None:
     subject, fleet = producer(**parameters), fleet_of()
     send(subject, fleet, 0)
     assert matches(subject, fleet) == [(total, total), (0, total), (0, total)]
@@ -261,7 +261,7 @@ def test_only_so_much_of_a_prompt_is_matched(parameters: dict[str, int], total: 
 
 
 @both_lengths
-def test_who_has_left_is_forgotten_and_does_not_come_back_with_a_cache(long: bool) -> None:
+def test_an_endpoint_that_left_returns_without_a_cache(long: bool) -> None:
     subject, fleet = producer(), fleet_of(long=long)
     for where in range(3):
         send(subject, fleet, where)
@@ -269,12 +269,12 @@ def test_who_has_left_is_forgotten_and_does_not_come_back_with_a_cache(long: boo
     assert matches(subject, fleet)[:2] == [(4, 4), (4, 4)]
     assert len(subject.index) == 8
     fleet.add(ExecutionInstance(instance_id="1"))
-    found = asked(subject, fleet.roster)[PREFIX_MATCH].match
+    found = produced(subject, fleet.roster)[PREFIX_MATCH].match
     assert float(found[fleet["1"].row]) == 0
     assert float(found[fleet["2"].row]) == 4
 
 
-def test_who_left_without_a_word_is_forgotten_at_the_next_request() -> None:
+def test_an_endpoint_that_left_unnoticed_is_forgotten_at_the_next_request() -> None:
     subject, fleet = producer(), fleet_of()
     send(subject, fleet, 0)
     send(subject, fleet, 2)
@@ -291,7 +291,7 @@ def test_rows_that_move_keep_their_matches() -> None:
         subject.departed(fleet.remove(str(name)))
     fleet.add(ExecutionInstance(instance_id="new"))
     for prompt, holder in ((STORY, "40"), ("last " + STORY, "63")):
-        found = asked(subject, fleet.roster, prompt)[PREFIX_MATCH].match
+        found = produced(subject, fleet.roster, prompt)[PREFIX_MATCH].match
         assert [str(one) for one in fleet.roster if found[one.row]] == [holder]
 
 
@@ -311,7 +311,7 @@ def test_a_smaller_roster_gets_numbers_for_the_whole_fleet(long: bool) -> None:
     subject, fleet = producer(), fleet_of(long=long)
     send(subject, fleet, 2)
     cut = fleet.roster.without([0, 1])
-    found = asked(subject, cut)[PREFIX_MATCH]
+    found = produced(subject, cut)[PREFIX_MATCH]
     assert len(found.match) == len(fleet)
     assert [float(match) for match in cut.cut(found.match)][:1] == [4]
 
@@ -319,9 +319,9 @@ def test_a_smaller_roster_gets_numbers_for_the_whole_fleet(long: bool) -> None:
 # Recording
 
 
-def test_what_prefills_and_what_is_primary_are_both_remembered_and_others_are_not() -> None:
+def test_prefill_and_primary_targets_are_recorded_and_others_are_not() -> None:
     subject, fleet = producer(), fleet_of()
-    cycle = asked(subject, fleet.roster)
+    cycle = produced(subject, fleet.roster)
     results = {
         name: result_of(name, fleet.roster, *targets)
         for name, targets in {"decode": (0, 1), "prefill": (2,), "encode": (1,)}.items()
@@ -330,7 +330,7 @@ def test_what_prefills_and_what_is_primary_are_both_remembered_and_others_are_no
     assert matches(subject, fleet) == [(4, 4), (0, 4), (4, 4)]
 
 
-def test_a_result_of_a_cycle_that_it_was_not_asked_in_records_nothing() -> None:
+def test_a_result_of_a_cycle_without_its_facts_records_nothing() -> None:
     subject, fleet = producer(), fleet_of()
     subject.dispatched(Cycle(RequestMetadata("r", STORY)), went_to(fleet.roster, 0))
     assert len(subject.index) == 0

@@ -1,4 +1,4 @@
-"""Requests that nobody can take hold up nobody, keep their order, and are all looked at again."""
+"""Parked requests hold up no others, keep their order, and are all tried again."""
 
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, StaticUsageLimitPolicy
 from tests.routing.queue.waiting import bands_of, item
@@ -21,7 +21,7 @@ def set_all_aside(queue: FlowControl) -> None:
 
 
 def looked_at(queue: FlowControl, looks: int) -> list[str]:
-    """Who is tried again in one round, when nobody can be placed."""
+    """The requests that are tried again in one round, if none can be placed."""
     queue.retry_parked(looks)
     seen = []
     while (one := pop(queue)) is not None:
@@ -30,7 +30,7 @@ def looked_at(queue: FlowControl, looks: int) -> list[str]:
     return seen
 
 
-def test_the_first_is_looked_at_each_time_and_the_others_by_turns() -> None:
+def test_the_first_parked_request_is_tried_each_time_and_the_others_in_turn() -> None:
     queue = queue_of(6)
     set_all_aside(queue)
     rounds = [looked_at(queue, 3) for _ in range(4)]
@@ -38,13 +38,13 @@ def test_the_first_is_looked_at_each_time_and_the_others_by_turns() -> None:
     assert {name for seen in rounds for name in seen} == {"0", "1", "2", "3", "4", "5"}
 
 
-def test_nobody_is_looked_at_twice_in_a_round() -> None:
+def test_no_parked_request_is_tried_twice_in_a_round() -> None:
     queue = queue_of(2)
     set_all_aside(queue)
     assert sorted(looked_at(queue, 3)) == ["0", "1"]
 
 
-def test_those_in_the_order_go_by_and_those_aside_still_count() -> None:
+def test_requests_in_order_pass_parked_ones_which_still_count() -> None:
     queue = queue_of(3)
     set_all_aside(queue)
     queue.offer(item("late"), 50.0, False)
@@ -56,7 +56,7 @@ def test_those_in_the_order_go_by_and_those_aside_still_count() -> None:
     assert [waiting.request.request_id for waiting in queue.waiting()] == ["0", "1", "2"]
 
 
-def test_those_aside_can_be_cancelled_taken_expired_and_drained() -> None:
+def test_parked_requests_can_be_cancelled_taken_expired_and_drained() -> None:
     queue = queue_of(4, default_request_ttl_s=60.0)
     set_all_aside(queue)
     first, second, *_ = queue.waiting()
@@ -68,7 +68,7 @@ def test_those_aside_can_be_cancelled_taken_expired_and_drained() -> None:
     assert len(queue) == 0
 
 
-def test_ceilings_hold_for_those_aside_too() -> None:
+def test_ceilings_apply_to_parked_requests_too() -> None:
     queue = queue_of(1, limits=StaticUsageLimitPolicy(0.5))
     set_all_aside(queue)
     queue.retry_parked(3)

@@ -1,4 +1,4 @@
-"""Order is kept, not recomputed: counted in comparisons of keys, so that no clock is needed to show it."""
+"""Order is kept, not recomputed: measured in comparisons of keys, without a clock."""
 
 from collections.abc import Callable
 from math import log2
@@ -43,7 +43,7 @@ class Counted:
 
 
 class CountedOrdering:
-    """An order in which nothing is sorted yet, asked for one key per request."""
+    """An ordering whose keys count their comparisons."""
 
     def __init__(self) -> None:
         self.keys = 0
@@ -54,7 +54,7 @@ class CountedOrdering:
 
 
 def comparisons(step: Callable[..., T], *arguments: Any) -> tuple[int, T]:
-    """How many there were, and what came of the step."""
+    """The number of comparisons in a step, and its result."""
     before = Counted.comparisons
     result = step(*arguments)
     return Counted.comparisons - before, result
@@ -66,12 +66,12 @@ def comparisons(step: Callable[..., T], *arguments: Any) -> tuple[int, T]:
     [GlobalStrictFairnessPolicy(), RoundRobinFairnessPolicy(), VirtualTokenCounterFairnessPolicy()],
     ids=lambda policy: type(policy).__name__,
 )
-def test_no_step_compares_more_than_log_many_keys(fairness: FairnessPolicy, flows: int) -> None:
+def test_no_operation_compares_more_than_log_n_keys(fairness: FairnessPolicy, flows: int) -> None:
     ordering = CountedOrdering()
     queue = FlowControl([BandSettings(fairness=fairness, ordering=ordering, max_requests=None)])
     for number in range(WAITING):
         offer(queue, item(f"{number}", flow=f"flow{number % flows}"), now=number / 1000)
-    # One entry against another looks at two keys at most twice; a heap goes down and up once; a head changes once.
+    # Comparing two entries compares their keys at most twice; a heap goes down and up once; a head changes once.
     bound = 8 * log2(WAITING)
     costs: list[int] = []
     for number in range(300):

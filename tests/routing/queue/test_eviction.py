@@ -24,23 +24,23 @@ def stopped(
 @pytest.mark.parametrize(
     ("in_flight", "blocked", "victims"),
     [
-        ([0, 1, 2], NORMAL, []),  # nobody is sheddable
+        ([0, 1, 2], NORMAL, []),  # none is sheddable
         ([-1, -1, 0], NORMAL, ["1"]),  # the newest
         ([-2, -1, -1], NORMAL, ["0"]),  # the lowest
         ([-1, -2, -2, -1], NORMAL, ["2"]),
         ([-1, -2], Blocked(-1, 1.0), ["1"]),  # for a negative band, only those below it
         ([-1, -1], Blocked(-1, 1.0), []),
-        ([-1], Blocked(0, 0.0), []),  # a band that is shut altogether
+        ([-1], Blocked(0, 0.0), []),  # a band that is closed altogether
         ([], NORMAL, []),
     ],
 )
-def test_who_is_stopped(in_flight: list[int], blocked: Blocked, victims: list[str]) -> None:
+def test_which_requests_are_stopped(in_flight: list[int], blocked: Blocked, victims: list[str]) -> None:
     eviction = InFlightEviction()
     started(eviction, *in_flight)
     assert stopped(eviction, blocked=blocked) == victims
 
 
-def test_nobody_is_stopped_while_nobody_is_blocked() -> None:
+def test_nothing_is_stopped_while_no_band_is_blocked() -> None:
     eviction = InFlightEviction()
     started(eviction, -1, -1)
     assert eviction.victims(0.0, 2.0, None) == []
@@ -57,13 +57,13 @@ def test_nobody_is_stopped_while_nobody_is_blocked() -> None:
         (0.5, 0.4, 2),
     ],
 )
-def test_how_many_are_stopped(saturation: float, ceiling: float, count: int) -> None:
+def test_how_many_requests_are_stopped(saturation: float, ceiling: float, count: int) -> None:
     eviction = InFlightEviction()
     started(eviction, *[-1] * 10)
     assert len(stopped(eviction, saturation=saturation, blocked=Blocked(0, ceiling))) == count
 
 
-def test_it_waits_until_all_have_ended_and_then_a_little_longer() -> None:
+def test_eviction_waits_until_all_have_ended_and_then_cools_down() -> None:
     eviction = InFlightEviction()
     items = started(eviction, *[-1] * 4)
     assert stopped(eviction, now=0.0, saturation=2.0) == ["3", "2"]
@@ -75,7 +75,7 @@ def test_it_waits_until_all_have_ended_and_then_a_little_longer() -> None:
     assert stopped(eviction, now=3.5, saturation=2.0) == ["1"]
 
 
-def test_what_is_late_is_not_waited_for_but_still_counts_as_room_to_come() -> None:
+def test_late_requests_are_not_waited_for_but_count_as_room_to_come() -> None:
     eviction = InFlightEviction()
     started(eviction, *[-1] * 10)
     assert stopped(eviction, now=0.0, saturation=1.3) == ["9", "8"]
@@ -84,14 +84,14 @@ def test_what_is_late_is_not_waited_for_but_still_counts_as_room_to_come() -> No
     assert stopped(eviction, now=10.0, saturation=1.3) == ["7"]
 
 
-def test_what_ends_by_itself_is_no_victim() -> None:
+def test_requests_that_have_ended_are_not_stopped() -> None:
     eviction = InFlightEviction()
     items = started(eviction, -1, -1)
     eviction.ended(items[1], now=0.0)
     assert stopped(eviction) == ["0"]
 
 
-def test_the_victim_is_told_why() -> None:
+def test_the_refusal_of_a_stopped_request_says_why() -> None:
     eviction = InFlightEviction()
     started(eviction, -2)
     [(_, refusal)] = eviction.victims(0.0, 1.0, Blocked(1, 1.0))

@@ -13,14 +13,14 @@ TTL, NO_ENDPOINTS = Outcome.EVICTED_TTL, Outcome.EVICTED_NO_ENDPOINTS
     ("settings", "own_ttl_s", "pool_is_empty", "due", "outcome"),
     [
         ({}, None, False, 60.0, TTL),
-        ({}, None, True, 60.0, NO_ENDPOINTS),  # the one for an empty pool is the same unless given
+        ({}, None, True, 60.0, NO_ENDPOINTS),  # the limit for an empty pool is the same unless given
         ({"default_request_ttl_s": 5.0}, None, False, 5.0, TTL),
         ({"default_request_ttl_s": 5.0}, None, True, 5.0, NO_ENDPOINTS),
         ({"no_endpoint_request_ttl_s": 2.0}, None, True, 2.0, NO_ENDPOINTS),
         ({"no_endpoint_request_ttl_s": 2.0}, None, False, 60.0, TTL),
         ({}, 3.0, False, 3.0, TTL),  # an earlier deadline of the client
         ({}, 90.0, False, 60.0, TTL),  # a later one changes nothing
-        ({}, 3.0, True, 3.0, NO_ENDPOINTS),  # it also holds when there is nobody to serve it
+        ({}, 3.0, True, 3.0, NO_ENDPOINTS),  # also while there is no instance
         ({"no_endpoint_request_ttl_s": 2.0}, 3.0, True, 2.0, NO_ENDPOINTS),
         ({"no_endpoint_request_ttl_s": 0.0}, 3.0, True, 3.0, NO_ENDPOINTS),
         ({"default_request_ttl_s": 0.0}, None, False, None, None),
@@ -49,7 +49,7 @@ def test_when_a_request_expires(
     assert (len(queue), size_bytes(queue), queue.next_expiry()) == (0, 0, None)
 
 
-def test_the_budget_starts_again_when_the_pool_empties_or_fills() -> None:
+def test_the_time_to_live_restarts_when_the_pool_empties_or_fills() -> None:
     queue = FlowControl(default_request_ttl_s=60.0, no_endpoint_request_ttl_s=5.0)
     offer(queue, item("old"), now=0.0)
     queue.pool_changed(is_empty=True, now=50.0)
@@ -61,7 +61,7 @@ def test_the_budget_starts_again_when_the_pool_empties_or_fills() -> None:
     assert left(queue.expire(114.0, pool_is_empty=False)) == [("old", TTL), ("new", TTL)]
 
 
-def test_saying_the_same_again_is_no_change() -> None:
+def test_repeating_the_state_of_the_pool_is_no_change() -> None:
     queue = FlowControl()
     offer(queue, item("r"), now=0.0)
     for now in (10.0, 20.0, 59.0):
@@ -69,7 +69,7 @@ def test_saying_the_same_again_is_no_change() -> None:
     assert queue.next_expiry() == 60.0
 
 
-def test_expiry_takes_only_those_whose_time_is_over() -> None:
+def test_only_requests_past_their_time_to_live_expire() -> None:
     queue = FlowControl()
     for number, ttl_s in enumerate([9.0, 3.0, 7.0, 1.0, 5.0]):
         offer(queue, item(f"{number}", ttl_s=ttl_s))
@@ -77,7 +77,7 @@ def test_expiry_takes_only_those_whose_time_is_over() -> None:
     assert ids(queue.waiting()) == ["0", "2"]
 
 
-def test_what_is_held_does_not_expire_until_it_is_put_back() -> None:
+def test_held_requests_do_not_expire_until_they_are_put_back() -> None:
     queue = FlowControl()
     offer(queue, item("r"))
     held = queue.pop(0.0, 0.0)
@@ -95,7 +95,7 @@ WORDS: list[tuple[float | None, bool, str]] = [
 
 
 @pytest.mark.parametrize(("ttl_s", "pool_is_empty", "why"), WORDS)
-def test_the_client_is_told_what_happened(ttl_s: float | None, pool_is_empty: bool, why: str) -> None:
+def test_the_refusal_of_an_expired_request_says_why(ttl_s: float | None, pool_is_empty: bool, why: str) -> None:
     queue = FlowControl()
     offer(queue, item("r", ttl_s=ttl_s), pool_is_empty=pool_is_empty)
     [(_, refusal)] = queue.expire(61.0, pool_is_empty)
@@ -113,10 +113,10 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.sampled_from([-1.0, 3.0, 10.0]), st.sampled_from([-1.0, 2.0, 10.0]))
-def test_expiry_keeps_to_its_rule(
+def test_expiry_matches_its_definition(
     events: list[tuple[str, int, float | None]], ttl_s: float, no_endpoint_ttl_s: float
 ) -> None:
-    """The rule, written down as it is said: max(enqueue, last change) + budget <= now."""
+    """The definition: max(enqueue, last change) + budget <= now."""
     queue = FlowControl(default_request_ttl_s=ttl_s, no_endpoint_request_ttl_s=no_endpoint_ttl_s)
     waiting: dict[str, tuple[float, float | None]] = {}
     now, changed_at, is_empty = 0.0, float("-inf"), False

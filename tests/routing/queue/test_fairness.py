@@ -28,7 +28,7 @@ def arrive(queue: FlowControl, arrivals: str) -> None:
         assert offer(queue, item(f"{flow}{seen[flow]}", flow=flow)) == [None]
 
 
-def test_global_strict_forgets_about_flows() -> None:
+def test_global_strict_ignores_flows() -> None:
     assert served(queue_with(GlobalStrictFairnessPolicy(), "aabba")) == ["a1", "a2", "b1", "b2", "a3"]
 
 
@@ -47,13 +47,13 @@ def test_global_strict_compares_heads_by_the_ordering() -> None:
         ("b", ["b1"]),
     ],
 )
-def test_round_robin_goes_by_sorted_ids(arrivals: str, order: list[str]) -> None:
+def test_round_robin_visits_flows_by_sorted_id(arrivals: str, order: list[str]) -> None:
     queue = queue_with(RoundRobinFairnessPolicy(), arrivals)
     assert ids(queue.waiting()) == order
     assert served(queue) == order
 
 
-def test_round_robin_goes_on_after_the_last_chosen_flow_also_when_that_one_is_empty() -> None:
+def test_round_robin_continues_after_the_last_chosen_flow_even_if_it_is_empty() -> None:
     queue = queue_with(RoundRobinFairnessPolicy(), "mz")
     assert served(queue, 1) == ["m1"]
     arrive(queue, "an")
@@ -67,7 +67,7 @@ def test_round_robin_gives_no_second_turn_to_a_flow_that_was_empty_in_between() 
     assert served(queue) == ["b1", "a2"]
 
 
-def test_round_robin_takes_a_flow_in_where_its_id_belongs() -> None:
+def test_round_robin_inserts_a_new_flow_by_its_id() -> None:
     queue = queue_with(RoundRobinFairnessPolicy(), "bbdd")
     assert served(queue, 1) == ["b1"]
     arrive(queue, "ac")
@@ -80,7 +80,7 @@ def take(queue: FlowControl, request_id: str) -> None:
     queue.served(one)
 
 
-def test_round_robin_goes_on_where_it_was_when_somebody_is_taken_out_of_turn() -> None:
+def test_round_robin_continues_where_it_was_when_a_request_is_taken_out_of_turn() -> None:
     queue = queue_with(RoundRobinFairnessPolicy(), "aabbcc")
     assert served(queue, 1) == ["a1"]
     take(queue, "c2")
@@ -106,7 +106,7 @@ def test_round_robin_serves_each_waiting_flow_within_as_many_turns_as_there_are_
 @given(
     st.text("abcd", max_size=12), st.lists(st.sampled_from(["served", "put back", "drop", "a", "b", "z"]), max_size=20)
 )
-def test_what_is_displayed_is_what_is_served(fairness: FairnessPolicy, arrivals: str, steps: list[str]) -> None:
+def test_the_displayed_order_is_the_served_order(fairness: FairnessPolicy, arrivals: str, steps: list[str]) -> None:
     queue = queue_with(fairness, arrivals)
     for number, step in enumerate(steps):
         if len(step) == 1:
@@ -114,7 +114,7 @@ def test_what_is_displayed_is_what_is_served(fairness: FairnessPolicy, arrivals:
         elif (one := queue.pop(0.0, 0.0)) is not None:
             {"served": queue.served, "put back": queue.put_back, "drop": queue.drop}[step](one)
     displayed = ids(queue.waiting())
-    assert ids(queue.waiting()) == displayed  # looking changes nothing
+    assert ids(queue.waiting()) == displayed  # displaying has no side effects
     assert served(queue) == displayed
 
 

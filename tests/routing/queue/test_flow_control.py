@@ -42,7 +42,7 @@ def test_higher_bands_go_first() -> None:
         (BandSettings(), BandSettings(), (5, -5)),
     ],
 )
-def test_priorities_that_nobody_provisioned(
+def test_priorities_without_a_band_of_their_own(
     default: BandSettings | None, default_negative: BandSettings | None, bands_of_5_and_minus_5: tuple[int, int]
 ) -> None:
     queue = FlowControl(bands(1), default_band=default, default_negative_band=default_negative)
@@ -75,7 +75,7 @@ def test_bands_made_on_demand_stay_bounded() -> None:
     assert len(served(queue)) == len(waiting)
 
 
-def test_a_band_made_on_demand_stays_while_its_work_is_in_flight() -> None:
+def test_a_band_made_on_demand_stays_while_its_requests_are_in_flight() -> None:
     queue = FlowControl(default_band=BandSettings())
 
     def come_and_go(*priorities: int) -> None:
@@ -129,7 +129,7 @@ def test_an_empty_band_never_blocks_those_below() -> None:
     assert served(queue, saturation=0.5) == ["low"]
 
 
-def test_a_blocked_band_with_work_holds_up_those_below() -> None:
+def test_a_blocked_band_with_requests_holds_up_those_below() -> None:
     class OnlyTheLowest:
         def ceilings(self, saturation: float, priorities: object) -> list[float]:
             return [0.3, 1.0]
@@ -149,7 +149,7 @@ def test_holdback_keeps_room_for_higher_bands() -> None:
     assert served(queue, saturation=0.4) == ["low"]
 
 
-def test_the_policy_is_asked_once_per_dispatch() -> None:
+def test_the_limit_policy_is_called_once_per_dispatch() -> None:
     queue = FlowControl(bands(1), limits=SoftReflectiveCeilingPolicy())
     offer(queue, *(item(f"{n}") for n in range(3)))
     assert [len(served(queue, 1, saturation=0.75)) for _ in range(6)] == [0, 0, 1, 0, 0, 1]
@@ -188,13 +188,13 @@ def test_the_bounds_of_a_band_by_default() -> None:
 
 
 @pytest.mark.parametrize("bound", [{"max_requests": 0}, {"max_bytes": -1}])
-def test_bounds_that_let_nobody_in_are_errors(bound: dict[str, Any]) -> None:
+def test_bounds_that_would_refuse_every_request_are_errors(bound: dict[str, Any]) -> None:
     for made in (BandSettings, FlowControl):
         with pytest.raises(ConfigError, match="must be at least 1"):
             made(**bound)
 
 
-def test_a_full_queue_says_how_full_and_where_that_is_set() -> None:
+def test_the_refusal_of_a_full_queue_names_the_bound_and_its_setting() -> None:
     queue = FlowControl(bands(0, max_requests=5000, max_bytes=6000))
     offer(queue, *(item(f"{n}") for n in range(5000)))
     [refusal] = offer(queue, item("one more"))
@@ -211,7 +211,7 @@ def test_a_full_queue_says_how_full_and_where_that_is_set() -> None:
     )
 
 
-def test_a_full_queue_in_front_of_nobody() -> None:
+def test_a_full_queue_without_instances() -> None:
     queue = FlowControl(max_requests=1)
     offer(queue, item("a"), pool_is_empty=True)
     [refusal] = offer(queue, item("b"), pool_is_empty=True)
@@ -222,7 +222,7 @@ def test_a_full_queue_in_front_of_nobody() -> None:
     )
 
 
-def test_an_id_that_waits_already_is_refused_and_the_first_one_stays() -> None:
+def test_a_waiting_id_is_refused_and_the_first_request_stays() -> None:
     queue = FlowControl()
     offer(queue, item("r", flow="first"))
     [refusal] = offer(queue, item("r", flow="second"))
@@ -252,12 +252,12 @@ def sheddable_queue(**settings: int) -> FlowControl:
         (0, 11, ["-2/1", "-2/0"]),
         (0, 25, ["-2/1", "-2/0", "-1/3"]),
         (1, 40, ["-2/1", "-2/0", "-1/3", "-1/2"]),
-        (1, 41, None),  # not even all of them would do: nobody is displaced
+        (1, 41, None),  # not even all of them would make room: none is displaced
         (-1, 21, None),
-        (-2, 10, None),  # nobody is lower
+        (-2, 10, None),  # none is lower
     ],
 )
-def test_sheddable_work_makes_room(priority: int, size: int, displaced: list[str] | None) -> None:
+def test_sheddable_requests_make_room(priority: int, size: int, displaced: list[str] | None) -> None:
     queue = sheddable_queue()
     before = ids(queue.waiting())
     offered = queue.offer(item("new", priority=priority, size=size), 0.0, pool_is_empty=False)
@@ -271,7 +271,7 @@ def test_sheddable_work_makes_room(priority: int, size: int, displaced: list[str
         assert sorted(ids(queue.waiting())) == sorted({*before, "new"} - set(displaced))
 
 
-def test_the_displaced_are_told_by_whom() -> None:
+def test_the_refusal_of_a_displaced_request_says_why() -> None:
     offered = sheddable_queue().offer(item("new", priority=1, size=10), 0.0, pool_is_empty=False)
     [(_, refusal)] = offered.displaced
     assert str(refusal.reason) == (
@@ -280,7 +280,7 @@ def test_the_displaced_are_told_by_whom() -> None:
     )
 
 
-def test_a_full_band_displaces_nobody() -> None:
+def test_a_full_band_displaces_nothing() -> None:
     queue = FlowControl(bands(0, max_requests=1) + bands(-1))
     offer(queue, item("low", priority=-1), item("a"))
     offered = queue.offer(item("b"), 0.0, pool_is_empty=False)
@@ -296,7 +296,7 @@ def test_in_a_single_band_its_bound_is_the_bound_of_all() -> None:
     assert served(queue) == ["a", "b"]
 
 
-def test_what_is_held_is_not_displaced() -> None:
+def test_held_requests_are_not_displaced() -> None:
     queue = FlowControl(bands(-1), max_requests=1)
     offer(queue, item("low", priority=-1))
     held = queue.pop(0.0, 0.0)
@@ -306,10 +306,10 @@ def test_what_is_held_is_not_displaced() -> None:
     assert left(queue.offer(item("high"), 0.0, pool_is_empty=False).displaced) == [("low", FULL)]
 
 
-# The life of a request
+# The lifecycle of a request
 
 
-def test_what_could_not_be_placed_keeps_its_place() -> None:
+def test_a_request_that_could_not_be_placed_keeps_its_position() -> None:
     queue = FlowControl()
     offer(queue, *map(item, "abc"))
     a, b = queue.pop(1.0, 0.0), queue.pop(2.0, 0.0)
@@ -321,7 +321,7 @@ def test_what_could_not_be_placed_keeps_its_place() -> None:
     assert served(queue) == ["a", "b", "c"]
 
 
-def test_what_was_sent_and_failed_comes_back_to_its_place_even_into_a_full_queue() -> None:
+def test_a_failed_request_returns_to_its_position_even_in_a_full_queue() -> None:
     queue = FlowControl(max_requests=2, bands=[BandSettings(fairness=RoundRobinFairnessPolicy())])
     offer(queue, item("a"), item("b"))
     failed = queue.pop(0.0, 0.0)
@@ -333,7 +333,7 @@ def test_what_was_sent_and_failed_comes_back_to_its_place_even_into_a_full_queue
     assert served(queue) == ["a", "b", "c"]
 
 
-def test_taking_somebody_whose_turn_it_is_not() -> None:
+def test_taking_a_request_out_of_turn() -> None:
     queue = FlowControl(bands(1))
     offer(queue, item("a"), item("b"), item("high", priority=1))
     [_, a, b] = queue.waiting()
@@ -347,7 +347,7 @@ def test_taking_somebody_whose_turn_it_is_not() -> None:
     assert served(queue) == ["high", "a"]
 
 
-def test_dropping_what_is_held() -> None:
+def test_dropping_a_held_request() -> None:
     queue = FlowControl()
     offer(queue, item("a", size=7))
     held = queue.pop(0.0, 0.0)
@@ -363,10 +363,10 @@ def test_cancelling() -> None:
     assert cancelled is not None
     assert ids([cancelled]) == ["b"]
     assert queue.cancel("b") is None
-    assert queue.cancel("nobody") is None
+    assert queue.cancel("unknown") is None
     held = queue.pop(0.0, 0.0)
     assert held is not None
-    assert queue.cancel("a") is None  # it belongs to whoever popped it
+    assert queue.cancel("a") is None  # it belongs to the caller that popped it
     assert served(queue) == ["c"]
 
 

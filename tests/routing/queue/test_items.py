@@ -14,7 +14,7 @@ NEW, OLD = "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"
         ({NEW: "tenant"}, "ann", "tenant"),
         ({OLD: "tenant"}, "ann", "tenant"),
         ({OLD: "old", NEW: "new"}, "", "new"),
-        ({OLD: "old", NEW: ""}, "", "default-flow"),  # the proper header wins if it is there
+        ({OLD: "old", NEW: ""}, "", "default-flow"),  # the current name of the header wins
     ],
 )
 def test_the_flow_of_a_request(headers: dict[str, str], user: str, flow: str) -> None:

@@ -41,7 +41,7 @@ def test_it_agrees_with_a_sorted_dictionary_after_every_step(steps: list[tuple[s
 
 def test_dead_entries_stay_fewer_than_live_ones() -> None:
     heap: LazyHeap[int] = LazyHeap()
-    heap.put(-1, -1, 0)  # stays first, so that nothing beneath it is ever uncovered
+    heap.put(-1, -1, 0)  # stays first, so that no entry below it becomes the first
     for step in range(10_000):
         heap.put(step % 50, step, step)
         heap.discard((step * 7) % 50)

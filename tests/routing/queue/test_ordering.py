@@ -31,7 +31,7 @@ def test_first_come_first_served() -> None:
     ("default_ttl_s", "order"),
     [
         (60.0, ["short", "older", "newer"]),
-        (0.0, ["short", "older", "newer"]),  # no limit at all: whoever has none of its own goes last
+        (0.0, ["short", "older", "newer"]),  # no limit: requests without one of their own go last
         (1.0, ["older", "short", "newer"]),  # the queue's limit is the shorter one for all
     ],
 )
@@ -72,7 +72,7 @@ def test_the_deadline_of_a_slo(headers: dict[str, str], slo_ms: float | None, du
     assert SloDeadlineOrderingPolicy().key(one) == (due, 10.0)
 
 
-def test_equal_deadlines_go_by_when_they_were_received() -> None:
+def test_equal_deadlines_go_by_time_of_arrival() -> None:
     queue = queue_with(SloDeadlineOrderingPolicy())
     offer(queue, item("later", arrival_time=2.0, headers={SLO: "1000"}), now=5.0)
     offer(queue, item("earlier", arrival_time=1.0, headers={SLO: "2000"}), now=6.0)

@@ -19,8 +19,8 @@ PLUGINS = {
 }
 
 
-def test_each_role_is_filled_by_those_who_should_and_by_nobody_else() -> None:
-    """Configuration finds plugins by the methods of what is exported here, so nothing else may look like one."""
+def test_each_role_is_implemented_by_the_intended_classes_only() -> None:
+    """Configuration finds plugins by the methods of exported classes, so no other class may look like one."""
     exported = {name: getattr(queue, name) for name in queue.__all__}
     for role, names in PLUGINS.items():
         filling = {

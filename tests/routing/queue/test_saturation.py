@@ -37,11 +37,11 @@ NEVER = Candidate()
         ({}, [load(), NEVER], 0.0, 0.5),
         ({}, [load()], 0.2, 0.0),
         ({}, [load()], 0.21, 1.0),
-        ({}, [load(queue=20)], 0.21, 1.0),  # old numbers are full, not more
+        ({}, [load(queue=20)], 0.21, 1.0),  # stale measurements count as full, not more
         ({"queue_depth_threshold": 49}, [load(queue=49)], 0.0, 1.0),
         ({"kv_cache_util_threshold": 0.5}, [load(kv=0.5)], 0.0, 1.0),
         ({"metrics_staleness_threshold": 3.0}, [load()], 3.0, 0.0),
-        ({"headroom": 5.0}, [load(queue=5)], 0.0, 1.0),  # the filter's only
+        ({"headroom": 5.0}, [load(queue=5)], 0.0, 1.0),  # for the filter only
     ],
 )
 def test_utilization(
@@ -50,11 +50,11 @@ def test_utilization(
     _, roster = scene(candidates, long=long)
     found = UtilizationDetector(**parameters).saturation(roster, now)
     assert found == pytest.approx(saturation, abs=1e-12)
-    assert (found >= 1.0) is (saturation >= 1.0)  # full is full, to the last bit
+    assert (found >= 1.0) is (saturation >= 1.0)  # exactly 1.0
 
 
 @both_lengths
-def test_what_was_sent_since_the_last_measurement_counts_as_waiting(long: bool) -> None:
+def test_requests_sent_since_the_last_measurement_count_as_waiting(long: bool) -> None:
     fleet = fleet_of([load(queue=1)] * 100 if long else [load(queue=1)])
     detector = UtilizationDetector()
     for endpoint in fleet.roster:
@@ -73,8 +73,8 @@ def test_what_was_sent_since_the_last_measurement_counts_as_waiting(long: bool) 
         ({}, [load(queue=4), load(queue=5), load(kv=0.79), load(kv=0.8)], 0.0, [0, 2]),
         ({"headroom": 0.2}, [load(queue=5), load(queue=6), load(kv=0.9), load(kv=0.97)], 0.0, [0, 2]),
         ({}, [load(), NEVER], 0.0, [0]),
-        ({}, [load(queue=9), load(queue=8)], 0.0, [0, 1]),  # nobody would be left: everybody is
-        ({}, [load(), load()], 0.3, [0, 1]),  # also when all numbers are old
+        ({}, [load(queue=9), load(queue=8)], 0.0, [0, 1]),  # it would reject all: it rejects none
+        ({}, [load(), load()], 0.3, [0, 1]),  # also if all measurements are stale
         ({}, [load(queue=9, kv=0.9)], 0.0, [0]),
     ],
 )
@@ -142,7 +142,7 @@ def test_concurrency(
     [
         ({"max_concurrency": 3}, [flying(2), flying(3), flying(4)], [0]),
         ({"max_concurrency": 3, "headroom": 0.5}, [flying(3), flying(4)], [0]),  # trunc(4.5) = 4
-        ({"max_concurrency": 3}, [flying(3), flying(4)], []),  # nobody is left
+        ({"max_concurrency": 3}, [flying(3), flying(4)], []),  # all are rejected
         ({"max_token_concurrency": 10, "concurrency_mode": "tokens"}, [flying(1, 9.0), flying(1, 10.0)], [0]),
         (BOTH, [flying(9, 999.0), flying(10, 0.0), flying(1, 1000.0)], [0]),
     ],
@@ -180,13 +180,13 @@ def test_a_detector_is_a_filter_too(detector: object) -> None:
 
 
 class Members:
-    """A detector that is as full as it has members, and remembers whom it was asked about."""
+    """A detector whose saturation is the number of members, and that records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.calls: list[list[str]] = []
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
-        self.asked.append([str(endpoint) for endpoint in endpoints])
+        self.calls.append([str(endpoint) for endpoint in endpoints])
         return float(len(endpoints)) if len(endpoints) else 1.0
 
 
@@ -195,10 +195,10 @@ def role(name: str) -> Candidate:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "asked", "saturation"),
+    ("candidates", "calls", "saturation"),
     [
         ([], [[]], 1.0),
-        ([NEVER, NEVER], [["0", "1"]], 2.0),  # nobody has a role: no sub-pools
+        ([NEVER, NEVER], [["0", "1"]], 2.0),  # no roles: no sub-pools
         ([role("prefill"), role("decode"), NEVER], [["0"], ["1", "2"]], 2.0),
         ([role("prefill-decode"), role("both"), role("encode-prefill-decode")], [["0", "1", "2"]] * 2, 3.0),
         ([role("encode-prefill"), role("encode"), role("decode")], [["0"], ["2"]], 1.0),
@@ -206,14 +206,14 @@ def role(name: str) -> Candidate:
         ([role("encode")], [[], []], 1.0),
     ],
 )
-def test_the_fuller_sub_pool_counts(candidates: Sequence[Candidate], asked: list[list[str]], saturation: float) -> None:
+def test_the_fuller_sub_pool_counts(candidates: Sequence[Candidate], calls: list[list[str]], saturation: float) -> None:
     detector = Members()
     _, roster = scene(candidates)
     assert PoolSaturation(detector).of(roster, 0.0) == saturation
-    assert detector.asked == asked
+    assert detector.calls == calls
 
 
-def test_sub_pools_follow_the_members_and_their_numbers() -> None:
+def test_sub_pools_follow_the_members_and_their_metrics() -> None:
     fleet: EndpointTable = fleet_of([role("prefill"), role("decode")])
     pool = PoolSaturation(ConcurrencyDetector(max_concurrency=2))
     prefill, decode = fleet.roster

@@ -48,7 +48,7 @@ def test_bad_parameters(parameters: dict[str, Any], problem: str) -> None:
         VirtualTokenCounterFairnessPolicy(**parameters)
 
 
-def test_the_flow_that_has_had_least_goes_next() -> None:
+def test_the_flow_with_the_fewest_tokens_goes_next() -> None:
     queue = queue_with()
     fill(queue, "long", 90, 90)
     fill(queue, "short", 10, 10, 10, 10, 10, 10)
@@ -56,12 +56,12 @@ def test_the_flow_that_has_had_least_goes_next() -> None:
     assert served(queue) == ["long0", "short0", "short1", "short2", "short3", "short4", "long1", "short5"]
 
 
-def test_who_stayed_away_has_saved_nothing_up() -> None:
+def test_idle_flows_save_up_no_turns() -> None:
     queue = queue_with()
     fill(queue, "a", *[0] * 10)
     assert served(queue, 5) == ["a0", "a1", "a2", "a3", "a4"]
     fill(queue, "b", *[0] * 5)
-    # b starts where a is, not five requests behind; of equals, whose head came first
+    # b starts where a is, not five requests behind; of equal counters, the earlier head
     assert served(queue, 6) == ["a5", "b0", "a6", "b1", "a7", "b2"]
 
 
@@ -79,7 +79,7 @@ def test_the_charge_is_corrected_when_the_output_is_known() -> None:
     assert served(queue) == ["b1", "b2", "b3", "a1", "b4", "a2", "a3", "a4"]
 
 
-def test_what_is_put_back_is_not_charged() -> None:
+def test_a_request_that_is_put_back_is_not_charged() -> None:
     queue = queue_with()
     fill(queue, "a", 50, 0)
     fill(queue, "b", 0, 0)
@@ -89,7 +89,7 @@ def test_what_is_put_back_is_not_charged() -> None:
     assert served(queue) == ["a0", "b0", "b1", "a1"]
 
 
-def test_what_is_taken_out_of_turn_is_charged_too() -> None:
+def test_a_request_taken_out_of_turn_is_charged_too() -> None:
     queue = queue_with()
     fill(queue, "a", 0, 0, 0)
     fill(queue, "b", 0, 0, 0)
@@ -114,7 +114,7 @@ FLOWS = st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=30), min_si
 
 
 def serve(queue: FlowControl, charged: dict[str, float]) -> set[str]:
-    """One turn, noted in `charged`; the flows that wait after it."""
+    """Serve one request and add its charge to `charged`; the flows that wait after it."""
     one = queue.pop(0.0, 0.0)
     if one is not None:
         queue.served(one)
@@ -134,7 +134,7 @@ def test_from_a_common_start_flows_are_charged_alike_within_the_largest_request(
 
 
 @given(FLOWS, st.integers(0, 40))
-def test_over_any_stretch_flows_are_charged_alike_within_twice_the_largest_request(
+def test_over_any_period_flows_are_charged_alike_within_twice_the_largest_request(
     flows: list[list[int]], turns_before_the_last_comes: int
 ) -> None:
     queue = queue_with()
@@ -191,7 +191,7 @@ def serve_one(queue: FlowControl, output_tokens: int) -> None:
     queue.ended(one, output_tokens)
 
 
-def test_a_flow_is_forgotten_once_the_others_have_caught_up() -> None:
+def test_an_idle_flow_is_forgotten_once_the_others_have_caught_up() -> None:
     queue = queue_with()
     for number in range(1000):
         fill(queue, f"user{number}-", number % 97)
@@ -199,7 +199,7 @@ def test_a_flow_is_forgotten_once_the_others_have_caught_up() -> None:
     assert remembered(queue) < 20
 
 
-def test_memory_is_bounded_even_if_a_crowd_of_new_flows_never_lets_the_others_catch_up() -> None:
+def test_memory_is_bounded_even_if_new_flows_keep_the_others_from_catching_up() -> None:
     queue = queue_with()
     for number in range(4000):
         fill(queue, f"user{number}-", number % 97)

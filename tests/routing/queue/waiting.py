@@ -1,4 +1,4 @@
-"""Requests that wait, written in a line, and what a test wants to know of them."""
+"""Short ways to make requests and queues, and to look into them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,18 +10,18 @@ from pointsman.types import RequestMetadata
 
 
 def item(request_id: str = "r", *, flow: str = "", size: int = 1, ttl_s: float | None = None, **request: Any) -> Queued:
-    """A request on its way to the queue."""
-    told = {"prompt": "x" * size, **request}
-    return Queued(RequestMetadata(request_id, user_id=flow, timeout_s=ttl_s, **told))
+    """A request to offer."""
+    facts = {"prompt": "x" * size, **request}
+    return Queued(RequestMetadata(request_id, user_id=flow, timeout_s=ttl_s, **facts))
 
 
 def offer(queue: FlowControl, *items: Queued, now: float = 0.0, pool_is_empty: bool = False) -> list[Refusal | None]:
-    """Offer them in this order; what was said to each."""
+    """Offer requests in this order; the refusal of each."""
     return [queue.offer(one, now, pool_is_empty).refusal for one in items]
 
 
 def served(queue: FlowControl, most: int = 1000, *, now: float = 0.0, saturation: float = 0.0) -> list[str]:
-    """Dispatch as many as may go; their ids in order."""
+    """Serve as many requests as may go; their ids in order."""
     gone: list[str] = []
     while len(gone) < most and (one := queue.pop(now, saturation)) is not None:
         queue.served(one)
@@ -44,5 +44,5 @@ def ids(items: Iterable[Queued]) -> list[str]:
 
 
 def left(pairs: Sequence[tuple[Queued, Refusal]]) -> list[tuple[str, Outcome]]:
-    """Who left, and how."""
+    """The requests that left, and their outcomes."""
     return [(one.request.request_id, refusal.outcome) for one, refusal in pairs]

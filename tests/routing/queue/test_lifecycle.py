@@ -49,7 +49,7 @@ class Lives(RuleBasedStateMachine):
         self.offered = 0
         self.waiting: set[Queued] = set()
         self.parked: set[Queued] = set()
-        """Those of the waiting ones that are beside the order."""
+        """The waiting requests that are parked."""
         self.held: list[Queued] = []
         self.served: list[Queued] = []
         self.left: list[Queued] = []
@@ -90,7 +90,7 @@ class Lives(RuleBasedStateMachine):
         self.waiting.remove(one)
         assert saturation < 1.0
         if one in self.parked:
-            assert looks, "beside the order until somebody wants to look again"
+            assert looks, "parked until it may be tried again"
             rivals = [other for other in self.parked if other.band is one.band and other is not one]
             self.parked.remove(one)
         else:
@@ -98,8 +98,8 @@ class Lives(RuleBasedStateMachine):
                 other for other in in_order if other.band is one.band and other.flow == one.flow and other is not one
             ]
         assert all((one.enqueued_at, one.seq) < (other.enqueued_at, other.seq) for other in rivals)
-        others = self.waiting if looks else in_order - {one}
-        assert all(other.band.priority <= one.band.priority for other in others)
+        rest = self.waiting if looks else in_order - {one}
+        assert all(other.band.priority <= one.band.priority for other in rest)
         self.held.append(one)
 
     @precondition(lambda self: self.waiting)
@@ -164,8 +164,8 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_and_nothing_is_there_twice(self) -> None:
-        everybody = [*self.waiting, *self.held, *self.served, *self.left]
-        assert len(everybody) == len(set(everybody)) == self.offered
+        every_request = [*self.waiting, *self.held, *self.served, *self.left]
+        assert len(every_request) == len(set(every_request)) == self.offered
         displayed = list(self.queue.waiting())
         assert len(displayed) == len(self.waiting)
         assert set(displayed) == self.waiting

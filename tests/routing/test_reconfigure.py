@@ -1,4 +1,4 @@
-"""A dispatcher whose plan changes in the middle of everything: no request is lost, or counted twice."""
+"""A dispatcher whose plan changes under load: no request is lost or counted twice."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -54,7 +54,7 @@ from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecisi
 
 
 class FirstFit(SchedulingPolicy):
-    """A policy of a user's own, which is handed everything that waits."""
+    """A user's policy, which is passed all waiting requests."""
 
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
         loads = {one.instance_id: one.current_load for one in instances}
@@ -90,7 +90,7 @@ PLANS: dict[str, Callable[[], DispatchPlan]] = {
     "evicting": lambda: fair(GlobalStrictFairnessPolicy(), evicts=True),
 }
 OURS = [name for name in PLANS if name != "first-fit"]
-"""Those who know which instances have failed a request; a user's own policy is not told."""
+"""Plans that exclude instances that have failed a request; a user's policy does not know them."""
 
 
 def instance(name: str, limit: int | None = 2, **facts: Any) -> ExecutionInstance:
@@ -111,8 +111,8 @@ def busy(plan: str) -> Dispatcher:
     for name in ("i", "j"):
         dispatcher.handle(Joined(instance(name)), 0.0)
     for number in range(9):
-        asked = request(f"r{number}", user_id=f"u{number % 3}", priority=number % 2, slo_deadline_ms=1e6)
-        dispatcher.handle(Arrived((asked,)), float(number))
+        one = request(f"r{number}", user_id=f"u{number % 3}", priority=number % 2, slo_deadline_ms=1e6)
+        dispatcher.handle(Arrived((one,)), float(number))
     for name in ("r0", "r1"):
         dispatcher.handle(FirstToken(name), 10.0)
     assert (dispatcher.running, len(dispatcher)) == (4, 9)
@@ -124,7 +124,7 @@ def columns(dispatcher: Dispatcher, *names: str) -> dict[str, list[float]]:
 
 
 def drained(dispatcher: Dispatcher, running: list[str], now: float) -> Counter[str]:
-    """End everything, one after the other; who ended, and how often."""
+    """End all requests, one after the other; how often each ended."""
     ended: Counter[str] = Counter()
     while running:
         name = running.pop(0)
@@ -135,7 +135,7 @@ def drained(dispatcher: Dispatcher, running: list[str], now: float) -> Counter[s
 
 @pytest.mark.parametrize("after", PLANS)
 @pytest.mark.parametrize("before", PLANS)
-def test_everybody_is_taken_over(before: str, after: str) -> None:
+def test_every_request_and_reservation_stays(before: str, after: str) -> None:
     dispatcher = busy(before)
     running = [name for name in (f"r{n}" for n in range(9)) if name in dispatcher.ledger]
     held = {name: dispatcher.ledger.holds(name) for name in running}
@@ -160,27 +160,27 @@ def test_everybody_is_taken_over(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("after", PLANS)
-def test_those_who_wait_go_in_the_order_of_the_new_policy(after: str) -> None:
+def test_waiting_requests_take_the_order_of_the_new_policy(after: str) -> None:
     dispatcher = busy("fifo")
     waiting = {"r4", "r5", "r6", "r7", "r8"}
     fresh = Dispatcher(PLANS[after]())
     for name in ("i", "j"):
         fresh.handle(Joined(instance(name, limit=0)), 0.0)
-    for asked in dispatcher.waiting():
-        fresh.handle(Arrived((asked,)), 11.0)
+    for one in dispatcher.waiting():
+        fresh.handle(Arrived((one,)), 11.0)
     dispatcher.reconfigure(PLANS[after](), 11.0)
-    assert {asked.request_id for asked in dispatcher.waiting()} == waiting
-    if after not in ("round robin", "token counter"):  # there, whose turn it was before is part of the order
-        assert [asked.request_id for asked in dispatcher.waiting()] == [asked.request_id for asked in fresh.waiting()]
+    assert {one.request_id for one in dispatcher.waiting()} == waiting
+    if after not in ("round robin", "token counter"):  # their order depends on past turns
+        assert [one.request_id for one in dispatcher.waiting()] == [one.request_id for one in fresh.waiting()]
 
 
 @pytest.mark.parametrize("after", PLANS)
-def test_what_there_is_room_for_goes_at_once(after: str) -> None:
-    """The old policy gave a request to nobody; for the new one there is room."""
+def test_requests_that_fit_are_sent_at_once(after: str) -> None:
+    """Under the old plan there was no instance; under the new one there is room."""
     dispatcher = Dispatcher(plan_for(FifoStrategy()))
     for number in range(3):
         dispatcher.handle(Arrived((request(f"r{number}"),)), 0.0)
-    dispatcher.fleet.add(instance("i", limit=None))  # the dispatcher has had no event since, so nothing has been placed
+    dispatcher.fleet.add(instance("i", limit=None))  # without an event, so nothing is placed yet
     assert sorted(sent(dispatcher.reconfigure(PLANS[after](), 1.0))) == ["r0", "r1", "r2"]
     assert (dispatcher.running, len(dispatcher)) == (3, 3)
 
@@ -195,7 +195,7 @@ def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
     dispatcher.handle(Arrived((request("r"),)), 1.0)
     for _ in range(2):
         dispatcher.handle(Failed("r", "oops"), 2.0)
-    failed = [who for who, _ in dispatcher.records.newest()[0].failures]
+    failed = [name for name, _ in dispatcher.records.newest()[0].failures]
     assert len(set(failed)) == 2
     dispatcher.reconfigure(PLANS[after](), 3.0)
     [record] = dispatcher.records.newest()
@@ -208,7 +208,7 @@ def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("after", PLANS)
-def test_what_had_begun_is_not_sent_again(after: str) -> None:
+def test_a_request_whose_answer_has_begun_is_not_sent_again(after: str) -> None:
     dispatcher = busy("fifo")
     dispatcher.reconfigure(PLANS[after](), 11.0)
     commands = dispatcher.handle(Failed("r0", "cut off"), 12.0)
@@ -220,15 +220,15 @@ def test_what_had_begun_is_not_sent_again(after: str) -> None:
 
 
 @pytest.mark.parametrize("after", PLANS)
-def test_nobody_waits_longer_because_the_policy_changed(after: str) -> None:
-    """A minute is a minute, however often policies change in it."""
+def test_no_request_waits_longer_because_the_policy_changed(after: str) -> None:
+    """The time to live does not restart, however often policies change."""
     dispatcher = busy("fifo")
-    waiting = [asked.request_id for asked in dispatcher.waiting()]
+    waiting = [one.request_id for one in dispatcher.waiting()]
     for at in (11.0, 30.0, 50.0):
         dispatcher.reconfigure(PLANS[after](), at)
     refused = [
         (command.request.request_id, command.refusal.outcome)
-        for command in dispatcher.handle(TimerFired(), 69.0)  # they came from 4 to 8 seconds
+        for command in dispatcher.handle(TimerFired(), 69.0)  # they arrived from 4 to 8 seconds
         if isinstance(command, Refuse)
     ]
     assert sorted(refused) == [(name, Outcome.EVICTED_TTL) for name in sorted(waiting)]
@@ -236,7 +236,7 @@ def test_nobody_waits_longer_because_the_policy_changed(after: str) -> None:
     assert all(record.ended_at is not None and record.ended_at - record.arrived_at >= 60.0 for record in waited)
 
 
-def test_whoever_was_let_in_stays_in_a_smaller_queue() -> None:
+def test_waiting_requests_stay_in_a_smaller_queue() -> None:
     dispatcher = busy("fifo")
     commands = dispatcher.reconfigure(plan_for(FifoStrategy(), max_waiting=2), 11.0)
     assert not [command for command in commands if isinstance(command, Refuse)]
@@ -250,8 +250,8 @@ def test_the_timer_stays_set_while_the_first_deadline_is_the_same(after: str) ->
     assert [command for command in commands if isinstance(command, WakeAt)] == []
 
 
-def test_the_timer_is_set_anew_for_another_deadline() -> None:
-    dispatcher = busy("fifo")  # the first of those that wait arrived at 4.0
+def test_the_timer_is_set_again_for_another_deadline() -> None:
+    dispatcher = busy("fifo")  # the first waiting request arrived at 4.0
     assert dispatcher.reconfigure(plan_for(FifoStrategy(), ttl_s=20.0), 11.0) == [WakeAt(24.0)]
 
 
@@ -272,7 +272,7 @@ def test_what_was_measured_and_learned_is_kept(after: str) -> None:
     assert [str(endpoint) for endpoint in dispatcher.fleet.roster] == ["i"]
 
 
-def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
+def test_a_revoked_request_stays_revoked() -> None:
     dispatcher = Dispatcher(PLANS["evicting"]())
     dispatcher.handle(Joined(instance("i", limit=1)), 0.0)
     dispatcher.handle(Arrived((request("low", priority=-1),)), 0.0)
@@ -284,7 +284,7 @@ def test_a_request_that_was_being_stopped_is_stopped_all_the_same() -> None:
     assert record.refusal.outcome is Outcome.EVICTED_IN_FLIGHT
 
 
-class Successions(RuleBasedStateMachine):
+class Reconfigurations(RuleBasedStateMachine):
     """Anything may happen in between, and every request still leaves exactly once."""
 
     @initialize(plan=st.sampled_from(sorted(PLANS)))
@@ -338,8 +338,8 @@ class Successions(RuleBasedStateMachine):
     @precondition(lambda self: len(self.dispatcher.fleet) > 0)
     @rule(data=st.data(), waiting=st.integers(0, 9))
     def measure(self, data: st.DataObject, waiting: int) -> None:
-        who = str(data.draw(st.sampled_from(list(self.dispatcher.fleet.roster))))
-        self.tell(Measured(who, Metrics(waiting_queue_size=waiting)))
+        name = str(data.draw(st.sampled_from(list(self.dispatcher.fleet.roster))))
+        self.tell(Measured(name, Metrics(waiting_queue_size=waiting)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), what=st.sampled_from(["token", "end", "fail", "cancel"]))
@@ -361,8 +361,8 @@ class Successions(RuleBasedStateMachine):
         self.tell(TimerFired())
 
     @invariant()
-    def everybody_is_somewhere(self) -> None:
-        waiting = [asked.request_id for asked in self.dispatcher.waiting()]
+    def every_request_is_somewhere(self) -> None:
+        waiting = [one.request_id for one in self.dispatcher.waiting()]
         assert len(waiting) == len(set(waiting)) == len(self.dispatcher) - self.dispatcher.running
         assert self.dispatcher.running == len(self.running) == len(self.dispatcher.ledger)
         assert set(self.left.values()) <= {1}
@@ -382,5 +382,5 @@ class Successions(RuleBasedStateMachine):
             assert sum(self.left.values()) == self.arrived
 
 
-TestSuccessions = Successions.TestCase
-TestSuccessions.settings = settings(max_examples=60, stateful_step_count=30)
+TestReconfigurations = Reconfigurations.TestCase
+TestReconfigurations.settings = settings(max_examples=60, stateful_step_count=30)
