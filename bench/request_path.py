@@ -17,7 +17,7 @@ import uvloop
 from pointsman.config import load_manifest
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.http.client import ClientConnection
+from pointsman.http.pool import ClientConnection
 from pointsman.render.text import text_table
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, DispatcherCommand, DispatcherEvent, Ended, Send

@@ -10,7 +10,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from pointsman.cli.options import KEY, SOCKET, state_folder
 from pointsman.errors import PointsmanError
-from pointsman.http.client import NoResponse, Target, UnixSocket, fetch
+from pointsman.http.client import NoResponse, fetch
+from pointsman.http.pool import Target, UnixSocket
 
 PREFIX = "/admin/v1"
 TIMEOUT_S = 30.0

@@ -1,9 +1,9 @@
-"""The HTTP front door: an OpenAI-compatible API in front of the instances, written as a protocol machine.
+"""The HTTP front door: an OpenAI-compatible API in front of the instances.
 
-Enters: bytes of clients, who are not trusted. Leaves: bytes of engines, as they are, or an error that says what to do.
-The one rule: every request is answered exactly once, and no answer is cut in silence.
+Enters: requests of clients, who are not trusted. Leaves: responses of engines, as they are, or an error that says what
+to do. The one rule: every request is answered exactly once, and no answer is cut off silently.
 
-    ClientConnection ─ a request ─▶ Gateway ─ asks ─▶ Traffic (dispatchers)
-          ▲                            │ sends
-          └──── answer ──── Exchange ◀─┴─▶ UpstreamConnection ─▶ engine
+    GatewayConnection ─ request ─▶ Gateway ─ ModelRequest ─▶ dispatchers
+            ▲                                                    │ Send
+            └───────── answer ───── ModelRequest ◀─ Upstream ◀───┘
 """

@@ -51,7 +51,7 @@ class Gateway:
         """What the gateway answers itself, by path."""
         self.page_trees: dict[bytes, GatewayPage] = {}
         """The same for everything below a path."""
-        self._arrivals = Arrivals(self.upstream)
+        self._arrivals = ArrivalBatch(self.upstream)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def configure(self, settings: GatewaySpec) -> None:
@@ -170,7 +170,7 @@ class Gateway:
         return len(self.upstream.in_flight)
 
 
-class Arrivals:
+class ArrivalBatch:
     """Hands new requests to their dispatchers, those of one turn of the loop in a row: the code for it stays warm."""
 
     __slots__ = ("_new", "_upstream")

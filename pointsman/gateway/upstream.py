@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from pointsman.config.schema import UpstreamSpec
-from pointsman.http.client import ClientConnection, ConnectionPool
 from pointsman.http.outbox import Outbox
+from pointsman.http.pool import ClientConnection, ConnectionPool
 from pointsman.http.responses import ResponseHead
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from pointsman.pipeline.context import CURRENT, CallContext
-from pointsman.replica.calls import ReplicaCall
+from pointsman.replica.calls import ReplicaCall, StreamedAnswer
 from pointsman.replica.methods import Method, MethodKind
 from pointsman.wire import COLLECTED
 
@@ -114,7 +114,7 @@ class Calling:
             case MethodKind.ASYNC_GENERATOR:
                 self._task(call, self._streamed(call))
             case MethodKind.GENERATOR:
-                self._threads.run(lambda: self._iterated(call), lambda _, error: self._iterated_or(call, error))
+                self._iterate(call)
 
     async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         """What a call of ours gives: of the preprocessor, of `reconfigure`, of a batch."""
@@ -157,7 +157,7 @@ class Calling:
     def _returned(self, call: ReplicaCall, result: Any) -> None:
         """Usually that is the answer; a plain function may also return something that is yet to be run."""
         if inspect.isgenerator(result):
-            self._threads.run(lambda: self._iterated(call, result), lambda _, error: self._iterated_or(call, error))
+            self._iterate(call, result)
         elif inspect.isasyncgen(result):
             self._task(call, self._streamed(call, result))
         elif inspect.iscoroutine(result):
@@ -202,58 +202,70 @@ class Calling:
             if call.form in COLLECTED:
                 call.finish([piece async for piece in pieces])
                 return
-            going = None
+            streamed = None
             async for piece in pieces:
-                going = going or call.begin_pieces(piece)
-                going.add(going.encode(piece))
-                if going.is_full:
-                    await going.room()
-            if going is None:
+                streamed = streamed or call.begin_pieces(piece)
+                streamed.add(streamed.encode(piece))
+                if streamed.is_full:
+                    await streamed.room()
+            if streamed is None:
                 call.begin_pieces(None)
             call.end_pieces()
 
-    # Generators in a thread
+    def _iterate(self, call: ReplicaCall, generator: Any = None) -> None:
+        """Run a generator in a thread."""
 
-    def _iterated(self, call: ReplicaCall, generator: Any = None) -> None:
-        """Goes through a generator; in a thread."""
+        def done(_: Any, error: BaseException | None) -> None:
+            if error is not None:
+                call.fail(error)
+
+        self._threads.run(ThreadedGenerator(call, self._loop, generator), done)
+
+
+class ThreadedGenerator:
+    """Runs a generator in a thread; what it yields is sent on the loop."""
+
+    def __init__(self, call: ReplicaCall, loop: asyncio.AbstractEventLoop, generator: Any) -> None:
+        self._call = call
+        self._loop = loop
+        self._generator = generator
+
+    def __call__(self) -> None:
+        call = self._call
         if call.is_over:
             return
         token = CURRENT.set(call.context)
         try:
-            pieces = generator or call.method.function(*call.args, **call.kwargs)
+            pieces = self._generator or call.method.function(*call.args, **call.kwargs)
             try:
                 if call.form in COLLECTED:
-                    self._tell(call.finish, list(pieces))
-                    return
-                self._iterate(call, pieces)
+                    self._on_loop(call.finish, list(pieces))
+                else:
+                    self._send(pieces)
             finally:
                 pieces.close()
         finally:
             CURRENT.reset(token)
 
-    def _iterate(self, call: ReplicaCall, pieces: Iterable[Any]) -> None:
-        going = None
+    def _send(self, pieces: Iterable[Any]) -> None:
+        call, streamed = self._call, None
         for count, piece in enumerate(pieces):
             if call.is_over:
                 return
-            if going is None:
-                going = asyncio.run_coroutine_threadsafe(_begun(call, piece), self._loop).result()
-            self._tell(going.add, going.encode(piece))
-            if going.is_full or count % PIECES_AHEAD == PIECES_AHEAD - 1:
-                asyncio.run_coroutine_threadsafe(going.room(), self._loop).result()
-        if going is None:
-            self._tell(call.begin_pieces, None)
-        self._tell(call.end_pieces)
+            if streamed is None:
+                streamed = asyncio.run_coroutine_threadsafe(_begun(call, piece), self._loop).result()
+            self._on_loop(streamed.add, streamed.encode(piece))
+            if streamed.is_full or count % PIECES_AHEAD == PIECES_AHEAD - 1:
+                asyncio.run_coroutine_threadsafe(streamed.room(), self._loop).result()
+        if streamed is None:
+            self._on_loop(call.begin_pieces, None)
+        self._on_loop(call.end_pieces)
 
-    def _iterated_or(self, call: ReplicaCall, error: BaseException | None) -> None:
-        if error is not None:
-            call.fail(error)
-
-    def _tell(self, what: Callable[..., Any], *args: Any) -> None:
-        self._loop.call_soon_threadsafe(what, *args)
+    def _on_loop(self, function: Callable[..., Any], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *args)
 
 
-async def _begun(call: ReplicaCall, first: Any) -> Any:
+async def _begun(call: ReplicaCall, first: Any) -> StreamedAnswer:
     return call.begin_pieces(first)
 
 

@@ -15,7 +15,7 @@ from pointsman.http.events import DONE, event
 from pointsman.http.server import JSON, ResponseStream, ServerConnection
 from pointsman.pipeline.context import CallContext
 from pointsman.replica.methods import Method
-from pointsman.wire import BLOB, PIECES, CallFailed, CallHead, Form, SharedMemory, encode_value
+from pointsman.wire import BLOB, PIECES, CallFailed, CallHead, Form, SharedBuffers, encode_value
 
 TEXT = b"text/plain; charset=utf-8"
 LINES = b"application/x-ndjson"
@@ -33,7 +33,7 @@ class CallRefused(PointsmanError):
         super().__init__(str(detail))
 
 
-def whole_answer(value: Any, form: Form, shared: SharedMemory | None) -> tuple[bytes, bytes]:
+def whole_answer(value: Any, form: Form, shared: SharedBuffers | None) -> tuple[bytes, bytes]:
     """Content type and body. Raises if the value cannot be encoded."""
     if form in ("blob", "value"):
         return BLOB_TYPE, encode_value(value, shared if form == "blob" else None)
@@ -209,7 +209,7 @@ class ReplicaCall:
         args: list[Any],
         kwargs: dict[str, Any],
         context: CallContext,
-        shared: SharedMemory | None,
+        shared: SharedBuffers | None,
         ended: Callable[["ReplicaCall"], None],
     ) -> None:
         self.method = method

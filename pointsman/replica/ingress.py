@@ -11,7 +11,7 @@ from pointsman.pipeline.inputs import BadInput, part_of
 from pointsman.replica.calling import Calling
 from pointsman.replica.calls import CallRefused
 from pointsman.replica.methods import Method
-from pointsman.wire import HttpHead, SharedMemory, encode_value
+from pointsman.wire import HttpHead, SharedBuffers, encode_value
 
 # A client's request, for a preprocessor: the part of Starlette's `Request` that makes sense once it is whole.
 
@@ -91,7 +91,7 @@ class Request:
 class Ingress:
     """What an ingress replica is called for. Its methods are called like those of any object."""
 
-    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedMemory | None) -> None:
+    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedBuffers | None) -> None:
         self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
         self._schema = schema
         self._calling = calling

@@ -19,7 +19,7 @@ from pointsman.replica.calls import ReplicaCall, error_answer, problem
 from pointsman.replica.ingress import Request
 from pointsman.replica.methods import Method
 from pointsman.replica.target import Handles, Recipe, Surroundings, Target
-from pointsman.wire import CallHead, HandleAt, SharedMemory, arguments, decode_call, decode_plain
+from pointsman.wire import CallHead, HandleAt, SharedBuffers, arguments, decode_call, decode_plain
 
 # Numbers of the author's own, as a replica tells them to whoever asks.
 
@@ -29,7 +29,7 @@ MOST = 100
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class CustomMetrics:
+class RecordedMetrics:
     """The last value of each. Any thread may record."""
 
     def __init__(self) -> None:
@@ -60,6 +60,99 @@ LOADING = "its code is being loaded"
 STOPPING = "it is being stopped"
 
 
+class CallsInFlight:
+    """The calls of a replica that are running or wait for their batch."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        target: Target,
+        calling: Calling,
+        handles: Handles,
+        shared: SharedBuffers | None,
+        recorder: Callable[[str, float], None],
+    ) -> None:
+        self._recipe = recipe
+        self._target = target
+        self._calling = calling
+        self._handles = handles
+        self._shared = shared
+        self._recorder = recorder
+        self._loop = asyncio.get_running_loop()
+        self._in_flight: set[ReplicaCall] = set()
+        self._batches: dict[Method, Batches] = {}
+        self._when_idle: Callable[[], object] | None = None
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call this when no call is in flight."""
+        self._when_idle = call
+        if not self._in_flight:
+            call()
+
+    def begin(self, client: ServerConnection, request: HttpRequest) -> None:
+        """Make a call, or answer why it cannot be made."""
+        assert self._target.methods is not None
+        handed: list[HandleAt] = []
+
+        def handle(to: HandleAt) -> Any:
+            handed.append(to)
+            return self._handles(to)
+
+        try:
+            head, blobs = decode_call(request.body)
+            if head.deadline_s is not None and head.deadline_s <= 0:
+                client.answer(504, problem("DeadlineExceeded", f"the time for {head.method} was over already"))
+                return
+            method = self._target.methods.find(head.method)
+            args, kwargs = arguments(head, blobs, self._shared, handle)
+            if head.http is not None:
+                args = [Request(head.http, decode_plain(blobs[0]) if blobs else b"")]
+        except UnknownName as error:
+            client.answer(404, problem("UnknownMethod", str(error)))
+            return
+        except PointsmanError as error:
+            client.answer(400, problem(type(error).__name__, str(error)))
+            return
+        call = ReplicaCall(client, head, method, args, kwargs, self._context(head), self._shared, self._ended)
+        call.handed_handles = bool(handed)
+        self._in_flight.add(call)
+        if head.deadline_s is not None:
+            call.watch(self._loop, head.deadline_s)
+        if method.batching is None:
+            self._calling.begin(call)
+        else:
+            self._batch_of(method).add(call)
+
+    def _context(self, head: CallHead) -> CallContext:
+        recipe = self._recipe
+        deadline = None if head.deadline_s is None else monotonic() + head.deadline_s
+        return CallContext(
+            app=recipe.app,
+            node=recipe.node,
+            rank=recipe.rank,
+            shards=recipe.shards,
+            request_id=head.request_id,
+            step=head.step,
+            priority=head.priority,
+            tenant=head.tenant,
+            deadline=deadline,
+            clock=monotonic,  # the loop's own stands still while it waits
+            recorder=self._recorder,
+        )
+
+    def _batch_of(self, method: Method) -> Batches:
+        batches = self._batches.get(method)
+        if batches is None:
+            assert method.batching is not None
+            batches = self._batches[method] = Batches(method, method.batching, self._calling)
+        return batches
+
+    def _ended(self, call: ReplicaCall) -> None:
+        self._in_flight.discard(call)
+        if self._when_idle is not None and not self._in_flight:
+            self._when_idle()
+
+
 ReplicaRoute = Callable[[ServerConnection, HttpRequest], None]
 
 
@@ -67,18 +160,18 @@ class ReplicaServer:
     """One replica."""
 
     def __init__(self, recipe: Recipe, surroundings: Surroundings) -> None:
-        self._recipe = recipe
         self._secret = surroundings.secret.encode()
         self._config = surroundings.user_config
         self._loop = asyncio.get_running_loop()
-        self._shared = SharedMemory(surroundings.shared_memory) if surroundings.shared_memory else None
+        self._shared = SharedBuffers(surroundings.shared_memory) if surroundings.shared_memory else None
         threads = Threads(recipe.threads, "call")
         self._calling = Calling(threads, may_wait=recipe.holds_handles)
         self._handles = Handles(recipe, surroundings, self._shared)
-        self._metrics = CustomMetrics()
+        self._metrics = RecordedMetrics()
         self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
-        self._batches: dict[Method, Batches] = {}
-        self._in_flight: set[ReplicaCall] = set()
+        self._calls = CallsInFlight(
+            recipe, self._target, self._calling, self._handles, self._shared, self._metrics.record
+        )
         self._http = HttpServer(self._handle)
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_ready = LOADING
@@ -113,7 +206,7 @@ class ReplicaServer:
         """Take no more calls, finish what is under way, then be `done`."""
         self._http.draining = True
         self._not_ready = STOPPING  # who asks is told so: a connection that is merely closed looks like a failure
-        self._done_if_nothing_is_left()
+        self._calls.when_idle(lambda: self._loop.call_soon(self._done.set))  # after the answer is written
 
     async def done(self) -> None:
         """Wait until it was stopped, everything has ended, and the answers are out."""
@@ -170,71 +263,8 @@ class ReplicaServer:
     def _call(self, client: ServerConnection, request: HttpRequest) -> None:
         if self._not_ready:
             client.answer(503, problem("NotReady", self._not_ready))
-            return
-        assert self._target.methods is not None
-        handed: list[HandleAt] = []
-
-        def handle(to: HandleAt) -> Any:
-            handed.append(to)
-            return self._handles(to)
-
-        try:
-            head, blobs = decode_call(request.body)
-            if head.deadline_s is not None and head.deadline_s <= 0:
-                client.answer(504, problem("DeadlineExceeded", f"the time for {head.method} was over already"))
-                return
-            method = self._target.methods.find(head.method)
-            args, kwargs = arguments(head, blobs, self._shared, handle)
-            if head.http is not None:
-                args = [Request(head.http, decode_plain(blobs[0]) if blobs else b"")]
-        except UnknownName as error:
-            client.answer(404, problem("UnknownMethod", str(error)))
-            return
-        except PointsmanError as error:
-            client.answer(400, problem(type(error).__name__, str(error)))
-            return
-        call = ReplicaCall(client, head, method, args, kwargs, self._context(head), self._shared, self._ended)
-        call.handed_handles = bool(handed)
-        self._in_flight.add(call)
-        if head.deadline_s is not None:
-            call.watch(self._loop, head.deadline_s)
-        if method.batching is None:
-            self._calling.begin(call)
         else:
-            self._batch_of(method).add(call)
-
-    def _context(self, head: CallHead) -> CallContext:
-        recipe = self._recipe
-        deadline = None if head.deadline_s is None else monotonic() + head.deadline_s
-        return CallContext(
-            app=recipe.app,
-            node=recipe.node,
-            rank=recipe.rank,
-            shards=recipe.shards,
-            request_id=head.request_id,
-            step=head.step,
-            priority=head.priority,
-            tenant=head.tenant,
-            deadline=deadline,
-            clock=monotonic,  # the loop's own stands still while it waits
-            recorder=self._metrics.record,
-        )
-
-    def _batch_of(self, method: Method) -> Batches:
-        batches = self._batches.get(method)
-        if batches is None:
-            assert method.batching is not None
-            batches = self._batches[method] = Batches(method, method.batching, self._calling)
-        return batches
-
-    def _ended(self, call: ReplicaCall) -> None:
-        self._in_flight.discard(call)
-        if self._http.draining:
-            self._done_if_nothing_is_left()
-
-    def _done_if_nothing_is_left(self) -> None:
-        if not self._in_flight:
-            self._loop.call_soon(self._done.set)  # after the answer is written
+            self._calls.begin(client, request)
 
     def _soon(self, work: Any) -> None:
         task = self._loop.create_task(work)

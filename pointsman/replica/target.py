@@ -15,7 +15,7 @@ from pointsman.replica.handles import GatewayTransport, Handle, HandleLink, Mode
 from pointsman.replica.ingress import Ingress
 from pointsman.replica.loading import LoadFailed, first_own_frame, load
 from pointsman.replica.methods import Methods
-from pointsman.wire import HandleAt, SharedMemory, decode_value, encode_value
+from pointsman.wire import HandleAt, SharedBuffers, decode_value, encode_value
 
 # What a replica is told when it is started: the parameters of the engine type `python`, and where its plane is.
 
@@ -94,7 +94,7 @@ def _is_handle_deep(value: Any) -> bool:
 class Handles:
     """Makes handles to other nodes and to models."""
 
-    def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedMemory | None) -> None:
+    def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedBuffers | None) -> None:
         self._link = HandleLink(
             GatewayTransport(Path(surroundings.socket), f"x-pointsman-secret: {surroundings.secret}\r\n"),
             asyncio.get_running_loop(),
@@ -124,7 +124,7 @@ class Target:
         handles: Handles,
         calling: Calling,
         threads: Threads,
-        shared: SharedMemory | None,
+        shared: SharedBuffers | None,
         recorder: Callable[[str, float], None] | None = None,
     ) -> None:
         self.recipe = recipe

@@ -63,7 +63,7 @@ def stats(answering: Answering) -> None:
 
 def show_faults(answering: Answering) -> None:
     server = answering.server
-    answering.connection.answer(200, json.dumps(server.faults.told(server.now())).encode())
+    answering.connection.answer(200, json.dumps(server.faults.told(server.clock.now())).encode())
 
 
 def add_faults(answering: Answering) -> None:

@@ -81,7 +81,7 @@ class Answering:
         self.job = Job(prompt_tokens, output_tokens, hashes, self)
         self.connection.serving = self
         self.server.counters.prompt_tokens += prompt_tokens
-        self.server.submit(self.job)
+        self.server.clock.submit(self.job)
         return self.job
 
     def token(self, at: float) -> None:
@@ -111,7 +111,7 @@ class Answering:
         self.flush()
         job, self.job, self._work = self.job, None, None
         if job is not None:
-            self.server.cancel(job)
+            self.server.clock.cancel(job)
         return bool(half)
 
     # The client
@@ -155,6 +155,57 @@ Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
 """By method and path."""
 
 
+class PaceClock:
+    """Hands out the tokens that the pace produces, in time."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._loop = asyncio.get_running_loop()
+        self._held_back = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def now(self) -> float:
+        """Simulated time."""
+        return self._loop.time() - self._held_back
+
+    def submit(self, job: Job) -> None:
+        self._pace.submit(job, self.now())
+        self._set_timer()
+
+    def cancel(self, job: Job) -> None:
+        self._pace.cancel(job, self.now())
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._pace.next_at
+        if due is None:
+            return
+        at = due + self._held_back
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._hand_out)
+
+    def _hand_out(self) -> None:
+        """Hand out the tokens that are due."""
+        self._timer = None
+        due = self._pace.next_at
+        if due is not None and self.now() > due + MOST_BEHIND_S:
+            self._held_back += self.now() - due - MOST_BEHIND_S
+        written: dict[Answering, None] = {}
+        for step in self._pace.advance(self.now()):
+            for job in step.produced:
+                assert isinstance(job.owner, Answering)
+                job.owner.token(step.at)
+                written[job.owner] = None
+        for answering in written:
+            answering.flush()
+        self._set_timer()
+
+
 class SimulatedServer:
     """One simulated engine."""
 
@@ -162,19 +213,14 @@ class SimulatedServer:
         self.settings = settings
         self._routes = routes
         self.pace = pace
+        self.clock = PaceClock(pace)
         self.counters = SimulatedCounters()
         self.faults = Faults(seed)
         self.answer_numbers = count(1)
         self._loop = asyncio.get_running_loop()
-        self._held_back = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._http = HttpServer(self._handle)
         self._address = ("", 0)
         self._returning: asyncio.Task[int] | None = None
-
-    def now(self) -> float:
-        return self._loop.time() - self._held_back
 
     # Listening
 
@@ -190,7 +236,7 @@ class SimulatedServer:
         for connection in list(self._http.connections):
             connection.drain()
         if until is not None:
-            self._loop.call_later(max(until - self.now(), 0.0), self.listen_again)
+            self._loop.call_later(max(until - self.clock.now(), 0.0), self.listen_again)
 
     def listen_again(self) -> None:
         if not self._http.is_listening:
@@ -207,7 +253,7 @@ class SimulatedServer:
         answering = Answering(self, connection, request, route.answer)
         if route.place == "work":
             self.counters.requests += 1
-        fault = self.faults.strike(route.place, self.now()) if route.place else None
+        fault = self.faults.strike(route.place, self.clock.now()) if route.place else None
         if fault is None:
             answering.answer()
         elif fault.name in AT_THE_START:
@@ -229,7 +275,7 @@ class SimulatedServer:
 
     def add_faults(self, told: object) -> None:
         """Switch faults on. Raises ValueError, and then none of them is."""
-        read = [read_fault(one, self.now()) for one in (told if isinstance(told, list) else [told])]
+        read = [read_fault(one, self.clock.now()) for one in (told if isinstance(told, list) else [told])]
         for fault in read:
             if fault.name in AT_ONCE:
                 self.done(fault)
@@ -241,41 +287,3 @@ class SimulatedServer:
         block_size = self.settings.block_size
         blocks = self.settings.kv_tokens // block_size
         return metrics_text(self.settings.model, self.pace, self.counters, block_size, blocks)
-
-    # Pace
-
-    def submit(self, job: Job) -> None:
-        self.pace.submit(job, self.now())
-        self._set_timer()
-
-    def cancel(self, job: Job) -> None:
-        self.pace.cancel(job, self.now())
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due = self.pace.next_at
-        if due is None:
-            return
-        at = due + self._held_back
-        if self._timer is not None:
-            if self._timer_at <= at:
-                return
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_at(at, self._go_on)
-
-    def _go_on(self) -> None:
-        """Hand out the tokens that are due."""
-        self._timer = None
-        due = self.pace.next_at
-        if due is not None and self.now() > due + MOST_BEHIND_S:
-            self._held_back += self.now() - due - MOST_BEHIND_S
-        written: dict[Answering, None] = {}
-        for step in self.pace.advance(self.now()):
-            for job in step.produced:
-                assert isinstance(job.owner, Answering)
-                job.owner.token(step.at)
-                written[job.owner] = None
-        for answering in written:
-            answering.flush()
-        self._set_timer()

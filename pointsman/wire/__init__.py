@@ -35,13 +35,13 @@ from pointsman.wire.calls import (
     template,
 )
 from pointsman.wire.failures import CallFailed, UnreadableBlob, Unsendable
-from pointsman.wire.shared_memory import SharedMemory
+from pointsman.wire.shared_memory import SharedBuffers
 
 __all__ = [
     "CallHead", "HttpHead", "Form", "COLLECTED", "BLOB", "PIECES", "encode_call", "decode_call", "arguments",
     "template", "read_template", "placeholder", "placeholder_of_handle", "BlobAt", "HandleAt",
     "encode_value", "decode_value", "encode_plain", "decode_plain", "composed", "files_of",
     "KIND_PLAIN", "KIND_PICKLED", "KIND_WITH_BUFFERS", "KIND_COMPOSED", "LARGE_BYTES",
-    "SharedMemory",
+    "SharedBuffers",
     "CallFailed", "UnreadableBlob", "Unsendable",
 ]  # fmt: skip

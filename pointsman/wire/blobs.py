@@ -21,7 +21,7 @@ from msgspec import Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from pointsman.wire.failures import UnreadableBlob, Unsendable
-from pointsman.wire.shared_memory import SharedMemory, Span
+from pointsman.wire.shared_memory import SharedBuffers, Span
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -61,7 +61,7 @@ class _FileOnly(msgspec.Struct, array_like=True):
 # Any value
 
 
-def encode_value(value: Any, shared: SharedMemory | None = None) -> bytes:
+def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
     """A value as a blob, for another replica. Raises `Unsendable`."""
     size = 0 if type(value) in _SCALARS else _bytes_of_arrays(value)
     if 0 <= size < LARGE_BYTES:
@@ -96,7 +96,7 @@ def encode_value(value: Any, shared: SharedMemory | None = None) -> bytes:
     return b"\x02" + _encode(_Buffers("", 0, [], pickled, buffers))
 
 
-def decode_value(blob: Bytes, shared: SharedMemory | None = None) -> Any:
+def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
     """The value of a blob that a replica of this plane made: it may run code. Raises `UnreadableBlob`."""
     kind, rest = _parts(blob)
     if kind == KIND_PLAIN:
@@ -138,7 +138,7 @@ def composed(template: Any, blobs: Sequence[bytes]) -> bytes:
     return b"\x03" + _encode([Raw(_encode(template)), blobs])
 
 
-def _taken_apart(rest: memoryview, shared: SharedMemory | None) -> Any:
+def _taken_apart(rest: memoryview, shared: SharedBuffers | None) -> Any:
     try:
         content = _decode_composed(rest)
     except msgspec.DecodeError as error:

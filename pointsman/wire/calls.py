@@ -9,7 +9,7 @@ from msgspec.msgpack import Decoder, Encoder, Ext
 
 from pointsman.wire.blobs import EXT_ARRAY, EXT_BLOB, Bytes, array_as_ext, array_from_ext, decode_value
 from pointsman.wire.failures import UnreadableBlob
-from pointsman.wire.shared_memory import SharedMemory
+from pointsman.wire.shared_memory import SharedBuffers
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
 """How the answer is wanted: as one value for the next step, or for a program outside (without shared memory); as a
@@ -110,7 +110,7 @@ def decode_call(body: Bytes) -> tuple[CallHead, list[memoryview]]:
 def arguments(
     head: CallHead,
     blobs: Sequence[Bytes],
-    shared: SharedMemory | None = None,
+    shared: SharedBuffers | None = None,
     handle: Callable[[HandleAt], Any] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """What a method is called with. Raises `UnreadableBlob`."""

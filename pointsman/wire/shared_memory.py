@@ -77,7 +77,7 @@ class _Kept:
         os.close(self._fd)
 
 
-class SharedMemory:
+class SharedBuffers:
     """The shared memory of one plane, as one of its processes sees it."""
 
     def __init__(self, folder: str | Path) -> None:

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from pointsman.http.client import BUFFERED_BYTES
+from pointsman.http.pool import BUFFERED_BYTES
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import (
     DONE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.http import client as client_module
+from pointsman.http import pool as pool_module
 from tests.gateway.backends import DONE, OK, Backend, answers, event, hangs, stream
 from tests.gateway.bed import Bed, Lay
 from tests.gateway.wire import CHAT, HEALTH, Client, chat, wait_for
@@ -95,7 +95,7 @@ def test_a_handshake_that_never_ends_holds_nothing_up(guarded: Bed, certificate:
 @pytest.fixture(autouse=True)
 def _fresh_trust() -> None:
     """What is trusted is read once per process."""
-    client_module._tls.cache_clear()
+    pool_module._tls.cache_clear()
 
 
 def secret(certificate: tuple[Path, Path]) -> ssl.SSLContext:

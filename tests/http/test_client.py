@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pointsman.control.desired import Address
-from pointsman.http import client as client_module
-from pointsman.http.client import HttpClient, HttpResponse, NoResponse, UnixSocket, fetch
+from pointsman.http import pool as pool_module
+from pointsman.http.client import AHEAD_BYTES, HttpClient, HttpResponse, NoResponse, fetch
+from pointsman.http.pool import UnixSocket
 from tests.runtimes.local.planes import run
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
@@ -146,7 +147,7 @@ def test_tls_is_spoken_to_whom_the_system_trusts(certificate: Path, monkeypatch:
     context.load_cert_chain(certificate)
 
     async def story(trusted: bool) -> None:
-        client_module._tls.cache_clear()
+        pool_module._tls.cache_clear()
         async with serving(Server(PLAIN), context) as address:
             if trusted:
                 assert await fetch(address, "GET", "/", timeout_s=5.0) == HttpResponse(200, b"hello")
@@ -157,7 +158,7 @@ def test_tls_is_spoken_to_whom_the_system_trusts(certificate: Path, monkeypatch:
     run(story(trusted=False))
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
     run(story(trusted=True))
-    client_module._tls.cache_clear()
+    pool_module._tls.cache_clear()
 
 
 def test_pieces_are_read_as_they_come_and_the_connection_is_used_again(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_pieces_are_read_as_they_come_and_the_connection_is_used_again(tmp_path:
         writer.close()
 
     async def story() -> None:
-        with client_module.short_path(folder / "socket") as path:
+        with pool_module.short_path(folder / "socket") as path:
             listening = await asyncio.start_unix_server(serve, path)
         client = HttpClient(UnixSocket(folder / "socket"))
         for _ in range(2):
@@ -216,7 +217,7 @@ def test_a_response_that_breaks_off_raises_after_its_pieces() -> None:
 
 
 def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
-    size = 8 * client_module.AHEAD_BYTES
+    size = 8 * AHEAD_BYTES
 
     async def story() -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size

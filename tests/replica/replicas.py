@@ -23,7 +23,7 @@ from pointsman.wire import (
     placeholder,
     template,
 )
-from pointsman.wire.shared_memory import SharedMemory
+from pointsman.wire.shared_memory import SharedBuffers
 from tests.simulator.servers import PATIENCE_S, until
 
 SECRET = "open sesame"
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     def json(self) -> Any:
         return json.loads(self.body)
 
-    def value(self, shared: SharedMemory | None = None) -> Any:
+    def value(self, shared: SharedBuffers | None = None) -> Any:
         assert self.status == 200, self.body
         return decode_value(self.body, shared)
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 class Replica:
     """One that runs, and a connection to it that is kept."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, shared: SharedMemory) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, shared: SharedBuffers) -> None:
         self.process = process
         self.port = port
         self.shared = shared
@@ -93,7 +93,7 @@ class Replica:
             self._kept.close()
 
 
-def call(method: str, *args: Any, shared: SharedMemory | None = None, **head: Any) -> bytes:
+def call(method: str, *args: Any, shared: SharedBuffers | None = None, **head: Any) -> bytes:
     """A call with each argument as a blob."""
     names = head.pop("kwargs", {})
     sent = CallHead(
@@ -129,7 +129,7 @@ def replica(
         assert said, "the replica does not say that it is up"
         line = process.stdout.readline()
         assert "http://127.0.0.1:" in line, process.communicate()[1]
-        running = Replica(process, int(line.rpartition(":")[2]), SharedMemory(folder / "shm"))
+        running = Replica(process, int(line.rpartition(":")[2]), SharedBuffers(folder / "shm"))
         if ready:
             until(lambda: is_ready(running))
         yield running

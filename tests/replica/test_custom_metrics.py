@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pointsman.engines import Samples
-from pointsman.replica.server import MOST, CustomMetrics
+from pointsman.replica.server import MOST, RecordedMetrics
 from tests.replica.replicas import replica
 
 CODE = """
@@ -43,7 +43,7 @@ def test_a_replica_tells_the_last_value_of_each(tmp_path: Path) -> None:
 
 
 def test_names_are_bounded_and_may_have_anything_in_them() -> None:
-    metrics = CustomMetrics()
+    metrics = RecordedMetrics()
     odd = 'a "quoted"\nname \\ {b}'
     for number in range(MOST):
         metrics.record(f"m{number}", number)

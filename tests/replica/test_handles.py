@@ -15,7 +15,7 @@ from pointsman.pipeline.graph import CALL
 from pointsman.wire import (
     BlobAt,
     CallHead,
-    SharedMemory,
+    SharedBuffers,
     arguments,
     decode_call,
     encode_call,
@@ -90,7 +90,7 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
 
     daemon_threads = True
 
-    def __init__(self, path: Path, shared: SharedMemory) -> None:
+    def __init__(self, path: Path, shared: SharedBuffers) -> None:
         super().__init__(str(path), Talk)
         self.shared = shared
         self.asked: list[tuple[str, Any, dict[str, str]]] = []
@@ -186,7 +186,7 @@ class Talk(BaseHTTPRequestHandler):
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
     (tmp_path / "shm").mkdir()
     (tmp_path / "app.py").write_text(CODE.replace("import pointsman as pm", "import pointsman as pm, pointsman.errors"))
-    server = Gateway(tmp_path / "gateway", SharedMemory(tmp_path / "shm"))
+    server = Gateway(tmp_path / "gateway", SharedBuffers(tmp_path / "shm"))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server

@@ -26,7 +26,7 @@ from pointsman.wire import (
     CallHead,
     HandleAt,
     HttpHead,
-    SharedMemory,
+    SharedBuffers,
     UnreadableBlob,
     Unsendable,
     arguments,
@@ -74,8 +74,8 @@ class Point:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[SharedMemory]:
-    memory = SharedMemory(tmp_path)
+def shared(tmp_path: Path) -> Iterator[SharedBuffers]:
+    memory = SharedBuffers(tmp_path)
     yield memory
     memory.close()
 
@@ -171,7 +171,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [1, {"a": one}], lambda one: (one, one)])
-def test_arrays_arrive_as_they_were(array: Any, wrap: Any, shared: SharedMemory) -> None:
+def test_arrays_arrive_as_they_were(array: Any, wrap: Any, shared: SharedBuffers) -> None:
     got = decode_value(encode_value(wrap(array), shared), shared)
     found = got[1]["a"] if isinstance(got, list) else got[1] if isinstance(got, tuple) else got
     assert type(got) is type(wrap(array))
@@ -182,14 +182,14 @@ def test_arrays_arrive_as_they_were(array: Any, wrap: Any, shared: SharedMemory)
 
 @pytest.mark.parametrize("count", [10, LARGE_BYTES])
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: (one, "label")])
-def test_arrays_arrive_read_only_whatever_their_size(count: int, wrap: Any, shared: SharedMemory) -> None:
+def test_arrays_arrive_read_only_whatever_their_size(count: int, wrap: Any, shared: SharedBuffers) -> None:
     got = decode_value(encode_value(wrap(np.arange(count)), shared), shared)
     array = got[0] if isinstance(got, tuple) else got
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
 
 
-def test_only_large_buffers_are_shared(shared: SharedMemory, tmp_path: Path) -> None:
+def test_only_large_buffers_are_shared(shared: SharedBuffers, tmp_path: Path) -> None:
     assert files_of(encode_value(np.zeros(10), shared)) is None
     assert files_of(encode_value((np.zeros(10), 1), shared)) is None
     assert files_of(encode_value("x" * LARGE_BYTES, shared)) is None
@@ -201,7 +201,7 @@ def test_only_large_buffers_are_shared(shared: SharedMemory, tmp_path: Path) -> 
     assert len(encode_value(large, shared)) < 500
 
 
-def test_a_file_that_is_gone_is_an_error_that_says_so(shared: SharedMemory) -> None:
+def test_a_file_that_is_gone_is_an_error_that_says_so(shared: SharedBuffers) -> None:
     blob = encode_value(np.zeros(LARGE_BYTES), shared)
     kept = decode_value(blob, shared)
     shared.remove(files_of(blob) or "")
@@ -212,7 +212,7 @@ def test_a_file_that_is_gone_is_an_error_that_says_so(shared: SharedMemory) -> N
         decode_value(blob)
 
 
-def test_memory_is_used_again_only_when_nobody_has_it(shared: SharedMemory, tmp_path: Path) -> None:
+def test_memory_is_used_again_only_when_nobody_has_it(shared: SharedBuffers, tmp_path: Path) -> None:
     first = encode_value(np.full(LARGE_BYTES, 1), shared)
     held = decode_value(first, shared)
     inode = (tmp_path / (files_of(first) or "")).stat().st_ino
@@ -237,19 +237,19 @@ def test_memory_is_used_again_only_when_nobody_has_it(shared: SharedMemory, tmp_
 
 
 def test_what_is_closed_or_swept_leaves_nothing(tmp_path: Path) -> None:
-    shared = SharedMemory(tmp_path)
+    shared = SharedBuffers(tmp_path)
     blob = encode_value(np.zeros(LARGE_BYTES), shared)
     shared.close()
     assert [file.name for file in tmp_path.iterdir()] == [files_of(blob)]
     shared.sweep()
     assert list(tmp_path.iterdir()) == []
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
-    SharedMemory(tmp_path).sweep()  # by somebody else, while we keep files
+    SharedBuffers(tmp_path).sweep()  # by somebody else, while we keep files
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
     shared.close()
 
 
-def test_what_the_killed_kept_is_cleared_up(tmp_path: Path, shared: SharedMemory) -> None:
+def test_what_the_killed_kept_is_cleared_up(tmp_path: Path, shared: SharedBuffers) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f".{dead.pid}-1").write_bytes(b"left")
@@ -260,14 +260,14 @@ def test_what_the_killed_kept_is_cleared_up(tmp_path: Path, shared: SharedMemory
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", ".hidden"])
-def test_a_blob_cannot_name_other_files(name: str, shared: SharedMemory) -> None:
+def test_a_blob_cannot_name_other_files(name: str, shared: SharedBuffers) -> None:
     blob = b"\x02" + msgspec.msgpack.encode([name, 10, [[0, 10]], pickle.dumps(1), []])
     with pytest.raises(UnreadableBlob, match="cannot be one of shared memory"):
         decode_value(blob, shared)
 
 
 def test_no_room_is_no_error(tmp_path: Path) -> None:
-    nowhere = SharedMemory(tmp_path / "missing")
+    nowhere = SharedBuffers(tmp_path / "missing")
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), nowhere), None) == 1).all()
 
 
@@ -287,7 +287,7 @@ def test_nothing_imports_numpy_unasked() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_call_there_and_back(shared: SharedMemory) -> None:
+def test_a_call_there_and_back(shared: SharedBuffers) -> None:
     head = CallHead(
         method="forward",
         args=template([placeholder(1), {"deep": [placeholder(0), "plain"]}, 3]),

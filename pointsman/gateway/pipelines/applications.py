@@ -13,7 +13,7 @@ from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import BadRequest, Extension, asked_in_headers
 from pointsman.gateway.pages import only_read
-from pointsman.gateway.pipelines.openapi import SchemaQuestion, openapi
+from pointsman.gateway.pipelines.openapi import schema_page
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, exporting
 from pointsman.gateway.pipelines.request import PipelineRequest, RequestContext
@@ -45,26 +45,16 @@ class Applications:
         self._in_flight: dict[str, PipelineRequest] = {}
         """By request id."""
         gateway.admission.names_in_flight = self._in_flight
-        self._secret = b""
+        self.replica_calls = ReplicaCalls(gateway, self)
         self._files = SharedFiles(gateway.loop)
         self._export = exporting()
         self.records = PipelineRecords(gateway.settings.keep_records)
         self.by_step: dict[str, PipelineRequest] = {}
         """By the request id of a step in flight: the request it belongs to."""
-        ReplicaCalls(gateway, self)
-
-    @property
-    def secret_line(self) -> bytes:
-        """The header by which replicas recognise the gateway."""
-        return b"x-pointsman-secret: %b\r\n" % self._secret
-
-    def has_secret(self, secret: bytes) -> bool:
-        """Whether this is the secret of the plane."""
-        return bool(self._secret) and hmac.compare_digest(secret, self._secret)
 
     def trust(self, replicas: ReplicaAccess) -> None:
         """Use the secret and the shared memory of these replicas."""
-        self._secret = replicas.secret.encode()
+        self.replica_calls.secret = replicas.secret.encode()
         self._files.use(replicas.memory)
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
@@ -77,7 +67,8 @@ class Applications:
         self._prepared = {plan.name: PreparedApplication(plan) for plan in plans}
         for name, application in self._prepared.items():
             pages[f"/{name}".encode()] = self._page(application)
-            pages[f"/{name}/openapi.json".encode()] = only_read(self._openapi(application))
+            schema = schema_page(self._gateway, self.replica_calls, application)
+            pages[f"/{name}/openapi.json".encode()] = only_read(schema)
 
     def get(self, name: str) -> PreparedApplication | None:
         return self._prepared.get(name)
@@ -102,18 +93,6 @@ class Applications:
                 client.error(400, str(error), "invalid_body")
             except BadInput as error:
                 client.answer(422, _field_error(error))
-
-        return page
-
-    def _openapi(self, application: PreparedApplication) -> "GatewayPage":
-        def page(client: GatewayConnection, http: HttpRequest) -> None:
-            lane = self._gateway.traffic.lanes.get(application.ingress)
-            if lane is None:
-                client.answer(200, msgspec.json.encode(openapi(application.name, {})))
-                return
-            question = SchemaQuestion(application.name, client)
-            client.serving = question
-            question.ask(self._gateway, lane, self.secret_line, self._gateway.admission.request_id(http))
 
         return page
 
@@ -200,8 +179,15 @@ class ReplicaCalls:
     def __init__(self, gateway: "Gateway", applications: Applications) -> None:
         self._gateway = gateway
         self._applications = applications
+        self.secret = b""
+        """By which the replicas of a plane and its gateway recognise each other."""
         gateway.pages[CALLS] = self._call
         gateway.page_trees[MODELS] = self._call_model
+
+    @property
+    def secret_line(self) -> bytes:
+        """The header line that calls of replicas need."""
+        return b"x-pointsman-secret: %b\r\n" % self.secret
 
     def _call(self, client: GatewayConnection, http: HttpRequest) -> None:
         if not self._is_replica(client, http):
@@ -246,7 +232,8 @@ class ReplicaCalls:
 
     def _is_replica(self, client: GatewayConnection, http: HttpRequest) -> bool:
         """Whether it is a replica of this plane; other clients are answered."""
-        if self._applications.has_secret(http.headers.pop(b"x-pointsman-secret", b"")):
+        secret = http.headers.pop(b"x-pointsman-secret", b"")
+        if self.secret and hmac.compare_digest(secret, self.secret):
             return True
         client.error(403, "this is for replicas of this plane alone", "forbidden")
         return False

@@ -1,4 +1,4 @@
-"""What can be sent to an application, as OpenAPI says it; the schema of the input is asked of the ingress."""
+"""The OpenAPI document of an application; the schema of its input comes from a replica of its ingress."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -6,25 +6,43 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.pipelines.prepared import PreparedApplication
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
+from pointsman.http.parser import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import RequestMetadata
 from pointsman.wire import CallHead, decode_plain, encode_call
 
 if TYPE_CHECKING:
-    from pointsman.gateway.gateway import Gateway
+    from pointsman.gateway.gateway import Gateway, GatewayPage
+    from pointsman.gateway.pipelines.applications import ReplicaCalls
 
 
-class SchemaQuestion:
-    """A client that wants to know what an application takes."""
+def schema_page(gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> "GatewayPage":
+    """The page with the document of an application."""
+
+    def page(client: GatewayConnection, http: HttpRequest) -> None:
+        lane = gateway.traffic.lanes.get(application.ingress)
+        if lane is None:
+            client.answer(200, msgspec.json.encode(openapi(application.name, {})))
+            return
+        request = SchemaRequest(application.name, client)
+        client.serving = request
+        request.send(gateway, lane, replicas.secret_line, gateway.admission.request_id(http))
+
+    return page
+
+
+class SchemaRequest:
+    """A client's request for the schema of an application."""
 
     def __init__(self, name: str, client: GatewayConnection) -> None:
         self._name = name
         self._client = client
         self._call: StepCall | None = None
 
-    def ask(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
+    def send(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
         """Ask a replica of the ingress."""
         now = time.monotonic()
         request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)

@@ -137,7 +137,7 @@ class StepCalls:
             context.tenant,
             now,
         )
-        lines = b"content-type: application/json\r\n" if model is not None else self._home.secret_line
+        lines = b"content-type: application/json\r\n" if model is not None else self._home.replica_calls.secret_line
         call = StepCall(
             self._request,
             index,

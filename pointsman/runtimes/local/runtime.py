@@ -16,7 +16,7 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
 from pointsman.errors import PointsmanError
-from pointsman.http.client import short_path
+from pointsman.http.pool import short_path
 from pointsman.replica.handles import GatewayTransport
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.interface import Measured, ProcessOrder, Tell

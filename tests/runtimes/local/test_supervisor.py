@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pointsman.errors import PointsmanError
-from pointsman.http.client import short_path
+from pointsman.http.pool import short_path
 from pointsman.runtimes.local import supervisor as supervisor
 from pointsman.runtimes.local.supervisor_link import (
     SOCKET,

@@ -1,0 +1,363 @@
+"""Connections to servers, kept open between requests, with one request at a time on each.
+
+Enters: requests as bytes. Leaves: responses, to a listener as they arrive. The one rule: a listener gets exactly one of
+`answered`, `stream_ended` and `request_failed` last, unless it cancels first.
+"""
+
+import asyncio
+import os
+import ssl
+import time
+from asyncio import AbstractEventLoop, Task, Transport
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias, cast
+
+from pointsman.errors import PointsmanError
+from pointsman.http.outbox import Outbox
+from pointsman.http.parser import COPIED_BYTES, Bytes
+from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedResponse, ResponseHead
+
+BUFFERED_BYTES = 4 * 1024 * 1024
+"""Responses up to this size that are not streams are read completely before they are passed on, so that the request can
+be retried."""
+MAX_PATH_BYTES = 100
+"""Of a unix socket; systems take 104 to 108."""
+BUSY_WAIT_S = 0.01
+BUSY_TRIES = 500
+
+
+class TcpTarget(Protocol):
+    """Where a server listens."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def tls(self) -> bool: ...
+
+
+class UnixSocket(NamedTuple):
+    """A server that listens on a unix socket."""
+
+    path: Path
+
+
+Target: TypeAlias = TcpTarget | UnixSocket
+
+
+class ResponseListener(Protocol):
+    """Gets the response to a request."""
+
+    def answered(self, head: ResponseHead, body: bytes) -> None:
+        """The whole response."""
+
+    def stream_began(self, head: ResponseHead) -> None:
+        """The response comes in pieces from here on."""
+
+    def stream_piece(self, payload: bytes) -> None: ...
+
+    def stream_ended(self) -> None: ...
+
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
+        """There is no response, or no more of it. `stale`: the server had closed the connection before it was used;
+        `error`: why there is no connection, if that is so."""
+
+    def connected(self, connection: "ClientConnection") -> None:
+        """A connection had to be made for the request, and is there."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection to a server."""
+
+    __slots__ = (
+        "_buffer", "_chunks", "_head", "_left", "_pieces", "has_response", "idle_since", "listener", "pool", "reused",
+        "transport",
+    )  # fmt: skip
+
+    transport: Transport
+
+    def __init__(self, pool: "ConnectionPool") -> None:
+        self.pool = pool
+        self.listener: ResponseListener | None = None
+        self.reused = False
+        self.has_response = False
+        """A byte of the response has arrived."""
+        self.idle_since = 0.0
+        self._buffer = b""
+        self._head: ResponseHead | None = None
+        self._chunks: ChunkReader | None = None
+        self._left: int | None = None
+        """Bytes of the body to come; None if it ends with its chunks, or with the connection."""
+        self._pieces: list[bytes] | None = None
+        """Of a response that is read completely; None if it is passed on as it comes."""
+
+    def send(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
+        """Send a request."""
+        self.listener = listener
+        self.has_response = False
+        write = self.pool.outbox.write
+        if len(body) > COPIED_BYTES:
+            write(self.transport, head)
+            write(self.transport, body)  # not joined: that would copy it
+        else:
+            write(self.transport, b"".join((head, body)))
+
+    def cancel(self, listener: object) -> None:
+        """The listener wants no response any more: the server learns it from the closed connection."""
+        if self.listener is listener:
+            self.listener = None
+            self.transport.abort()
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.listener is None:  # nothing was sent: the connection is not what it should be
+            self.transport.abort()
+            return
+        self.has_response = True
+        try:
+            if self._head is None:
+                self._read_head(data)
+            else:
+                self._read_body(data)
+        except MalformedResponse as error:
+            self._fail(f"it answered with something that is not HTTP: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.pool.lost(self)
+        if self.listener is None:
+            return
+        if error is None and self._head is not None and self._left is None and self._chunks is None:
+            self._end()  # the end of the connection is the end of this response
+            return
+        if error is not None:
+            why = f"the connection broke: {error}"
+        elif self.has_response:
+            why = "it closed the connection in the middle of the answer"
+        else:
+            why = "it closed the connection without an answer"
+        self._fail(why)
+
+    # Reading
+
+    def _read_head(self, data: bytes) -> None:
+        if self._buffer:
+            data, self._buffer = self._buffer + data, b""
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            head, data = ResponseHead(data[:end]), data[end + 4 :]
+            if head.status >= 200:
+                self._take_head(head, data)
+                return
+            if head.status == 101:
+                raise MalformedResponse("it goes on in another protocol")
+        if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
+            raise MalformedResponse(f"it begins with {data[:40]!r}")
+        self._buffer = data
+
+    def _take_head(self, head: ResponseHead, rest: bytes) -> None:
+        self._head = head
+        if not head.has_body:
+            self._left, self._pieces = 0, []
+        elif head.is_stream or (head.length is not None and head.length > self.pool.buffered_bytes):
+            self._left, self._pieces = head.length, None
+        else:
+            self._left, self._pieces = head.length, []
+        self._chunks = ChunkReader() if head.chunked else None
+        if self._pieces is None and self.listener is not None:
+            self.listener.stream_began(head)
+        if rest or self._left == 0:
+            self._read_body(rest)
+
+    def _read_body(self, data: bytes) -> None:
+        if self._chunks is not None:
+            data = self._chunks.feed(data)
+            ended = self._chunks.ended
+        elif self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                raise MalformedResponse("bytes after the end of the answer")
+            ended = self._left == 0
+        else:
+            ended = False
+        if self._pieces is None:
+            if data and self.listener is not None:
+                self.listener.stream_piece(data)
+        else:
+            self._pieces.append(data)
+            if not ended and sum(map(len, self._pieces)) > self.pool.buffered_bytes:
+                self._pass_on()
+        if ended and self.listener is not None:
+            self._end()
+
+    def _pass_on(self) -> None:
+        """The response is too long to be buffered."""
+        assert self._head is not None
+        assert self._pieces is not None
+        pieces, self._pieces = self._pieces, None
+        if self.listener is not None:
+            self.listener.stream_began(self._head)
+        if self.listener is not None:
+            self.listener.stream_piece(b"".join(pieces))
+
+    def _end(self) -> None:
+        listener, head, pieces = self.listener, self._head, self._pieces
+        assert listener is not None
+        assert head is not None
+        self.listener = self._head = self._chunks = self._pieces = None
+        if head.closes or (self._left is None and not head.chunked):
+            self.transport.close()
+        else:
+            self.reused = True
+            self.pool.put_back(self)
+        if pieces is None:
+            listener.stream_ended()
+        else:
+            listener.answered(head, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _fail(self, why: str) -> None:
+        listener, self.listener = self.listener, None
+        self.transport.abort()
+        if listener is not None:
+            listener.request_failed(why, stale=self.reused and not self.has_response)
+
+
+class ConnectionPool:
+    """The connections to one server."""
+
+    def __init__(
+        self,
+        target: Target,
+        loop: AbstractEventLoop,
+        outbox: Outbox,
+        connect_timeout_s: float,
+        buffered_bytes: int = BUFFERED_BYTES,
+    ) -> None:
+        self.target = target
+        self.outbox = outbox
+        self.buffered_bytes = buffered_bytes
+        self._address = _address_of(target)
+        host, port, _ = self._address
+        self.authority = f"{f'[{host}]' if ':' in host else host}:{port}".encode() if port else b"localhost"
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: list[ClientConnection] = []
+        self._connecting: set[Task[None]] = set()
+        self._closed = False
+
+    def leads_to(self, target: Target) -> bool:
+        """Whether the target is still where these connections go."""
+        leads = self._address == _address_of(target)
+        if leads:
+            self.target = target  # other facts of it may have changed
+        return leads
+
+    def send(
+        self, listener: ResponseListener, head: bytes, body: Bytes, *, fresh: bool = False
+    ) -> ClientConnection | Task[None]:
+        """Send a request on an idle connection; on a new one if there is none, or if a fresh one is wanted.
+
+        Returns the connection, or the task that makes one, which may be cancelled.
+        """
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                connection.send(listener, head, body)
+                return connection
+        task = self._loop.create_task(self._connect(listener, head, body))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _connect(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await self._connected()
+        except TimeoutError:
+            why = f"no connection within {self._connect_timeout_s:g} s"
+            listener.request_failed(why, error=TimeoutError(why))
+            return
+        except OSError as error:
+            listener.request_failed(f"no connection: {_reason(error)}", error=error)
+            return
+        listener.connected(connection)
+        connection.send(listener, head, body)
+
+    async def _connected(self) -> ClientConnection:
+        target = self.target
+        if not isinstance(target, UnixSocket):
+            host, port, tls = self._address
+            context = _tls() if tls else None
+            return (await self._loop.create_connection(lambda: ClientConnection(self), host, port, ssl=context))[1]
+        for _ in range(BUSY_TRIES):
+            try:
+                with short_path(target.path) as path:
+                    return (await self._loop.create_unix_connection(lambda: ClientConnection(self), path))[1]
+            except BlockingIOError:  # its backlog is full; a TCP socket would wait by itself
+                await asyncio.sleep(BUSY_WAIT_S)
+        raise BlockingIOError("the server accepts no connections")
+
+    def put_back(self, connection: ClientConnection) -> None:
+        """It may be used again."""
+        if self._closed:
+            connection.transport.close()
+        else:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+
+    def lost(self, connection: ClientConnection) -> None:
+        """It is closed."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close_idle(self, since_before: float) -> None:
+        """Close connections that have been idle since before then."""
+        while self._idle and self._idle[0].idle_since < since_before:
+            self._idle.pop(0).transport.close()
+
+    def close(self) -> None:
+        """No new requests; those in flight go on."""
+        self._closed = True
+        for connection in self._idle:
+            connection.transport.close()
+        self._idle.clear()
+
+
+def _address_of(target: Target) -> tuple[str, int, bool]:
+    return (str(target.path), 0, False) if isinstance(target, UnixSocket) else (target.host, target.port, target.tls)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return error.strerror or str(error) or type(error).__name__
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A path to a unix socket that is short enough to bind or connect to, while this is open."""
+    if len(os.fsencode(path)) <= MAX_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not Path("/proc/self/fd").exists():
+            raise PointsmanError(f"{path} is too long for a socket here; choose a state directory with a shorter path")
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
