@@ -1,7 +1,7 @@
 """Placement: what an instance needs, where it fits, which place is best, and why.
 
-Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals that say what would have to change. The
-one rule: claims are the true need, and nobody is placed where the fleet has no room for it.
+Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals with the reason of every worker. The one
+rule: a claim is what the instance really needs, and unless the ask overcommits, the fleet has room for it.
 """
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Place, Tier

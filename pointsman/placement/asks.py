@@ -12,7 +12,7 @@ from pointsman.selection import LabelSelector
 
 
 class Tier(Enum):
-    """Ways to fit, in the order in which they are tried."""
+    """Ways to fit, in the order in which the placer tries them."""
 
     ONE_GPU = "one GPU"
     SEVERAL_GPUS = "several GPUs of one worker"
@@ -35,7 +35,7 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     vendors: frozenset[str] = frozenset({"nvidia", "amd"})
-    """Of the GPUs it runs on."""
+    """Vendors of the GPUs that it runs on."""
     needs_gpu: bool = True
     tensor_parallel: bool = True
     distributed: bool = True
@@ -50,7 +50,7 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     workers: frozenset[str] = frozenset()
     """Chosen by hand; empty: any."""
     gpu_models: frozenset[str] = frozenset()
-    """GPUs that it may have; empty: any."""
+    """Models of GPUs that it may have; empty: any."""
     several_gpus: bool = True
     """It may be divided among GPUs of one worker."""
     several_workers: bool = False
@@ -60,18 +60,18 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     cpu: bool = False
     """It may do without a GPU, also if its engine usually has one."""
     mixed_gpus: bool = False
-    """GPUs of different models may be in one instance."""
+    """One instance may have GPUs of different models."""
     exclusive: bool = False
     """No other instance may be on its GPUs."""
     all_or_nothing: bool = False
-    """It is of no use without the other instances of its deployment: all of them have a place, or none gets one."""
+    """All missing instances of its deployment get a place, or none does."""
     near: str = ""
-    """A deployment whose instances it should be near to."""
+    """A deployment; its instances should be close."""
     priority: int = 0
     preempts: bool = False
     """Instances of negative priority may be stopped to make room."""
     overcommit: bool = False
-    """It is placed although it does not fit; that is said."""
+    """Place it even if it does not fit; the outcome says so."""
     cpus: Amount = 0.0
 
 
@@ -80,18 +80,18 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     instance_id: str
     deployment: str = ""
-    """Whose instances are spread; empty: it stands alone."""
+    """Its instances are spread; empty if the instance belongs to none."""
     need: Need
     engine: EngineAbility = EngineAbility()
     gpu_share: float | None = None
-    """Of each of its GPUs, 0 to 1, beside the memory; None: the memory it needs is all that counts."""
+    """Share of each of its GPUs, 0 to 1, in addition to the memory; None if only the memory counts."""
     selector: LabelSelector = LabelSelector()
     gpus: frozenset[tuple[str, int]] = frozenset()
     """(worker, index), chosen by hand; empty: any."""
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
-        """Numbers of GPUs of one worker that it may be divided among, ascending; 1: it need not be."""
+        """Numbers of GPUs of one worker that it may be divided among, ascending; 1 means undivided."""
         several = self.several_gpus and self.engine.tensor_parallel
         return [size for size in self.need.tensor_parallel_sizes if size == 1 or (size > 1 and several)]
 
@@ -101,10 +101,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     gpu: int | None = None
-    """Index of the GPU; None: it takes CPUs and memory only."""
+    """Index of the GPU; None if it takes only CPUs and memory."""
     gpu_bytes: int = 0
     gpu_total_bytes: int = 0
-    """Of that GPU in all, for engines that must be told their share of it; 0: not known."""
+    """Total memory of that GPU, for engines that need their share of it as a setting; 0: not known."""
     gpu_share: float = 0.0
     exclusive: bool = False
     cpus: float = 0.0
@@ -119,12 +119,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     stage_layers: tuple[int, ...] = ()
-    """Layers of each pipeline stage, if there are several."""
+    """Layers of each pipeline stage, if there are several stages."""
     gpu_layers: int | None = None
-    """Of a partial offload; None: all of them, or none on a CPU."""
+    """Layers on the GPU; None if all layers are on GPUs."""
     overcommitted: bool = False
     context: int = 0
-    """Tokens of a request that there is room for, if it was worked out for so many; 0: it was not."""
+    """Tokens per request that the KV cache has room for; 0: not known."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest_gpu_share(self) -> float | None:
-        """Of the memory of a GPU, the largest share that it has; None: it has no GPU, or sizes are not known."""
+        """The largest share of the memory of a GPU that it has; None if it has no GPU, or if sizes are not known."""
         shares = [claim.gpu_bytes / claim.gpu_total_bytes for claim in self.claims if claim.gpu_total_bytes]
         return max(shares, default=0.0) or None
 

@@ -1,6 +1,6 @@
-"""The GPUs of a fleet in arrays: which of them an ask may have, and what is true of all GPUs of a worker.
+"""The GPUs of a fleet in arrays: which of them an ask may have, and aggregates by worker.
 
-What depends on the members alone is worked out once and kept until they change.
+What depends only on the members is computed once and kept until they change.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Mask: TypeAlias = NDArray[np.bool_]
     Codes: TypeAlias = NDArray[np.int8]
 
-MOST_MASKS = 256
-"""Kinds of asks whose static part is remembered."""
+MAX_CACHED_MASKS = 256
+"""Kinds of asks whose static part is cached."""
 SHARE_SLACK = 1e-9
-"""Shares are fractions that were added and taken away."""
+"""Shares are fractions that were added and subtracted."""
 
 ABLE, OTHER_KIND, TAKEN, NOT_ALONE, SMALL_SHARE = range(5)
 OBSTACLES = {OTHER_KIND: "other_kind", TAKEN: "taken", NOT_ALONE: "not_empty", SMALL_SHARE: "small_share"}
@@ -47,12 +47,12 @@ class Devices:
         self._masks: dict[object, Mask] = {}
 
     def free(self, ask: Ask) -> "Floats":
-        """Bytes free on each GPU; where memory is unified, no more than the machine has left beside the instance."""
-        free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read when the fleet has moved on
+        """Bytes free on each GPU; with unified memory, at most what the machine has left after `host_bytes`."""
+        free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read after the fleet has changed
         return np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
 
     def machine_free(self, ask: Ask) -> "Floats":
-        """By worker: bytes that all its GPUs together can give; without limit unless its memory is unified."""
+        """By worker: bytes that all its GPUs together can give; infinite unless its memory is unified."""
         if not self._any_unified:
             return np.full(len(self.unified), np.inf)
         left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
@@ -64,7 +64,7 @@ class Devices:
         return able
 
     def obstacles(self, ask: Ask) -> "Codes":
-        """What keeps it from having each GPU, as a key of `OBSTACLES`; `ABLE`: nothing does."""
+        """Why the ask may not have each GPU, as a key of `OBSTACLES`; `ABLE` if it may."""
         columns = self._fleet.gpus.columns
         found = np.zeros(len(self.workers), dtype=np.int8)
         if ask.gpu_share is not None:
@@ -76,11 +76,11 @@ class Devices:
         return found
 
     def _suited(self, ask: Ask) -> "Mask":
-        """By make and by hand."""
+        """GPUs of a vendor and model that the ask allows, and chosen by hand if any was."""
         key = (ask.engine.vendors, ask.gpu_models, ask.gpus)
         mask = self._masks.get(key)
         if mask is None:
-            if len(self._masks) >= MOST_MASKS:
+            if len(self._masks) >= MAX_CACHED_MASKS:
                 self._masks.clear()
             mask = self._masks[key] = np.array(
                 [
@@ -94,7 +94,7 @@ class Devices:
         return mask
 
     def kinds(self, mask: "Mask", *, mixed: bool) -> "list[Mask]":
-        """The GPUs of a set that may be in one instance: those of each model, or all of them if models are mixed."""
+        """The GPUs of a set that one instance may have: those of each model, or all if models may be mixed."""
         if mixed:
             return [mask]
         parts = [mask & (self.model_codes == code) for code in range(len(self.models))]
@@ -107,7 +107,7 @@ class Devices:
 
 
 class ByWorker:
-    """What is true of all GPUs of each worker, given values by GPU."""
+    """Aggregates over the GPUs of each worker, of values by GPU."""
 
     def __init__(self, fleet: Fleet) -> None:
         devices, hosts = list(fleet.gpus), list(fleet.workers)
@@ -132,7 +132,7 @@ class ByWorker:
         self._max_gpus = max((len(host.devices) for host in hosts), default=0)
 
     def smallest(self, values: "Floats") -> "Floats":
-        """The least value among the GPUs of each worker; inf without GPUs."""
+        """The smallest value among the GPUs of each worker; inf without GPUs."""
         return self._reduced(np.minimum.reduceat, values, np.inf)
 
     def largest(self, values: "Floats") -> "Floats":
@@ -150,7 +150,7 @@ class ByWorker:
         return found
 
     def count_linked(self, mask: "Mask") -> "Floats":
-        """How many linked GPUs each worker has in a set, at most."""
+        """The largest group of linked GPUs of each worker in a set."""
         most = np.zeros(self._width)
         if len(self._link_workers):
             linked = self._link_codes[mask & (self._link_codes >= 0)]
@@ -158,7 +158,7 @@ class ByWorker:
         return most
 
     def nth_smallest(self, values: "Floats", number: int) -> "Floats":
-        """The value that so many GPUs of each worker do not exceed; inf if it has fewer."""
+        """The value that `number` GPUs of each worker do not exceed; inf if it has fewer."""
         if not len(self._starts):
             return np.full(self._width, np.inf)
         rows = np.full((self._width, max(self._max_gpus, number)), np.inf)

@@ -1,8 +1,7 @@
-"""The fleet as the placer sees it: workers and GPUs with what is free of them, and who has claimed what.
+"""The fleet as the placer sees it: workers and GPUs, what is free of them, and the claims of instances.
 
-Enters: workers as they are observed, claims of instances. Leaves: rosters of workers and of GPUs whose columns are
-always current. The one rule: a claim is counted from `claim` to `release`, exactly once, and no longer than its worker
-is there.
+Enters: observed workers, claims of instances. Leaves: rosters of workers and of GPUs whose columns are always current.
+The one rule: a claim counts from `claim` to `release`, exactly once, and no longer than its worker exists.
 """
 
 from collections import Counter
@@ -18,14 +17,14 @@ from pointsman.types import Gpu, Worker
 
 # Columns of the roster of GPUs.
 FREE_BYTES = "free_bytes"
-"""Below 0: more is claimed or used by others than there is."""
+"""Below 0 if more is claimed, or used by other processes, than there is."""
 TOTAL_BYTES = "total_bytes"
-"""Without what is reserved."""
+"""Without the reserved part."""
 FREE_SHARE = "free_share"
 TENANTS = "tenants"
-"""Instances that have a part of it."""
+"""Number of instances on it."""
 EXCLUSIVE = "exclusive"
-"""1 while somebody has it alone, or if it may not be shared and somebody has it."""
+"""1 while an exclusive instance has it, or any instance if it may not be shared."""
 WORKER = "worker"
 """The row of its worker."""
 
@@ -34,7 +33,7 @@ FREE_CPUS = "free_cpus"
 FREE_MEMORY = "free_memory_bytes"
 TOTAL_MEMORY = "total_memory_bytes"
 INSTANCES = "instances"
-"""Instances that have a part of it."""
+"""Number of instances on it."""
 GPUS = "gpus"
 
 
@@ -88,13 +87,13 @@ class Occupant(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A fleet at one moment, to be passed on or kept."""
+    """A fleet at one moment, to send or to keep."""
 
     workers: tuple[Worker, ...]
     occupants: tuple[Occupant, ...] = ()
 
     def fleet(self) -> "Fleet":
-        """A fleet of its own each time."""
+        """A new fleet with these workers and claims."""
         fleet = Fleet(self.workers)
         for one in self.occupants:
             fleet.claim(one.instance_id, one.place, one.deployment, one.priority)
@@ -315,5 +314,5 @@ class FleetRows:
 
 def _checked(worker: Worker) -> Worker:
     if len({gpu.index for gpu in worker.gpus}) < len(worker.gpus):
-        raise PointsmanError(f'worker "{worker.name}" has two GPUs with the same index; number them apart')
+        raise PointsmanError(f'worker "{worker.name}" has two GPUs with the same index; give them different indexes')
     return worker

@@ -1,11 +1,11 @@
-"""Packing that keeps holes useful: how much an ask would spoil, wherever it might go.
+"""Packing that keeps holes useful: how much fragmentation an ask would add, by worker.
 
-Enters: a fleet and the workload it is for. Leaves: for an ask, by worker, the growth of fragmentation if it went there,
-and the GPU where it grows least. The one rule: a decision pays only for the workers that have changed.
+Enters: a fleet and its expected workload. Leaves: for an ask, by worker, the growth of fragmentation if it went there,
+and the GPU where it grows least. The one rule: a decision recomputes only the workers that have changed.
 
 The fragmentation of a worker is the free part of its GPUs that a typical ask cannot use, because no GPU has room for it
-(Weng et al., "Beware of Fragmentation", ATC'23), or because CPUs or memory do not last for all of that room. Before
-that counts what is lost for good: the part of each hole that no likely mixture of asks can fill (`holes`).
+(Weng et al., "Beware of Fragmentation", ATC'23), or because CPUs or memory do not suffice for all of that room. What is
+lost for good weighs more: the part of each hole that no likely mixture of asks can fill (`hole_values`).
 """
 
 from collections.abc import Callable
@@ -28,23 +28,23 @@ else:
     Floats = Rows = Any
 
 LOST = 10.0
-"""What is lost for good counts so many times what one kind cannot use: it decides, and the other breaks ties."""
+"""Weight of what is lost for good, relative to what one kind of ask cannot use: it decides, the other breaks ties."""
 MIXTURE = 2.0
-"""CPUs and memory last for so many times what they would for asks of one kind: who needs many of them shares a worker
-with others who need few. From 1.5 to 3 it hardly matters; bench/README.md has the figures."""
-MOST_SHAPES = 256
-"""Shapes of asks whose growth is remembered."""
+"""CPUs and memory suffice for this many times the asks of one kind, because asks that need many share workers with asks
+that need few. Values from 1.5 to 3 hardly differ; bench/README.md has the figures."""
+MAX_CACHED_PARTS = 256
+"""Parts of asks whose growth is cached."""
 
 
 class Growth(msgspec.Struct, eq=False):
-    """What an ask would spoil, by row of the worker. Read only."""
+    """How fragmentation grows with an ask, by row of the worker. Read only."""
 
     amount: Floats
-    """In GPUs, the less the better, and often below 0; inf: it does not fit there."""
+    """In GPUs, less is better, often below 0; inf if it does not fit there."""
     device: Rows
-    """The row of the GPU where it is least; if it takes several, the first of them."""
+    """The row of the GPU where it grows least; the first, if it takes several."""
     seen: "NDArray[np.int64]"
-    """The count of changes that this was worked out for."""
+    """The count of changes of the worker that this was computed for."""
 
 
 class GpuPart(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class GpuPart(msgspec.Struct, frozen=True):
 
     gpus: int
     gpu_bytes: int
-    """Of each."""
+    """On each GPU."""
     gpu_share: float
     exclusive: bool
     cpus: float
@@ -93,13 +93,13 @@ class Fragmentation:
         self._generation = -1
 
     def growth(self, ask: Ask, gpus: int) -> Growth:
-        """What it would spoil if it took so many GPUs of one worker; 0: it is on the CPU."""
+        """How fragmentation grows if it takes this many GPUs of one worker; 0: it is on the CPU."""
         if self._fleet.generation != self._generation:
             self._number()
         part = GpuPart.of(ask, gpus)
         growth = self._known.get(part)
         if growth is None:
-            if len(self._known) >= MOST_SHAPES:
+            if len(self._known) >= MAX_CACHED_PARTS:
                 del self._known[next(iter(self._known))]
             wide = len(self._fleet)
             growth = Growth(np.full(wide, np.inf), np.zeros(wide, dtype=np.intp), np.full(wide, -1, dtype=np.int64))
@@ -108,13 +108,13 @@ class Fragmentation:
         stale = np.flatnonzero(growth.seen != changes)
         if len(stale):
             self._refresh(stale[self._seen[stale] != changes[stale]])
-            self._work_out(growth, stale, ask, part)
+            self._compute(growth, stale, ask, part)
             growth.seen[stale] = changes[stale]
         return growth
 
-    # What an ask would change
+    # With an ask
 
-    def _work_out(self, growth: Growth, rows: Rows, ask: Ask, part: GpuPart) -> None:
+    def _compute(self, growth: Growth, rows: Rows, ask: Ask, part: GpuPart) -> None:
         columns = self._fleet.workers.columns
         cpus, memory = np.asarray(columns[FREE_CPUS]), np.asarray(columns[FREE_MEMORY])
         growth.amount[rows] = np.inf
@@ -129,7 +129,7 @@ class Fragmentation:
         sums = self._sums[workers] + (self._uses.table[makes, after] - self._uses.table[makes, before]).sum(axis=1)
         taken = part.memory_bytes + self._unified[workers] * (part.gpu_bytes * part.gpus)
         there = self._fragmentation(workers, sums, cpus[workers] - part.cpus, memory[workers] - taken)
-        # Sums in another order differ in their last digits, and equals must stay equal.
+        # Sums in another order differ in their last digits; equals must stay equal.
         spoilt = np.round(there - self._fragmented[workers], 9)
         order = np.lexsort((spoilt, workers))  # stable: of equals the first
         best = order[np.flatnonzero(np.diff(workers[order], prepend=-1))]
@@ -138,7 +138,7 @@ class Fragmentation:
             growth.device[workers[best]] = devices[best, 0]
 
     def _options(self, rows: Rows, ask: Ask, part: GpuPart) -> tuple[Rows, Rows]:
-        """(worker, slots of its GPUs) of each way to place it: on any one GPU, or on the fullest that will do."""
+        """(worker, slots of its GPUs) of each way to place it: on any one GPU, or on the fullest that suffice."""
         if not part.gpus:
             return rows, np.zeros((len(rows), 0), dtype=np.intp)
         devices = self._devices()
@@ -156,18 +156,18 @@ class Fragmentation:
         return rows[option], slot[:, None]
 
     def _left(self, devices: Rows, part: GpuPart) -> Rows:
-        """Hundredths that are left of GPUs when it is there."""
+        """Hundredths of GPUs that are left with the ask placed."""
         if part.exclusive:
             return np.zeros_like(devices)
         left = self._room(devices, part.gpu_share, part.gpu_bytes)
         return np.where(self._shareable[devices], left, 0)
 
-    # How things are
+    # As it is now
 
     def _fragmentation(self, workers: Rows, sums: Floats, cpus: Floats, memory: Floats) -> Floats:
-        """Of workers whose GPUs have these sums of the table, in GPUs."""
+        """In GPUs, of workers whose GPUs have these sums of the table."""
         uses, makes, kinds = self._uses, self._made[workers], self._uses.kinds
-        # At least a little of both: it lasts for ever if none is needed.
+        # At least a little of both, so that an ask that needs none is not limited by them.
         some_cpus, some_memory = np.maximum(cpus, SLACK)[:, None], np.maximum(memory, 1.0)[:, None]
         lasts = np.minimum(some_cpus * uses.per_cpu[makes], some_memory * uses.per_byte[makes])
         runs = (sums[:, kinds:-2] >= uses.gpus[makes]) & (cpus[:, None] >= uses.cpus) & (memory[:, None] >= uses.memory)
@@ -175,7 +175,7 @@ class Fragmentation:
         return self._lost * sums[:, -1] + sums[:, -2] - used
 
     def _room(self, devices: Rows, share: float = 0.0, size: int = 0) -> Rows:
-        """Hundredths that are free of GPUs, less what somebody takes."""
+        """Hundredths of GPUs that are free, less a share and a size."""
         columns = self._fleet.gpus.columns
         room = (np.asarray(columns[FREE_BYTES])[devices] - size) / self._sizes[devices]
         room = np.minimum(room, np.asarray(columns[FREE_SHARE])[devices] - share)
@@ -183,7 +183,7 @@ class Fragmentation:
         return (room * PARTS + SLACK).astype(np.intp)
 
     def _refresh(self, rows: Rows) -> None:
-        """Work the fragmentation of workers out anew."""
+        """Recompute the fragmentation of workers."""
         if not len(rows):
             return
         slots, columns = self._slots[rows], self._fleet.workers.columns
@@ -195,13 +195,13 @@ class Fragmentation:
         self._seen[rows] = self._fleet.changes[rows]
 
     def _number(self) -> None:
-        """Begin anew: workers have come or gone."""
+        """Start over after workers have come or gone."""
         hosts, devices = list(self._fleet.workers), list(self._fleet.gpus)
         most = max((len(host.devices) for host in hosts), default=0)
         self._slots = np.zeros((len(hosts), most), dtype=np.intp)
         """By worker: the rows of its GPUs."""
         self._real = np.zeros((len(hosts), most), dtype=bool)
-        """Which of those are GPUs: workers have different numbers of them."""
+        """Which slots are GPUs: workers have different numbers of them."""
         for host in hosts:
             self._slots[host.row, : len(host.devices)] = [device.row for device in host.devices]
             self._real[host.row, : len(host.devices)] = True
@@ -214,7 +214,7 @@ class Fragmentation:
         ]
         self._makes = np.array(numbers, dtype=np.intp)
         self._made = np.array([numbers[host.devices[0].row] if host.devices else 0 for host in hosts], dtype=np.intp)
-        """By worker: the make of its first GPU stands for all where they are counted together."""
+        """By worker: the make of its first GPU, which stands for all."""
         self._shareable = np.array([device.gpu.shareable for device in devices], dtype=bool)
         self._unified = np.array([host.worker.unified_memory for host in hosts], dtype=np.float64)
         self._uses = Uses(self._workload, list(makes) or [Make("", "", 1.0)])

@@ -1,7 +1,7 @@
-"""GPU models that need no further words: their maker, and how much memory their driver reports.
+"""Known GPU models: their vendor, and the memory that their driver reports.
 
-Drivers report less than the name says: an L4 "24GB" has 22.5 GiB. A model is known if nothing in its name is left
-unexplained, so that an RTX 3080 Ti is never taken for an RTX 3080.
+Drivers report less than the name says: an L4 "24GB" has 22.5 GiB. A model is known only if every word of its name is
+explained, so that an RTX 3080 Ti is never taken for an RTX 3080.
 """
 
 import re
@@ -17,7 +17,7 @@ class GpuModel(msgspec.Struct, frozen=True):
     name: str
     vendor: str
     nominal_gb: int
-    """As its name says it."""
+    """As its name says."""
     memory_bytes: int
 
     @property
@@ -80,12 +80,12 @@ KNOWN_GPUS: tuple[GpuModel, ...] = (
     ),
 )
 
-_SAY_NOTHING = frozenset({
+_IGNORED_WORDS = frozenset({
     "nvidia", "geforce", "tesla", "amd", "instinct", "radeon", "gpu", "tensor", "core", "generation", "blackwell",
     "server", "workstation", "edition", "pcie", "oam", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6",
     "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
 })  # fmt: skip
-"""Words in names that do not change how much memory there is."""
+"""Words in names that do not change the size of the memory."""
 
 _SIZE = re.compile(r"(\d+)g(?:i?b)?")
 _MAKERS = (
@@ -97,16 +97,16 @@ _MAKERS = (
 
 
 def known_gpu(model: str) -> GpuModel | None:
-    """The model that a name means, as drivers and people write it; None: unknown, or it could be several."""
+    """The model that a name means, as drivers and people write it; None if unknown or ambiguous."""
     words = set(_words(model))
     size = next((int(found[1]) for word in words if (found := _SIZE.fullmatch(word))), None)
-    words = {word for word in words if word not in _SAY_NOTHING and not _SIZE.fullmatch(word)}
+    words = {word for word in words if word not in _IGNORED_WORDS and not _SIZE.fullmatch(word)}
     found_models = [one for one in KNOWN_GPUS if set(_words(one.name)) == words and size in (None, one.nominal_gb)]
     return found_models[0] if len(found_models) == 1 else None
 
 
 def gpu_vendor(model: str) -> str:
-    """Who makes it, read from its name; empty: the name does not say."""
+    """The vendor, read from the name; empty if the name does not say."""
     known = known_gpu(model)
     if known is not None:
         return known.vendor
@@ -115,11 +115,11 @@ def gpu_vendor(model: str) -> str:
 
 
 def short_gpu_name(model: str) -> str:
-    """As people say it: NVIDIA H100 80GB HBM3 is an H100 80GB."""
+    """The short name: NVIDIA H100 80GB HBM3 is an H100 80GB."""
     known = known_gpu(model)
     if known is not None:
         return known.full_name
-    return " ".join(word for word in model.split() if word.lower() not in _SAY_NOTHING) or model
+    return " ".join(word for word in model.split() if word.lower() not in _IGNORED_WORDS) or model
 
 
 def _words(name: str) -> list[str]:

@@ -15,14 +15,14 @@ from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason
 
-MOST_MOVES = 3
-"""Plans with more moves than this are not looked for."""
-MOST_TRIES = 1_000
-"""Sets of instances that are tried out before it is given up."""
+MAX_MOVES = 3
+"""The search stops at plans with this many moves."""
+MAX_TRIES = 1_000
+"""Sets of instances that are tried before the search gives up."""
 
 
 class PreemptionPlan(msgspec.Struct, frozen=True, eq=False):
-    """A place that there would be if these instances were stopped."""
+    """The place that an ask gets if these instances are stopped."""
 
     placed: Placed
     victims: tuple[str, ...]
@@ -33,7 +33,7 @@ class PreemptionPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """An instance that would go elsewhere."""
+    """An instance that moves."""
 
     instance_id: str
     before: Place
@@ -41,7 +41,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class DefragmentationPlan(msgspec.Struct, frozen=True, eq=False):
-    """A place that there would be after these moves, in their order."""
+    """The place that an ask gets after these moves, in this order."""
 
     placed: Placed
     moves: tuple[Move, ...]
@@ -55,12 +55,12 @@ class DefragmentationPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
-    """The least important instances, as few as will do, that would have to stop for this ask; None: it may not, or it
-    would not help."""
+    """The instances of lowest priority, as few as suffice, that would have to stop for this ask; None if it may not
+    preempt, or if that would not help."""
     if not ask.preempts:
         return None
     sheddable = [one for one in fleet.occupants.values() if one.priority < min(0, ask.priority)]
-    sheddable.sort(key=lambda one: one.priority)  # of equals the oldest first, until it is seen who can stay
+    sheddable.sort(key=lambda one: one.priority)  # of equals the oldest first
     scratch = fleet.copy()
     placer = Placer(scratch)
     stopped: list[Occupant] = []
@@ -83,9 +83,9 @@ def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
 
 
 def defragment(ask: Ask, fleet: Fleet, asks: Sequence[Ask]) -> DefragmentationPlan | None:
-    """The fewest moves, off one worker, that make room for this ask; None: there are none, or too many are needed.
+    """The fewest moves off one worker that make room for this ask; None if there are none, or if too many are needed.
 
-    `asks`: what the instances that may move once asked for. Whoever is not among them stays where it is.
+    `asks`: those of the instances that may move; all other instances stay where they are.
     """
     scratch = fleet.copy()
     placer = Placer(scratch)
@@ -95,11 +95,11 @@ def defragment(ask: Ask, fleet: Fleet, asks: Sequence[Ask]) -> DefragmentationPl
         for host in fleet.workers
     }
     tries = 0
-    for count in range(1, MOST_MOVES + 1):
+    for count in range(1, MAX_MOVES + 1):
         for worker, residents in here.items():
             for movers in combinations(residents, count):
                 tries += 1
-                if tries > MOST_TRIES:
+                if tries > MAX_TRIES:
                     return None
                 found = _moved(ask, worker, movers, scratch, placer)
                 if found is not None:
@@ -108,7 +108,7 @@ def defragment(ask: Ask, fleet: Fleet, asks: Sequence[Ask]) -> DefragmentationPl
 
 
 def _moved(ask: Ask, worker: str, movers: Sequence[Ask], scratch: Fleet, placer: Placer) -> DefragmentationPlan | None:
-    """What becomes of it if these move off this worker; the fleet is left as it was."""
+    """The plan in which these instances move off this worker; None if it fails. The fleet is left as it was."""
     before = {one.instance_id: scratch.occupants[one.instance_id].place for one in movers}
     for instance_id in before:
         scratch.release(instance_id)

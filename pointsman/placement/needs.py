@@ -1,6 +1,6 @@
 """What one instance of a model needs, and how that divides over GPUs, stages and the memory of the machine.
 
-Enters: sizes of parts, from the model's own files or as somebody said. Leaves: bytes per GPU for any way to split it.
+Enters: sizes of parts, from the model's files or from the manifest. Leaves: bytes per GPU for any way to split it.
 """
 
 from bisect import bisect_right
@@ -11,32 +11,33 @@ import msgspec
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one instance, part by part. Weights and KV cache are per layer: any number of layers has a size."""
+    """Bytes of one instance, part by part. Weights and KV cache are per layer, so that any split has a size."""
 
     model: str = ""
     layer_bytes: tuple[int, ...] = ()
     """Weights of each layer."""
     first_bytes: int = 0
-    """Weights before the first layer (embeddings) and after the last (norm, output); parts for images and sound too."""
+    """Weights before the first layer: embeddings, vision and audio parts."""
     last_bytes: int = 0
+    """Weights after the last layer: norm, output."""
     kv_layer_bytes: tuple[int, ...] = ()
-    """The KV cache of each layer, for the context and concurrency that are asked for."""
+    """The KV cache of each layer, for the requested context and concurrency."""
     kv_splits: int = 1
-    """Into how many parts tensor parallelism can divide the KV cache: the KV heads; beyond that they are repeated."""
+    """Into how many parts tensor parallelism can divide the KV cache: the KV heads; beyond that they are replicated."""
     activation_bytes: int = 0
-    """On each GPU, for what is computed at once."""
+    """On each GPU, for the activations of one step."""
     overhead_bytes: int = 0
     """On each GPU, for the engine itself."""
     host_bytes: int = 0
-    """Of the machine's memory, wherever the model is."""
+    """Memory of the machine, wherever the model is."""
     context: int = 0
-    """Tokens that the KV cache is for, of each of its requests; 0: there is none."""
+    """Tokens per request that the KV cache is sized for; 0 without a KV cache."""
     tensor_parallel_sizes: tuple[int, ...] = (1,)
     """Numbers of GPUs that its heads and its vocabulary can be divided among, ascending."""
 
     @classmethod
     def fixed(cls, gpu_bytes: int = 0, host_bytes: int = 0, gpus: int = 1, model: str = "") -> "Need":
-        """So much on each of so many GPUs, and it cannot be divided otherwise."""
+        """`gpu_bytes` on each of `gpus` GPUs, which cannot be divided otherwise."""
         return cls(
             model=model,
             layer_bytes=(gpu_bytes * gpus,),
@@ -58,7 +59,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.kv_layer_bytes)
 
     def stage_bytes(self, start: int, stop: int, tp: int = 1) -> int:
-        """What each of `tp` GPUs takes that together hold the layers from `start` up to `stop`."""
+        """Bytes on each of `tp` GPUs that together hold the layers from `start` up to `stop`."""
         weights = sum(self.layer_bytes[start:stop])
         if start == 0:
             weights += self.first_bytes
@@ -68,22 +69,22 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return -(-weights // tp) + -(-kv // min(tp, self.kv_splits)) + self.activation_bytes + self.overhead_bytes
 
     def gpu_bytes(self, tp: int = 1) -> int:
-        """What each GPU takes if `tp` of them hold the model together."""
+        """Bytes on each GPU if `tp` of them hold the model together."""
         return self.stage_bytes(0, self.layers, tp)
 
     def with_context(self, context: int) -> "Need":
-        """The same for another context, with a KV cache in proportion: near enough unless layers have windows."""
+        """The same for another context, with a KV cache in proportion: an approximation if layers have windows."""
         scale = [-(-size * context // self.context) if self.context else size for size in self.kv_layer_bytes]
         return msgspec.structs.replace(self, context=context, kv_layer_bytes=tuple(scale))
 
     def staged(self, tp: int, free_bytes: Sequence[int]) -> tuple[int, ...] | None:
-        """Pipeline stages in this order, of `tp` GPUs each, with so much free on each GPU of a stage: how many layers
-        each takes, as even as their room allows; None: they do not hold it with a layer in each."""
+        """Layers of each pipeline stage, in this order, of `tp` GPUs with `free_bytes` on each: as even as the room
+        allows. None if they do not hold the model with at least one layer each."""
         return Cuts(self, tp).evened(free_bytes)
 
     def offloaded(self, gpu_layers: int) -> tuple[int, int]:
-        """(GPU bytes, bytes of the machine's memory) with so many layers, the last ones, on one GPU and the others,
-        with their KV cache, on the CPU; the output is on the GPU if all layers are."""
+        """(GPU bytes, bytes of the machine's memory) with the last `gpu_layers` layers on one GPU and the others, with
+        their KV cache, on the CPU. The output is on the GPU if all layers are."""
         start = self.layers - gpu_layers
         if gpu_layers == 0:
             gpu = 0
@@ -99,12 +100,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_bytes(self) -> int:
-        """Of the machine's memory, if no GPU takes part."""
+        """Memory of the machine if no GPU is used."""
         return self.offloaded(0)[1]
 
 
 class Cuts:
-    """The layers of a need, to be cut into stages of `tp` GPUs each. Sums are worked out once."""
+    """Cuts the layers of a need into stages of `tp` GPUs each. Sums are computed once."""
 
     def __init__(self, need: Need, tp: int) -> None:
         self.layers = need.layers
@@ -117,7 +118,7 @@ class Cuts:
         """On each GPU of any stage."""
         each = zip(accumulate(sorted(need.layer_bytes)), accumulate(sorted(kv)), strict=True)
         self.least_bytes = [self.fixed_bytes + weights / tp + part / self._kv_parts for weights, part in each]
-        """What a stage of one, two, three... layers takes on each GPU at least, whichever layers they are."""
+        """Minimum bytes on each GPU of a stage of one, two, three... layers, whichever layers they are."""
 
     def stage_bytes(self, start: int, stop: int) -> int:
         """As `Need.stage_bytes`."""
@@ -125,12 +126,12 @@ class Cuts:
         return -(-weights // self._tp) + -(-kv // self._kv_parts) + self.fixed_bytes
 
     def reach(self, start: int, room: float) -> int:
-        """Where a stage ends that starts here and takes as many layers as its room allows; `start`: none."""
+        """Where a stage ends that starts here and takes as many layers as its room allows; `start` if none fits."""
         stops = range(start + 1, self.layers + 1)
         return start + bisect_right(stops, room, key=lambda stop: self.stage_bytes(start, stop))
 
     def filled(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
-        """Layers per stage if each takes as many as it can, and leaves at least one for each that follows."""
+        """Layers per stage if each takes as many as it can and leaves at least one for each that follows."""
         start, taken = 0, []
         for following in range(len(rooms) - 1, -1, -1):
             stop = min(self.reach(start, rooms[-1 - following]), self.layers - following)
@@ -141,7 +142,7 @@ class Cuts:
         return tuple(taken) if start == self.layers else None
 
     def evened(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
-        """The layers per stage for which the fullest stage, as a share of its room, is least full."""
+        """Layers per stage that minimise how full the fullest stage is, as a share of its room."""
         best = self.filled(rooms)
         low, high = 0.0, 1.0
         for _ in range(20 if best else 0):

@@ -79,7 +79,7 @@ class Placer:
     """Finds places in one fleet."""
 
     def __init__(self, fleet: Fleet, workload: Workload | None = None) -> None:
-        """`workload`: what is usually asked; with it, packing keeps the room whole that is good for that."""
+        """`workload`: the asks to expect; packing keeps room for them."""
         self.fleet = fleet
         self._fragmentation = None if workload is None else Fragmentation(fleet, workload, self.devices)
         self._devices: Devices | None = None
@@ -137,14 +137,16 @@ class Placer:
         return self._devices
 
     def _profiles(self, kind: Arrangement) -> list[tuple[ResourceFit, Profile[Host]]]:
-        """The tiers in their order, each with what prefers one worker to another in it."""
+        """The tiers in order, each with the profile that ranks the workers that fit."""
         fleet, fragmentation = self.fleet, self._fragmentation if kind is Arrangement.BINPACK else None
-        # The best of `TierQuality` and of `Apart` lead by a half at least: with these weights nothing else makes up for
-        # a layer less on the GPU, and not even that, when spreading, for a worker that has one already.
+        # The best of `TierQuality` and of `Apart` lead by at least a half. With these weights no other score outweighs
+        # a layer on the GPU, and when spreading not even that outweighs a worker without a sibling.
         scorers: tuple[object, ...] = (TierQuality(), 200.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
         if kind is Arrangement.BINPACK:
             scorers = (*scorers, (TightFit(), 10.0), (Fullest(fleet), 2.0))
-            if fragmentation is not None:  # it ranks: the smallest step among 10,000 outweighs all but the tier's own
+            if (
+                fragmentation is not None
+            ):  # it ranks: the smallest step among 10,000 workers outweighs all but `TierQuality`
                 scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
         else:
             scorers = (*scorers, (Apart(fleet), 600.0), (LeastClaimed(), 10.0))
@@ -158,9 +160,9 @@ class Placer:
         ]
 
     def _overcommitted(self, ask: Ask) -> Place | None:
-        """A place although there is no room, of workers that the ask may be on: on the GPUs with the most left, as few
-        as may be, or on the worker with the most memory left. An exclusive GPU stays exclusive. None: there is nothing
-        that it may have."""
+        """A place without enough room, on a worker that the ask may be on: on the GPUs with the most left, as few as
+        possible, or on the worker with the most memory left. Exclusive GPUs stay exclusive. None if the ask may have no
+        worker or GPU at all."""
         devices, admitted, fleet = self.devices(), self.admitted(ask), self.fleet
         able, free = devices.able(ask) & admitted[devices.workers], devices.free(ask)
         for size in ask.tensor_parallel_sizes[:1]:

@@ -50,8 +50,8 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
             allowed = [unconsidered]
         if not allowed:
             return Reason("no-place", {"because": self.in_full})
-        told = next((one for one in allowed if any(reason.code != NO_GPU for _, reason in one)), allowed[0])
-        return Reason("no-place", {"rejected": counted(told)})
+        shown = next((one for one in allowed if any(reason.code != NO_GPU for _, reason in one)), allowed[0])
+        return Reason("no-place", {"rejected": counted(shown)})
 
     @property
     def in_full(self) -> Reason:

@@ -1,4 +1,4 @@
-"""What makes one place better than another: 0 to 1 for each worker that fits. Weights belong to the arrangement."""
+"""Which of the workers that fit is best: 0 to 1 for each. Weights belong to the arrangement."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,7 +32,7 @@ RACK = "rack"
 
 
 class TightFit:
-    """Prefers the place that it leaves the least of: large holes stay whole."""
+    """Prefers the place with the least room left over: large holes stay whole."""
 
     bounded = True
 
@@ -43,9 +43,9 @@ class TightFit:
 
 
 class SpoilsLeast:
-    """Prefers the place where the least of the fleet's room is spoilt for what is usually asked.
+    """Prefers the place where fragmentation grows least for the expected workload.
 
-    It ranks: the best has 1, the next ones follow in equal steps, equals have the same.
+    It ranks: the best has 1, the others follow in equal steps, equals have the same score.
     """
 
     bounded = True
@@ -96,9 +96,10 @@ class LeastClaimed:
 
 
 class Apart:
-    """Prefers workers with the fewest instances of the same deployment, and of these the ones in racks with the fewest.
+    """Prefers workers with the fewest instances of the same deployment, then racks with the fewest.
 
-    The best have 1, all others at most 0.5: nothing of less weight doubles a worker while another has fewer.
+    The best have 1, all others at most 0.5: no scorer of less weight puts a second instance on a worker while another
+    has fewer.
     """
 
     bounded = True
@@ -140,7 +141,7 @@ class FilesAreThere:
 
 
 class TierQuality:
-    """Prefers what the tier itself finds better: linked GPUs, more layers on the GPU."""
+    """Prefers what the tier ranks higher: linked GPUs, more layers on the GPU."""
 
     bounded = True
 
@@ -150,7 +151,7 @@ class TierQuality:
 
 
 class NearTo:
-    """Prefers workers with an instance of a deployment that it should be near to; else their racks."""
+    """Prefers workers with an instance of the deployment that `near` names; else their racks."""
 
     bounded = True
 

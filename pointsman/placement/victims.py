@@ -1,8 +1,8 @@
-"""Who goes when there should be fewer: the same kernel with instances as candidates.
+"""Which instances to stop when there are too many: the selection kernel with instances as candidates.
 
-Unhealthy ones first, those that are partly on a CPU before those that are not, then whoever leaves the better fleet
-behind: when spreading the one on the most crowded worker, when packing the one on the emptiest. Of equals the one with
-the least in its cache goes, and of those the newest.
+Unhealthy instances go first, then those on a CPU or partly on one, then those whose removal leaves the better fleet:
+when spreading on the most crowded worker, when packing on the emptiest. Of equals the one with the least in its cache
+goes, then the newest.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,11 +16,11 @@ from pointsman.selection.profile import Ranked
 
 
 class Candidate(msgspec.Struct, frozen=True, eq=False):
-    """An instance that might go."""
+    """An instance that may be stopped."""
 
     instance_id: str
     place: Place | None
-    """None: it has no place of ours."""
+    """None if it was not placed."""
     healthy: bool
     warmth: float = 0.0
     """How much it has in its cache."""
@@ -33,7 +33,7 @@ Candidates = Roster[Candidate]
 
 
 class IsUnhealthy:
-    """Prefers to lose instances that serve nobody."""
+    """Prefers instances that are not healthy."""
 
     bounded = True
 
@@ -42,7 +42,7 @@ class IsUnhealthy:
 
 
 class IsOffloaded:
-    """Prefers to lose instances that are not on GPUs as a whole: they are the slowest."""
+    """Prefers instances that are not entirely on GPUs: they are the slowest."""
 
     bounded = True
 
@@ -51,7 +51,7 @@ class IsOffloaded:
 
 
 class IsCrowded:
-    """Prefers to lose instances on workers with many others; or, turned round, with few."""
+    """Prefers instances on workers with many others; with `emptiest`, with few."""
 
     bounded = True
 
@@ -72,7 +72,7 @@ class IsCrowded:
 
 
 class IsCold:
-    """Prefers to lose instances with little in their caches."""
+    """Prefers instances with little in their caches."""
 
     bounded = True
 
@@ -84,12 +84,12 @@ class IsCold:
 class NewestBest:
     """The highest totals; of equals the last."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def pick(self, cycle: Cycle[Fleet], ranked: Ranked[Candidate]) -> Sequence[Candidate]:
         order = sorted(range(len(ranked)), key=lambda at: (-ranked.totals[at], -at))
-        return [ranked.candidates[at] for at in order[: self.most]]
+        return [ranked.candidates[at] for at in order[: self._count]]
 
 
 _SLOWNESS = {
@@ -111,7 +111,7 @@ def victims(
     warmth: Mapping[str, float] | None = None,
     trace: Trace | None = None,
 ) -> list[str]:
-    """So many of these instances (oldest first), chosen to go one after the other."""
+    """`count` of these instances (given oldest first), chosen one after the other."""
     left, gone = list(instances), list[str]()
     scratch = fleet.copy()
     crowded = IsCrowded(emptiest=arrangement is Arrangement.BINPACK)
@@ -129,7 +129,7 @@ def victims(
             for one in left
         ]
         run = profile.run(Cycle(scratch, trace=trace), Roster(candidates, arrays=False))
-        assert not isinstance(run, ProfileFailure), "nobody is turned away"
+        assert not isinstance(run, ProfileFailure), "no filter rejects"
         victim = run.targets[0].instance_id
         scratch.release(victim)
         left.remove(victim)

@@ -1,7 +1,7 @@
-"""What is usually asked for, and what of it a GPU with some part free is good for.
+"""The expected workload, and what of it a partly free GPU can run.
 
-Enters: asks as they come. Leaves: kinds of asks with their weights, and tables over makes of GPUs and how much of one
-is free. Packing keeps room for what is likely to come.
+Enters: a sample of asks. Leaves: kinds of asks with their weights, and tables by make of GPU and free part of one.
+Packing keeps room for what is likely to come.
 """
 
 import math
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 else:
     Floats = Any
 
-# What a hole in a GPU is worth, by its size, if asks come in given proportions.
+# The value of a hole in a GPU, by its size
 #
 # Cutting the demand out of as few whole GPUs as possible is the cutting-stock problem, and its linear program prices
-# each size of ask: 81 % of a GPU costs a whole one if hardly anybody asks for 19 %. A hole is worth the dearest asks
-# that fit in it together, so that one which nobody can use is worth nothing.
+# each size of ask: 81 % of a GPU costs a whole one if few asks are for 19 %. A hole is worth the most expensive asks
+# that fit in it together; a hole that no ask fits in is worth nothing.
 
 PARTS = 100
 """Sizes are counted in hundredths of a GPU."""
-MOST_STEPS = 500
-"""Enough for a hundred sizes; prices that are not yet the best are good prices too."""
+MAX_STEPS = 500
+"""Enough for a hundred sizes; prices short of the optimum are good too."""
 ROUNDING = 1e-9
 
 
 def hole_values(demand: Mapping[int, float]) -> Floats:
-    """What holes of 0, 1, ... PARTS hundredths are worth, in GPUs, if so many ask for each size, in hundredths."""
+    """Values of holes of 0, 1, ... PARTS hundredths, in GPUs, given the demand for each size in hundredths."""
     sizes = sorted(demand, reverse=True)
     wanted = np.array([demand[size] for size in sizes])
-    # Columns are ways to fill a GPU: at first with one size each. A better way replaces one until there is none.
+    # Columns are ways to fill a GPU, at first with one size each. A better way replaces one until there is none.
     ways = np.diag([float(PARTS // size) for size in sizes])
     values = np.zeros(PARTS + 1)
-    for _ in range(MOST_STEPS if sizes else 0):
+    for _ in range(MAX_STEPS if sizes else 0):
         prices: Floats = np.linalg.solve(ways.T, np.ones(len(sizes))).astype(np.float64)
-        values = _dearest(sizes, prices)
+        values = _highest_values(sizes, prices)
         if values[PARTS] <= 1 + ROUNDING:
             break
         better = _way(sizes, prices, values)
@@ -55,7 +55,7 @@ def hole_values(demand: Mapping[int, float]) -> Floats:
     return values / max(1.0, float(values[PARTS]))
 
 
-def _dearest(sizes: Sequence[int], prices: Floats) -> Floats:
+def _highest_values(sizes: Sequence[int], prices: Floats) -> Floats:
     """By size of a hole: the highest sum of prices that fits."""
     values = np.zeros(PARTS + 1)
     for size, price in zip(sizes, prices, strict=True):
@@ -65,13 +65,13 @@ def _dearest(sizes: Sequence[int], prices: Floats) -> Floats:
 
 
 def _way(sizes: Sequence[int], prices: Floats, values: Floats) -> Floats:
-    """How often each size is in the dearest filling of a whole GPU."""
+    """How often each size occurs in the most valuable filling of a whole GPU."""
     way = np.zeros(len(sizes))
     left = PARTS
     while left > 0:
-        for place, size in enumerate(sizes):
-            if size <= left and prices[place] > 0 and values[left - size] + prices[place] >= values[left] - ROUNDING:
-                way[place] += 1
+        for index, size in enumerate(sizes):
+            if size <= left and prices[index] > 0 and values[left - size] + prices[index] >= values[left] - ROUNDING:
+                way[index] += 1
                 left -= size
                 break
         else:
@@ -79,16 +79,16 @@ def _way(sizes: Sequence[int], prices: Floats, values: Floats) -> Floats:
     return way
 
 
-MOST_KINDS = 64
-"""The most common ones stand for all."""
-ENDLESS = 1e18
-"""What nobody asks for lasts for so many GPUs; infinity times nothing would be no number."""
+MAX_KINDS = 64
+"""The most common kinds stand for all."""
+UNLIMITED = 1e18
+"""GPUs per CPU or byte for asks that need none; infinity times 0 would be NaN."""
 SLACK = 1e-6
-"""Shares and CPUs are fractions that were added and taken away."""
+"""Shares and CPUs are fractions that were added and subtracted."""
 
 
 class Make(msgspec.Struct, frozen=True):
-    """GPUs of one make are alike to all asks."""
+    """GPUs that are the same to every ask."""
 
     model: str
     vendor: str
@@ -110,7 +110,7 @@ class AskKind(msgspec.Struct, frozen=True):
         return cls(ask.need, ask.cpus, ask.gpu_share, ask.exclusive, ask.gpu_models, ask.engine.vendors)
 
     def on(self, make: Make) -> tuple[int, float] | None:
-        """(how many GPUs of this make, the share of each) that it takes; None: it cannot have them."""
+        """(GPUs of this make, share of each) that it takes; None if it cannot have them."""
         if make.vendor not in self.vendors or (self.gpu_models and make.model not in self.gpu_models):
             return None
         for gpus in self.need.tensor_parallel_sizes:
@@ -122,11 +122,11 @@ class AskKind(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """Kinds of asks for GPUs with their weights, which add up to 1. Asks for none leave all GPUs as they are."""
+    """Kinds of asks with their weights, which add up to 1. Asks without GPUs are left out."""
 
     def __init__(self, asks: Iterable[Ask] = ()) -> None:
         counts = Counter(AskKind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0)
-        common = counts.most_common(MOST_KINDS)
+        common = counts.most_common(MAX_KINDS)
         total = sum(count for _, count in common)
         self.kinds = tuple(kind for kind, _ in common)
         self.weights = tuple(count / total for _, count in common)
@@ -141,13 +141,13 @@ class Uses:
         self.cpus = np.array([kind.cpus - SLACK for kind in workload.kinds], dtype=np.float64)
         self.memory = np.array([kind.need.host_bytes for kind in workload.kinds], dtype=np.float64)
         self.gpus = np.full((len(makes), wide), np.inf)
-        """By make and kind: how many GPUs it takes."""
-        self.per_cpu = np.full((len(makes), wide), ENDLESS)
-        """By make and kind: GPUs that go with a CPU; with a byte of the machine's memory."""
-        self.per_byte = np.full((len(makes), wide), ENDLESS)
+        """By make and kind: the number of GPUs."""
+        self.per_cpu = np.full((len(makes), wide), UNLIMITED)
+        """By make and kind: GPUs used per CPU, and per byte of the machine's memory."""
+        self.per_byte = np.full((len(makes), wide), UNLIMITED)
         self.table = np.zeros((len(makes), PARTS + 1, 2 * wide + 2))
-        """By make and hundredths: what each kind can use of it, whether there is room for each, the free part, and what
-        of that is of no use to any mixture of them."""
+        """By make and hundredths: the part that each kind can use, whether there is room for each kind, the free part,
+        and the part that no mixture of kinds can use."""
         self.table[:, :, -2] = np.arange(PARTS + 1) / PARTS
         for row, make in enumerate(makes):
             self._fill(row, make, workload)

@@ -10,7 +10,7 @@ from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Fleet
 from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
 from pointsman.placement.needs import Need
-from pointsman.placement.workload import MOST_KINDS, PARTS, AskKind, Make, Workload, hole_values
+from pointsman.placement.workload import MAX_KINDS, PARTS, AskKind, Make, Workload, hole_values
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30
@@ -162,7 +162,7 @@ def test_fleets_without_gpus_or_workers() -> None:
 def test_a_workload_counts_equal_asks_and_keeps_the_most_common() -> None:
     many = [ask(0.01 * number, cpus=number) for number in range(1, 90)]
     workload = Workload([*many, ask(0.5, cpus=50), ask(None, gpus=0)])
-    assert len(workload.kinds) == MOST_KINDS
+    assert len(workload.kinds) == MAX_KINDS
     assert workload.kinds[0].cpus == 50
     assert sum(workload.weights) == pytest.approx(1.0)
     assert workload.weights[0] == 2 * workload.weights[1]

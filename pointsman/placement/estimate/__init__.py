@@ -1,7 +1,7 @@
-"""What a model needs: bytes of weights, KV cache, activations and engine, from the model's own files.
+"""What a model needs: bytes of weights, KV cache, activations and engine, from the model's files.
 
-Enters: a path (GGUF, or a folder in the form of Hugging Face) and how it is to be served. Leaves: an Estimate, whose
-`need` the placer works with. The one rule: headers are read, weights never; what is assumed is said in the notes.
+Enters: a path (a GGUF file, or a Hugging Face folder) and serving parameters. Leaves: an Estimate, whose `need` the
+placer uses. The one rule: only headers are read, never weights; assumptions are listed in the notes.
 """
 
 from pointsman.placement.estimate.architecture import Architecture, Model, Tensor

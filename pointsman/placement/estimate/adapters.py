@@ -1,10 +1,10 @@
-"""LoRA adapters: small matrices beside those of the layers, from the headers of their own files."""
+"""LoRA adapters, from the headers of their files."""
 
 from pathlib import Path
 
 import msgspec
 
-from pointsman.placement.estimate.architecture import MOST_LAYERS, tensor_layer
+from pointsman.placement.estimate.architecture import MAX_LAYERS, tensor_layer
 from pointsman.placement.estimate.gguf import read_gguf
 from pointsman.placement.estimate.reading import Fields, UnreadableModel, json_object
 from pointsman.placement.estimate.safetensors import read_safetensors
@@ -13,7 +13,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter that is loaded beside the model."""
+    """One adapter, loaded together with the model."""
 
     name: str
     rank: int
@@ -38,7 +38,7 @@ def read_adapter(path: Path) -> Adapter:
         raise UnreadableModel(path, f"an adapter: a folder with {CONFIG} and {WEIGHTS}, or a GGUF file", "neither")
     rank = Fields(path / CONFIG, json_object(path / CONFIG)).needed("r")
     stored = read_safetensors(path / WEIGHTS)
-    # Engines keep adapters in the 16 bits that they compute in, whatever the file has.
+    # Engines keep adapters in 16 bits, whatever the file has.
     return _adapter(path.name, rank, [(one.name, min(one.bytes, 2 * one.numbers)) for one in stored])
 
 
@@ -47,7 +47,7 @@ def _adapter(name: str, rank: int, sizes: list[tuple[str, int]]) -> Adapter:
     other = 0
     for tensor, size in sizes:
         layer = tensor_layer(tensor)
-        if layer is None or layer >= MOST_LAYERS:
+        if layer is None or layer >= MAX_LAYERS:
             other += size
         else:
             by_layer[layer] = by_layer.get(layer, 0) + size

@@ -1,51 +1,51 @@
-"""What a model is made of: the numbers that its memory depends on, and its tensors with their sizes."""
+"""What a model is made of: the dimensions that its memory depends on, and the sizes of its tensors."""
 
 import re
 
 import msgspec
 
-MOST_LAYERS = 10_000
-"""More than any model has: a file that says so is damaged, and is not believed."""
+MAX_LAYERS = 10_000
+"""More than any model has: a file with more is damaged."""
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):
-    """One tensor as a header tells it."""
+    """One tensor, as the header describes it."""
 
     name: str
     bytes: int
     parameters: int
-    """Numbers that it stands for: 0 for scales and other additions of a quantisation."""
+    """0 for scales and other additions of a quantisation."""
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a model. What is given per layer is a tuple with one entry for each."""
+    """The shape of a model. Tuples have one entry per layer."""
 
     name: str
-    """As its files call the family: llama, qwen3, deepseek_v2."""
+    """The family, as its files name it: llama, qwen3, deepseek_v2."""
     layers: int
     hidden: int
     intermediate: int
-    """Of the feed-forward part, as much as one token uses: with experts, all of those that it is sent to."""
+    """Width of the feed-forward part that one token uses: with experts, of all experts it is routed to."""
     attention_heads: int
     kv_heads: tuple[int, ...]
-    """Of each layer; 0: it keeps nothing per token."""
+    """0 if a layer keeps nothing per token."""
     key_dim: int
     value_dim: int
     latent_dim: int = 0
-    """Latent attention (MLA) keeps so many numbers per token and layer, for all heads together; 0: it is none."""
+    """Numbers that latent attention (MLA) keeps per token and layer, for all heads together; 0 without MLA."""
     windows: tuple[int | None, ...]
-    """How many tokens back each layer looks; None: all of them, 0: it keeps nothing per token (recurrent, shared)."""
+    """Tokens that each layer attends to; None: all of them, 0: it keeps nothing per token (recurrent, shared)."""
     vocabulary: int
     experts: int = 0
     experts_used: int = 0
     trained_context: int | None = None
-    """The longest context that it was made for, if its files say."""
+    """The longest context that it was trained for, if its files say."""
     embeds: bool = False
-    """It turns text into vectors: nothing is kept between requests."""
+    """It is an embedding model."""
     kv_bits: int | None = None
-    """Of a KV cache that was quantised with the model."""
+    """Bits of a KV cache that was quantised with the model."""
     parts: tuple[str, ...] = ()
-    """What it has beside language: vision, audio."""
+    """Modalities besides text: vision, audio."""
 
     def kv_numbers(self, layer: int) -> int:
         """Numbers that a layer keeps for each token."""
@@ -55,7 +55,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as its files tell it: its architecture, and its weights by where they stand."""
+    """A model as its files describe it: its architecture, and its weights by position."""
 
     name: str
     architecture: Architecture
@@ -63,29 +63,29 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """GGUF, safetensors, or config.json only."""
     layer_bytes: tuple[int, ...]
     input_bytes: int
-    """What stands before the first layer: embeddings, parts for images and sound."""
+    """Weights before the first layer: embeddings, vision and audio parts."""
     output_bytes: int
-    """After the last one."""
+    """Weights after the last layer."""
     parameters: int
     largest_dtype: str = ""
     """The data type that most of the weights have."""
     tied: bool = False
-    """The embeddings are the output too: there is no other."""
+    """The embeddings are also the output."""
     notes: tuple[str, ...] = ()
-    """What was assumed because the files do not say."""
+    """Assumptions, where the files do not say."""
 
     @property
     def weight_bytes(self) -> int:
         return self.input_bytes + sum(self.layer_bytes) + self.output_bytes
 
 
-_BESIDE = re.compile(r"(^|\.)(vision|visual|audio|image|mm_|multi_modal|sound|speech)", re.IGNORECASE)
+_OTHER_MODALITY = re.compile(r"(^|\.)(vision|visual|audio|image|mm_|multi_modal|sound|speech)", re.IGNORECASE)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
 _OUTPUT = re.compile(r"(^|\.)(lm_head|embed_out|output|output_norm|ln_f|final_layernorm|norm_f|norm)\.[a-z_]+$")
 
 
 class ModelWeights:
-    """Sums of tensors by where they stand. Those of layers that the model does not use are left out, and counted."""
+    """Sums of tensors by position. Tensors of layers that the model does not use are only counted as unused."""
 
     def __init__(self, layers: int) -> None:
         self.layers = [0] * layers
@@ -94,14 +94,14 @@ class ModelWeights:
 
     def add(self, tensor: Tensor) -> None:
         """Count one tensor, by its name."""
-        found = None if _BESIDE.search(tensor.name) else _LAYER.search(tensor.name)
+        found = None if _OTHER_MODALITY.search(tensor.name) else _LAYER.search(tensor.name)
         if found is not None:
             layer = int(found[1][:9])
             if layer >= len(self.layers):
                 self.unused += tensor.bytes
                 return
             self.layers[layer] += tensor.bytes
-        elif _OUTPUT.search(tensor.name) and not _BESIDE.search(tensor.name):
+        elif _OUTPUT.search(tensor.name) and not _OTHER_MODALITY.search(tensor.name):
             self.output += tensor.bytes
             self.has_output |= "norm" not in tensor.name and "ln_f" not in tensor.name
         else:

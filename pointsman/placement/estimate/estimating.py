@@ -1,4 +1,4 @@
-"""`estimate`: from a path to what an instance needs, with every part and every assumption."""
+"""`estimate`: from a path to what an instance needs, part by part and with every assumption."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -26,18 +26,18 @@ AUTO, VLLM, LLAMA_CPP = "auto", "vllm", "llama.cpp"
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One row of the table: what something takes in all, and on the fullest GPU."""
+    """One row of the table: bytes in total, and on the fullest GPU."""
 
     name: str
     bytes: int
     gpu_bytes: int | None
-    """None: it is counted in another part."""
+    """None if it is counted in another part."""
     of: str = ""
-    """That part."""
+    """That other part."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance needs, and where that comes from."""
+    """What one instance needs, and what that is based on."""
 
     model: Model
     serving: Serving
@@ -46,7 +46,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[Adapter, ...] = ()
     draft: Model | None = None
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions."""
 
     @property
     def architecture(self) -> Architecture:
@@ -54,7 +54,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What one more token of one request costs while no window is full; without a draft."""
+        """Bytes for one more token of one request while no window is full; without a draft."""
         return kv_bytes_per_token(self.model, self.engine, self.serving.kv_dtype)
 
     def served(self, **changes: int) -> "Estimate":
@@ -77,7 +77,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return staged
 
     def parts(self, tp: int = 1, pp: int = 1) -> list[Part]:
-        """What each part costs, in all and on the fullest GPU of this split."""
+        """Bytes of each part, in total and on the fullest GPU of this split."""
         need, gpus = self.need, tp * pp
         start, stop = fullest(need, tp, self.stages(tp, pp))
         adapters = sum(adapter.bytes for adapter in self.adapters)
@@ -97,13 +97,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return parts
 
     def gpu_bytes(self, tp: int = 1, pp: int = 1) -> int:
-        """What the fullest GPU takes."""
+        """Bytes on the fullest GPU."""
         start, stop = fullest(self.need, tp, self.stages(tp, pp))
         return self.need.stage_bytes(start, stop, tp)
 
 
 def fullest(need: Need, tp: int, stages: Sequence[int]) -> tuple[int, int]:
-    """The stage whose GPUs take most: its first layer, and the one after its last."""
+    """The stage that takes the most per GPU: its first layer, and the one after its last."""
     ends = list(accumulate(stages))
     ranges = zip([0, *ends[:-1]], ends, strict=True)
     return max(ranges, key=lambda stage: need.stage_bytes(stage[0], stage[1], tp))
@@ -122,9 +122,9 @@ def estimate(
     max_sequences: int | None = None,
     flash_attention: bool = True,
 ) -> Estimate:
-    """What one instance of a model needs, from its files alone; weights are never read.
+    """What one instance of a model needs, from the headers of its files.
 
-    Where no engine is named, it is llama.cpp for GGUF and vLLM for anything else.
+    The default engine is llama.cpp for GGUF and vLLM for anything else.
     """
     serving = Serving(
         context=context,
@@ -142,7 +142,7 @@ def estimate(
     notes = [*model.notes, *memory.assumptions(model, serving)]
     trained = model.architecture.trained_context
     if trained and context > trained:
-        notes.append(f"the context is longer than the {trained:,} tokens that the model was made for")
+        notes.append(f"the context is longer than the {trained:,} tokens that the model was trained for")
     if drafting is not None:
         notes.append(f"the draft {drafting.name} runs with the last layer, with a KV cache of its own")
     return Estimate(
@@ -157,7 +157,7 @@ def estimate(
 
 
 def read_model(path: Path) -> Model:
-    """A model from a GGUF file or a folder in the form of Hugging Face."""
+    """A model from a GGUF file or a Hugging Face folder."""
     if path.is_dir():
         if (path / CONFIG).exists():
             return hugging_face_model(path)
@@ -173,49 +173,48 @@ def read_model(path: Path) -> Model:
     return gguf_model(path)
 
 
-# Whether an estimate fits on GPUs of a size, on how many, and how far context and concurrency can grow there.
+# Whether an estimate fits on a GPU model, on how many, and how far context and concurrency can grow there
 
-
-MOST_CONTEXT = 1 << 24
-MOST_REQUESTS = 1 << 16
-MOST_TOKENS = 1 << 34
-DRIVER = 1 << 29
-"""Of the memory that a driver reports, it keeps about this much: no process gets it."""
+MAX_CONTEXT = 1 << 24
+MAX_REQUESTS = 1 << 16
+MAX_TOKENS = 1 << 34
+DRIVER_BYTES = 1 << 29
+"""About what a driver keeps for itself of the memory that it reports."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an estimate fares on one kind of GPU."""
+    """How an estimate fits on one kind of GPU."""
 
     gpu: str
     memory_bytes: int
     usable_bytes: int
-    """What the engine takes of it at most."""
+    """The most that the engine uses of it."""
     gpu_bytes: int
-    """What it would take of the fullest one, with the split that was asked for."""
+    """Bytes on the fullest GPU, with the requested split."""
     fits: bool
     gpus: int | None
-    """The fewest that it fits on, by a tensor-parallel size; None: on no number."""
+    """The smallest tensor-parallel size that fits; None if none does."""
     context: int
-    """The largest with the concurrency that was asked for, at most what the model was made for; 0: none."""
+    """The largest context with the requested concurrency, at most what the model was trained for; 0: none."""
     concurrency: int
-    """The largest with the context that was asked for; 0: none."""
+    """The largest concurrency with the requested context; 0: none."""
     gpu_layers: int
-    """Layers that one of them can take while the others stay on the CPU."""
+    """Layers that one GPU can hold while the others stay on the CPU."""
     kv_tokens: int
-    """Tokens that the KV cache can hold at most, over all requests; 0 without one."""
+    """Tokens that the KV cache can hold, over all requests; 0 without one."""
 
 
 def fit(
     estimate: Estimate, memory_bytes: int, tp: int = 1, pp: int = 1, gpu: str = "", share: float | None = None
 ) -> Fit:
-    """Try one size of GPU; `share` of it is used, or what the engine takes by itself."""
+    """Try one size of GPU. `share`: the part of it that is used; None: the engine's default."""
     usable = usable_bytes(estimate, memory_bytes, share)
     stages = estimate.stages(tp, pp)
 
     def holds(changed: Estimate) -> bool:
         return _gpu_bytes(changed, tp, stages) <= usable
 
-    longest = estimate.architecture.trained_context or MOST_CONTEXT
+    longest = estimate.architecture.trained_context or MAX_CONTEXT
     needed = _gpu_bytes(estimate, tp, stages)
     return Fit(
         gpu=gpu,
@@ -225,15 +224,15 @@ def fit(
         fits=needed <= usable,
         gpus=_fewest(estimate, usable),
         context=largest(lambda tokens: holds(estimate.served(context=tokens)), longest),
-        concurrency=largest(lambda requests: holds(estimate.served(concurrency=requests)), MOST_REQUESTS),
+        concurrency=largest(lambda requests: holds(estimate.served(concurrency=requests)), MAX_REQUESTS),
         gpu_layers=_most_layers(estimate.need, usable),
         kv_tokens=kv_tokens(estimate, usable, tp, pp),
     )
 
 
 def usable_bytes(estimate: Estimate, memory_bytes: int, share: float | None = None) -> int:
-    """What the engine takes at most of a GPU whose driver reports so much memory."""
-    return int(max(memory_bytes - DRIVER, 0) * (estimate.engine.usable_share if share is None else share))
+    """The most that the engine uses of a GPU whose driver reports this much memory."""
+    return int(max(memory_bytes - DRIVER_BYTES, 0) * (estimate.engine.usable_share if share is None else share))
 
 
 def _gpu_bytes(estimate: Estimate, tp: int, stages: Sequence[int]) -> int:
@@ -245,10 +244,10 @@ def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
     """Tokens of one long request that fit beside everything else: what vLLM reports as the size of its KV cache."""
     if not estimate.kv_bytes_per_token:
         return 0
-    # Another number of requests would change the activations: those stay as they were asked for.
+    # The activations stay those of the requested concurrency.
     alone = estimate.served(concurrency=1, max_sequences=_sequences(estimate))
     stages = estimate.stages(tp, pp)
-    return largest(lambda tokens: _gpu_bytes(alone.served(context=tokens), tp, stages) <= usable, MOST_TOKENS)
+    return largest(lambda tokens: _gpu_bytes(alone.served(context=tokens), tp, stages) <= usable, MAX_TOKENS)
 
 
 def _sequences(estimate: Estimate) -> int:
@@ -261,12 +260,12 @@ def _fewest(estimate: Estimate, usable_bytes: int) -> int | None:
 
 
 def _most_layers(need: Need, usable: int) -> int:
-    """The last layers go first, so more of them never take less."""
+    """The last layers go to the GPU first, so that more layers never take less."""
     return largest(lambda layers: need.offloaded(layers)[0] <= usable, need.layers)
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number from 0 to `most` for which it holds, if it holds for all smaller ones; 0 is never tried."""
+    """The largest number up to `most` for which it holds, given that it holds for all smaller ones; 0 if for none."""
     if holds(most):
         return most
     low, high = 0, 1

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, ModelWeights, Tensor
+from pointsman.placement.estimate.architecture import MAX_LAYERS, Architecture, Model, ModelWeights, Tensor
 from pointsman.placement.estimate.reading import Fields, Source, UnreadableModel
 
-# The data types of GGUF: how many numbers a block of each holds, and in how many bytes.
+# The data types of GGUF: numbers per block, and bytes per block
 
 
 class GgmlType(NamedTuple):
@@ -62,10 +62,10 @@ GGML_TYPES: dict[int, GgmlType] = {
 
 
 MAGIC = b"GGUF"
-LONGEST_TEXT = 4096
-"""Texts that are kept. Longer ones (chat templates) say nothing about memory."""
-LONGEST_LIST = 16_384
-"""The same for lists: one entry per layer is of interest, one per word of the vocabulary is not."""
+MAX_TEXT_BYTES = 4096
+"""Longer texts are skipped: chat templates say nothing about memory."""
+MAX_LIST_LENGTH = 16_384
+"""Longer lists are skipped: one entry per layer is of interest, one per entry of the vocabulary is not."""
 
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
@@ -94,7 +94,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """What a header says, of all parts together."""
+    """The header, of all parts together."""
 
     path: Path
     version: int
@@ -113,7 +113,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of the file that one part belongs to, in order."""
+    """All parts of a file, in order, given any of them."""
     found = _PART.fullmatch(path.name)
     if found is None or int(found[3]) == 0:
         return [path]
@@ -135,8 +135,8 @@ def _read_one(path: Path) -> GgufFile:
         version = _number(source, "<I", "the version")
         if version not in (2, 3):
             big = struct.unpack(">I", struct.pack("<I", version))[0]
-            told = f"{big} in big-endian order" if big in (2, 3) else str(version)
-            source.fail("GGUF of version 2 or 3", f"version {told}")
+            found = f"{big} in big-endian order" if big in (2, 3) else str(version)
+            source.fail("GGUF of version 2 or 3", f"version {found}")
         tensor_count, entries = _number(source, "<Q", "the number of tensors"), _number(source, "<Q", "of entries")
         # An entry has at least a length, a type and one byte; a tensor a length, a rank, a type and an offset.
         source.demand(entries * 13 + tensor_count * 24, f"{entries:,} entries and {tensor_count:,} tensors")
@@ -148,7 +148,7 @@ def _read_one(path: Path) -> GgufFile:
         if not isinstance(alignment, int) or isinstance(alignment, bool) or not 0 < alignment <= 1 << 30:
             source.fail("a number from 1 on as general.alignment", repr(alignment)[:80])
         rows = [_row(source) for _ in range(tensor_count)]
-        start = -(-source.place // alignment) * alignment
+        start = -(-source.position // alignment) * alignment
         tensors = tuple(_checked(source, rows, start))
     return GgufFile(path, version, metadata, tensors)
 
@@ -178,19 +178,19 @@ def _value(source: Source, kind: int, depth: int = 0) -> Any:
     if kind in _SCALARS:
         return _number(source, _SCALARS[kind], "a value")
     if kind == _TEXT:
-        return _text(source, "a text", LONGEST_TEXT)
+        return _text(source, "a text", MAX_TEXT_BYTES)
     if kind != _LIST or depth > 4:
         source.fail("a known type of value", f"type {kind}" if kind != _LIST else "lists in lists in lists")
     inner, length = _number(source, "<I", "the type of a list"), _number(source, "<Q", "the length of a list")
     if inner in _SCALARS:
         form = _SCALARS[inner]
         size = length * struct.calcsize(form)
-        if length > LONGEST_LIST:
+        if length > MAX_LIST_LENGTH:
             source.skip(size, f"a list of {length:,}")
             return Skipped(length)
         return list(struct.unpack(f"<{length}{form[1]}", source.take(size, f"a list of {length:,}")))
     source.demand(length * 8, f"a list of {length:,}")
-    keep = length <= LONGEST_LIST and inner != _TEXT
+    keep = length <= MAX_LIST_LENGTH and inner != _TEXT
     values: list[Any] | None = [] if keep else None
     for _ in range(length):
         if inner == _TEXT:
@@ -232,11 +232,11 @@ EMBEDDERS = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
     | {"gemma-embedding", "t5encoder"}
 )
-"""Families that read a text at once and keep no cache."""
+"""Families that read the whole text in one step and keep no cache."""
 WINDOW_EVERY = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4, "olmo2": 4,
 }  # fmt: skip
-"""Of so many layers in turn, all but the last look back only as far as the window."""
+"""Of each group of this many layers, all but the last attend only to the window."""
 
 
 def gguf_model(path: Path) -> Model:
@@ -274,8 +274,8 @@ def gguf_model(path: Path) -> Model:
 
 def _architecture(file: GgufFile, name: str, fields: Fields, notes: list[str]) -> Architecture:
     layers = fields.needed("block_count")
-    if layers > MOST_LAYERS:
-        raise UnreadableModel(file.path, f"at most {MOST_LAYERS:,} layers", f"{layers:,}")
+    if layers > MAX_LAYERS:
+        raise UnreadableModel(file.path, f"at most {MAX_LAYERS:,} layers", f"{layers:,}")
     hidden = fields.needed("embedding_length")
     heads_of_layers = fields.wholes("attention.head_count")
     heads = max(heads_of_layers, default=0) if heads_of_layers else fields.whole("attention.head_count") or 0
@@ -285,7 +285,7 @@ def _architecture(file: GgufFile, name: str, fields: Fields, notes: list[str]) -
         kv_heads = [heads if given is None else given] * layers
     dim = hidden // heads if heads else 0
     lora_rank = fields.whole("attention.kv_lora_rank")
-    # Files from before the latent cache have full keys and values for every head.
+    # Older files have full keys and values for every head instead of the latent cache.
     latent = bool(lora_rank) and fields.whole("attention.key_length_mla") is not None
     embeds = name in EMBEDDERS or fields.get("attention.causal") is False
     used = fields.whole("expert_used_count") or 0
@@ -323,10 +323,10 @@ def _windows(name: str, fields: Fields, layers: int, notes: list[str]) -> tuple[
     window = fields.whole("attention.sliding_window")
     if not window:
         return (None,) * layers
-    told = fields.get("attention.sliding_window_pattern")
-    if isinstance(told, list) and len(told) == layers:
-        return tuple(window if slides else None for slides in told)
-    every = told if isinstance(told, int) and told > 0 else WINDOW_EVERY.get(name)
+    pattern = fields.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and len(pattern) == layers:
+        return tuple(window if slides else None for slides in pattern)
+    every = pattern if isinstance(pattern, int) and pattern > 0 else WINDOW_EVERY.get(name)
     if every is None:
         notes.append(f"which layers use the window of {window:,} tokens is not known for {name}; counted as none")
         return (None,) * layers

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in our words: config.json for the shape, headers of safetensors for the sizes.
+"""A model from a Hugging Face folder: its shape from config.json, its sizes from the headers of safetensors.
 
 Without safetensors the sizes are computed from config.json, and a note says so.
 """
@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pointsman.placement.estimate.architecture import MOST_LAYERS, Architecture, Model, ModelWeights, Tensor
+from pointsman.placement.estimate.architecture import MAX_LAYERS, Architecture, Model, ModelWeights, Tensor
 from pointsman.placement.estimate.reading import Fields, UnreadableModel, json_object
 from pointsman.placement.estimate.safetensors import DTYPE_BITS, Stored, read_weights
 
-# How far back each layer of a Hugging Face model looks: the whole context, a window, or no cache at all.
+# The attention of each layer: the whole context, a window, or no cache at all
 
-
-_KEEP_NOTHING = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv", "moe", "mlp")
+_WITHOUT_CACHE = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv", "moe", "mlp")
 
 
 def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None, ...]:
-    """For each layer the tokens that it keeps at most; None: all, 0: none."""
+    """The most tokens that each layer keeps; None: all, 0: none."""
     found = _by_kind(text, layers) or _by_rule(text, layers)
     shared = text.whole("num_kv_shared_layers") or 0
     if shared:
@@ -45,7 +44,7 @@ def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
     sliding, chunk = text.whole("sliding_window") or None, text.whole("attention_chunk_size") or None
 
     def window(kind: object) -> int | None:
-        if kind in _KEEP_NOTHING:
+        if kind in _WITHOUT_CACHE:
             return 0
         return {"sliding_attention": sliding, "chunked_attention": chunk}.get(str(kind))
 
@@ -53,17 +52,17 @@ def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
 
 
 def _by_rule(text: Fields, layers: int) -> list[int | None]:
-    """From the window alone and what the family does with it."""
+    """From the window alone and the rule of the family."""
     window = text.whole("sliding_window") or None
     interval = text.whole("full_attention_interval") or text.whole("attn_layer_period")
     if window is None and interval:
         offset = text.whole("attn_layer_offset")
-        place = interval - 1 if offset is None else offset
-        return [None if layer % interval == place % interval else 0 for layer in range(layers)]
+        first = interval - 1 if offset is None else offset
+        return [None if layer % interval == first % interval else 0 for layer in range(layers)]
     if window is None or text.get("use_sliding_window") is False:
         return [None] * layers
     family = text.text("model_type")
-    if family.startswith("qwen"):  # the first ones look back at everything
+    if family.startswith("qwen"):  # its first layers attend to everything
         first = text.whole("max_window_layers") or 0
         return [None if layer < first else window for layer in range(layers)]
     every = text.whole("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(
@@ -74,8 +73,7 @@ def _by_rule(text: Fields, layers: int) -> list[int | None]:
     return [window] * layers
 
 
-# Quantised Hugging Face models: how many numbers a packed tensor stands for, and how many bytes a number takes.
-
+# Quantised models: how many numbers a packed tensor holds, and how many bytes a number takes
 
 DTYPES = {
     "float32": 32, "float": 32, "float16": 16, "half": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
@@ -89,50 +87,50 @@ _PACKED = ("qweight", "weight_packed")
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """How the weights of layers are stored; embeddings and output are not quantised by any of these."""
+    """How the weights of layers are stored; no method here quantises embeddings and output."""
 
     method: str = ""
-    """Empty: they are not quantised."""
+    """Empty if they are not quantised."""
     bits: int = 16
     group: int = 0
-    """Numbers that share a scale; 0: too many to count."""
+    """Numbers that share a scale; 0: so many that scales do not count."""
     kv_bits: int | None = None
 
     @property
     def bits_per_number(self) -> float:
-        """With the scales (16 bits each, and a zero point of as many bits as a number) of AWQ, GPTQ and the like."""
+        """Including the scales of AWQ, GPTQ and the like: 16 bits each, with a zero point as large as a number."""
         return self.bits + (16 + self.bits) / self.group if self.group else float(self.bits)
 
 
 def quantisation_of(config: Mapping[str, Any], dtype_bits: int) -> Quantisation:
-    """What the configuration says: fp8, awq, gptq, bitsandbytes, compressed-tensors, mxfp4, modelopt."""
-    told = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(told, dict):
+    """As the configuration says: fp8, awq, gptq, bitsandbytes, compressed-tensors, mxfp4, modelopt."""
+    given = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(given, dict):
         return Quantisation(bits=dtype_bits)
-    method = str(told.get("quant_method") or told.get("quant_algo") or "unknown").lower()
-    group = _whole(told.get("group_size") or told.get("q_group_size"))
-    bits = _whole(told.get("bits") or told.get("w_bit"))
-    scheme = _first_scheme(told)
+    method = str(given.get("quant_method") or given.get("quant_algo") or "unknown").lower()
+    group = _whole(given.get("group_size") or given.get("q_group_size"))
+    bits = _whole(given.get("bits") or given.get("w_bit"))
+    scheme = _first_scheme(given)
     if scheme:
         weights = scheme.get("weights")
         weights = weights if isinstance(weights, dict) else {}
         bits, group = bits or _whole(weights.get("num_bits")), group or _whole(weights.get("group_size"))
     if not bits:
-        four = told.get("load_in_4bit") or "4" in method
+        four = given.get("load_in_4bit") or "4" in method
         bits = 4 if four else 8
-    if told.get("load_in_4bit") and not group:
+    if given.get("load_in_4bit") and not group:
         group = 64
     if method == "mxfp4":
         group = 32
-    scheme_of_cache = told.get("kv_cache_scheme")
+    scheme_of_cache = given.get("kv_cache_scheme")
     kv_bits = _whole(scheme_of_cache.get("num_bits")) if isinstance(scheme_of_cache, dict) else 0
-    if "fp8" in str(told.get("kv_cache_quant_algo") or "").lower():
+    if "fp8" in str(given.get("kv_cache_quant_algo") or "").lower():
         kv_bits = 8
     return Quantisation(method, min(bits, 32), group, kv_bits or None)
 
 
 def parameters_of(tensor: Stored, quantisation: Quantisation) -> int:
-    """Numbers that a stored tensor stands for."""
+    """Parameters in a stored tensor."""
     if not quantisation.method:
         return tensor.numbers
     last = tensor.name.rpartition(".")[2]
@@ -143,8 +141,8 @@ def parameters_of(tensor: Stored, quantisation: Quantisation) -> int:
     return tensor.numbers * bits // quantisation.bits if packed else tensor.numbers
 
 
-def _first_scheme(told: Mapping[str, Any]) -> dict[str, Any]:
-    groups = told.get("config_groups")
+def _first_scheme(given: Mapping[str, Any]) -> dict[str, Any]:
+    groups = given.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     return first if isinstance(first, dict) else {}
 
@@ -153,31 +151,30 @@ def _whole(value: Any) -> int:
     return value if type(value) is int and 0 < value < 1 << 20 else 0
 
 
-# The tensors that a decoder must have by its config.json alone, for folders that have nothing else.
-
+# The tensors of a decoder computed from config.json alone, for folders without safetensors
 
 UNGATED = frozenset(
     {"gpt2", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "bert", "roberta", "xlm-roberta", "starcoder2"}
     | {"mpt", "gptj", "codegen", "distilbert"}
 )
-"""Families whose feed-forward part has two matrices; all others have three."""
+"""Families whose feed-forward part has two matrices; the others have three."""
 QUERY_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
 TIED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "falcon"})
-"""Families that use their embeddings as output unless they say otherwise."""
+"""Families that use their embeddings as output by default."""
 
 
 class FeedForward(NamedTuple):
-    """How wide the feed-forward part of a layer is, by kind of layer."""
+    """Width of the feed-forward part of a layer, by kind of layer."""
 
     dense: int
     expert: int
-    """Each of them."""
+    """Of each expert."""
     shared: int
-    """What every token passes through beside its experts, in all."""
+    """Of all shared experts together."""
 
 
 def feed_forward(text: Fields, hidden: int) -> FeedForward:
-    """As config.json says it, in any of its dialects."""
+    """From config.json, in any of its dialects."""
     dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
     expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
     shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
@@ -187,7 +184,7 @@ def feed_forward(text: Fields, hidden: int) -> FeedForward:
 def computed_tensors(
     shape: Architecture, text: Fields, dtype_bits: int, quantisation: Quantisation
 ) -> Iterator[Tensor]:
-    """One tensor for each part of each layer, with the size that it must have."""
+    """One tensor for each part of each layer, with its computed size."""
 
     def plain(name: str, numbers: int) -> Tensor:
         return Tensor(name, numbers * dtype_bits // 8, numbers)
@@ -234,7 +231,7 @@ def _feed_forward(shape: Architecture, text: Fields, layer: int) -> int:
 
 
 def _biases(shape: Architecture, text: Fields) -> int:
-    """Of the queries, keys and values: Qwen2 has them always, others if they say so."""
+    """Of queries, keys and values: Qwen2 always has them, others if their configuration says so."""
     if text.get("attention_bias") is not True and shape.name not in ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"):
         return 0
     return (shape.attention_heads + 2 * shape.kv_heads[0]) * shape.key_dim
@@ -287,7 +284,7 @@ def hugging_face_model(folder: Path) -> Model:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that is about language: of a multimodal model, it is nested."""
+    """The text part of a configuration: of a multimodal model, it is nested."""
     for name in _TEXT_CONFIGS:
         inner = config.get(name)
         if isinstance(inner, dict):
@@ -296,16 +293,16 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(values: Any) -> str:
-    told = values.get("torch_dtype") or values.get("dtype")
-    return told.removeprefix("torch.") if isinstance(told, str) else ""
+    dtype = values.get("torch_dtype") or values.get("dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
 
 
 def _architecture(
     folder: Path, config: dict[str, Any], text: Fields, kv_bits: int | None, notes: list[str]
 ) -> Architecture:
     layers = text.needed("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-    if layers > MOST_LAYERS:
-        raise UnreadableModel(folder / CONFIG, f"at most {MOST_LAYERS:,} layers", f"{layers:,}")
+    if layers > MAX_LAYERS:
+        raise UnreadableModel(folder / CONFIG, f"at most {MAX_LAYERS:,} layers", f"{layers:,}")
     hidden = text.needed("hidden_size", "n_embd", "d_model", "dim")
     heads = text.whole("num_attention_heads", "n_head", "num_heads", "n_heads") or 0
     grouped = 1 if text.get("multi_query") is True else None
@@ -335,7 +332,7 @@ def _architecture(
 
 
 def _intermediate(text: Fields, hidden: int) -> int:
-    """Of what one token passes through."""
+    """Width that one token uses."""
     width = feed_forward(text, hidden)
     used = text.whole("num_experts_per_tok", "num_experts_per_token", "moe_topk")
     if not used:
@@ -344,10 +341,10 @@ def _intermediate(text: Fields, hidden: int) -> int:
 
 
 def _embeds(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether its work is vectors: sentence-transformers say so in a file, others by the name of their class."""
+    """Whether it is an embedding model: sentence-transformers have a file, others a class name."""
     if (folder / "modules.json").exists() or (folder / "1_Pooling").is_dir():
         return True
     classes = config.get("architectures")
     names = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
-    writes = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForSeq2SeqLM", "ForVision2Seq")
-    return bool(names) and not any(part in name for name in names for part in writes)
+    generating = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForSeq2SeqLM", "ForVision2Seq")
+    return bool(names) and not any(part in name for name in names for part in generating)

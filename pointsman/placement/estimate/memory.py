@@ -1,4 +1,4 @@
-"""From a model and how it is served to what an instance needs."""
+"""From a model and serving parameters to what an instance needs: memory models of the engines."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -13,24 +13,21 @@ from pointsman.placement.estimate.architecture import Architecture, Model
 from pointsman.placement.estimate.gguf import EMBEDDERS
 from pointsman.placement.needs import Need
 
-# How a model is to be served, and what an engine makes of that: the seam between files and memory.
-
-
 MIB, GIB = 1 << 20, 1 << 30
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of an instance."""
+    """How an instance is to serve."""
 
     context: int
-    """Tokens of one request, prompt and answer together."""
+    """Tokens of one request, prompt and response together."""
     concurrency: int = 1
-    """Requests that all may have so many at once."""
+    """Concurrent requests with a full context each."""
     kv_dtype: str = "auto"
     batch_tokens: int | None = None
-    """Tokens that are computed in one step; None: what the engine does by itself."""
+    """Tokens computed in one step; None: the default of the engine."""
     max_sequences: int | None = None
-    """Requests that the engine prepares for; None: what it does by itself, at least `concurrency`."""
+    """Requests that the engine allocates for; None: its default, at least `concurrency`."""
     flash_attention: bool = True
 
     def __post_init__(self) -> None:
@@ -45,7 +42,7 @@ class EngineMemory(Protocol):
 
     name: str
     usable_share: float
-    """Of a GPU: what it takes at most for weights, KV cache and activations."""
+    """Share of a GPU that it uses for weights, KV cache and activations."""
     tensor_parallel: bool
 
     def kv_bits(self, model: Model, dtype: str) -> float:
@@ -61,51 +58,50 @@ class EngineMemory(Protocol):
         """On each GPU, for one step."""
 
     def overhead_bytes(self, model: Model, serving: Serving) -> int:
-        """On each GPU, for itself."""
+        """On each GPU, for the engine itself."""
 
     def host_bytes(self, model: Model, serving: Serving) -> int:
-        """Of the machine's memory, wherever the model is."""
+        """Memory of the machine, wherever the model is."""
 
     def ends(self, model: Model) -> tuple[int, int]:
-        """(bytes with the first layer, bytes with the last) of what is not in a layer."""
+        """Weights outside layers: (bytes with the first layer, bytes with the last)."""
 
     def assumptions(self, model: Model, serving: Serving) -> list[str]:
-        """What an estimate for it takes for granted."""
+        """What an estimate for it assumes."""
 
 
 def bits_of(dtype: str, known: dict[str, float]) -> float:
-    """Look a data type of the KV cache up."""
+    """Bits of a data type of the KV cache."""
     try:
         return known[dtype.lower()]
     except KeyError:
         raise UnknownName("data type of a KV cache", dtype, known) from None
 
 
-# llama.cpp's memory. The formulas agree with the buffers that it logs: docs/estimate.md has the table.
-
+# llama.cpp. The formulas agree with the buffer sizes that it logs: docs/estimate.md has the table.
 
 _LLAMA_CPP_KV_BITS: dict[str, float] = {
     "f16": 16, "bf16": 16, "f32": 32, "float16": 16, "bfloat16": 16, "float32": 32, "q8_0": 8.5, "q5_1": 6,
     "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5,
 }  # fmt: skip
 CELLS = 256
-"""Cells of its KV cache come in multiples of this."""
+"""Its KV cache has a multiple of this many cells."""
 LLAMA_CPP_BATCH_TOKENS = 256
-"""What our server is started with; llama.cpp's own default is 512."""
-GPU_OVERHEAD = 512 * MIB
-"""Context and workspaces of the GPU's driver."""
-PROCESS = 36 * MIB
+"""The setting of our server; the default of llama.cpp is 512."""
+LLAMA_CPP_GPU_BYTES = 512 * MIB
+"""Context and workspaces of the GPU driver."""
+LLAMA_CPP_PROCESS_BYTES = 36 * MIB
 """Python, the library, its threads."""
-WORD = 350
-"""Bytes of the tokenizer, for each word of the vocabulary."""
+TOKENIZER_ENTRY_BYTES = 350
+"""For each entry of the vocabulary."""
 
 
 class LlamaCppMemory:
-    """llama.cpp with a KV cache of its own for every slot; embeddings stay in the machine's memory."""
+    """llama.cpp with a separate KV cache for every slot; embeddings stay in the machine's memory."""
 
     name = "llama.cpp"
     usable_share = 1.0
-    tensor_parallel = False  # it gives whole layers to GPUs
+    tensor_parallel = False  # it assigns whole layers to GPUs
 
     def kv_bits(self, model: Model, dtype: str) -> float:
         return 16 if dtype == "auto" else bits_of(dtype, _LLAMA_CPP_KV_BITS)
@@ -120,11 +116,11 @@ class LlamaCppMemory:
         return model.architecture.embeds and model.architecture.name in EMBEDDERS
 
     def activation_bytes(self, model: Model, serving: Serving) -> int:
-        """The buffer for one step, at the place where most is in it, and the one for the results."""
+        """The buffer for one step at its peak, and the one for the results."""
         shape, context = model.architecture, _cells(serving.context)
-        batch = context if shape.embeds else self._batch(serving)  # what is embedded is computed in one step
+        batch = context if shape.embeds else self._batch(serving)  # embeddings are computed in one step
         logits = 0 if shape.embeds else 4 * shape.vocabulary * serving.concurrency
-        # Of each token, all the way: five vectors, and which of the cells it may look at.
+        # For each token throughout the step: five vectors, and the mask over the cells.
         stream = 4 * (5 * shape.hidden + 7) + (2 if serving.flash_attention else 4) * context
         work = 12 * shape.intermediate  # gate, up and their product
         if not serving.flash_attention:
@@ -133,14 +129,14 @@ class LlamaCppMemory:
         return batch * stream + max(batch * work, logits) + logits
 
     def overhead_bytes(self, model: Model, serving: Serving) -> int:
-        return GPU_OVERHEAD
+        return LLAMA_CPP_GPU_BYTES
 
     def host_bytes(self, model: Model, serving: Serving) -> int:
         inputs = 0 if model.tied else model.input_bytes
-        return PROCESS + WORD * model.architecture.vocabulary + inputs
+        return LLAMA_CPP_PROCESS_BYTES + TOKENIZER_ENTRY_BYTES * model.architecture.vocabulary + inputs
 
     def ends(self, model: Model) -> tuple[int, int]:
-        # Embeddings that are the output too go where the output goes; others never leave the machine's memory.
+        # Tied embeddings go where the output goes; others stay in the machine's memory.
         return 0, model.output_bytes + (model.input_bytes if model.tied else 0)
 
     def assumptions(self, model: Model, serving: Serving) -> list[str]:
@@ -159,24 +155,23 @@ def _cells(tokens: int) -> int:
     return -(-tokens // CELLS) * CELLS
 
 
-# vLLM's memory. The constants are fitted to what it reported on real GPUs: docs/estimate.md has the table.
-
+# vLLM. The constants are fitted to what it reported on real GPUs: docs/estimate.md has the table.
 
 _VLLM_KV_BITS: dict[str, float] = {
     "float16": 16, "f16": 16, "bfloat16": 16, "bf16": 16, "float32": 32, "f32": 32, "fp8": 8, "fp8_e4m3": 8,
     "fp8_e5m2": 8,
 }  # fmt: skip
 BLOCK = 16
-"""Tokens of a block of its KV cache: requests take whole ones."""
+"""Tokens of a block of its KV cache: requests take whole blocks."""
 VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
-"""Its defaults. On GPUs of 70 GiB and more, newer releases prepare for 1024 requests: say so with max_sequences."""
+"""Its defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
 SAMPLER_BYTES = 12
-"""For each request and word of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
-OVERHEAD = 11 * GIB // 10
+"""For each request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
+VLLM_GPU_BYTES = 11 * GIB // 10
 """CUDA context, workspaces, communication."""
-HOST = 4 * GIB
-"""Its processes in the machine's memory."""
+VLLM_HOST_BYTES = 4 * GIB
+"""Of its processes."""
 
 
 class VllmMemory:
@@ -196,7 +191,7 @@ class VllmMemory:
         if window is None:
             return context * serving.concurrency
         kept = min(context, -(-window // BLOCK) * BLOCK)
-        # What one step computes is in the cache until the step is over, also beyond the window.
+        # The tokens of a step stay in the cache until the step ends, even beyond the window.
         step = min(self._batch(serving), (context - kept) * serving.concurrency)
         return kept * serving.concurrency + step
 
@@ -205,17 +200,17 @@ class VllmMemory:
 
     def activation_bytes(self, model: Model, serving: Serving) -> int:
         shape = model.architecture
-        # In each layer at once: gate, up and their product; the residual, input and output; what experts return.
+        # At once in each layer: gate, up and their product; residual, input and output; the results of experts.
         token = 2 * (3 * shape.intermediate + (4 + shape.experts_used) * shape.hidden)
         layer = self._batch(serving) * token
         sampler = 0 if shape.embeds else self._sequences(serving) * shape.vocabulary * SAMPLER_BYTES
         return max(layer, sampler)
 
     def overhead_bytes(self, model: Model, serving: Serving) -> int:
-        return OVERHEAD
+        return VLLM_GPU_BYTES
 
     def host_bytes(self, model: Model, serving: Serving) -> int:
-        return HOST
+        return VLLM_HOST_BYTES
 
     def ends(self, model: Model) -> tuple[int, int]:
         return model.input_bytes, model.output_bytes
@@ -226,8 +221,8 @@ class VllmMemory:
         notes = [f"vLLM computes {batch}; activations are counted whole on each GPU"]
         if shape.embeds:
             notes.append("an embedding model: nothing is kept between requests")
-        own = f"vLLM's own {OVERHEAD / GIB:.1f} GiB per GPU is fitted to what it has reported"
-        notes.append(f"{own}; {HOST // GIB} GiB of RAM for its processes is assumed")
+        own = f"vLLM's own {VLLM_GPU_BYTES / GIB:.1f} GiB per GPU is fitted to what it has reported"
+        notes.append(f"{own}; {VLLM_HOST_BYTES // GIB} GiB of RAM for its processes is assumed")
         if shape.vocabulary % 64:
             notes.append("the vocabulary is padded to a multiple of 64 before it is divided")
         return notes
@@ -239,8 +234,7 @@ class VllmMemory:
         return serving.max_sequences or max(SEQUENCES, serving.concurrency)
 
 
-MOST_GPUS = 64
-"""The largest tensor-parallel size that is looked at."""
+MAX_TENSOR_PARALLEL = 64
 VOCABULARY_PAD = 64
 ENGINES: tuple[EngineMemory, ...] = (VllmMemory(), LlamaCppMemory())
 
@@ -300,7 +294,7 @@ def kv_layer_bytes(model: Model, serving: Serving, engine: EngineMemory) -> list
 
 
 def kv_bytes_per_token(model: Model, engine: EngineMemory, dtype: str = "auto") -> int:
-    """What one more token costs while no window is full."""
+    """Bytes for one more token while no window is full."""
     if engine.keeps_nothing(model):
         return 0
     shape = model.architecture
@@ -308,8 +302,8 @@ def kv_bytes_per_token(model: Model, engine: EngineMemory, dtype: str = "auto") 
 
 
 def tensor_parallel_sizes(shape: Architecture) -> tuple[int, ...]:
-    """Numbers of GPUs that can share each layer: heads, feed-forward part and padded vocabulary divide evenly, KV heads
-    divide or are repeated evenly."""
+    """Numbers of GPUs that can share each layer: heads, feed-forward part and padded vocabulary divide evenly; KV heads
+    divide or are replicated evenly."""
     heads, kv_heads = shape.attention_heads, _kv_splits(shape)
     vocabulary = -(-shape.vocabulary // VOCABULARY_PAD) * VOCABULARY_PAD
 
@@ -318,9 +312,9 @@ def tensor_parallel_sizes(shape: Architecture) -> tuple[int, ...]:
         kv_even = alone or kv_heads % size == 0 or size % kv_heads == 0
         return heads % size == 0 and kv_even and vocabulary % size == 0 and shape.intermediate % size == 0
 
-    return tuple(size for size in range(1, min(MOST_GPUS, max(heads, 1)) + 1) if size == 1 or divides(size))
+    return tuple(size for size in range(1, min(MAX_TENSOR_PARALLEL, max(heads, 1)) + 1) if size == 1 or divides(size))
 
 
 def _kv_splits(shape: Architecture) -> int:
-    """A latent cache has no heads to divide by: every GPU keeps all of it."""
+    """A latent cache has no heads to divide: every GPU keeps all of it."""
     return 1 if shape.latent_dim else max(reduce(gcd, shape.kv_heads, 0), 1)

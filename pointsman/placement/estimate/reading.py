@@ -1,4 +1,4 @@
-"""Reading what somebody else wrote: never more than the file holds, and errors that name it."""
+"""Reading of untrusted files: never beyond the end of a file, and with errors that name it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,12 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 
-MOST_JSON = 128 << 20
-"""Bytes of JSON that are read. The format of safetensors itself allows 100 MB."""
+MAX_JSON_BYTES = 128 << 20
+"""The safetensors format itself allows 100 MB."""
 
 
 class UnreadableModel(PointsmanError):
-    """A model's file is not what it should be; says which, what was expected and what was found."""
+    """A file of a model is not as expected; names the file, what was expected and what was found."""
 
     def __init__(self, path: Path, expected: str, found: str) -> None:
         self.path, self.expected, self.found = path, expected, found
@@ -21,12 +21,12 @@ class UnreadableModel(PointsmanError):
 
 
 class Source:
-    """A file that is read from its beginning, piece by piece, and never beyond its end."""
+    """A file that is read in pieces from its beginning, never beyond its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if path.exists() and not path.is_file():  # a pipe would be waited for
+            if path.exists() and not path.is_file():  # reading a pipe would block
                 raise UnreadableModel(path, "a file", "a directory" if path.is_dir() else "something else")
             self.size = path.stat().st_size
             self._file = path.open("rb")
@@ -40,7 +40,7 @@ class Source:
         self._file.close()
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         return self._file.tell()
 
     @property
@@ -59,25 +59,27 @@ class Source:
         return data
 
     def skip(self, count: int, what: str) -> None:
-        """Leave bytes unread."""
+        """Skip bytes."""
         self.demand(count, what)
         self._file.seek(count, 1)
 
     def demand(self, count: int, what: str) -> None:
-        """Say so if fewer bytes follow. Without this, a damaged length would ask for memory that nobody has."""
+        """Raise if fewer bytes follow. Without this check, a damaged length would allocate too much memory."""
         if count > self.left:
-            self.fail(f"{count:,} bytes of {what} at byte {self.place:,}", f"only {self.left:,} more; it is truncated")
+            self.fail(
+                f"{count:,} bytes of {what} at byte {self.position:,}", f"only {self.left:,} more; it is truncated"
+            )
 
     def fail(self, expected: str, found: str) -> NoReturn:
         raise UnreadableModel(self.path, expected, found)
 
 
 def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
-    """A file that is one JSON object, or such a part of it."""
+    """A file, or a part of one, that is one JSON object."""
     if data is None:
         with Source(path) as source:
-            if source.size > MOST_JSON:
-                source.fail(f"JSON of at most {MOST_JSON >> 20} MiB", f"{source.size:,} bytes")
+            if source.size > MAX_JSON_BYTES:
+                source.fail(f"JSON of at most {MAX_JSON_BYTES >> 20} MiB", f"{source.size:,} bytes")
             data = source.take(source.size, "JSON")
     try:
         found = msgspec.json.decode(data)
@@ -89,26 +91,26 @@ def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of a configuration, each checked for its kind when it is asked for."""
+    """The fields of a configuration; each is checked for its type when it is read."""
 
-    MOST = 1 << 48
+    MAX = 1 << 48
 
     def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
         self.path, self.values, self._prefix = path, values, prefix
 
     def whole(self, *names: str) -> int | None:
-        """The first of these that is there and not null, a whole number from 0 on."""
+        """The first of these that is present and not null, a whole number from 0 on."""
         for name in names:
             value = self.values.get(self._prefix + name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.MOST:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.MAX:
                 self._fail(name, "a whole number from 0 on", value)
             return value
         return None
 
     def needed(self, *names: str, least: int = 1) -> int:
-        """The same, and it must be there."""
+        """The same, but required."""
         found = self.whole(*names)
         if found is None or found < least:
             self._fail(" or ".join(names), f"a whole number from {least} on", "nothing" if found is None else found)
@@ -124,10 +126,10 @@ class Fields:
     def wholes(self, name: str) -> list[int] | None:
         """A list of whole numbers, if it is one."""
         value = self.get(name)
-        if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < self.MOST for one in value):
+        if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < self.MAX for one in value):
             return None
         return [int(one) for one in value]
 
     def _fail(self, name: str, expected: str, found: object) -> NoReturn:
-        told = repr(found) if found != "nothing" else "nothing"
-        raise UnreadableModel(self.path, f"{expected} as {self._prefix}{name}", told[:80])
+        shown = repr(found) if found != "nothing" else "nothing"
+        raise UnreadableModel(self.path, f"{expected} as {self._prefix}{name}", shown[:80])

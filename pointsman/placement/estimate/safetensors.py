@@ -1,9 +1,9 @@
-"""The headers of safetensors files: names, types, shapes and sizes of tensors. The weights are never read."""
+"""Headers of safetensors files: names, types, shapes and sizes of tensors. The weights are never read."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pointsman.placement.estimate.reading import MOST_JSON, Source, UnreadableModel, json_object
+from pointsman.placement.estimate.reading import MAX_JSON_BYTES, Source, UnreadableModel, json_object
 
 INDEX = "model.safetensors.index.json"
 DTYPE_BITS = {
@@ -33,20 +33,20 @@ def read_safetensors(path: Path) -> list[Stored]:
     """The tensors of one file. Raises UnreadableModel for anything else, and if data is missing at its end."""
     with Source(path) as source:
         length = int.from_bytes(source.take(8, "the length of the header"), "little")
-        if length > MOST_JSON:
-            source.fail(f"a header of at most {MOST_JSON:,} bytes", f"{length:,}")
+        if length > MAX_JSON_BYTES:
+            source.fail(f"a header of at most {MAX_JSON_BYTES:,} bytes", f"{length:,}")
         header = json_object(path, source.take(length, "the header"))
         data_bytes = source.left
     header.pop("__metadata__", None)
-    return [_stored(path, name, told, data_bytes) for name, told in header.items()]
+    return [_stored(path, name, entry, data_bytes) for name, entry in header.items()]
 
 
-def _stored(path: Path, name: str, told: Any, data_bytes: int) -> Stored:
+def _stored(path: Path, name: str, entry: Any, data_bytes: int) -> Stored:
     what = f'tensor "{name[:80]}"'
-    fields = told if isinstance(told, dict) else {}
+    fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), _wholes(fields.get("shape")), _wholes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
-        raise UnreadableModel(path, f"dtype, shape and data_offsets of {what}", repr(told)[:120])
+        raise UnreadableModel(path, f"dtype, shape and data_offsets of {what}", repr(entry)[:120])
     start, end = offsets
     stored = Stored(name, dtype, tuple(shape), end - start)
     bits = DTYPE_BITS.get(dtype)
@@ -66,12 +66,12 @@ def _wholes(value: Any) -> list[int] | None:
 
 
 def read_weights(folder: Path) -> list[Stored]:
-    """All tensors of a model's folder: of the files that its index names, else of model.safetensors, else of all."""
+    """All tensors of a model's folder: of the files in its index, else of model.safetensors, else of all files."""
     return [tensor for file in weight_files(folder) for tensor in read_safetensors(file)]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights; none: there are no safetensors."""
+    """The files that hold the weights; empty without safetensors."""
     index = folder / INDEX
     if index.exists():
         names = json_object(index).get("weight_map")
@@ -84,6 +84,6 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
-    # Mistral ships the same weights once more as consolidated.safetensors; adapters are asked for by name.
+    # Mistral ships the same weights again as consolidated.safetensors; adapters are named explicitly.
     others = ("consolidated", "adapter_model")
     return [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith(others)]

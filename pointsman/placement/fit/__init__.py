@@ -1,7 +1,7 @@
-"""The five ways to fit, one file each, tried in this order until one yields candidates.
+"""The five ways to fit, one file each. The placer tries them in this order until a worker fits.
 
-Enters: an ask and the fleet as it stands. Leaves: the workers that have room in this tier, each with the place it would
-be, and for the others the reason. The one rule: a worker with room is never turned away.
+Enters: an ask and the fleet as it stands. Leaves: the workers that have room in this tier, each with its place, and for
+the others the reason. The one rule: a worker with room is never rejected.
 """
 
 from pointsman.placement.fit.base import NO_GPU, HasRoom, ResourceFit, TierFit

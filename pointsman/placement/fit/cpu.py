@@ -7,7 +7,7 @@ from pointsman.reasons import Reason
 
 
 class FitsOnCpu(ResourceFit):
-    """Demands memory of the machine for all of it."""
+    """Demands memory of the machine for the whole instance."""
 
     tier = Tier.CPU
 

@@ -1,4 +1,4 @@
-"""The first tier: all of it on one GPU."""
+"""The first tier: the whole instance on one GPU."""
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
 from pointsman.placement.devices import ABLE
@@ -9,7 +9,7 @@ from pointsman.selection.arrays import np
 
 
 class FitsOnOneGpu(ResourceFit):
-    """Demands a GPU with room for all of it."""
+    """Demands a GPU with room for the whole instance."""
 
     tier = Tier.ONE_GPU
 

@@ -1,4 +1,4 @@
-"""The fourth tier: as many layers as possible on one GPU, the others on the CPU of the same worker."""
+"""The fourth tier: as many layers as possible on one GPU, the rest on the CPU of the same worker."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from pointsman.selection.arrays import np
 
 
 class FitsPartly(ResourceFit):
-    """Demands a GPU with room for at least one layer, and memory for the others."""
+    """Demands a GPU with room for at least one layer, and memory for the rest."""
 
     tier = Tier.PARTIAL_OFFLOAD
 
@@ -27,11 +27,11 @@ class FitsPartly(ResourceFit):
         obstacles, free = devices.obstacles(ask), devices.free(ask)
         largest = devices.by_worker.largest(np.where(obstacles == ABLE, free, -np.inf))
         splits = [need.offloaded(layers) for layers in range(need.layers + 1)]
-        on_gpu, on_host = np.array(splits, dtype=np.float64).T  # the one grows with the layers, the other falls
+        on_gpu, on_host = np.array(splits, dtype=np.float64).T  # on_gpu grows with the layers, on_host falls
         most = np.searchsorted(on_gpu, largest, side="right") - 1
         taken, rest = on_gpu[most], on_host[most]
         hosts = HostRoom(self.fleet, ask.cpus, 0)
-        # Fewer layers never need less of the machine, also if its GPUs use its memory.
+        # Fewer layers on the GPU never need less memory of the machine, even if it is unified.
         memory = np.where(devices.unified, rest + taken, rest)
         fits = (most >= 1) & (hosts.memory >= memory) & hosts.enough & among
 

@@ -1,4 +1,4 @@
-"""The second tier: divided among GPUs of one worker, as few as will do."""
+"""The second tier: tensor parallel on GPUs of one worker, as few as suffice."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -25,11 +25,11 @@ NEARNESS: tuple[Callable[[Device], object], ...] = (
     lambda device: device.gpu.pcie or None,
     lambda device: device.gpu.numa,
 )
-"""What GPUs had better have in common, the best first."""
+"""What the GPUs of an instance should have in common, best first."""
 
 
 class FitsOnSeveralGpus(ResourceFit):
-    """Demands so many GPUs of one worker, of one model unless they may be mixed, each with room for its part."""
+    """Demands several GPUs of one worker, of one model unless mixed, each with room for its part."""
 
     tier = Tier.SEVERAL_GPUS
 
@@ -53,7 +53,7 @@ class FitsOnSeveralGpus(ResourceFit):
             fits = (counts >= size) & hosts.enough & among
             if fits.any():
                 return self._found(ask, devices, size, kinds, room, fits, free, hosts)
-        return self._nobody(ask, sizes, obstacles, free, hosts)
+        return self._nowhere(ask, sizes, obstacles, free, hosts)
 
     def _found(
         self,
@@ -69,7 +69,7 @@ class FitsOnSeveralGpus(ResourceFit):
         needed = ask.need.gpu_bytes(size)
         sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
         taken = [devices.by_worker.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
-        last = sign * reduce(np.minimum, taken)  # the last that would be taken, in the best kind of each worker
+        last = sign * reduce(np.minimum, taken)  # of the last GPU taken, with the best model of each worker
         linked = reduce(np.maximum, map(devices.by_worker.count_linked, kinds)) >= size
 
         def place(host: Host) -> Place:
@@ -83,7 +83,7 @@ class FitsOnSeveralGpus(ResourceFit):
 
         return TierFit(ask, fits, last, float(needed), place, why, linked.astype(np.float64), gpus=size)
 
-    def _nobody(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> TierFit:
+    def _nowhere(self, ask: Ask, sizes: list[int], obstacles: Codes, free: Floats, hosts: HostRoom) -> TierFit:
         largest = self.devices().by_worker.largest(np.where(obstacles == ABLE, free, -np.inf))
         each = {size: ask.need.gpu_bytes(size) for size in sizes}
 
@@ -99,7 +99,7 @@ class FitsOnSeveralGpus(ResourceFit):
         return nowhere(ask, len(self.fleet), why)
 
     def _chosen(self, ask: Ask, fitting: list[Device], free: Floats, size: int) -> list[Device]:
-        """Linked ones if there are enough, else of one PCIe switch, else near one CPU; of one model unless mixed."""
+        """Linked GPUs if there are enough, else of one PCIe switch, else of one NUMA node; one model unless mixed."""
         options = _groups(fitting, lambda device: None if ask.mixed_gpus else device.gpu.model, size)
         for shared in NEARNESS:
             near = [
@@ -116,7 +116,7 @@ class FitsOnSeveralGpus(ResourceFit):
 
 
 def _groups(devices: list[Device], key: Callable[[Device], object], size: int) -> list[list[Device]]:
-    """Those with the same key, where there are enough of them, in the order of the first of each."""
+    """Groups with the same key that have at least `size` members, in the order of their first members."""
     groups: dict[object, list[Device]] = {}
     for device in devices:
         groups.setdefault(key(device), []).append(device)

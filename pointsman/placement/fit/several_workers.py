@@ -1,10 +1,10 @@
-"""The third tier: pipeline stages, on several workers if need be, tensor parallel within each.
+"""The third tier: pipeline stages on several workers if need be, tensor parallel within each.
 
-A stage is so many GPUs of one worker; all GPUs are of one model unless they may be mixed. Workers may offer different
-numbers of stages with different room. Those with the most room are taken, as few as will do.
+A stage is a group of GPUs of one worker; all GPUs are of one model unless mixed. Workers may offer different numbers of
+stages with different room. The stages with the most room are taken, as few as suffice.
 
-No split is overlooked, with two exceptions: see `in_any_order` for pipelines of many stages that all have different
-room; and where several GPUs share the memory of the machine, it is given to them one after the other, never evenly.
+No split is overlooked, with two exceptions: see `in_any_order` for pipelines of many stages with different room; and
+where several GPUs share the memory of the machine, it is given to them one after the other, never evenly.
 """
 
 from collections import Counter
@@ -32,18 +32,17 @@ from pointsman.placement.needs import Cuts
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 
-# Pipelines: which stages, in which order, hold all layers of a model.
+# Which stages, in which order, hold all layers of a model
 #
 # The order matters: the first stage and the last hold more than layers, and layers may differ. Enters: the room on each
-# GPU of every stage that there could be. Leaves: places in that list, in order.
+# GPU of every possible stage. Leaves: indexes into that list, in order.
 
-
-MOST_SETS = 512
-"""Sets of stages that are searched. Those with the same room count as one kind, so that most fleets have few sets."""
+MAX_SETS = 512
+"""Sets of stages that are searched. Stages with the same room count as one kind, so most fleets have few sets."""
 
 
 def largest_first(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
-    """The largest stages first, perhaps with one of the two largest kept for the end: quick, and right for most."""
+    """The largest stages first, perhaps with one of the two largest at the end: quick, and right for most fleets."""
     order = _largest(cuts, rooms)
     ways: list[tuple[Sequence[int], int | None]] = [(order, None)]
     if len(order) > 1:
@@ -53,19 +52,19 @@ def largest_first(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
     return min(found, key=len, default=None)
 
 
-def in_any_order(cuts: Cuts, rooms: Sequence[float], most_sets: int = MOST_SETS) -> list[int] | None:
-    """The fewest stages in whatever order they fit; None: in no order, if there are not more than so many sets.
+def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -> list[int] | None:
+    """The fewest stages, in any order that fits; None if no order does.
 
-    Beyond that only the largest are looked at. Whoever has come further with the same stages is never worse off: it is
-    enough to know for each set of stages how far it comes.
+    Beyond `max_sets` only the largest stages are searched. Of two orders of the same stages, the one that holds more
+    layers is never worse, so that only the best order of each set is kept.
     """
     largest = _largest(cuts, rooms)
-    while _sets(rooms, largest) > most_sets:
+    while _sets(rooms, largest) > max_sets:
         largest = largest[:-1]
-    counts = Counter(rooms[place] for place in largest)
+    counts = Counter(rooms[index] for index in largest)
     kinds = list(counts)
     reached: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {(0,) * len(kinds): (0, ())}
-    """How many of each kind are in use -> where they end at best, and the kinds in that order."""
+    """Stages used of each kind -> the most layers that they hold, and the kinds in that order."""
     while reached:
         further: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
         for used, (start, order) in reached.items():
@@ -74,7 +73,7 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], most_sets: int = MOST_SETS)
                     continue
                 stop = cuts.reach(start, room)
                 if stop == cuts.layers:
-                    return _places(rooms, largest, [kinds[one] for one in (*order, kind)])
+                    return _indexes(rooms, largest, [kinds[one] for one in (*order, kind)])
                 now = (*used[:kind], used[kind] + 1, *used[kind + 1 :])
                 if stop > start and stop > further.get(now, (0, ()))[0]:
                     further[now] = stop, (*order, kind)
@@ -83,17 +82,17 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], most_sets: int = MOST_SETS)
 
 
 def _largest(cuts: Cuts, rooms: Sequence[float]) -> list[int]:
-    """As many as there are layers: nobody needs more, and a larger stage does whatever a smaller one does."""
-    return sorted(range(len(rooms)), key=lambda place: -rooms[place])[: cuts.layers]
+    """At most one stage per layer; a larger stage can replace a smaller one."""
+    return sorted(range(len(rooms)), key=lambda index: -rooms[index])[: cuts.layers]
 
 
 def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int | None) -> list[int] | None:
     """The stages that are used if each takes as many layers as it can."""
     start, used = 0, list[int]()
-    for place in order:
-        stop = cuts.reach(start, rooms[place])
+    for index in order:
+        stop = cuts.reach(start, rooms[index])
         if stop > start:
-            used.append(place)
+            used.append(index)
             start = stop
         if start == cuts.layers:
             return used
@@ -102,27 +101,27 @@ def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int 
     return None
 
 
-def _sets(rooms: Sequence[float], places: Sequence[int]) -> int:
-    return prod(count + 1 for count in Counter(rooms[place] for place in places).values())
+def _sets(rooms: Sequence[float], indexes: Sequence[int]) -> int:
+    return prod(count + 1 for count in Counter(rooms[index] for index in indexes).values())
 
 
-def _places(rooms: Sequence[float], largest: Sequence[int], order: Sequence[float]) -> list[int]:
-    """Stages with these rooms; of those with the same room the first."""
-    waiting: dict[float, list[int]] = {}
-    for place in sorted(largest, reverse=True):
-        waiting.setdefault(rooms[place], []).append(place)
-    return [waiting[room].pop() for room in order]
+def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[float]) -> list[int]:
+    """Stages with these rooms; of equals the first."""
+    unused: dict[float, list[int]] = {}
+    for index in sorted(largest, reverse=True):
+        unused.setdefault(rooms[index], []).append(index)
+    return [unused[room].pop() for room in order]
 
 
 Chooser: TypeAlias = Callable[[Cuts, Sequence[float]], list[int] | None]
 
 
 class Stage(msgspec.Struct, frozen=True, eq=False):
-    """GPUs of one worker that could hold some layers together."""
+    """GPUs of one worker that hold some layers together."""
 
     devices: tuple[Device, ...]
     free_bytes: float
-    """On the fullest of them."""
+    """On the fullest GPU."""
 
     @property
     def host(self) -> Host:
@@ -130,7 +129,7 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Stages in their order, and the layers of each."""
+    """Stages in order, and the layers of each."""
 
     tensor_parallel_size: int
     stages: tuple[Stage, ...]
@@ -138,12 +137,12 @@ class Split(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[int, int]:
-        """How many workers and how many GPUs it takes."""
+        """(workers, GPUs)"""
         workers = {stage.host.row for stage in self.stages}
         return len(workers), len(self.stages) * self.tensor_parallel_size
 
     def evened(self, cuts: Cuts) -> "Split":
-        """The same stages, none of them fuller than need be."""
+        """The same stages with layers divided as evenly as their room allows."""
         layers = cuts.evened([stage.free_bytes for stage in self.stages])
         return self if layers is None else msgspec.structs.replace(self, layers=layers)
 
@@ -174,12 +173,12 @@ class FitsOnSeveralWorkers(ResourceFit):
             if splits:
                 return self._found(ask, min(splits, key=lambda split: split.cost).evened(cuts), hosts)
         most = max((float(free[kind].clip(0.0).sum()) for kind in kinds), default=0.0)
-        return self._nobody(ask, most, obstacles, hosts)
+        return self._nowhere(ask, most, obstacles, hosts)
 
     def _split(self, cuts: Cuts, size: int, usable: Mask, free: Floats, machine: Floats) -> Split | None:
-        """The stages of few workers that will do: of the one with the most room, of the first two, four, and so on;
-        then fewer again as long as they suffice."""
-        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # that each GPU could hold a part of, at most
+        """Stages of few workers: of the one with the most room, of the first two, four, and so on until they suffice;
+        then bisected down to the fewest."""
+        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # at most, that each GPU could hold a part of
         rows = np.flatnonzero(usable & (layers > 0))
         if layers[rows].sum() < cuts.layers * size:
             return None
@@ -226,7 +225,7 @@ class FitsOnSeveralWorkers(ResourceFit):
         for stage, layers in zip(split.stages, split.layers, strict=True):
             each = ask.need.stage_bytes(start, start + layers, size)
             first, *others = claims_of(ask, list(stage.devices), each)
-            if first.worker in seen:  # CPUs and memory are wanted once on each worker
+            if first.worker in seen:  # CPUs and memory are claimed once per worker
                 first = msgspec.structs.replace(first, cpus=0.0, memory_bytes=0)
             seen.add(first.worker)
             claims += [first, *others]
@@ -239,7 +238,7 @@ class FitsOnSeveralWorkers(ResourceFit):
             stage_layers=split.layers,
         )
 
-    def _nobody(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> TierFit:
+    def _nowhere(self, ask: Ask, most: float, obstacles: Codes, hosts: HostRoom) -> TierFit:
         needed = ask.need.weight_bytes + ask.need.kv_bytes
         facts = {"needed_bytes": needed, "free_bytes": most, "one_model": not ask.mixed_gpus}
         why = Reason("too-little-room-in-all", facts)
@@ -247,7 +246,7 @@ class FitsOnSeveralWorkers(ResourceFit):
 
 
 def _doubled(most: int) -> Iterator[int]:
-    """1, 2, 4, and so on up to the most."""
+    """1, 2, 4, and so on up to `most`."""
     number = 1
     while number < most:
         yield number
@@ -257,7 +256,7 @@ def _doubled(most: int) -> Iterator[int]:
 
 
 def _stages(devices: list[Device], size: int, free: Floats, machine: float) -> list[Stage]:
-    """What a worker offers: its GPUs in groups, the emptiest together, so that no other grouping has more room."""
+    """The stages of a worker: its GPUs in groups, the emptiest together, so that no other grouping has more room."""
     devices = sorted(devices, key=lambda device: (-free[device.row], device.row))
     stages = []
     for at in range(0, len(devices) - size + 1, size):
@@ -269,12 +268,12 @@ def _stages(devices: list[Device], size: int, free: Floats, machine: float) -> l
 
 
 def _arranged(cuts: Cuts, size: int, stages: Sequence[Stage], choose: Chooser) -> Split | None:
-    """Few of these stages with layers for each: worker by worker if they fit in that order."""
-    places = choose(cuts, [stage.free_bytes for stage in stages])
-    if places is None:
+    """A few of these stages with layers for each: worker by worker if they fit in that order."""
+    indexes = choose(cuts, [stage.free_bytes for stage in stages])
+    if indexes is None:
         return None
-    for order in (sorted(places), places):
-        layers = cuts.filled([stages[place].free_bytes for place in order])
+    for order in (sorted(indexes), indexes):
+        layers = cuts.filled([stages[index].free_bytes for index in order])
         if layers is not None:
-            return Split(size, tuple(stages[place] for place in order), layers)
+            return Split(size, tuple(stages[index] for index in order), layers)
     return None

@@ -78,5 +78,5 @@ def test_no_order_is_overlooked(need: Need, rooms: list[float], tp: int) -> None
 
 def test_of_many_sizes_the_largest_are_searched() -> None:
     cuts = Cuts(Need(layer_bytes=(10, 10, 25, 10)), 1)
-    assert in_any_order(cuts, [20.0, 25.0, 10.0], most_sets=4) is None
-    assert in_any_order(cuts, [1.0, 2.0, 45.0, 10.0, 3.0], most_sets=4) == [2, 3]
+    assert in_any_order(cuts, [20.0, 25.0, 10.0], max_sets=4) is None
+    assert in_any_order(cuts, [1.0, 2.0, 45.0, 10.0, 3.0], max_sets=4) == [2, 3]
