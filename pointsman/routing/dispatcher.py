@@ -9,13 +9,12 @@ an answer or with a refusal that says why. Events trigger sending, of as many wa
 whatever may give an instance room. A `RequestTable` holds the requests; a `Sender` finds instances for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from pointsman.reasons import Reason
-from pointsman.routing.counters import Counters
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
 from pointsman.routing.endpoints import EndpointTable, Extractor, ingest
@@ -42,107 +41,27 @@ from pointsman.routing.events import (
 from pointsman.routing.hooks import PluginHooks
 from pointsman.routing.ledger import Sent
 from pointsman.routing.queue import Queued
-from pointsman.routing.records import Journal, Record, Records
+from pointsman.routing.records import Journal, Record
 from pointsman.routing.request_table import Pool, RequestTable
 from pointsman.routing.routes import Chooser
 from pointsman.routing.sending import Sender
 from pointsman.types import RequestMetadata
 
 
-class Dispatcher:
-    """Admission, queue, choice, retry, release: `handle(event, now) -> commands`."""
+class RequestEvents:
+    """What happens to requests: they arrive, are answered, fail, are cancelled or expire."""
 
-    def __init__(self, plan: DispatchPlan, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
-        self.fleet = EndpointTable()
-        self._journal = Journal(settings.keep_records, plan.route.name)
-        self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
-        self._table = RequestTable(plan, self.fleet, self._journal)
-        self._pools, self.ledger = self._table.pools, self._table.ledger
-        self._max_tries = settings.max_tries
-        self._open = True
-        self._configure(plan)
-        self._wake_at: float | None = None
-        """What the timer is set for."""
-        self._due: float | None = None
-        """When the next waiting request expires."""
-        self._undelivered: list[DispatcherCommand] = []
-        """Commands of an event whose handler raised; they leave with the next one."""
+    def __init__(self, plan: DispatchPlan, sender: Sender, max_tries: int, *, is_open: bool) -> None:
+        self._sender = sender
+        self._table, self._fleet, self._chooser, self._hooks = sender.table, sender.fleet, sender.chooser, sender.hooks
+        self._pools, self._journal = self._table.pools, self._table.journal
+        self._max_tries = max_tries
+        self.is_open = is_open
+        """False once the dispatcher is shutting down."""
+        self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
+        """Whether only the choice itself stands between a request and an instance."""
 
-    def _configure(self, plan: DispatchPlan) -> None:
-        self.strategy = plan.strategy
-        """What decides, by name."""
-        self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
-        self._journal.strategy = plan.route.name
-        self._chooser.route = plan.route
-        self._hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
-        self._sender = Sender(plan, self._table, self.fleet, self._chooser, self._hooks)
-        self._evicts = plan.make_eviction is not None
-        self._ungated = self._open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
-        """Only the choice itself stands between a request and an instance."""
-
-    def reconfigure(self, plan: DispatchPlan, now: float) -> list[DispatcherCommand]:
-        """Schedule by another plan from now on. Instances, requests, reservations and records stay as they are."""
-        commands, self._undelivered = self._undelivered, []
-        self._configure(plan)
-        self._table.configure(plan, now, commands)
-        for pool in self._pools.waiting():
-            self._sender.send_waiting(pool, now, commands)
-        self._set_timer(commands)
-        return commands
-
-    def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
-        """Handle one event. The runtime carries the commands out in their order."""
-        commands, self._undelivered = self._undelivered, []
-        if self._due is not None and self._due <= now:
-            self._expire(now, commands)
-        try:
-            _HANDLERS[type(event)](self, event, now, commands)
-        except BaseException:
-            self._undelivered = commands
-            raise
-        if self._evicts:
-            self._evict(now, commands)
-        if self._pools.busy or self._wake_at is not None:
-            self._set_timer(commands)
-        return commands
-
-    @property
-    def records(self) -> Records:
-        """The record of each request, the newest kept."""
-        return self._journal.records
-
-    @property
-    def counters(self) -> Counters:
-        """Counters over all requests."""
-        return self._journal.counters
-
-    def listen(self, ended: Callable[[Record], None] | None) -> None:
-        """Call `ended` with the record of each request that has ended, served or refused. None: stop."""
-        self._journal.listener = ended
-
-    def __len__(self) -> int:
-        """Requests that have arrived and not left."""
-        return len(self._table)
-
-    @property
-    def running(self) -> int:
-        """Requests that were sent and have not ended."""
-        return len(self._table.sent)
-
-    def waiting(self) -> list[RequestMetadata]:
-        """The waiting requests, per model in the order in which they would go."""
-        return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
-
-    def explain(self, request_id: str, now: float) -> Record | None:
-        """The record of a request. A waiting one is tried first, without sending it, for current reasons."""
-        item = self._table.waiting.get(request_id)
-        if item is not None:
-            self._sender.look(item, now)
-        return self.records.get(request_id)
-
-    # Requests
-
-    def _arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
+    def arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
         if len(requests) == 1 and self._ungated and self._sender.sent_at_once(requests[0], now, commands):
             return
@@ -165,17 +84,17 @@ class Dispatcher:
 
     def _refuse_duplicate(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
         """Its id is taken, and the record of that id belongs to the first request."""
-        self.counters.arrived += 1
+        self._journal.counters.arrived += 1
         why = Reason("id-in-flight", {"request_id": request.request_id})
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
-        self.counters.ended("", "", Outcome.REJECTED_OTHER.value, None)
+        self._journal.counters.ended("", "", Outcome.REJECTED_OTHER.value, None)
 
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
-        if not self._open:
+        if not self.is_open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("not-taking-requests"))
         if self._hooks.admits_everybody:
             return None
-        serving = self.fleet.serving(request.model_name)
+        serving = self._fleet.serving(request.model_name)
         why = self._hooks.denial(self._chooser.cycle(request, now), serving)
         return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
@@ -201,24 +120,24 @@ class Dispatcher:
         self._table.wait(item)
         return pool
 
-    def _first_token(self, event: FirstToken, now: float, commands: list[DispatcherCommand]) -> None:
+    def first_token(self, event: FirstToken, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._table.sent.get(event.request_id)
         if sent is not None and not sent.begun:
             sent.begun = True
-            self.ledger.first_token(event.request_id)
+            self._table.ledger.first_token(event.request_id)
             self._journal.first_token(event.request_id, now)
 
-    def _ended(self, event: Ended, now: float, commands: list[DispatcherCommand]) -> None:
+    def ended(self, event: Ended, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._table.take_back(event.request_id, now)
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
-        self.fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
+        self._fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(event, now)
         if self._pools.busy:
             self._sender.room_on(sent.endpoint, now, commands)
 
-    def _failed(self, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
+    def failed(self, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
         sent = self._table.take_back(event.request_id, now)
         if sent is None:
             return
@@ -234,7 +153,7 @@ class Dispatcher:
         self._journal.failed(item.request, instance_id, event.why)
         item.tries += 1
         item.excluded |= {instance_id}
-        if event.retry and not sent.begun and item.tries < self._max_tries and self._open:
+        if event.retry and not sent.begun and item.tries < self._max_tries and self.is_open:
             try:
                 self._table.wait_again(sent)
             except Exception as error:  # a user's ordering
@@ -244,11 +163,11 @@ class Dispatcher:
             return
         sent.pool.queue.ended(item, 0)
         facts = {"instance": instance_id, "error": event.why, "tries": item.tries, "max_tries": self._max_tries}
-        stopped = "begun" if sent.begun else "no-retry" if not event.retry else "" if self._open else "shutting-down"
+        stopped = "begun" if sent.begun else "no-retry" if not event.retry else "" if self.is_open else "shutting-down"
         why = Reason("instance-failed", facts | {"no_retry": stopped})
         self._table.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
-    def _cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
+    def cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
         gone = Refusal(Outcome.EVICTED_CANCELLED, Reason("client-gone"))
         item = self._table.waiting.get(event.request_id)
         if item is not None:
@@ -264,63 +183,164 @@ class Dispatcher:
             self._table.leave(sent.item.request, sent.revoked or gone, now)
             self._sender.room_on(sent.endpoint, now, commands)
 
-    # Instances
+    def expire(self, now: float, commands: list[DispatcherCommand]) -> None:
+        """Refuse the requests that have waited too long."""
+        for pool in self._pools.with_expired(now):
+            for item, refusal in pool.queue.expire(now, pool.is_empty):
+                self._sender.look(item, now)
+                self._table.refuse(item.request, _with_reason(refusal, item.request, self._journal), now, commands)
+            self._sender.send_waiting(pool, now, commands)  # those behind may fit where these did not
 
-    def _joined(self, event: Joined, now: float, commands: list[DispatcherCommand]) -> None:
-        endpoint = self.fleet.add(event.instance)
+    def shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
+        self.is_open = self._ungated = False
+        for pool in self._pools.waiting():
+            for item, refusal in pool.queue.drain():
+                self._table.refuse(item.request, refusal, now, commands)
+
+
+class InstanceEvents:
+    """What happens to instances: they join, change, leave and report metrics."""
+
+    def __init__(self, sender: Sender, requests: RequestEvents, extractors: Sequence[Extractor]) -> None:
+        self._sender = sender
+        self._requests = requests
+        self._extractors = extractors
+        self._table, self._fleet, self._hooks = sender.table, sender.fleet, sender.hooks
+        self._pools, self._journal = self._table.pools, self._table.journal
+
+    def joined(self, event: Joined, now: float, commands: list[DispatcherCommand]) -> None:
+        endpoint = self._fleet.add(event.instance)
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
-    def _changed(self, event: Changed, now: float, commands: list[DispatcherCommand]) -> None:
-        endpoint = self.fleet.update(event.instance)
+    def changed(self, event: Changed, now: float, commands: list[DispatcherCommand]) -> None:
+        endpoint = self._fleet.update(event.instance)
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
-    def _instance_left(self, event: Left, now: float, commands: list[DispatcherCommand]) -> None:
-        gone = self.fleet[event.instance_id]
-        interrupted = self.ledger.on(gone)
-        self.fleet.remove(event.instance_id)
+    def left(self, event: Left, now: float, commands: list[DispatcherCommand]) -> None:
+        gone = self._fleet[event.instance_id]
+        interrupted = self._table.ledger.on(gone)
+        self._fleet.remove(event.instance_id)
         self._pools.members_changed(now)
         self._hooks.departed(gone)
         for request_id in interrupted:
-            self._failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
-        self.counters.departed(event.instance_id)
+            self._requests.failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
+        self._journal.counters.departed(event.instance_id)
 
-    def _measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
-        self.fleet.measure(event.instance_id, event.metrics, now)
-        self._sender.room_on(self.fleet[event.instance_id], now, commands)
+    def measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
+        self._fleet.measure(event.instance_id, event.metrics, now)
+        self._sender.room_on(self._fleet[event.instance_id], now, commands)
 
-    def _scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
-        endpoint = self.fleet[event.instance_id]
-        for extractor in self.extractors:
-            self._hooks.ask(extractor, ingest, self.fleet, extractor, event.instance_id, event.source, now)
+    def scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
+        endpoint = self._fleet[event.instance_id]
+        for extractor in self._extractors:
+            self._hooks.ask(extractor, ingest, self._fleet, extractor, event.instance_id, event.source, now)
         self._sender.room_on(endpoint, now, commands)
 
-    # Time
+
+class Dispatcher:
+    """Admission, queue, choice, retry, release: `handle(event, now) -> commands`."""
+
+    def __init__(self, plan: DispatchPlan, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
+        self.fleet = EndpointTable()
+        self._journal = Journal(settings.keep_records, plan.route.name)
+        self.records = self._journal.records
+        """The record of each request, the newest kept."""
+        self.counters = self._journal.counters
+        """Counters over all requests."""
+        self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
+        self._table = RequestTable(plan, self.fleet, self._journal)
+        self._pools, self.ledger = self._table.pools, self._table.ledger
+        self._max_tries = settings.max_tries
+        self._wake_at: float | None = None
+        """What the timer is set for."""
+        self._due: float | None = None
+        """When the next waiting request expires."""
+        self._undelivered: list[DispatcherCommand] = []
+        """Commands of an event whose handler raised; they leave with the next one."""
+        self._configure(plan, is_open=True)
+
+    def _configure(self, plan: DispatchPlan, *, is_open: bool) -> None:
+        self.strategy = plan.strategy
+        """What decides, by name."""
+        self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
+        """They read what `Scraped` delivers."""
+        self._journal.strategy = plan.route.name
+        self._chooser.route = plan.route
+        self._evicts = plan.make_eviction is not None
+        hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
+        self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)
+        self._requests = requests = RequestEvents(plan, self._sender, self._max_tries, is_open=is_open)
+        instances = InstanceEvents(self._sender, requests, self.extractors)
+        self._handlers: dict[type[DispatcherEvent], Callable[[Any, float, list[DispatcherCommand]], None]] = {
+            Arrived: requests.arrived,
+            FirstToken: requests.first_token,
+            Ended: requests.ended,
+            Failed: requests.failed,
+            Cancelled: requests.cancelled,
+            ShuttingDown: requests.shutting_down,
+            Joined: instances.joined,
+            Changed: instances.changed,
+            Left: instances.left,
+            Measured: instances.measured,
+            Scraped: instances.scraped,
+            TimerFired: self._timer_fired,
+        }
+
+    def reconfigure(self, plan: DispatchPlan, now: float) -> list[DispatcherCommand]:
+        """Schedule by another plan from now on. Instances, requests, reservations and records stay as they are."""
+        commands, self._undelivered = self._undelivered, []
+        self._configure(plan, is_open=self._requests.is_open)
+        self._table.configure(plan, now, commands)
+        for pool in self._pools.waiting():
+            self._sender.send_waiting(pool, now, commands)
+        self._set_timer(commands)
+        return commands
+
+    def handle(self, event: DispatcherEvent, now: float) -> list[DispatcherCommand]:
+        """Handle one event. The runtime carries the commands out in their order."""
+        commands, self._undelivered = self._undelivered, []
+        if self._due is not None and self._due <= now:
+            self._requests.expire(now, commands)
+        try:
+            self._handlers[type(event)](event, now, commands)
+        except BaseException:
+            self._undelivered = commands
+            raise
+        if self._evicts:
+            self._evict(now, commands)
+        if self._pools.busy or self._wake_at is not None:
+            self._set_timer(commands)
+        return commands
+
+    def listen(self, ended: Callable[[Record], None] | None) -> None:
+        """Call `ended` with the record of each request that has ended, served or refused. None: stop."""
+        self._journal.listener = ended
+
+    def __len__(self) -> int:
+        """Requests that have arrived and not left."""
+        return len(self._table)
+
+    @property
+    def running(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._table.sent)
+
+    def waiting(self) -> list[RequestMetadata]:
+        """The waiting requests, per model in the order in which they would go."""
+        return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
+
+    def explain(self, request_id: str, now: float) -> Record | None:
+        """The record of a request. A waiting one is tried first, without sending it, for current reasons."""
+        item = self._table.waiting.get(request_id)
+        if item is not None:
+            self._sender.look(item, now)
+        return self.records.get(request_id)
 
     def _timer_fired(self, event: TimerFired, now: float, commands: list[DispatcherCommand]) -> None:
         # `handle` has expired what was due. The timer is spent, even if its clock was fast and nothing was due yet.
         self._wake_at = None
-
-    def _expire(self, now: float, commands: list[DispatcherCommand]) -> None:
-        for pool in self._pools.with_expired(now):
-            for item, refusal in pool.queue.expire(now, pool.is_empty):
-                self._sender.look(item, now)
-                self._table.refuse(item.request, self._with_reason(item.request, refusal), now, commands)
-            self._sender.send_waiting(pool, now, commands)  # those behind may fit where these did not
-
-    def _with_reason(self, request: RequestMetadata, refusal: Refusal) -> Refusal:
-        """The refusal, with the reason why no instance took the request when it was last tried."""
-        record = self.records.get(request.request_id)
-        if record is None or record.failure is None:
-            return refusal
-        return Refusal(refusal.outcome, refusal.reason.having(because=Unplaced(request, record.failure).why))
-
-    def _shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
-        self._open = self._ungated = False
-        for pool in self._pools.waiting():
-            for item, refusal in pool.queue.drain():
-                self._table.refuse(item.request, refusal, now, commands)
 
     def _set_timer(self, commands: list[DispatcherCommand]) -> None:
         due = self._due = self._pools.next_expiry()
@@ -337,17 +357,9 @@ class Dispatcher:
                 self._table.revoke(item.request.request_id, refusal, commands)
 
 
-_HANDLERS: dict[type[DispatcherEvent], Callable[[Dispatcher, Any, float, list[DispatcherCommand]], None]] = {
-    Arrived: Dispatcher._arrived,
-    FirstToken: Dispatcher._first_token,
-    Ended: Dispatcher._ended,
-    Failed: Dispatcher._failed,
-    Cancelled: Dispatcher._cancelled,
-    Joined: Dispatcher._joined,
-    Changed: Dispatcher._changed,
-    Left: Dispatcher._instance_left,
-    Measured: Dispatcher._measured,
-    Scraped: Dispatcher._scraped,
-    TimerFired: Dispatcher._timer_fired,
-    ShuttingDown: Dispatcher._shutting_down,
-}
+def _with_reason(refusal: Refusal, request: RequestMetadata, journal: Journal) -> Refusal:
+    """The refusal, with the reason why no instance took the request when it was last tried."""
+    record = journal.records.get(request.request_id)
+    if record is None or record.failure is None:
+        return refusal
+    return Refusal(refusal.outcome, refusal.reason.having(because=Unplaced(request, record.failure).why))

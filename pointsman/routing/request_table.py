@@ -110,7 +110,7 @@ class Pools:
         return [pool for pool in self.waiting() if (due := pool.queue.next_expiry()) is not None and due <= now]
 
     def next_expiry(self) -> float | None:
-        """When the next waiting request expires; None: never, as things stand."""
+        """When the next waiting request expires; None: never, unless something changes."""
         waiting = self.waiting()
         if not waiting:
             return None

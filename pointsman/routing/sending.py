@@ -29,29 +29,29 @@ MAX_UNPARKED = 3
 class Sender:
     """Finds instances for the requests of one dispatcher, as its plan says."""
 
-    __slots__ = ("_chooser", "_fleet", "_hooks", "_journal", "_policy", "_pools", "_table", "_waits")
+    __slots__ = ("_journal", "_policy", "_pools", "_waits", "chooser", "fleet", "hooks", "table")
 
     def __init__(
         self, plan: DispatchPlan, table: RequestTable, fleet: EndpointTable, chooser: Chooser, hooks: PluginHooks
     ) -> None:
         self._policy = plan.policy
         self._waits = plan.waits
-        self._table = table
+        self.table = table
         self._pools, self._journal = table.pools, table.journal
-        self._fleet = fleet
-        self._chooser = chooser
-        self._hooks = hooks
+        self.fleet = fleet
+        self.chooser = chooser
+        self.hooks = hooks
 
     def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
         """Send a request without queueing it, if none waits and an instance has room. False: it has to queue."""
         pool = self._pools.idle(given.model_name)
-        if pool is None or given.request_id in self._table.sent:
+        if pool is None or given.request_id in self.table.sent:
             return False
         request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
         item = Queued(request)
-        cycle = self._chooser.cycle(request, now)
+        cycle = self.chooser.cycle(request, now)
         try:
-            choice = self._chooser.choose(cycle, item)
+            choice = self.chooser.choose(cycle, item)
             if isinstance(choice, SchedulingFailure):
                 return False
             pool.queue.goes_at_once(item, now)
@@ -59,10 +59,10 @@ class Sender:
             return False
         result = choice.result
         target = result.target
-        sent = self._table.send(item, pool, target, self._chooser.route.name, holds_of(cycle, result))
-        headers = self._hooks.dispatched(cycle, result)
+        sent = self.table.send(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
+        headers = self.hooks.dispatched(cycle, result)
         self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
-        answer = self._hooks.answer_headers(request, target)
+        answer = self.hooks.answer_headers(request, target)
         commands.append(Send(request, choice.decided, target, headers, answer))
         return True
 
@@ -78,7 +78,7 @@ class Sender:
             return
         passed: list[Queued] = []
         pool.queue.retry_parked(MAX_UNPARKED)
-        while len(passed) <= MAX_PASSED and not (self._waits and self._fleet.load.all_full):
+        while len(passed) <= MAX_PASSED and not (self._waits and self.fleet.load.all_full):
             try:
                 item = pool.queue.pop(now, self.saturation(pool, now))
             except Exception as error:  # a user's limit or fairness policy
@@ -90,7 +90,7 @@ class Sender:
             if failure is not None and not failure.failures:
                 pool.queue.drop(item)  # no profile ran: waiting will not help
                 refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, failure.reason)
-                self._table.refuse(item.request, refusal, now, commands)
+                self.table.refuse(item.request, refusal, now, commands)
             elif failure is not None and (item.excluded or pool_wide(failure)):
                 passed.append(item)
                 if not item.excluded:
@@ -107,20 +107,20 @@ class Sender:
         gate = pool.saturation
         if gate is None:
             return 0.0
-        full = self._hooks.ask(gate.detector, gate.of, self._fleet.serving(pool.model), now)
+        full = self.hooks.ask(gate.detector, gate.of, self.fleet.serving(pool.model), now)
         return 0.0 if full is None else float(full)
 
     def _send(
         self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> SchedulingFailure[Endpoint] | None:
         """Send a request; if no instance can take it now, why."""
-        cycle = self._chooser.cycle(item.request, now)
+        cycle = self.chooser.cycle(item.request, now)
         try:
-            choice = self._chooser.choose(cycle, item)
+            choice = self.chooser.choose(cycle, item)
         except Exception as error:
             self._journal.error(error)
             pool.queue.drop(item)
-            self._table.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, _policy_failed(error)), now, commands)
+            self.table.refuse(item.request, Refusal(Outcome.REJECTED_OTHER, _policy_failed(error)), now, commands)
             return None
         failure = choice if isinstance(choice, SchedulingFailure) else None
         self._journal.tried(item.request, cycle.trace, failure)
@@ -129,11 +129,11 @@ class Sender:
         result = choice.result
         target = result.target
         if item.enqueued_at < now:
-            self._fleet.load.sent_from_backlog(target)
-        sent = self._table.send_waiting(item, pool, target, self._chooser.route.name, holds_of(cycle, result))
-        headers = self._hooks.dispatched(cycle, result)
+            self.fleet.load.sent_from_backlog(target)
+        sent = self.table.send_waiting(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
+        headers = self.hooks.dispatched(cycle, result)
         self._journal.sent(sent, choice.decided)
-        answer = self._hooks.answer_headers(item.request, target)
+        answer = self.hooks.answer_headers(item.request, target)
         commands.append(Send(item.request, choice.decided, target, headers, answer))
         return None
 
@@ -141,18 +141,18 @@ class Sender:
         """Let a user's policy decide about all waiting requests. False: it raised, and the route must decide."""
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
-            vetted = self._chooser.choose_by(policy, [item.request for item in waiting.values()], now)
+            vetted = self.chooser.choose_by(policy, [item.request for item in waiting.values()], now)
         except Exception as error:
             self._journal.error(error, policy.name)
             return False
         for _, broken in vetted.bad:
             self._journal.counters.broken_promise(broken)
         for made in vetted.good:
-            item, endpoint = waiting[made.request_id], self._fleet[made.target_instance_id]
+            item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
             pool.queue.take(item, now)
             holds = [Hold(endpoint, item.request.input_tokens)]
-            self._journal.sent(self._table.send_waiting(item, pool, endpoint, policy.name, holds), made)
-            answer = self._hooks.answer_headers(item.request, endpoint)
+            self._journal.sent(self.table.send_waiting(item, pool, endpoint, policy.name, holds), made)
+            answer = self.hooks.answer_headers(item.request, endpoint)
             commands.append(Send(item.request, made, endpoint, {}, answer))
         return True
 
@@ -160,9 +160,9 @@ class Sender:
 
     def look(self, item: Queued, now: float) -> None:
         """Try a request without sending it, and note the result in its record, with every reason."""
-        cycle = self._chooser.cycle(item.request, now, traced=True)
+        cycle = self.chooser.cycle(item.request, now, traced=True)
         try:
-            choice = self._chooser.choose(cycle, item)
+            choice = self.chooser.choose(cycle, item)
         except Exception as error:
             self._journal.tried(item.request, cycle.trace, SchedulingFailure(_policy_failed(error), {}))
             return
@@ -174,7 +174,7 @@ class Sender:
         pool = self._pools.of(item.request.model_name)
         if pool is None or pool.saturation is None:
             return None
-        serving = self._fleet.serving(pool.model)
+        serving = self.fleet.serving(pool.model)
         facts = {
             "saturation": self.saturation(pool, now),
             "instances": len(serving),
@@ -189,7 +189,7 @@ class Sender:
             failure = None if record is None else record.failure
             why = Reason("all-saturated") if failure is None else no_instance(item.request, failure)
             outcome = Outcome.REJECTED_NO_ENDPOINTS if pool.is_empty else Outcome.REJECTED_CAPACITY
-            self._table.refuse(item.request, Refusal(outcome, why), now, commands)
+            self.table.refuse(item.request, Refusal(outcome, why), now, commands)
 
 
 def _policy_failed(error: Exception) -> Reason:

@@ -9,7 +9,7 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.strategies.base import Rule, Strategy
 from pointsman.strategies.cost_optimized import CostOptimizedStrategy
 from pointsman.strategies.priority import PriorityStrategy
-from pointsman.strategies.slo_aware import SloAwareStrategy
+from pointsman.strategies.slo_aware import URGENT_BELOW_MS, SloAwareStrategy
 from pointsman.types import Priority, RequestMetadata
 
 
@@ -26,7 +26,7 @@ class AdaptiveStrategy(Strategy):
         low_load: float = 0.3,
         high_priority: int = Priority.HIGH,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
-        urgent_below_ms: float = 1000.0,
+        urgent_below_ms: float = URGENT_BELOW_MS,
     ) -> None:
         if not 0 <= low_load <= high_load:
             raise ValueError(f"lowLoad must be between 0 and highLoad, found {low_load} and {high_load}")

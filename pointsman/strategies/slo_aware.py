@@ -9,6 +9,8 @@ from pointsman.routing.scorers.speed import Fastest, LeastLoaded
 from pointsman.strategies.base import Rule, Strategy, arrival, rule
 from pointsman.types import RequestMetadata
 
+URGENT_BELOW_MS = 1000.0
+
 
 class SloAwareStrategy(Strategy):
     """Nearest deadline first, requests without one last; the fastest instance for urgent requests.
@@ -19,7 +21,7 @@ class SloAwareStrategy(Strategy):
 
     def __init__(
         self,
-        urgent_below_ms: float = 1000.0,
+        urgent_below_ms: float = URGENT_BELOW_MS,
         urgent_share: float = 0.5,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> None:

@@ -13,11 +13,13 @@ import pytest
 from pointsman.config import DeploymentPlan, load_manifest
 from pointsman.engines.prometheus import Samples
 from pointsman.errors import UnknownName
-from pointsman.routing.dispatch_plan import DispatcherSettings
+from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
+from pointsman.routing.queue import FlowControl
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane
+from pointsman.strategies import FifoStrategy
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive"]
@@ -273,7 +275,7 @@ def test_extractors_read_what_the_engine_reports_beside_its_metrics() -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
         dispatcher = yard.traffic.lanes["a"].dispatcher
-        dispatcher.extractors = (Watts(),)
+        dispatcher.reconfigure(DispatchPlan(FifoStrategy(), FlowControl, plugins=(Watts(),)), 0.0)
         yard.traffic.measured("a", "i", Metrics(), Samples(b"power_watts 350\n"))
         seen = dispatcher.fleet["i"].observed(watts)
         assert seen is not None

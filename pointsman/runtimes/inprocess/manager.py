@@ -139,8 +139,8 @@ class ControlPlaneManager:
         if keeps_its_order(self.policy):
             return []
         return [
-            f'policy "{self.policy.name}" has a schedule() or prioritize() of its own: each dispatch hands it '
-            "everything that waits; subclass Strategy and write order() and rule_for() if much may wait"
+            f'policy "{self.policy.name}" has a schedule() or prioritize() of its own: each dispatch passes it '
+            "all waiting requests; subclass Strategy and write order() and rule_for() if many may wait"
         ]
 
     # Instances
