@@ -1,7 +1,7 @@
 """The tree of errors. Each message says what was requested, what was found, and what to do about it.
 
     PointsmanError
-      ConfigError          a file or a parameter is wrong; nothing of it was applied
+      ConfigError          a file or a parameter is wrong; nothing was applied
       UnknownName          a name that does not exist; suggests the nearest one that does
       PluginError          a plugin or policy broke its contract; says how
 

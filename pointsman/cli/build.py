@@ -24,19 +24,19 @@ def add(commands: Any) -> None:
         commands,
         "build",
         summary="write a pipeline as a file that can be deployed",
-        description="Import a module of yours, here, and write the pipeline that it has bound as YAML. Everything that "
-        "is wrong with it is said at once. Run it again when the code has changed.",
+        description="Import a module and write the pipeline that it binds as YAML. All problems are reported at once. "
+        "Run it again when the code has changed.",
         example=EXAMPLE,
     )
-    parser.add_argument("pipeline", metavar="MODULE:NAME", help="what was bound, as module:name or path/file.py:name")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it (standard output)")
-    parser.add_argument("--name", default="", help="what the application is called (what its file is)")
+    parser.add_argument("pipeline", metavar="MODULE:NAME", help="the pipeline, as module:name or path/file.py:name")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default: standard output)")
+    parser.add_argument("--name", default="", help="the name of the application (default: that of its file)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the pipeline."""
     from pointsman.config import load_application
     from pointsman.pipeline.application import build
 
@@ -44,23 +44,23 @@ def run(args: argparse.Namespace) -> int:
     bound = imported(args.pipeline)
     application = build(bound, name=args.name, folder=folder)
     text = application.to_yaml()
-    load_application(text, folder, str(args.output or "<built>"))  # what could not be deployed is not written
+    load_application(text, folder, str(args.output or "<built>"))  # raises if it could not be deployed
     if args.output is not None:
         _write(args.output, text)
     if args.json:
-        told = {"name": application.name, "file": None if args.output is None else str(args.output), "yaml": text}
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        document = {"name": application.name, "file": args.output and str(args.output), "yaml": text}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
     elif args.output is None:
         print(text, end="")
     else:
         nodes = ", ".join(node.name for node in application.graph.nodes)
         print(f"{args.output}: application {application.name} of {nodes}")
-        print(f"pointsman deploy {args.output} puts it in force; pointsman up {args.output} runs it by itself")
+        print(f"pointsman deploy {args.output} deploys it to a running plane; pointsman up {args.output} runs it alone")
     return 0
 
 
 def imported(named: str) -> Any:
-    """What `module:name` or `path/file.py:name` stands for. Raises with what is wrong with it."""
+    """The object that `module:name` or `path/file.py:name` names. Raises if there is none."""
     from pointsman.errors import PointsmanError, did_you_mean
 
     where, _, name = named.rpartition(":")
@@ -85,7 +85,7 @@ def _module(where: str) -> "ModuleType":
         if not where.endswith(".py"):
             return importlib.import_module(where)
         file = Path(where).absolute()
-        sys.path.insert(0, str(file.parent))  # as if it were run
+        sys.path.insert(0, str(file.parent))  # as when the file is run
         spec = importlib.util.spec_from_file_location(file.stem, file)
         if spec is None or spec.loader is None or not file.is_file():
             raise PointsmanError(f"there is no file {file}")

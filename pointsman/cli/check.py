@@ -1,4 +1,4 @@
-"""`pointsman check`: everything that can be found out before it goes live."""
+"""`pointsman check`: find mistakes in files and policies before they go live."""
 
 import argparse
 import json
@@ -8,18 +8,31 @@ from typing import Any
 
 from pointsman.cli.options import add_command, at_least_one, json_object
 
-# `pointsman check config FILE...`: all problems of configuration files, or what they would build.
-
-
 CONFIG_EXAMPLE = """\
 examples:
   pointsman check config examples/smollm2.yaml
   pointsman check config *.yaml --json
 """
 
+POLICY_EXAMPLE = """\
+examples:
+  pointsman check policy slo-aware
+  pointsman check policy mymodule:MyPolicy --parameters '{"limit": 3}'
+  pointsman check policy mymodule:MyScorer --json
+  pointsman check policy mymodule:business_hours
+  pointsman check policy budget --parameters '{"perHour": 9, "costPerReplicaHour": 2.5, "policy": {"policy": "panic"}}'
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the group and its commands."""
+    group = commands.add_parser("check", help="find mistakes before they go live")
+    subjects = group.add_subparsers(title="what to check", metavar="WHAT", required=True)
+    _add_config(subjects)
+    _add_policy(subjects)
+
 
 def _add_config(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "config",
@@ -68,45 +81,33 @@ def _print(report: dict[str, Any]) -> None:
     for problem in problems:
         print(problem, file=sys.stderr)
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    print(f"{report['file']}: {count}; nothing of it was applied", file=sys.stderr)
-
-
-# `pointsman check policy NAME`: generated situations look for promises that it breaks.
-
-
-POLICY_EXAMPLE = """\
-examples:
-  pointsman check policy slo-aware
-  pointsman check policy mymodule:MyPolicy --parameters '{"limit": 3}'
-  pointsman check policy mymodule:MyScorer --json
-  pointsman check policy mymodule:business_hours
-  pointsman check policy budget --parameters '{"perHour": 9, "costPerReplicaHour": 2.5, "policy": {"policy": "panic"}}'
-"""
+    print(f"{report['file']}: {count}; nothing was applied", file=sys.stderr)
 
 
 def _add_policy(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "policy",
         summary="check a policy or plugin of your own",
         description="""\
-Try a policy or plugin, and say which promise it breaks, with the smallest example.
+Try a policy or plugin, and show the promises that it breaks, each with a small example.
 
 A scheduling policy, filter, scorer, picker or profile handler is tried in generated situations: no instances, all full,
-other models, duplicates, huge batches, missing metrics.
+other models, duplicates, large batches, missing metrics.
 
-A scaling policy, also a plain function, is tried on generated views and on loads that stay the same: whether it flaps,
-wants ever more or more than max, is slow, or writes too much into view.state. It is asked for a whole application if it
-is annotated with ApplicationView; without annotations, if it looks for view.deployments or returns a mapping.
+A scaling policy, which may be a plain function, is tried on generated views and on constant loads: whether it flaps,
+wants ever more or more than max, is slow, or writes too much into view.state. It is called for a whole application if
+it is annotated with ApplicationView; without annotations, if it reads view.deployments or returns a mapping.
 
-It runs in a process of its own. If it has not answered after 5 s, it is ended, and the report says where it was. What
-it prints goes to standard error.""",
+It runs in a process of its own. If a call has not returned after 5 s, the process is ended, and the report shows where
+it was. Its output goes to standard error.""",
         example=POLICY_EXAMPLE,
     )
-    parser.add_argument("name", help="package.module:Name, or the name of a built-in one")
-    parser.add_argument("--parameters", type=json_object, default={}, metavar="JSON", help="what to build it with")
-    parser.add_argument("--examples", type=at_least_one, default=200, metavar="N", help="situations per promise (200)")
+    parser.add_argument("name", help="built in, or package.module:Name")
+    parser.add_argument("--parameters", type=json_object, default={}, metavar="JSON", help="its parameters")
+    parser.add_argument(
+        "--examples", type=at_least_one, default=200, metavar="N", help="cases per promise (default 200)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_policy)
 
@@ -120,11 +121,3 @@ def _run_policy(args: argparse.Namespace) -> int:
     report = check_in_subprocess(args.name, args.parameters, args.examples)
     print(json.dumps(msgspec.to_builtins(report), indent=2) if args.json else report)
     return 0 if report.ok else 1
-
-
-def add(commands: Any) -> None:
-    """Add the group and its commands."""
-    group = commands.add_parser("check", help="find mistakes before they go live")
-    subjects = group.add_subparsers(title="what to check", metavar="WHAT", required=True)
-    _add_config(subjects)
-    _add_policy(subjects)

@@ -1,4 +1,4 @@
-"""`pointsman delete APP`: take an application out of force."""
+"""`pointsman delete APP`: remove an application from a running plane."""
 
 import argparse
 import json
@@ -17,8 +17,8 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "delete",
-        summary="take an application out of force",
-        description="Take no new requests for it, let those under way end, stop its replicas, and forget its versions.",
+        summary="remove an application",
+        description="Refuse new requests for it, let running ones end, stop its replicas, and forget its versions.",
         example=EXAMPLE,
     )
     parser.add_argument("application", metavar="APP")
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Have it done; its replicas end when the calls on them have."""
+    """Delete it. Its replicas stop when their calls have ended."""
     from pointsman.cli.client import client_of
 
     answer = client_of(args).delete("applications", args.application)
@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"changes": answer["changes"]}, indent=2, ensure_ascii=False))
     else:
         print(answer["text"])
-        print(f"{args.application} is deleted; its replicas end when the calls on them have")
+        print(f"{args.application} is deleted; its replicas stop when their calls have ended")
     return 0

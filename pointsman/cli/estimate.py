@@ -1,4 +1,4 @@
-"""`pointsman estimate PATH`: what an instance of a model needs, from its files, and which GPUs it fits on."""
+"""`pointsman estimate PATH`: estimate the memory of a model from its files, and which GPUs it fits on."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ examples:
 SHOWN = (
     "T4", "L4", "RTX 3090", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "A100 80GB", "H100", "H200", "B200", "MI300X",
 )  # fmt: skip
-"""GPUs of the table if none is named."""
+"""Default GPUs of the table."""
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -28,35 +28,42 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "estimate",
-        summary="what a model needs, and which GPUs it fits on",
-        description="Read the headers of a model's files (GGUF, or a folder with config.json and safetensors), never "
-        "the weights, and say what one instance needs: weights, KV cache, activations, the engine itself; on each GPU "
-        "of a split; on which GPUs that fits, and how far context and concurrency can grow there.",
+        summary="estimate the memory of a model, and which GPUs it fits on",
+        description="Read the headers of a model's files (GGUF, or a folder with config.json and safetensors), not "
+        "the weights, and estimate what one instance needs: weights, KV cache, activations, the engine itself, also "
+        "per GPU of a split; on which GPUs it fits, and how far context and concurrency can grow there.",
         example=EXAMPLE,
     )
     parser.add_argument("path", help="a GGUF file, or a folder with config.json and safetensors")
-    parser.add_argument("--context", type=at_least_one, default=8192, metavar="TOKENS", help="of one request (8192)")
-    parser.add_argument("--concurrency", type=at_least_one, default=1, metavar="N", help="requests at once (1)")
-    parser.add_argument("--tp", type=at_least_one, default=1, metavar="N", help="tensor-parallel size (1)")
-    parser.add_argument("--pp", type=at_least_one, default=1, metavar="N", help="pipeline stages (1)")
     parser.add_argument(
-        "--kv-dtype", default="auto", metavar="TYPE", help="of the KV cache: fp8, f16, q8_0, ... (auto)"
+        "--context", type=at_least_one, default=8192, metavar="TOKENS", help="per request (default 8192)"
+    )
+    parser.add_argument("--concurrency", type=at_least_one, default=1, metavar="N", help="requests at once (default 1)")
+    parser.add_argument("--tp", type=at_least_one, default=1, metavar="N", help="tensor-parallel size (default 1)")
+    parser.add_argument("--pp", type=at_least_one, default=1, metavar="N", help="pipeline stages (default 1)")
+    parser.add_argument(
+        "--kv-dtype", default="auto", metavar="TYPE", help="type of the KV cache: fp8, f16, q8_0, ... (default auto)"
     )
     parser.add_argument(
-        "--engine", choices=["auto", "vllm", "llama.cpp"], default="auto", help="(auto: llama.cpp for GGUF, else vllm)"
+        "--engine",
+        choices=["auto", "vllm", "llama.cpp"],
+        default="auto",
+        help="auto: llama.cpp for GGUF, else vllm",
     )
-    parser.add_argument("--lora", action="append", default=[], metavar="PATH", help="an adapter that is loaded with it")
+    parser.add_argument("--lora", action="append", default=[], metavar="PATH", help="a LoRA adapter; may be repeated")
     parser.add_argument("--draft", metavar="PATH", help="a draft model for speculative decoding")
-    parser.add_argument("--gpu", action="append", default=[], metavar="NAME", help='such as "H100 80GB"')
+    parser.add_argument("--gpu", action="append", default=[], metavar="NAME", help='a GPU, such as "H100 80GB"')
     parser.add_argument(
-        "--gpu-memory", action="append", default=[], type=_size, metavar="SIZE", help="of a GPU, such as 80GiB"
+        "--gpu-memory", action="append", default=[], type=_size, metavar="SIZE", help="memory of a GPU, such as 80GiB"
     )
-    parser.add_argument("--batch-tokens", type=at_least_one, metavar="N", help="tokens in one step (the engine's own)")
+    parser.add_argument(
+        "--batch-tokens", type=at_least_one, metavar="N", help="tokens in one step (default: the engine's)"
+    )
     parser.add_argument(
         "--max-sequences",
         type=at_least_one,
         metavar="N",
-        help="requests that vLLM prepares for (256, or --concurrency)",
+        help="requests that vLLM prepares for (default 256, or --concurrency)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -75,7 +82,7 @@ def _size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables. 1 if GPUs were named and it fits on none of them."""
+    """Print the tables. 1 if GPUs are named and it fits on none of them."""
     from pointsman.placement.estimate import estimate, fit
 
     gpus = _gpus(args)
@@ -92,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     )
     fits = [fit(found, size, args.tp, args.pp, name) for name, size in gpus]
     if args.json:
-        print(json.dumps(_told(found, fits, args.tp, args.pp), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_dict(found, fits, args.tp, args.pp), indent=2, ensure_ascii=False))
     else:
         print(_text(found, fits, args.tp, args.pp))
     named = bool(args.gpu or args.gpu_memory)
@@ -113,8 +120,8 @@ def _gpus(args: argparse.Namespace) -> list[tuple[str, int]]:
     return found
 
 
-def _told(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> dict[str, Any]:
-    """Everything as plain data; sizes are bytes."""
+def _as_dict(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> dict[str, Any]:
+    """Plain data; sizes are in bytes."""
     import msgspec
 
     return {

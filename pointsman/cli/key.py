@@ -1,4 +1,4 @@
-"""`pointsman key`: make an API key, and the line of the manifest that lets it in."""
+"""`pointsman key`: create an API key, and its line for the manifest."""
 
 import argparse
 import json
@@ -21,15 +21,15 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "key",
-        summary="make an API key",
-        description="Print a new key, once, and the line for the manifest. The manifest has only its hash: who loses "
-        "the key makes another.",
+        summary="create an API key",
+        description="Print a new key, once, and the line for the manifest, which has only its hash. If you lose the "
+        "key, create a new one.",
         example=EXAMPLE,
     )
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--tenant", type=_word, default="default", help="whose key it is, of gateway.tenants (default)")
-    whose.add_argument("--admin", action="store_true", help="a key of the admin API instead")
-    parser.add_argument("--name", type=_word, help="to tell keys apart")
+    whose.add_argument("--tenant", type=_word, default="default", help="of gateway.tenants (default: default)")
+    whose.add_argument("--admin", action="store_true", help="create a key for the admin API instead")
+    parser.add_argument("--name", type=_word, help="a name for logs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def _word(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print both."""
+    """Print the key and the line."""
     import secrets
     from hashlib import sha256
 

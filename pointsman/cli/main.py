@@ -1,4 +1,4 @@
-"""`pointsman`: reads the command line and runs a command."""
+"""The command line: reads it and runs a command."""
 
 import argparse
 import json
@@ -42,10 +42,10 @@ example:
   pointsman plan examples/smollm2.yaml         what it would start
   pointsman status                             what runs, and what is wrong
   pointsman requests                           the newest requests
-  pointsman explain REQUEST_ID                 why one went where it went
-  pointsman check config scheduling.yaml       every mistake of a file, before it goes live
-  pointsman check policy mymodule:MyPolicy     which promise a policy of yours breaks, with the smallest example
-  pointsman rehearse scaling panic --of chat   what a scaling policy would have cost on the load that came
+  pointsman explain REQUEST_ID                 why a request went where it went
+  pointsman check config scheduling.yaml       all mistakes in a file, before it goes live
+  pointsman check policy mymodule:MyPolicy     which promises your policy breaks, with small examples
+  pointsman rehearse scaling panic --of chat   what a scaling policy would have cost on past load
   pointsman schema > pointsman.schema.json     completion in your editor
 """
 
@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = parser().parse_args(argv)
     if "" not in sys.path:
-        sys.path.insert(0, "")  # your own classes may be in the current directory
+        sys.path.insert(0, "")  # the user's own classes may be in the current directory
     try:
         code: int = args.run(args)
         sys.stdout.flush()
     except PointsmanError as error:
         _report(error, as_json=getattr(args, "json", False))
         return 1
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -70,23 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: PointsmanError, *, as_json: bool) -> None:
-    """Say what is wrong: to a person, or in the form of the admin API's errors."""
+    """Print an error as text, or as JSON in the form of the admin API."""
     problems = list(getattr(error, "problems", ()))
     if as_json:
-        told = {"message": str(error), **getattr(error, "error", {})}
+        document = {"message": str(error), **getattr(error, "error", {})}
         if isinstance(error, ConfigError):
             import msgspec
 
-            told["problems"] = msgspec.to_builtins(problems)
-        print(json.dumps({"error": told}, indent=2, ensure_ascii=False))
-    elif any(_place(problem) for problem in problems):
+            document["problems"] = msgspec.to_builtins(problems)
+        print(json.dumps({"error": document}, indent=2, ensure_ascii=False))
+    elif any(_file(problem) for problem in problems):
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        print(f"{error}\npointsman: {count}; nothing of it was applied", file=sys.stderr)
+        print(f"{error}\npointsman: {count}; nothing was applied", file=sys.stderr)
     else:
         print(f"pointsman: {error}", file=sys.stderr)
 
 
-def _place(problem: object) -> object:
+def _file(problem: object) -> object:
     """The file that a problem is in, if it is in one."""
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 

@@ -1,4 +1,4 @@
-"""What several commands take: where the plane is, a manifest, numbers and times."""
+"""Options of several commands: the plane, numbers and times."""
 
 import argparse
 import json
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "admin.sock"
-"""In the state directory: the admin API, for whoever may open it."""
+"""The socket of the admin API, in the state directory."""
 KEY = "POINTSMAN_ADMIN_KEY"
 
 
 def add_command(commands: Any, name: str, *, summary: str, description: str, example: str) -> argparse.ArgumentParser:
-    """A command whose help ends with an example."""
+    """Add a command whose help ends with an example."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -29,45 +29,70 @@ def add_state(parser: Any) -> None:
         "--state",
         type=Path,
         metavar="DIR",
-        help="the state directory of the plane ($POINTSMAN_STATE, else ~/.local/state/pointsman)",
+        help="the state directory of the plane (default $POINTSMAN_STATE, else ~/.local/state/pointsman)",
     )
 
 
 def state_folder(given: Path | None) -> Path:
-    """The directory that --state or the environment names, absolute. It need not exist."""
+    """The state directory, as an absolute path. It may not exist."""
     named = given or os.environ.get("POINTSMAN_STATE")
     if named:
         return Path(named).expanduser().absolute()
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # one that is not absolute does not count
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # a relative one is invalid, and ignored
     return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "pointsman"
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add what says where the plane is, and --json."""
+    """Add the options that locate the plane, and --json."""
     where = parser.add_mutually_exclusive_group()
     add_state(where)
     where.add_argument(
-        "--url", metavar="URL", help=f"the gateway of a plane elsewhere, http://host:port; its admin key is in ${KEY}"
+        "--url",
+        metavar="URL",
+        help=f"the gateway of a remote plane, http://host:port; its admin key is in ${KEY}",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def at_least_one(text: str) -> int:
-    """A whole number, for argparse."""
+    """A whole number from 1 on, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
-def at_least_none(text: str) -> int:
+def at_least_zero(text: str) -> int:
     """A whole number from 0 on, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)
 
 
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    found = _number(text)
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found
+
+
+def share(text: str) -> float:
+    """A number above 0 and at most 1, for argparse."""
+    found = _number(text)
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, and at most 1")
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def json_object(text: str) -> dict[str, Any]:
-    """Parameters by their names, for argparse."""
+    """A JSON object, for argparse."""
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -79,13 +104,13 @@ def json_object(text: str) -> dict[str, Any]:
 
 def time_span(text: str) -> float:
     """Seconds, for argparse: 30, 30s, 5m."""
-    found = time_or_none(text)
+    found = time_from_zero(text)
     if found <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return found
 
 
-def time_or_none(text: str) -> float:
+def time_from_zero(text: str) -> float:
     """Seconds from 0 on, for argparse."""
     from pointsman.parameters import seconds
 

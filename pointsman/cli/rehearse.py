@@ -1,150 +1,29 @@
-"""`pointsman rehearse`: decisions on recorded load, before they are made for real."""
+"""`pointsman rehearse`: try a policy on recorded load before it goes live."""
 
 import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.options import (
+    above_zero,
     add_command,
     add_connection,
-    at_least_none,
     at_least_one,
+    at_least_zero,
     json_object,
-    time_or_none,
+    share,
+    time_from_zero,
     time_span,
 )
 from pointsman.errors import PointsmanError
 
 if TYPE_CHECKING:
-    from pointsman.cli.rehearse_load import KnownLoad
-    from pointsman.lab.scaling import Comparison, Setting
+    from pointsman.lab.scaling import Comparison, NamedPolicy, RecordedLoad, Setting
     from pointsman.scaling import ScalingLimits
     from pointsman.scaling.records import ScalingRecord
-
-
-# The limits of a rehearsal: as free as can be, or those of a running plane; and what the command line says instead.
-
-
-def _share(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, and at most 1")
-    return found
-
-
-OPTIONS = (
-    ("--min", "min_replicas", at_least_none, "N", "never fewer (1)"),
-    ("--max", "max_replicas", at_least_one, "N", "never more"),
-    ("--up-delay", "up_delay_s", time_or_none, "TIME", "more are wanted for so long first (0s)"),
-    ("--down-delay", "down_delay_s", time_or_none, "TIME", "fewer are wanted for so long first (0s)"),
-    ("--up-factor", "up_factor", _share, "SHARE", "of the way to what is wanted at once (1)"),
-    ("--down-factor", "down_factor", _share, "SHARE", "the same for fewer (1)"),
-    ("--max-step", "max_step", at_least_one, "N", "at most so many more or fewer at a time"),
-    ("--cooldown", "cooldown_s", time_or_none, "TIME", "between two changes (0s)"),
-    ("--idle-timeout", "idle_timeout_s", time_or_none, "TIME", "with --min 0: the last one goes so much later (5m)"),
-)
-"""(option, field, type, what it takes, help); the names are those of a manifest."""
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    group = parser.add_argument_group("limits, as in the scaling section of a manifest")
-    for option, field, kind, metavar, words in OPTIONS:
-        group.add_argument(option, dest=field, type=kind, metavar=metavar, help=words)
-
-
-def limits_of(args: argparse.Namespace, known: "KnownLoad", setting: "Setting") -> "ScalingLimits":
-    """What holds for every policy. It begins with as many as the load needs then."""
-    import msgspec
-
-    from pointsman.errors import PointsmanError
-    from pointsman.lab.scaling import Replay
-
-    free = Replay(known.series, setting).limits
-    given = {field: getattr(args, field) for _, field, *_ in OPTIONS if getattr(args, field) is not None}
-    begins = {"initial_replicas": free.initial_replicas, "interval_s": setting.interval_s}
-    limits = msgspec.structs.replace(known.limits or free, **begins, **given)
-    if limits.min_replicas > limits.max_replicas:
-        raise PointsmanError(
-            f"at least {limits.min_replicas} (--min) and at most {limits.max_replicas} (--max) is nothing"
-        )
-    return limits
-
-
-# Scaling policies as they are named on a command line: built in, of a module, or of a file; with parameters or not.
-
-
-class Named(NamedTuple):
-    """A policy, before it is made."""
-
-    name: str
-    parameters: dict[str, Any] | None = None
-    """None: it was given none of its own."""
-
-
-def named(text: str) -> Named:
-    """NAME or NAME={JSON}, for argparse."""
-    name, opened, rest = text.partition("={")
-    if not name:
-        raise argparse.ArgumentTypeError(f"{text!r} names no policy; write for example 'panic={{\"target\": 4}}'")
-    return Named(name, json_object("{" + rest) if opened else None)
-
-
-def policies_of(asked: Iterable[Named], parameters: Mapping[str, Any]) -> dict[str, object]:
-    """Each by what it is called in tables. `parameters`: of those that have none of their own."""
-    made = {}
-    for one in asked:
-        given = parameters if one.parameters is None else one.parameters
-        made[_label(one)] = _built(one.name, given)
-    return made
-
-
-def _label(one: Named) -> str:
-    if not one.parameters:
-        return one.name
-    return f"{one.name} {', '.join(f'{name} {_plain(value)}' for name, value in one.parameters.items())}"
-
-
-def _plain(value: object) -> str:
-    import json
-
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _built(name: str, parameters: Mapping[str, Any]) -> object:
-    """Raises with what is wrong with it."""
-    from pointsman.cli.build import imported
-    from pointsman.config.problems import Problems
-    from pointsman.config.scaling import policy
-
-    file, _, inside = name.rpartition(":")
-    found = name
-    if file.endswith(".py"):
-        imported(name)
-        found = f"{Path(file).stem}:{inside}"
-    problems = Problems("")
-    made: object = policy(found, parameters, problems, ())
-    if len(problems):
-        raise PointsmanError("; ".join(_said(name, one.field, one.message) for one in problems))
-    return made
-
-
-def _said(name: str, field: str, message: str) -> str:
-    """A problem, with the policy that has it; one about its name has it already."""
-    return message if field == "policy" else ": ".join(filter(None, [name, field, message]))
-
-
-# What is rehearsed on: load from a file, or what a running plane has seen of a deployment and knows about it.
-
-
-# `pointsman rehearse scaling POLICY...`: what policies would have cost on recorded load, and who goes unserved.
-
 
 EXAMPLE = """\
 POLICY is built in, or your own: module:name or file.py:name, a class or a function. Its parameters follow it,
@@ -161,84 +40,117 @@ examples:
   pointsman rehearse scaling mymodule:business_hours --of chat --why 5
 """
 
+LIMITS = (
+    ("--min", "min_replicas", at_least_zero, "N", "minimum number of replicas (default 1)"),
+    ("--max", "max_replicas", at_least_one, "N", "maximum number of replicas"),
+    ("--up-delay", "up_delay_s", time_from_zero, "TIME", "wait this long before scaling up (default 0s)"),
+    ("--down-delay", "down_delay_s", time_from_zero, "TIME", "wait this long before scaling down (default 0s)"),
+    ("--up-factor", "up_factor", share, "SHARE", "share of the missing replicas to add at once (default 1)"),
+    ("--down-factor", "down_factor", share, "SHARE", "share of the surplus replicas to remove at once (default 1)"),
+    ("--max-step", "max_step", at_least_one, "N", "maximum change at once"),
+    ("--cooldown", "cooldown_s", time_from_zero, "TIME", "minimum time between two changes (default 0s)"),
+    ("--idle-timeout", "idle_timeout_s", time_from_zero, "TIME", "with --min 0: idle time before zero (default 5m)"),
+)
+"""(option, field, type, metavar, help); the names are those of a manifest."""
+
+
+def add(commands: Any) -> None:
+    """Add the group and its commands."""
+    group = commands.add_parser("rehearse", help="try a policy on recorded load")
+    subjects = group.add_subparsers(title="what to rehearse", metavar="WHAT", required=True)
+    _add_scaling(subjects)
+
 
 def _add_scaling(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "scaling",
         summary="scaling policies on recorded load",
-        description="Replay the load of a file, or what a running plane has seen of a deployment (--of), on virtual "
-        "time, ask each policy as a plane does, and compare what it costs and leaves unserved with someone who knew "
-        "the future. With --of, the plane's own limits and times hold, and without POLICY the one that is in force is "
-        "rehearsed. Exit code 1 if answers of a policy did not count.",
+        description="Replay the load of a file, or the load that a running plane has seen of a deployment (--of), on "
+        "virtual time. Compare the cost and the unserved requests of each policy with references that know the future. "
+        "With --of, the limits and times of the plane are the defaults, and without POLICY the one in force is "
+        "rehearsed. The exit code is 1 if a policy gave invalid answers.",
         example=EXAMPLE,
     )
     parser.add_argument("policies", nargs="*", type=named, metavar="POLICY", help="NAME or NAME={JSON}")
     load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument("--load", type=Path, metavar="FILE", help="recorded load: .csv, or .jsonl with requests")
     load.add_argument("--of", metavar="DEPLOYMENT", help="the load that a running plane has seen; a node is APP/NODE")
-    parser.add_argument("--series", metavar="NAME", help="which one of the file, if there are several")
-    parser.add_argument("--bin", type=time_span, metavar="TIME", help="requests of a .jsonl are counted in these (60s)")
-    parser.add_argument("--capacity", type=_positive, metavar="RATE", help="requests per second that a replica serves")
-    parser.add_argument("--start-up", type=time_or_none, metavar="TIME", help="of a replica (600s)")
-    parser.add_argument("--interval", type=time_span, metavar="TIME", help="how often policies are asked (60s)")
-    parser.add_argument("--request-time", type=time_span, metavar="TIME", help="of a request on a replica (1s)")
+    parser.add_argument("--series", metavar="NAME", help="the series of the file, if it has several")
+    parser.add_argument("--bin", type=time_span, metavar="TIME", help="bin length for a .jsonl (default 60s)")
+    parser.add_argument("--capacity", type=above_zero, metavar="RATE", help="requests per second that a replica serves")
     parser.add_argument(
-        "--queue", type=time_or_none, default=0.0, metavar="TIME", help="so much of what replicas serve may wait (0s)"
+        "--start-up", type=time_from_zero, metavar="TIME", help="start-up time of a replica (default 600s)"
     )
-    parser.add_argument("--cost", type=_positive, metavar="PRICE", help="of a replica for an hour")
+    parser.add_argument("--interval", type=time_span, metavar="TIME", help="between calls of a policy (default 60s)")
+    parser.add_argument("--request-time", type=time_span, metavar="TIME", help="duration of a request (default 1s)")
     parser.add_argument(
-        "--parameters", type=json_object, default={}, metavar="JSON", help="of every POLICY that has none of its own"
+        "--queue", type=time_from_zero, default=0.0, metavar="TIME", help="queue length, as serving time (default 0s)"
     )
-    _add_limits(parser)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw load and replicas, one picture per policy")
-    parser.add_argument("--why", type=at_least_one, metavar="N", help="the last N changes of each policy, and why")
+    parser.add_argument("--cost", type=above_zero, metavar="PRICE", help="of a replica per hour")
+    parser.add_argument(
+        "--parameters", type=json_object, default={}, metavar="JSON", help="for every POLICY without its own"
+    )
+    group = parser.add_argument_group("limits, as in the scaling section of a manifest")
+    for option, field, kind, metavar, words in LIMITS:
+        group.add_argument(option, dest=field, type=kind, metavar=metavar, help=words)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="plot load and replicas, one plot per policy")
+    parser.add_argument("--why", type=at_least_one, metavar="N", help="show the last N changes of each policy, and why")
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
-def _positive(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return found
+def named(text: str) -> "NamedPolicy":
+    """NAME or NAME={JSON}, for argparse."""
+    from pointsman.lab.scaling import NamedPolicy
+
+    name, opened, rest = text.partition("={")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} names no policy; write for example 'panic={{\"target\": 4}}'")
+    return NamedPolicy(name, json_object("{" + rest) if opened else None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if answers of a policy did not count."""
-    from pointsman.cli.rehearse_load import known_load
+    """1 if a policy gave invalid answers."""
     from pointsman.lab.scaling import compare
 
-    known = known_load(args)
-    policies = policies_of(args.policies or _in_force(known, args), args.parameters)
-    setting = _setting(args, known)
-    teller = Teller()
-    limits = limits_of(args, known, setting)
-    compared = compare(known.series, setting, policies, limits, teller.tell if teller.is_heard else None)
-    teller.close()
+    load = _load(args)
+    policies = _policies(args.policies or _in_force(load, args), args.parameters)
+    setting = _setting(args, load)
+    limits = _limits(args, load, setting)
+    progress = ProgressLine()
+    compared = compare(load.series, setting, policies, limits, progress.show if progress.visible else None)
+    progress.clear()
     if args.svg is not None:
         _draw(args.svg, compared)
     if args.json:
-        print(json.dumps(_told(compared, args.why or 0), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_dict(compared, args.why or 0), indent=2, ensure_ascii=False))
     else:
         print(compared.as_text())
-        for note in (note for option, note in known.notes.items() if getattr(args, option) is None):
+        for note in (note for option, note in load.notes.items() if getattr(args, option) is None):
             print(f"note: {note}")
         for name, outcome in compared.policies.items() if args.why else ():
             print(f"\n{_why(name, outcome.records, args.why, compared)}")
     return 1 if compared.problems() else 0
 
 
-def _in_force(known: "KnownLoad", args: argparse.Namespace) -> list[Named]:
-    """What is rehearsed if nobody says."""
+def _load(args: argparse.Namespace) -> "RecordedLoad":
+    from pointsman.cli.client import client_of
+    from pointsman.lab.scaling import load_of_file, load_of_plane
+
+    if args.of is None:
+        return load_of_file(args.load, args.series, args.bin)
+    if args.series is not None or args.bin is not None:
+        raise PointsmanError("--series and --bin are about a file, and go with --load")
+    return load_of_plane(client_of(args).get("deployments", args.of, "load"))
+
+
+def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPolicy]":
+    """The policy to rehearse if the command line names none."""
     from pointsman.scaling import SCALING_POLICIES
 
-    if known.policy is not None:
-        return [known.policy]
+    if load.policy is not None:
+        return [load.policy]
     if args.of is None:
         raise PointsmanError(
             f"name a policy to rehearse: {', '.join(sorted(SCALING_POLICIES))}, or your own file.py:name"
@@ -246,38 +158,92 @@ def _in_force(known: "KnownLoad", args: argparse.Namespace) -> list[Named]:
     raise PointsmanError(f'the policy of its application decides about "{args.of}" and others; name one for it alone')
 
 
-def _setting(args: argparse.Namespace, known: "KnownLoad") -> "Setting":
+def _policies(chosen: "Iterable[NamedPolicy]", parameters: Mapping[str, Any]) -> dict[str, object]:
+    """Policies by their labels. `parameters`: for those without their own."""
+    return {_label(one): _built(one.name, parameters if one.parameters is None else one.parameters) for one in chosen}
+
+
+def _label(one: "NamedPolicy") -> str:
+    if not one.parameters:
+        return one.name
+    return f"{one.name} {', '.join(f'{name} {_plain(value)}' for name, value in one.parameters.items())}"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _built(name: str, parameters: Mapping[str, Any]) -> object:
+    from pointsman.cli.build import imported
+    from pointsman.config.problems import Problems
+    from pointsman.config.scaling import policy
+
+    file, _, inside = name.rpartition(":")
+    importable = name
+    if file.endswith(".py"):
+        imported(name)
+        importable = f"{Path(file).stem}:{inside}"
+    problems = Problems("")
+    made: object = policy(importable, parameters, problems, ())
+    if len(problems):
+        raise PointsmanError("; ".join(_problem_text(name, one.field, one.message) for one in problems))
+    return made
+
+
+def _problem_text(name: str, field: str, message: str) -> str:
+    """With the policy that has the problem; a message about its name contains the name."""
+    return message if field == "policy" else ": ".join(filter(None, [name, field, message]))
+
+
+def _setting(args: argparse.Namespace, load: "RecordedLoad") -> "Setting":
     from pointsman.lab.scaling import Setting
 
-    capacity = known.capacity if args.capacity is None else args.capacity
+    capacity = load.capacity if args.capacity is None else args.capacity
     if capacity is None:
-        why = f": {known.why_no_capacity}" if known.why_no_capacity else ""
-        raise PointsmanError(f"what a replica serves is not known{why}; give --capacity, in requests per second")
-    interval_s, lasts_s = args.interval or known.interval_s, known.series.seconds
-    if interval_s > lasts_s:
-        raise PointsmanError(f"nobody would be asked: the load lasts {lasts_s:g} s, and --interval is {interval_s:g} s")
+        why = f": {load.why_no_capacity}" if load.why_no_capacity else ""
+        raise PointsmanError(f"the capacity of a replica is not known{why}; give --capacity, in requests per second")
+    interval_s, length_s = args.interval or load.interval_s, load.series.seconds
+    if interval_s > length_s:
+        raise PointsmanError(
+            f"no policy would be called: the load lasts {length_s:g} s, and --interval is {interval_s:g} s"
+        )
     return Setting(
         capacity=capacity,
-        start_up_s=known.start_up_s if args.start_up is None else args.start_up,
+        start_up_s=load.start_up_s if args.start_up is None else args.start_up,
         interval_s=interval_s,
         queue_s=args.queue,
-        request_s=args.request_time or known.request_s,
-        began=known.series.began,
-        cost_per_replica_hour=args.cost or known.cost_per_replica_hour,
+        request_s=args.request_time or load.request_s,
+        began=load.series.began,
+        cost_per_replica_hour=args.cost or load.cost_per_replica_hour,
     )
 
 
-class Teller:
-    """Says on a terminal how far it is."""
+def _limits(args: argparse.Namespace, load: "RecordedLoad", setting: "Setting") -> "ScalingLimits":
+    """Those of the plane, or hardly any; options override them. The replay begins with the replicas that it needs."""
+    import msgspec
+
+    from pointsman.lab.scaling import Replay
+
+    free = Replay(load.series, setting).limits
+    given = {field: getattr(args, field) for _, field, *_ in LIMITS if getattr(args, field) is not None}
+    start = {"initial_replicas": free.initial_replicas, "interval_s": setting.interval_s}
+    limits = msgspec.structs.replace(load.limits or free, **start, **given)
+    if limits.min_replicas > limits.max_replicas:
+        raise PointsmanError(f"--min is {limits.min_replicas}, and above --max, which is {limits.max_replicas}")
+    return limits
+
+
+class ProgressLine:
+    """Shows progress on a terminal."""
 
     def __init__(self) -> None:
-        self.is_heard = sys.stderr.isatty()
+        self.visible = sys.stderr.isatty()
 
-    def tell(self, name: str, share: float) -> None:
-        print(f"\r\x1b[K{name[:60]}: {share:.0%}", end="", file=sys.stderr, flush=True)
+    def show(self, name: str, done: float) -> None:
+        print(f"\r\x1b[K{name[:60]}: {done:.0%}", end="", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        if self.is_heard:
+    def clear(self) -> None:
+        if self.visible:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
@@ -290,23 +256,21 @@ def _draw(file: Path, compared: "Comparison") -> None:
         raise PointsmanError(f"cannot write {file}: {error.strerror}") from error
 
 
-def _told(compared: "Comparison", newest: int) -> dict[str, Any]:
-
-    told = compared.as_dict()
-    for one in told["policies"] if newest else ():
+def _as_dict(compared: "Comparison", newest: int) -> dict[str, Any]:
+    document = compared.as_dict()
+    for one in document["policies"] if newest else ():
         one["records"] = [record.as_dict() for record in compared.policies[one["policy"]].records[-newest:]]
-    return told
+    return document
 
 
 def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comparison") -> str:
-    """The last changes, as `pointsman explain deployment` has them."""
-
+    """The last changes, in the form of `pointsman explain deployment`."""
     from pointsman.cli.display import record_lines
 
     shown = records[-newest:]
-    lines = [f"{name}: the last {len(shown)} of {len(records):,} records" if shown else f"{name}: nothing was changed"]
+    lines = [f"{name}: the last {len(shown)} of {len(records):,} records" if shown else f"{name}: no changes"]
     for record in shown:
-        # A recording that does not say when it was made has no dates.
+        # A recording without dates begins at 0.
         when = "" if compared.setting.began else _since_the_beginning(record.at)
         lines += record_lines(record.as_dict() | {"policy": name.partition(" ")[0]}, when)
     return "\n".join(lines)
@@ -315,10 +279,3 @@ def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comp
 def _since_the_beginning(seconds: float) -> str:
     day, rest = divmod(int(seconds), 86400)
     return f"day {day + 1} {rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-
-
-def add(commands: Any) -> None:
-    """Add the group and its commands."""
-    group = commands.add_parser("rehearse", help="try a policy on recorded load")
-    subjects = group.add_subparsers(title="what to rehearse", metavar="WHAT", required=True)
-    _add_scaling(subjects)

@@ -1,4 +1,4 @@
-"""`pointsman rollback APP`: back to the version of an application before the one in force."""
+"""`pointsman rollback APP`: return to the previous version of an application."""
 
 import argparse
 from typing import Any
@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "rollback",
-        summary="back to the version of an application before this one",
-        description="Put the version in force that was deployed before the one that is; once more: the one before "
-        "that. Only the nodes that differ are touched.",
+        summary="return to the previous version of an application",
+        description="Deploy the version before the current one. A second rollback returns to the one before that. Only "
+        "the nodes that differ are replaced.",
         example=EXAMPLE,
     )
     parser.add_argument("application", metavar="APP")

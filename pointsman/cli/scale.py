@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from pointsman.cli.options import add_command, add_connection, at_least_none, time_span
+from pointsman.cli.options import add_command, add_connection, at_least_zero, time_span
 
 EXAMPLE = """\
 A node of an application is APP/NODE.
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("deployment", metavar="DEPLOYMENT")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--replicas", type=at_least_none, metavar="N", help="so many")
+    how.add_argument("--replicas", type=at_least_zero, metavar="N", help="so many")
     how.add_argument("--auto", action="store_true", help="as the policy says")
     parser.add_argument("--for", dest="for_s", type=time_span, metavar="TIME", help="for so long: 30s, 5m, 2h")
     add_connection(parser)

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "schema",
         summary="print the JSON schema of configuration files",
         description="Print the JSON schema of configuration files, with every built-in plugin and engine and their "
-        "parameters. Editors that speak YAML use it: # yaml-language-server: $schema=pointsman.schema.json",
+        "parameters. Editors with YAML support use it: # yaml-language-server: $schema=pointsman.schema.json",
         example=EXAMPLE,
     )
     parser.add_argument("--kind", choices=KINDS, help="only this kind of document")
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the schema."""
     from pointsman.config import json_schema
 
     print(json.dumps(json_schema(args.kind), indent=2))

@@ -1,7 +1,7 @@
-"""A rehearsal of placement: every instance of a manifest is placed on a fleet, and everything is told.
+"""A rehearsal of placement: every instance of a manifest is placed on a described fleet.
 
-Enters: a fleet that may be changed, and asks. Leaves: for each instance its place and who else might have had it; or
-why there is none, worker by worker and tier by tier, and what would have to change.
+Enters: a fleet, which is changed, and asks. Leaves: for each instance its place and the next best ones; or the reasons
+against every worker in every tier, and what would help.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,30 +20,30 @@ from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason
 from pointsman.render.text import text_table
 
-MOST_WORKERS = 12
-"""Workers whose reasons are listed one by one; the others are counted."""
+MAX_WORKERS = 12
+"""Workers whose reasons are listed; the others are counted."""
 
 
 class Rehearsal:
-    """What would become of asks, one after the other."""
+    """Places asks one after the other, and keeps the outcomes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._placer = Placer(fleet)
         self._asks = [_ask_again(one) for one in fleet.occupants.values()]
         self._seen: set[str] = set()
-        self._there: list[str] = []
-        self._told: list[tuple[Placed | Refused, list[Reason]]] = []
+        self._running: list[str] = []
+        self._outcomes: list[tuple[Placed | Refused, list[Reason]]] = []
 
     def place(self, deployments: Iterable[tuple[str, int, Ask | None]]) -> list[str]:
-        """Place what is missing of so many instances of each deployment. Those of which the need is not known."""
+        """Place the missing instances of each deployment. Returns the deployments whose need is unknown."""
         unknown = []
         for name, replicas, template in deployments:
             if template is None:
                 unknown.append(name)
                 continue
             there = len(self._fleet.occupants.of(name))
-            self._there += [f"{name}: {there} of {replicas} are there already"] if there else []
+            self._running += [f"{name}: {there} of {replicas} are there already"] if there else []
             names = (f"{name}-{number}" for number in count(1))
             free = (one for one in names if one not in self._fleet.occupants and one not in self._seen)
             missing = list(islice(free, max(replicas - there, 0)))
@@ -56,11 +56,11 @@ class Rehearsal:
 
     @property
     def refused(self) -> int:
-        """How many have no place."""
-        return sum(isinstance(outcome, Refused) for outcome, _ in self._told)
+        """Instances without a place."""
+        return sum(isinstance(outcome, Refused) for outcome, _ in self._outcomes)
 
     def _place(self, ask: Ask, missing: int) -> bool:
-        """Whether it has a place."""
+        """Whether it got a place."""
         outcome = self._placer.take(ask, missing)
         advice: list[Reason] = []
         if isinstance(outcome, Placed):
@@ -69,18 +69,18 @@ class Rehearsal:
             advice = [hint.reason for hint in hints(ask, self._placer)]
             room = preempt(ask, self._fleet), defragment(ask, self._fleet, self._asks)
             advice += [one.reason for one in room if one is not None]
-        self._told.append((outcome, advice))
+        self._outcomes.append((outcome, advice))
         return isinstance(outcome, Placed)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Plain data, ready for JSON."""
-        return [self._as_dict(outcome, advice) for outcome, advice in self._told]
+        """Plain data for JSON."""
+        return [self._as_dict(outcome, advice) for outcome, advice in self._outcomes]
 
     def _as_dict(self, outcome: Placed | Refused, advice: list[Reason]) -> dict[str, Any]:
         trace = None if outcome.trace is None else outcome.trace.as_dict()
         if isinstance(outcome, Refused):
-            helpful = [reason.as_dict() for reason in advice]
-            return {**outcome.as_dict(), "placed": False, "what_would_help": helpful, "trace": trace}
+            help_ = [reason.as_dict() for reason in advice]
+            return {**outcome.as_dict(), "placed": False, "what_would_help": help_, "trace": trace}
         return {
             "instance": outcome.ask.instance_id,
             "placed": True,
@@ -93,11 +93,11 @@ class Rehearsal:
 
     def as_text(self) -> str:
         """For a terminal."""
-        told = [
+        texts = [
             _placed_text(outcome) if isinstance(outcome, Placed) else _refused_text(outcome, advice)
-            for outcome, advice in self._told
+            for outcome, advice in self._outcomes
         ]
-        return "\n\n".join([*self._there, *told])
+        return "\n\n".join([*self._running, *texts])
 
 
 def _placed_text(outcome: Placed) -> str:
@@ -128,18 +128,18 @@ def _refused_text(outcome: Refused, advice: list[Reason]) -> str:
 
 
 def _why_not(what: str, reasons: Sequence[tuple[str, Reason]]) -> list[str]:
-    """In a line if it is the same for all, else worker by worker."""
+    """One line if the reason is the same for all workers, else a table."""
     first = reasons[0][1]
     if all(reason == first for _, reason in reasons):
         count = f" ({len(reasons)} workers)" if len(reasons) > 1 else ""
         return [f"  {what}: {first}{count}"]
-    rows = [[worker, str(reason)] for worker, reason in reasons[:MOST_WORKERS]]
-    rows += [[f"{len(reasons) - MOST_WORKERS} more", ""]] if len(reasons) > MOST_WORKERS else []
+    rows = [[worker, str(reason)] for worker, reason in reasons[:MAX_WORKERS]]
+    rows += [[f"{len(reasons) - MAX_WORKERS} more", ""]] if len(reasons) > MAX_WORKERS else []
     return [f"  {what}:", *(f"    {line}" for line in text_table(["worker", "why not"], rows).splitlines())]
 
 
 def _ask_again(one: Occupant) -> Ask:
-    """What an instance that runs already would ask for if it had to move: as much as it has."""
+    """The ask of a running instance if it had to move: for as much as it has."""
     claims = one.place.claims
     gpus = [claim for claim in claims if claim.gpu is not None]
     need = Need.fixed(

@@ -107,7 +107,7 @@ def test_deploy_waits_until_all_is_ready(plane: Plane, built: Path, capsys: pyte
     assert plane.asked[0].body["folder"] == str(built.parent)
     plane.answers["POST", "applications"] = NOTHING
     assert main(["deploy", str(built)]) == 0
-    assert capsys.readouterr().out == "nothing changed: this version of shop is in force\n"
+    assert capsys.readouterr().out == "no changes: this version of shop is already deployed\n"
 
 
 def test_deploy_says_that_a_rollout_was_stopped(plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_manifests_are_applied_and_not_deployed(plane: Plane, folder: Path, caps
     file = folder / "manifest.yaml"
     file.write_text("kind: Pointsman\n")
     assert main(["deploy", str(file)]) == 1
-    assert "is a manifest; pointsman apply puts it in force" in capsys.readouterr().err
+    assert "is a manifest; use pointsman apply" in capsys.readouterr().err
     file.write_text("kind: Application\nname: v1\n")
     assert main(["deploy", str(file)]) == 1
     assert '"v1" is taken' in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_rollback_and_delete(plane: Plane, capsys: pytest.CaptureFixture[str]) -
     assert "open  shop" in capsys.readouterr().out
     plane.answers["DELETE", "applications/shop"] = OPENED
     assert main(["delete", "shop"]) == 0
-    assert capsys.readouterr().out.endswith("shop is deleted; its replicas end when the calls on them have\n")
+    assert capsys.readouterr().out.endswith("shop is deleted; its replicas stop when their calls have ended\n")
     assert main(["delete", "shop", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"changes": OPENED["changes"]}
     none = {"error": {"message": 'there is no version of "shop" before the one in force', "type": "x"}}

@@ -130,7 +130,7 @@ def test_a_bad_file_reaches_nobody(command: str, plane: Plane, file: Path, capsy
     assert captured.err.splitlines() == [
         f"{file}:4: deployments[0].replicas: must be at least 0, found -2",
         f'{file}:5: deployments[0].engine.type: there is no engine "simulatd"; did you mean "simulated"?',
-        "pointsman: 2 problems; nothing of it was applied",
+        "pointsman: 2 problems; nothing was applied",
     ]
     assert captured.out == ""
     assert main([command, str(file), "--json"]) == 1
@@ -157,7 +157,7 @@ def test_what_only_the_plane_finds_wrong_is_shown_in_the_same_way(
     assert main(["apply", str(file)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"{file}:7: gateway.listen: in use",
-        "pointsman: 1 problem; nothing of it was applied",
+        "pointsman: 1 problem; nothing was applied",
     ]
 
 

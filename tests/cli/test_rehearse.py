@@ -163,7 +163,7 @@ def test_one_series_of_several(folder: Path, capsys: pytest.CaptureFixture[str])
     [
         (
             ["panic", "--load", "load.csv"],
-            "what a replica serves is not known; give --capacity, in requests per second",
+            "the capacity of a replica is not known; give --capacity, in requests per second",
         ),
         ([*FILE], "name a policy to rehearse: budget, "),
         (["predictiv", *FILE], 'pointsman: there is no scaling policy "predictiv"; did you mean "predictive"?'),
@@ -178,10 +178,10 @@ def test_one_series_of_several(folder: Path, capsys: pytest.CaptureFixture[str])
         (["panic", "--load", "rehearsed.py", "--capacity", "1"], "rehearsed.py: there is no column of times"),
         (["panic", "--load", "latin.csv", "--capacity", "1"], "latin.csv: this is not UTF-8 text"),
         (["panic", *FILE, "--bin", "5s"], "--bin goes with requests, one per line (.jsonl or .ndjson)"),
-        (["panic", *FILE, "--min", "3", "--max", "2"], "at least 3 (--min) and at most 2 (--max) is nothing"),
+        (["panic", *FILE, "--min", "3", "--max", "2"], "--min is 3, and above --max, which is 2"),
         (
             ["panic", *FILE, "--interval", "7h"],
-            "nobody would be asked: the load lasts 21600 s, and --interval is 25200 s",
+            "no policy would be called: the load lasts 21600 s, and --interval is 25200 s",
         ),
         (["panic", *FILE, "--svg", "no/such/folder.svg"], "cannot write no/such/folder.svg: No such file"),
         (["panic", "--of", "chat"], "no plane is running in "),
@@ -284,7 +284,8 @@ def test_the_load_that_a_plane_has_seen(live: LivePlane) -> None:
     young = live.pointsman("rehearse", "scaling", "--of", "young", "--capacity", "5")
     assert young.returncode == 1
     assert (
-        'of "young" the plane has a history of 0 bins of 10m so far; a rehearsal needs 6: come back in' in young.stderr
+        'the plane has a history of 0 bins of 10m of "young" so far; a rehearsal needs 6: try again in 1h'
+        in young.stderr
     )
     assert (
         'unknown deployment "chut"; did you mean "chat"?'
@@ -302,7 +303,7 @@ def test_the_load_that_a_plane_has_seen(live: LivePlane) -> None:
     assert limits == "asked every 30 s; 2 to 20 replicas, downDelay 15 min"
     assert lines[6].startswith("target-ongoing target 4  ")
     assert lines[4].endswith("cost")
-    assert note.startswith("note: a replica takes 4 at once, and a request 0.5")
+    assert note.startswith("note: a replica takes 4 at once, and a recent request 0.5")
     assert last[:4] == time.strftime("%Y"), "on the clock of the plane"
 
     mine = live.pointsman(
@@ -330,13 +331,13 @@ def test_what_a_plane_does_not_know_is_said(plane: Plane, capsys: pytest.Capture
     assert rehearse("--of", "app/node") == 0
     out = capsys.readouterr().out
     assert "a replica serves 16/s and starts in 10 min" in out
-    assert "note: nobody has seen an instance start yet; 600 s is a guess (--start-up)\n" in out
+    assert "note: no start of an instance was measured; 600 s is a guess (--start-up)\n" in out
     assert "asked every 90 s; 1 to 4 replicas, downDelay 5 min\n" in out
     assert rehearse("--of", "app/node", "--start-up", "5s", "--capacity", "3") == 0
     assert "note:" not in capsys.readouterr().out
     plane.answers["GET", target] = answer(max_concurrency=None)
     assert rehearse("--of", "app/node") == 1
-    assert "is not known: how many it takes at once nobody says; give --capacity" in capsys.readouterr().err
+    assert "is not known: its maximum concurrency is not known; give --capacity" in capsys.readouterr().err
     plane.answers["GET", target] = answer(policy="mine:all", parameters=None)
     assert rehearse("--of", "app/node") == 1
     assert 'the policy of its application decides about "app/node" and others' in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_invalid_and_unchanged_manifests_change_nothing(plane: LivePlane) -> Non
             )
             assert f"wrong.yaml:{line_of(wrong, 'simulatd')}:" in result.stderr
             assert 'did you mean "simulated"?' in result.stderr
-            assert "2 problems; nothing of it was applied" in result.stderr
+            assert "2 problems; nothing was applied" in result.stderr
         with pytest.raises(PlaneRefused) as refused:
             plane.admin.post("apply", body={"text": wrong, "folder": str(plane.folder), "file": "wrong.yaml"})
         assert refused.value.status == 422

@@ -127,7 +127,7 @@ def test_the_deployed_manifest_is_returned_unchanged(running: LivePlane) -> None
     assert load_application(text, running.folder).text == text
     assert running.admin.get("applications", "diamond")["yaml"] == text
     before = running.pids()
-    assert "nothing changed" in deploy(running, running.folder / "diamond.yaml")
+    assert "no changes" in deploy(running, running.folder / "diamond.yaml")
     assert running.pids() == before
 
 

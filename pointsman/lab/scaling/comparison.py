@@ -1,4 +1,4 @@
-"""Several policies on the same load, beside those that nobody can have: one row each, for people and for programs."""
+"""Several policies on the same load, beside two references that know the future: a table, or plain data."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,67 +9,16 @@ from typing import Any
 
 import msgspec
 
-from pointsman.lab.scaling.reading import Series
+from pointsman.lab.scaling.recording import Series
 from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
 from pointsman.render.text import text_table
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 
-# Plain policies to compare with.
-
-
-class Reactive:
-    """What comes now, times a headroom."""
-
-    def __init__(self, replica_per_s: float, headroom: float = 1.2) -> None:
-        self._replica_per_s, self._headroom = replica_per_s, headroom
-
-    def desired_replicas(self, view: DeploymentView) -> Wish:
-        now = view.arrivals_per_s[min(view.arrivals_per_s)]
-        return Wish(
-            math.ceil(self._headroom * now / self._replica_per_s - 1e-9), f"{self._headroom:g} times {now:.4g}/s"
-        )
-
-
-# What nobody can do better: replicas for a load that is known beforehand.
-
-
-def least_hours(series: Series, capacity: float) -> float:
-    """Replica-hours of the clairvoyant minimum: exactly what every bin needs, there at once."""
-    return sum(series.needed(capacity)) * series.bin_s / 3600
-
-
-def static_peak(series: Series, setting: Setting) -> ReplayOutcome:
-    """As many as the peak needs, all the time."""
-    need = series.needed(setting.capacity)
-    return _served(series, setting, [max(need)] * len(need), max(need) * series.seconds / 3600)
-
-
-def clairvoyant(series: Series, setting: Setting) -> ReplayOutcome:
-    """Knows the future, and must start replicas early: every start costs from when it is ordered."""
-    need = series.needed(setting.capacity)
-    whole, part = divmod(setting.start_up_s, series.bin_s)
-    # An order in the last part of a bin is there one bin later than an order in its first part.
-    early = [max(need[place : place + int(whole) + 1]) for place in range(len(need))]
-    late = [max(need[place : place + int(whole) + 2]) for place in range(len(need))]
-    seconds = sum((series.bin_s - part) * first + part * then for first, then in zip(early, late, strict=True))
-    return _served(series, setting, late if part else early, seconds / 3600)
-
-
-def _served(series: Series, setting: Setting, replicas: list[int], hours: float) -> ReplayOutcome:
-    changes = sum(before != after for before, after in pairwise(replicas))
-    line = [(place * series.bin_s, count, count) for place, count in enumerate(replicas)]
-    least = least_hours(series, setting.capacity)
-    ratio = hours / least if least else 1.0
-    return ReplayOutcome(
-        hours=hours, ratio=ratio, unserved=0.0, changes=changes, most=max(replicas), problems=0, line=line, records=[]
-    )
-
-
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000
-"""Replicas: whoever may have so many is not limited."""
+"""As many replicas or more are no limit."""
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 
 
@@ -78,19 +27,19 @@ def compare(
     setting: Setting,
     policies: Mapping[str, object],
     limits: ScalingLimits | None = None,
-    tell: Callable[[str, float], None] | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> "Comparison":
-    """Replay the load for each policy. `tell`: is told now and then how much is done of which."""
+    """Replay the load for each policy. `progress`: called with a policy and the share of it that is done."""
     replay = Replay(series, setting, limits)
     outcomes = {
-        name: replay.run(policy, name, None if tell is None else partial(tell, name))
+        name: replay.run(policy, name, None if progress is None else partial(progress, name))
         for name, policy in policies.items()
     }
     return Comparison(replay, outcomes)
 
 
 class Comparison:
-    """What came of it."""
+    """The outcomes of several policies on one load."""
 
     def __init__(self, replay: Replay, policies: Mapping[str, ReplayOutcome]) -> None:
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
@@ -101,11 +50,11 @@ class Comparison:
         }
 
     def as_text(self) -> str:
-        """What was replayed, the table, and which answers did not count."""
+        """The load, the table, and policies with invalid answers."""
         return "\n".join([*self._headline(), "", self._table(), *self.problems()])
 
     def problems(self) -> list[str]:
-        """Of each policy whose answers did not all count: how many, and what went wrong first."""
+        """For each policy with invalid answers: how many, and the first problem."""
         return [
             f"{name}: {one.problems:,} of {self.times:,} answers did not count; it {_first_problem(one)}"
             for name, one in self.policies.items()
@@ -113,7 +62,7 @@ class Comparison:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data, but for what happened on the way."""
+        """Plain data, without the records."""
         rates, capacity = self.series.rates, self.setting.capacity
         return {
             "load": {
@@ -137,11 +86,11 @@ class Comparison:
             },
             "asked": self.times,
             "least_replica_hours": least_hours(self.series, capacity),
-            "policies": [self._told(name, one) for name, one in self.policies.items()],
-            "references": [self._told(name, one) for name, one in self.references.items()],
+            "policies": [self._as_row(name, one) for name, one in self.policies.items()],
+            "references": [self._as_row(name, one) for name, one in self.references.items()],
         }
 
-    def _told(self, name: str, one: ReplayOutcome) -> dict[str, Any]:
+    def _as_row(self, name: str, one: ReplayOutcome) -> dict[str, Any]:
         cost = self.setting.cost_per_replica_hour
         return {
             "policy": name,
@@ -186,7 +135,7 @@ class Comparison:
 
 
 def span(seconds: float) -> str:
-    """In the largest unit of which there are two, or a whole one: 14 days, 90 min, 600 ms."""
+    """In the largest unit that gives 2 or more, or exactly 1: 14 days, 90 min, 600 ms."""
     for size, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s")):
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:.3g} {unit.removesuffix('s') if seconds == DAY_S else unit}"
@@ -202,14 +151,14 @@ def _first_problem(one: ReplayOutcome) -> str:
 
 
 def _limits_text(limits: ScalingLimits) -> str:
-    """What holds for every policy, in words."""
+    """The limits, in words."""
     least, most = limits.min_replicas, limits.max_replicas
-    said = [
+    words = [
         f"at least {least} replica{'' if least == 1 else 's'}" if most >= UNLIMITED else f"{least} to {most:,} replicas"
     ]
-    said += [
-        f"{word} {span(seconds)}"
-        for word, seconds in (
+    words += [
+        f"{name} {span(seconds)}"
+        for name, seconds in (
             ("upDelay", limits.up_delay_s),
             ("downDelay", limits.down_delay_s),
             ("cooldown", limits.cooldown_s),
@@ -217,9 +166,54 @@ def _limits_text(limits: ScalingLimits) -> str:
         )
         if seconds
     ]
-    said += [
-        f"{word} {share:g}"
-        for word, share in (("upFactor", limits.up_factor), ("downFactor", limits.down_factor))
+    words += [
+        f"{name} {share:g}"
+        for name, share in (("upFactor", limits.up_factor), ("downFactor", limits.down_factor))
         if share != 1
     ]
-    return ", ".join([*said, *([] if limits.max_step is None else [f"maxStep {limits.max_step}"])])
+    return ", ".join([*words, *([] if limits.max_step is None else [f"maxStep {limits.max_step}"])])
+
+
+def least_hours(series: Series, capacity: float) -> float:
+    """Replica-hours of the clairvoyant minimum: exactly what every bin needs, without start-up."""
+    return sum(series.needed(capacity)) * series.bin_s / 3600
+
+
+def static_peak(series: Series, setting: Setting) -> ReplayOutcome:
+    """The replicas of the peak, all the time."""
+    need = series.needed(setting.capacity)
+    return _served(series, setting, [max(need)] * len(need), max(need) * series.seconds / 3600)
+
+
+def clairvoyant(series: Series, setting: Setting) -> ReplayOutcome:
+    """Knows the future and orders replicas early; each costs from its order on."""
+    need = series.needed(setting.capacity)
+    whole, part = divmod(setting.start_up_s, series.bin_s)
+    # An order in the last part of a bin is ready one bin later than an order in its first part.
+    early = [max(need[index : index + int(whole) + 1]) for index in range(len(need))]
+    late = [max(need[index : index + int(whole) + 2]) for index in range(len(need))]
+    seconds = sum((series.bin_s - part) * first + part * then for first, then in zip(early, late, strict=True))
+    return _served(series, setting, late if part else early, seconds / 3600)
+
+
+def _served(series: Series, setting: Setting, replicas: list[int], hours: float) -> ReplayOutcome:
+    changes = sum(before != after for before, after in pairwise(replicas))
+    line = [(index * series.bin_s, count, count) for index, count in enumerate(replicas)]
+    least = least_hours(series, setting.capacity)
+    ratio = hours / least if least else 1.0
+    return ReplayOutcome(
+        hours=hours, ratio=ratio, unserved=0.0, changes=changes, most=max(replicas), problems=0, line=line, records=[]
+    )
+
+
+class Reactive:
+    """A simple policy to compare with: the current rate, times a headroom."""
+
+    def __init__(self, replica_per_s: float, headroom: float = 1.2) -> None:
+        self._replica_per_s, self._headroom = replica_per_s, headroom
+
+    def desired_replicas(self, view: DeploymentView) -> Wish:
+        now = view.arrivals_per_s[min(view.arrivals_per_s)]
+        return Wish(
+            math.ceil(self._headroom * now / self._replica_per_s - 1e-9), f"{self._headroom:g} times {now:.4g}/s"
+        )

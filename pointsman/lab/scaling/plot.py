@@ -1,17 +1,17 @@
-"""A picture of a replay: what the load needed, what a policy had, and when that was too little."""
+"""A plot of a replay: needed replicas, the replicas of a policy, and shortages."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pointsman.lab.scaling.comparison import clairvoyant
-from pointsman.lab.scaling.reading import Series
+from pointsman.lab.scaling.recording import Series
 from pointsman.lab.scaling.replay import ReplayOutcome, Setting
 from pointsman.render.svg import Canvas, number
 
 WIDTH, HEIGHT = 960.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 40.0, 26.0
 COLUMNS = 640
-"""More than this nobody sees; each shows the most of its while."""
+"""Of the plot; each shows the maximum of its interval."""
 DAY_S = 86400.0
 STYLE = """<style>
 text { font: 11px ui-sans-serif, system-ui, sans-serif; fill: #57606a; }
@@ -22,43 +22,43 @@ NEED, BOUND, POLICY, SHORT = "#c9d7e8", "#54a24b", "#f58518", "#d62728"
 
 
 def plot(series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
-    """Needed replicas as an area, the clairvoyant with start-up and the policy as lines, shortages as ticks: an SVG."""
+    """An SVG: needed replicas as an area, the clairvoyant reference and the policy as lines, shortages as ticks."""
     return plots(series, setting, {name: outcome})
 
 
 def plots(series: Series, setting: Setting, outcomes: Mapping[str, ReplayOutcome]) -> str:
-    """The same for several policies, by their names, one below the other."""
+    """The same for several policies, one below the other."""
     canvas, titles = Canvas(), []
-    for place, (name, outcome) in enumerate(outcomes.items()):
-        if place:
-            canvas.open(transform=f"translate(0 {number(place * HEIGHT)})")
+    for index, (name, outcome) in enumerate(outcomes.items()):
+        if index:
+            canvas.open(transform=f"translate(0 {number(index * HEIGHT)})")
         titles.append(_draw(canvas, series, setting, name, outcome))
-        if place:
+        if index:
             canvas.close()
     return canvas.document(WIDTH, HEIGHT * len(outcomes), "; ".join(titles), STYLE)
 
 
 def _draw(canvas: Canvas, series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
-    """One of them; what it says above itself."""
+    """Draw one plot; returns its title."""
     need = series.needed(setting.capacity)
     bound = clairvoyant(series, setting)
     columns = min(COLUMNS, len(need))
     width = series.seconds / columns
     top = max(*need, outcome.most, 1)
-    words = (
+    title = (
         f"{series.name}: {name}, start-up {setting.start_up_s:g} s: {outcome.ratio:.2f} of the least, "
         f"{outcome.unserved:.2%} unserved, {outcome.changes} changes"
     )
     _axes(canvas, series, top)
-    steps = [(place * series.bin_s, count, count) for place, count in enumerate(need)]
-    canvas.path(_way(_columns(steps, columns, width), top, closed=True), fill=NEED)
-    canvas.path(_way(_columns(bound.line, columns, width), top), stroke=BOUND, stroke_width="0.7")
-    canvas.path(_way(_columns(outcome.line, columns, width), top), stroke=POLICY, stroke_width="1")
+    steps = [(index * series.bin_s, count, count) for index, count in enumerate(need)]
+    canvas.path(_step_path(_columns(steps, columns, width), top, closed=True), fill=NEED)
+    canvas.path(_step_path(_columns(bound.line, columns, width), top), stroke=BOUND, stroke_width="0.7")
+    canvas.path(_step_path(_columns(outcome.line, columns, width), top), stroke=POLICY, stroke_width="1")
     ticks = sorted({round(_x(at, series.seconds)) for at in _short(series, need, outcome)})
     canvas.path("".join(f"M{x} {number(HEIGHT - BOTTOM)}v-7" for x in ticks), stroke=SHORT, stroke_width="1.2")
-    canvas.text(LEFT, 15, words, "title")
+    canvas.text(LEFT, 15, title, "title")
     _legend(canvas)
-    return words
+    return title
 
 
 def _legend(canvas: Canvas) -> None:
@@ -89,34 +89,34 @@ def _axes(canvas: Canvas, series: Series, top: int) -> None:
 
 
 def _short(series: Series, need: Sequence[int], outcome: ReplayOutcome) -> list[float]:
-    """Bins in which fewer were ready than needed when the policy was asked."""
+    """Bins in which fewer replicas were ready than needed when the policy was called."""
     ends = [*(start for start, _, _ in outcome.line[1:]), series.seconds]
     found = []
     for (start, _, ready), end in zip(outcome.line, ends, strict=True):
         first, last = series.bins_before(start), series.bins_before(end - 1e-6)
-        found += [place * series.bin_s for place in range(first, last + 1) if place < len(need) and need[place] > ready]
+        found += [index * series.bin_s for index in range(first, last + 1) if index < len(need) and need[index] > ready]
     return found
 
 
 def _columns(line: Sequence[tuple[float, int, int]], columns: int, width: float) -> list[int]:
-    """The most that held at any moment of each column."""
+    """The maximum within each column."""
     most = [0] * columns
     ends = [after[0] for _, after in pairwise(line)] + [columns * width]
     for (start, count, _), end in zip(line, ends, strict=True):
-        for place in range(int(start / width + 1e-9), min(int((end - 1e-6) / width) + 1, columns)):
-            most[place] = max(most[place], count)
+        for index in range(int(start / width + 1e-9), min(int((end - 1e-6) / width) + 1, columns)):
+            most[index] = max(most[index], count)
     return most
 
 
-def _way(columns: Sequence[int], top: int, *, closed: bool = False) -> str:
-    """Steps, each as far as it holds."""
+def _step_path(columns: Sequence[int], top: int, *, closed: bool = False) -> str:
+    """The path of a step function."""
     wide = (WIDTH - LEFT - RIGHT) / len(columns)
     parts = [f"M{number(LEFT)} {number(_y(0 if closed else columns[0], top))}"]
-    for place, count in enumerate(columns):
-        if place == 0 or count != columns[place - 1]:
+    for index, count in enumerate(columns):
+        if index == 0 or count != columns[index - 1]:
             parts.append(f"V{number(_y(count, top))}")
-        if place + 1 == len(columns) or columns[place + 1] != count:
-            parts.append(f"H{number(LEFT + (place + 1) * wide)}")
+        if index + 1 == len(columns) or columns[index + 1] != count:
+            parts.append(f"H{number(LEFT + (index + 1) * wide)}")
     return "".join(parts) + (f"V{number(_y(0, top))}Z" if closed else "")
 
 

@@ -1,14 +1,14 @@
-"""A policy on recorded load and virtual time, asked and guarded as it is live.
+"""Replays recorded load for a policy, on virtual time, with the guard that a plane has.
 
-Replicas that are ordered cost from the order on and serve when their start-up is over; whoever is too many goes at
-once, those that have not started yet first. Time is cut where something changes, so sums are exact.
+A replica costs from its order on, and serves after its start-up. Surplus replicas stop at once, those that are still
+starting first. Time advances from change to change, so that sums are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from pointsman.lab.scaling.reading import Series
+from pointsman.lab.scaling.recording import Series
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.measurements import ENDED_S, WINDOWS, windows_of
@@ -17,15 +17,14 @@ from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Gauge, WhenAsked
 
-# What a policy would have seen at a moment of recorded load.
-
-
 SHORT_S = 30.0
-"""A look this short, or shorter, tells the rate of now."""
+"""A window of at most this length shows the current rate."""
+PROGRESS_STEPS = 500
+"""Calls of the policy between two reports of progress."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A moment of a replay, for custom metrics."""
+    """One moment of a replay, for custom metrics."""
 
     now: float
     rate: float
@@ -35,116 +34,53 @@ class Moment(msgspec.Struct, frozen=True):
     queued: float
 
 
-class MeasuredLoad:
-    """Makes views, one after the other."""
-
-    def __init__(self, series: Series, setting: "Setting", windows: Sequence[float] = WINDOWS) -> None:
-        self._series, self._setting, self._windows = series, setting, windows
-        self._bins = series.history(setting.began)
-        self._told = self._bins[:0]
-        self._ongoing, self._queued = Gauge(), Gauge()
-        self._metrics = {name: Gauge() for name in setting.metrics}
-        self._busy_at: float | None = None
-
-    def view(self, at: float, pool: "ReplicaPool", guard: Guard) -> DeploymentView:
-        """What is known so long after the beginning."""
-        series, setting = self._series, self._setting
-        now = setting.began + at
-        rate = self._rate(at, SHORT_S)
-        serves = pool.ready * setting.capacity
-        ongoing, queued = min(rate, serves) * setting.request_s, max(pool.waiting, (rate - serves) * setting.request_s)
-        moment = Moment(now, rate, pool.ready, pool.starting, ongoing, queued)
-        self._ongoing.add(now, ongoing)
-        self._queued.add(now, queued)
-        for name, gauge in self._metrics.items():
-            gauge.add(now, setting.metrics[name](moment))
-        if rate > 0:
-            self._busy_at = now
-        if len(self._told) != series.bins_before(at):
-            self._told = self._bins[: series.bins_before(at)]
-        return DeploymentView(
-            name=series.name,
-            now=now,
-            replicas=pool.ready,
-            starting=pool.starting,
-            target=guard.target,
-            min_replicas=guard.limits.min_replicas,
-            max_replicas=guard.limits.max_replicas,
-            max_concurrency=max(1, round(setting.capacity * setting.request_s)),
-            ongoing=ongoing,
-            queued=queued,
-            ongoing_windows=WhenAsked(self._windows, self._ongoing.past(now).window),
-            queued_windows=WhenAsked(self._windows, self._queued.past(now).window),
-            arrivals_per_s=WhenAsked(self._windows, lambda seconds: self._rate(at, seconds)),
-            history=self._told,
-            bin_s=series.bin_s,
-            metrics={name: gauge.window(ENDED_S, now) for name, gauge in self._metrics.items()},
-            start_up_s=setting.start_up_s,
-            cost_per_replica_hour=setting.cost_per_replica_hour,
-            since_up_s=guard.since_up_s(now),
-            since_down_s=guard.since_down_s(now),
-            idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
-            state=guard.policy_state,
-        )
-
-    def _rate(self, at: float, seconds: float) -> float:
-        """Over the last so many seconds; of now, if that is known at once."""
-        if self._setting.at_once and seconds <= SHORT_S:
-            return self._series.rate(at)
-        return self._series.mean(at - seconds, at)
-
-
-TELL_EVERY = 500
-"""Questions between two words about how far it is."""
-
-
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica can do, and how a policy is asked."""
+    """The properties of a replica, and how the policy is called."""
 
     capacity: float
     """Requests per second that one replica serves."""
     start_up_s: float = 600.0
     interval_s: float = 60.0
-    """How often the policy is asked."""
+    """Between two calls of the policy."""
     at_once: bool = True
-    """The rate of a bin is known when it begins, as a short look would tell. False: measured over the last 30 s."""
+    """The rate of a bin is known when it begins. False: it is measured over the last 30 s."""
     queue_s: float = 0.0
-    """So many seconds' worth of what replicas serve may wait; more than that goes unserved. 0: nobody waits."""
+    """Length of the queue, in seconds of serving; requests beyond it are unserved. 0: no queue."""
     request_s: float = 1.0
     """How long a request stays on a replica: ongoing requests are the rate times this."""
     began: float = 0.0
-    """The first bin, in seconds since the epoch: schedules look at the clock."""
+    """The start of the first bin, in seconds since the epoch, for policies that look at the clock."""
     cost_per_replica_hour: float | None = None
     metrics: Mapping[str, Callable[[Moment], float]] = {}
-    """Custom ones, and what they would have been at a moment."""
+    """Custom metrics, as functions of a moment."""
 
 
 class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The result of a replay."""
 
     hours: float
-    """Replica-hours, those that were starting included."""
+    """Replica-hours, including start-up."""
     ratio: float
-    """To the clairvoyant minimum: what each bin needs, there at once."""
+    """Of the hours to the clairvoyant minimum: what each bin needs, without start-up."""
     unserved: float
-    """Share of requests that came when ready replicas were busy with others."""
+    """Share of requests that came when all ready replicas were busy."""
     changes: int
     most: int
     """The largest target."""
     problems: int
-    """Answers of the policy that did not count."""
+    """Answers of the policy that were invalid."""
     line: list[tuple[float, int, int]]
-    """(since when, target, ready), whenever one of both changed."""
+    """(time, target, ready), at each change of either."""
     records: list[ScalingRecord]
-    """Why the target was changed, each time."""
+    """One for each change of the target, with its reason."""
 
 
 class Replay:
-    """One series, one setting; any number of policies."""
+    """One series with one setting, for any number of policies."""
 
     def __init__(self, series: Series, setting: Setting, limits: ScalingLimits | None = None) -> None:
         self.series, self.setting = series, setting
-        # As free as can be, unless somebody wants to see what limits do.
+        # By default, hardly any limits.
         self.limits = limits or ScalingLimits(
             min_replicas=1,
             max_replicas=1_000_000,
@@ -155,12 +91,11 @@ class Replay:
 
     @property
     def times(self) -> int:
-        """How often a policy is asked."""
+        """Calls of a policy."""
         return int(self.series.seconds / self.setting.interval_s + 1e-9)
 
-    def run(self, policy: object, name: str = "", tell: Callable[[float], None] | None = None) -> ReplayOutcome:
-        """Ask it all the way through. `name`: what it is called in records; `tell`: is told now and then how much of it
-        is done."""
+    def run(self, policy: object, name: str = "", progress: Callable[[float], None] | None = None) -> ReplayOutcome:
+        """Replay the whole series. `name`: of the policy in records. `progress`: called with the share that is done."""
         series, setting = self.series, self.setting
         guard = Guard(series.name, self.limits, name or policy_name(policy))
         pool = ReplicaPool(guard.target, setting, series)
@@ -169,8 +104,8 @@ class Replay:
         problems, most = 0, guard.target
         for step in range(self.times):
             now = step * setting.interval_s
-            if tell is not None and step % TELL_EVERY == 0:
-                tell(step / self.times)
+            if progress is not None and step % PROGRESS_STEPS == 0:
+                progress(step / self.times)
             pool.advance(now)
             view = measured.view(now, pool, guard)
             record = guard.decide(view, invoke(policy, view))
@@ -195,14 +130,73 @@ class Replay:
         )
 
 
+class MeasuredLoad:
+    """The views that a policy would have had."""
+
+    def __init__(self, series: Series, setting: Setting, windows: Sequence[float] = WINDOWS) -> None:
+        self._series, self._setting, self._windows = series, setting, windows
+        self._bins = series.history(setting.began)
+        self._ended_bins = self._bins[:0]
+        self._ongoing, self._queued = Gauge(), Gauge()
+        self._metrics = {name: Gauge() for name in setting.metrics}
+        self._busy_at: float | None = None
+
+    def view(self, at: float, pool: "ReplicaPool", guard: Guard) -> DeploymentView:
+        """The view at a time in seconds since the beginning."""
+        series, setting = self._series, self._setting
+        now = setting.began + at
+        rate = self._rate(at, SHORT_S)
+        serves = pool.ready * setting.capacity
+        ongoing, queued = min(rate, serves) * setting.request_s, max(pool.waiting, (rate - serves) * setting.request_s)
+        moment = Moment(now, rate, pool.ready, pool.starting, ongoing, queued)
+        self._ongoing.add(now, ongoing)
+        self._queued.add(now, queued)
+        for name, gauge in self._metrics.items():
+            gauge.add(now, setting.metrics[name](moment))
+        if rate > 0:
+            self._busy_at = now
+        if len(self._ended_bins) != series.bins_before(at):
+            self._ended_bins = self._bins[: series.bins_before(at)]
+        return DeploymentView(
+            name=series.name,
+            now=now,
+            replicas=pool.ready,
+            starting=pool.starting,
+            target=guard.target,
+            min_replicas=guard.limits.min_replicas,
+            max_replicas=guard.limits.max_replicas,
+            max_concurrency=max(1, round(setting.capacity * setting.request_s)),
+            ongoing=ongoing,
+            queued=queued,
+            ongoing_windows=WhenAsked(self._windows, self._ongoing.past(now).window),
+            queued_windows=WhenAsked(self._windows, self._queued.past(now).window),
+            arrivals_per_s=WhenAsked(self._windows, lambda seconds: self._rate(at, seconds)),
+            history=self._ended_bins,
+            bin_s=series.bin_s,
+            metrics={name: gauge.window(ENDED_S, now) for name, gauge in self._metrics.items()},
+            start_up_s=setting.start_up_s,
+            cost_per_replica_hour=setting.cost_per_replica_hour,
+            since_up_s=guard.since_up_s(now),
+            since_down_s=guard.since_down_s(now),
+            idle_s=None if rate > 0 or self._busy_at is None else now - self._busy_at,
+            state=guard.policy_state,
+        )
+
+    def _rate(self, at: float, seconds: float) -> float:
+        """The rate over the last seconds; the current one, if that is known at once."""
+        if self._setting.at_once and seconds <= SHORT_S:
+            return self._series.rate(at)
+        return self._series.mean(at - seconds, at)
+
+
 class ReplicaPool:
-    """Replicas on virtual time: those that serve, and those that will."""
+    """Replicas on virtual time: ready ones and starting ones."""
 
     def __init__(self, ready: int, setting: Setting, series: Series) -> None:
         self._setting, self._series = setting, series
         self.ready = ready
         self._starting: list[tuple[float, int]] = []
-        """(when, how many), the next first."""
+        """(time, count), the next start first."""
         self._now = 0.0
         self.waiting = 0.0
         self.replica_seconds = 0.0
@@ -213,7 +207,7 @@ class ReplicaPool:
         return sum(count for _, count in self._starting)
 
     def order(self, target: int) -> None:
-        """So many from now on."""
+        """Start or stop replicas to reach the target."""
         more = target - self.ready - self.starting
         if more > 0:
             self._starting.append((self._now + self._setting.start_up_s, more))
@@ -226,7 +220,7 @@ class ReplicaPool:
         self.ready += min(more, 0)
 
     def advance(self, until: float) -> None:
-        """Let time pass: to the next start or the next bin, whichever is first, again and again."""
+        """Advance to a time, in steps to the next start or the next bin."""
         bin_s = self._series.bin_s
         while self._now < until:
             edge = (self._series.bins_before(self._now) + 1) * bin_s
@@ -236,9 +230,9 @@ class ReplicaPool:
 
     def _pass(self, until: float) -> None:
         seconds = until - self._now
-        serves, comes = self.ready * self._setting.capacity, self._series.rate(self._now)
+        serves, arrives = self.ready * self._setting.capacity, self._series.rate(self._now)
         self.replica_seconds += (self.ready + self.starting) * seconds
-        waiting = max(self.waiting + (comes - serves) * seconds, 0.0)
+        waiting = max(self.waiting + (arrives - serves) * seconds, 0.0)
         self.waiting = min(waiting, max(serves * self._setting.queue_s, min(self.waiting, waiting)))
         self.lost += waiting - self.waiting
         self._now = until

@@ -73,7 +73,7 @@ def test_it_says_how_far_it_is() -> None:
     heard: list[tuple[str, float]] = []
     policies = {"one": Reactive(10.0), "two": Reactive(10.0)}
     setting = Setting(capacity=10.0, interval_s=1.0)
-    compare(steps(10, 30), setting, policies, tell=lambda name, share: heard.append((name, share)))
+    compare(steps(10, 30), setting, policies, progress=lambda name, share: heard.append((name, share)))
     assert heard == [(name, steps_done / 1200) for name in policies for steps_done in (0, 500, 1000)]
 
 

@@ -54,7 +54,7 @@ def test_the_order_of_rows_and_columns_does_not_matter() -> None:
         ("t_s,rps\n1794806400000,1", "line 2: .* these are milliseconds, divide them by 1000"),
         ("t_s,rps\n0,1\n600,1\n1300,1", "line 4: bins must be equal; those of load are 600 s, .* 700 s after the row"),
         ("t_s,rps\n0,1\n600,1\n600,1", "line 4: load has this time twice"),
-        ("t_s,rps\n0,1\n1,1\n99999999,1", "these are 100,000,000 bins of 1 s; 1,000,000 is the most"),
+        ("t_s,rps\n0,1\n1,1\n99999999,1", "these are 100,000,000 bins of 1 s; the maximum is 1,000,000"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_its_line(text: str, words: str) -> None:
@@ -99,7 +99,7 @@ def test_of_several_models_one_is_counted() -> None:
         (['{"at": 3}'], 'line 1: {"at": 3} is not a request'),
         (['{"timestamp": "now"}'], "line 1: .* is not a request"),
         (["3"], "line 1: 3 is not a request"),
-        (['{"timestamp": Infinity}'], "line 1: its timestamp is no moment"),
+        (['{"timestamp": Infinity}'], "line 1: its timestamp is not a finite number"),
         (requests((0, ""), (9000, "")), "came within 9 s, and that is not one whole bin of 10 s; choose shorter bins"),
     ],
 )
