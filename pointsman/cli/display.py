@@ -324,7 +324,7 @@ def headline(told: Mapping[str, Any]) -> str:
     if order is None:
         by = f"decided by {policy}" + (f", which{other}" if other else "")
     else:
-        until = "until it is taken back" if order["for_s"] is None else f"for another {duration(order['for_s'])}"
+        until = "until it is released" if order["for_s"] is None else f"for another {duration(order['for_s'])}"
         by = f"{order['replicas']} ordered by {order['by']} {until}" + (f"; {policy}{other}" if other else "")
     return f"{told['deployment']}: target {told['desired']} ({bounds(told)}), {by}; {', '.join(filter(None, there))}"
 

@@ -1,7 +1,7 @@
-"""What should run and what does: `Controller.handle(event, now) -> commands`.
+"""The desired and the observed state of instances: `Controller.handle(event, now) -> commands`.
 
-Enters: what is wanted, and news of processes and servers. Leaves: commands to a runtime, and for people what is there,
-what would be done, and why. The one rule: the same events give the same commands.
+Enters: what is desired, and events of workers, processes and servers. Leaves: commands for a runtime; status, previews
+and reasons for people. The one rule: the same events give the same commands.
 """
 
 from pointsman.control.controller import Controller

@@ -1,4 +1,4 @@
-"""What should run, as one frozen value. Equal values are the same wish: applying one twice does nothing."""
+"""What should run, as one frozen value. Applying an equal value twice does nothing."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,28 +10,28 @@ from pointsman.placement.asks import Ask
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds, and how often they may fail."""
+    """Timeouts, in seconds, and limits on failures."""
 
     start_timeout_s: Time = 120.0
-    """From launch to the first completion."""
+    """From launch until the first completion."""
     probe_interval_s: Time = 2.0
     probe_timeout_s: Time = 5.0
-    """An instance that does not answer within this has failed the probe."""
+    """A probe that is not answered in this time has failed."""
     failures_until_unhealthy: Count = 2
-    """Probes in a row."""
+    """Failed probes in a row."""
     drain_timeout_s: Time = 60.0
-    """Requests under way get this long to end before the instance is stopped."""
+    """How long requests in flight may take to end before the instance is stopped."""
     stop_grace_s: Time = 10.0
     """From the request to end until the process is killed."""
     backoff_s: Time = 0.5
-    """Before the first restart after a crash; doubles each time, back to this after `backoff_max_s` without one."""
+    """Delay before the first restart; doubles with each failure, and is reset after `backoff_max_s` without one."""
     backoff_max_s: Time = 60.0
     start_attempts: Count = 3
-    """So often in a row one of a new recipe may fail to start while older ones serve; then its rollout is stopped."""
+    """Failed starts in a row after which a rollout is stopped, if instances of the earlier recipe serve."""
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):
-    """Which engine runs, with the parameters as they were written."""
+    """An engine, and its parameters as written."""
 
     type: str
     parameters: Mapping[str, Any] = {}
@@ -46,19 +46,19 @@ class Address(NamedTuple):
 
 
 class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that somebody else started."""
+    """A server that was started elsewhere."""
 
     name: str
     url: str
     """http://host:port or https://host:port, without a path."""
     engine: str = "openai"
-    """Whose metrics it speaks: vllm, llama.cpp, sglang, simulated; openai: none."""
+    """The engine whose metrics it has: vllm, llama.cpp, sglang, simulated; openai: no metrics."""
     max_concurrency: Count | None = None
     labels: Mapping[str, str] = {}
 
     @property
     def address(self) -> Address:
-        """What its URL says; config has checked that it says something."""
+        """The address in its URL, which config has validated."""
         scheme, _, rest = self.url.rpartition("://")
         host, colon, port = rest.partition("/")[0].rpartition(":")
         tls = scheme == "https"
@@ -72,24 +72,24 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     model: str
-    """What clients call it."""
+    """The name that clients use."""
     aliases: tuple[str, ...] = ()
     replicas: int = 1
     """Instances of `engine` to run; 0 without an engine."""
     engine: DesiredEngine | None = None
     endpoints: tuple[DesiredEndpoint, ...] = ()
     max_concurrency: int | None = None
-    """Requests at once on each instance; None: what the engine says."""
+    """Concurrent requests per instance; None: as the engine says."""
     engine_slots: int | None = None
-    """What the engine says: how many requests each instance of it runs at once; None: it says nothing."""
+    """Concurrent requests per instance according to the engine; None if unknown."""
     labels: Mapping[str, str] = {}
     lifecycle: Lifecycle = Lifecycle()
     ask: Ask | None = None
-    """What is asked of the placer for each instance, but for its name; None: it is started wherever that may be."""
+    """What to ask the placer for, but for the instance's name; None if instances need no place."""
 
     @property
     def recipe(self) -> str:
-        """What an instance was started from. Where it differs, the instance must be replaced."""
+        """What an instance is started from. An instance of another recipe must be replaced."""
         return msgspec.json.encode([self.model, self.engine], order="sorted").decode()
 
 

@@ -1,8 +1,8 @@
-"""What the controller is told, and what it tells to do. A runtime turns one into the other.
+"""The events and commands of the controller. A runtime carries out commands and reports events.
 
-A runtime promises to carry commands out in their order. Each `Launch` ends in `LaunchFailed`, or in `Launched` and some
-day `Exited`, after which nothing more is heard of that process. Each `Probe` is answered once, with `Answered` or
-`Silent`, unless another `Probe` of the same instance took its place or its process has ended; then it is not answered.
+A runtime carries commands out in their order. Each `Launch` leads to `LaunchFailed`, or to `Launched` and later
+`Exited`, the last event of that process. Each `Probe` leads to one `Answered` or `Silent`, unless another `Probe` of
+the same instance has replaced it or the process has ended.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ class ControllerEvent(msgspec.Struct, frozen=True):
 
 
 class Applied(ControllerEvent, frozen=True):
-    """This is wanted from now on."""
+    """The desired state has changed."""
 
     desired: Desired
     retry: frozenset[str] = frozenset()
-    """Deployments whose rollout was stopped, and is to be tried again."""
+    """Deployments whose stopped rollout is to be tried again."""
     warmth: Mapping[str, float] = {}
-    """How much instances have in their caches: of those that are equal otherwise, the coldest go."""
+    """How much instances have cached: of otherwise equal instances, the coldest is stopped first."""
 
 
 class Adopted(ControllerEvent, frozen=True):
-    """A process of an earlier plane still runs; the runtime has taken it over.
+    """The runtime has taken over a process of an earlier plane.
 
-    Told before the first `Applied`, which decides what becomes of it: else it would be started a second time.
+    Reported before the first `Applied`, or the instance would be started a second time.
     """
 
     instance_id: str
@@ -47,13 +47,13 @@ class Adopted(ControllerEvent, frozen=True):
 
 
 class WorkerSeen(ControllerEvent, frozen=True):
-    """A worker is there, or something about it has changed."""
+    """A worker is known, or has changed."""
 
     worker: Worker
 
 
 class WorkerLost(ControllerEvent, frozen=True):
-    """A worker is gone, and with it every process on it."""
+    """A worker and all its processes are gone."""
 
     name: str
     why: str
@@ -70,18 +70,18 @@ class Launched(ControllerEvent, frozen=True):
 
 
 class LaunchFailed(ControllerEvent, frozen=True):
-    """It could not even be started."""
+    """The process of an instance could not be started."""
 
     instance_id: str
     why: str
 
 
 class Exited(ControllerEvent, frozen=True):
-    """The process of an instance has ended; so has its whole group."""
+    """The process of an instance and its children have ended."""
 
     instance_id: str
     why: str
-    """As a person would say it: exit code 1: the last line of its log, or killed by SIGKILL."""
+    """For operators, such as: exit code 1: the last line of its log."""
 
 
 class Answered(ControllerEvent, frozen=True):
@@ -89,87 +89,87 @@ class Answered(ControllerEvent, frozen=True):
 
     instance_id: str
     readiness: bool
-    """It did real work; False: it only said that it is healthy."""
+    """It completed a request; False: it only answered a health check."""
 
 
 class Silent(ControllerEvent, frozen=True):
-    """A probe of an instance failed or was not answered in time."""
+    """A probe of an instance failed or timed out."""
 
     instance_id: str
     why: str
 
 
 class RequestsFail(ControllerEvent, frozen=True):
-    """Clients' requests fail on an instance, several in a row, whatever its health check says."""
+    """Several requests in a row have failed on an instance."""
 
     instance_id: str
     why: str
 
 
 class Drained(ControllerEvent, frozen=True):
-    """No request is under way on an instance any more."""
+    """No request is in flight on an instance any more."""
 
     instance_id: str
 
 
 class DrainAsked(ControllerEvent, frozen=True):
-    """An operator wants an instance out of service. It is replaced."""
+    """An operator drains an instance. It is replaced."""
 
     instance_id: str
 
 
 class PlaceNeeded(ControllerEvent, frozen=True):
-    """The place of an instance is needed for another one. It is drained, and comes back when there is another place."""
+    """The place of an instance is needed. It is drained, and comes back when there is another place."""
 
     instance_id: str
     why: Reason
 
 
 class PlaneStopping(ControllerEvent, frozen=True):
-    """Everything is drained and stopped; nothing is started any more."""
+    """Drain and stop everything; start nothing any more."""
 
 
 class ControllerTimer(ControllerEvent, frozen=True):
-    """The time of a `WakeController` has come."""
+    """The time of the last `WakeController` has come."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """Start a process for this instance, on a free port."""
+    """Start a process for an instance, on a free port."""
 
     instance_id: str
     deployment: str
     place: Place | None = None
-    """Where, and how it is divided there; None: anywhere."""
+    """None: anywhere."""
     recipe: str = ""
-    """What it is started from: of a rollout that was stopped, those who serve on come back as they were."""
+    """What to start it from. After a stopped rollout, an instance may come back with the earlier recipe."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Ask an instance once, now, instead of any probe under way; say `Answered` or `Silent` within the timeout."""
+    """Probe an instance now, instead of any earlier probe; report `Answered` or `Silent` within the timeout."""
 
     instance_id: str
     readiness: bool
     timeout_s: float
     endpoint: DesiredEndpoint | None = None
-    """Whom to ask, if somebody else started it: always the same for an instance, save for its limit and labels."""
+    """The server, if it was started elsewhere. Of an instance, only its limit and labels change."""
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Send requests to this instance from now on. It was not in service before."""
+    """Take an instance into service."""
 
     deployment: str
     instance: ExecutionInstance
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What is known of an instance in service has changed: its limit, its labels, whether it takes new requests."""
+    """An instance in service has changed: its limit, its labels, or whether it takes new requests."""
 
     deployment: str
     instance: ExecutionInstance
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """It serves no more. What it was doing is sent elsewhere, as far as that can be."""
+    """Take an instance out of service. Its requests are sent elsewhere where possible."""
 
     deployment: str
     instance_id: str
@@ -177,7 +177,7 @@ class Withdraw(msgspec.Struct, frozen=True):
 
 
 class AwaitDrained(msgspec.Struct, frozen=True):
-    """Say `Drained` as soon as no request is under way on it."""
+    """Report `Drained` as soon as no request is in flight on the instance."""
 
     deployment: str
     instance_id: str
@@ -202,7 +202,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class WakeController(msgspec.Struct, frozen=True):
-    """Fire the timer at this time, unless a later command names another."""
+    """Report `ControllerTimer` at this time, unless a later command names another one."""
 
     at: float
 

@@ -135,23 +135,23 @@ def _exited(event: Exited, turn: Transition) -> None:
 
 def _answered(event: Answered, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
-    if instance is None or not instance.asked:
+    if instance is None or not instance.probing:
         return
     if instance.phase is Phase.READY:
-        instance.asked, instance.heard_at, instance.silent = False, turn.now, 0
+        instance.probing, instance.probed_at, instance.failed_probes = False, turn.now, 0
     elif event.readiness:
         transition.admit(turn, instance)
 
 
 def _silent(event: Silent, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
-    if instance is None or not instance.asked:
+    if instance is None or not instance.probing:
         return
-    instance.asked, instance.heard_at, instance.silence = False, turn.now, event.why
-    instance.silent += 1
+    instance.probing, instance.probed_at, instance.probe_error = False, turn.now, event.why
+    instance.failed_probes += 1
     if instance.phase is Phase.READY:
-        if instance.silent >= instance.spec.lifecycle.failures_until_unhealthy:
-            why = Reason("probes-failed", {"probes": instance.silent, "why": event.why})
+        if instance.failed_probes >= instance.spec.lifecycle.failures_until_unhealthy:
+            why = Reason("probes-failed", {"probes": instance.failed_probes, "why": event.why})
             transition.give_up(turn, instance, why)
     elif instance.serving is not None:
         why = Reason("requests-and-probe-failed", {"before": instance.reason, "why": event.why})

@@ -1,4 +1,4 @@
-"""One instance: where it is in its life, what is known of it, and when something is due.
+"""Instances: their phases, what is known of each, and when something is due.
 
     from            on                                              to
     --------------  ----------------------------------------------  ------------------------------------------------
@@ -28,9 +28,9 @@
     starting        it is not wanted any more, or PlaceNeeded       stopping: Terminate
     backing off     it is not wanted any more                       (gone)
 
-A server that somebody else started is never launched, terminated or killed. While it starts it is probed with backoff,
-however long that takes. When it falls silent it is withdrawn and unhealthy, and probed with backoff until it is ready
-again. Once drained it is gone; if an operator asked for that, it stays, out of service.
+A server that was started elsewhere is never launched, terminated or killed. It is probed with backoff until it is
+ready. When it stops answering, it is withdrawn and unhealthy, and probed with backoff until it is ready again. Once
+drained it is gone; if an operator drained it, it stays out of service.
 """
 
 from collections import Counter
@@ -46,13 +46,13 @@ from pointsman.scaling.deployment import ReplicaCounts
 from pointsman.types import ExecutionInstance
 
 FIRST_PROBES_S = 0.05
-"""Between two probes of an instance that has just been launched; they become rarer."""
-PATIENCE = 0.1
-"""One that has been starting for a second is asked again after this share of it, so that little time is lost."""
+"""Interval of the first probes after a launch."""
+PROBE_BACKOFF = 0.1
+"""While an instance starts, the interval of probes grows to this share of the time since its launch."""
 
 
 class Phase(Enum):
-    """Where an instance is in its life."""
+    """The phase of an instance."""
 
     STARTING = "starting"
     READY = "ready"
@@ -63,42 +63,42 @@ class Phase(Enum):
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance, for people to look at."""
+    """An instance as others see it."""
 
     id: str
     deployment: str
     phase: Phase
     host: str
-    """Empty: not known yet."""
+    """Empty if not known yet."""
     port: int
     tls: bool
     process: str | None
     """The runtime's name for its process; None if it has none of ours."""
     in_service: bool
-    """Requests are on it, or may be sent to it."""
+    """Requests run on it, or may be sent to it."""
     restarts: int
     reason: Reason | None
     """What went wrong last, or why it leaves; None if nothing did."""
     since: float
-    """It is in its phase since then, or without a place."""
+    """Since when it is in its phase, or without a place."""
     until: float | None
-    """Its phase ends then, if nothing else happens before: it is started again, stopped, or killed."""
+    """When its phase times out: it is then restarted, stopped or killed. None if it does not."""
     drain_asked: bool
-    """An operator wants it out of service."""
+    """An operator drains it."""
     endpoint: DesiredEndpoint | None
-    """Who it is, if somebody else started it."""
+    """None if it is a process of ours."""
     place: Place | None = None
-    """Where it is, if it was placed."""
+    """None if it has none, or needs none."""
     unplaced: bool = False
     """There is no place for it."""
     halted: bool = False
-    """It could not be started so often that it is not tried again: those from before its recipe serve on."""
+    """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
     recipe: str = ""
-    """What its process was started from, or will be started from next."""
+    """What its process was started from, or will be."""
     start_up_s: float | None = None
-    """From the launch of its process until it was ready; None: it was not yet, or we did not see its launch."""
+    """From launch to ready; None if it was not ready yet, or if its launch was not seen."""
     has_failed: bool = False
-    """It ended, hung or did not start, and has not been ready since."""
+    """It crashed, hung or did not start, and has not been ready since."""
 
 
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
@@ -129,13 +129,13 @@ def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *ph
 
 
 class Instance(msgspec.Struct, kw_only=True):
-    """What the controller knows of an instance. Only a `Turn` changes it."""
+    """What the controller knows of an instance. Only event handlers and transitions change it."""
 
     id: str
     spec: DesiredDeployment
-    """Its deployment as it was when it was started or last updated; its lifecycle is always the newest."""
+    """Its deployment as of its start or last update, with the current lifecycle."""
     recipe: str
-    """What its process was started from, or will be started from next."""
+    """What its process was started from, or will be."""
     endpoint: DesiredEndpoint | None = None
     phase: Phase = Phase.STARTING
     since: float = 0.0
@@ -143,88 +143,87 @@ class Instance(msgspec.Struct, kw_only=True):
     port: int = 0
     process: str | None = None
     serving: ExecutionInstance | None = None
-    """What was last said of it to those who send requests; None: it is not in service."""
+    """What dispatchers know of it; None if it is not in service."""
     restarts: int = 0
     failures: int = 0
-    """In a row; the backoff doubles with each."""
+    """In a row: the backoff doubles with each."""
     failed_starts: int = 0
-    """In a row, of this recipe: it has never been ready since."""
+    """In a row, with this recipe."""
     halted: bool = False
-    """It is not tried again, as long as older ones serve."""
+    """It is not restarted while instances of an earlier recipe serve."""
     warmth: float = 0.0
-    """How much it has in its cache, as far as anybody has said."""
+    """How much it has cached; 0 if unknown."""
     launched_at: float | None = None
-    """Its process; None: before our time."""
+    """None if the launch was not seen."""
     start_up_s: float | None = None
-    """From then until it was ready."""
+    """From launch to ready."""
     has_served: bool = False
-    """Of this recipe: it was ready once, and would be again after a crash."""
+    """It was ready once with this recipe, so that a restart may help after a crash."""
     reason: Reason | None = None
-    asked: bool = False
-    """A probe is under way."""
-    heard_at: float | None = None
-    """When the last probe ended; None: there was none in this phase."""
-    silent: int = 0
-    """Probes in a row that failed."""
-    silence: str = ""
-    """What the last probe that failed said."""
+    probing: bool = False
+    """A probe is in flight."""
+    probed_at: float | None = None
+    """When the last probe ended; None if there was none in this phase."""
+    failed_probes: int = 0
+    """In a row."""
+    probe_error: str = ""
+    """Of the last failed probe."""
     doubted: bool = False
-    """Requests have failed on this process before, and a probe then spoke for it."""
+    """Requests failed on this process before, and a probe succeeded after that."""
     killed: bool = False
     renewing: bool = False
-    """When its process has ended, it is launched again at once."""
+    """It is launched again as soon as its process has ended."""
     drain_asked: bool = False
     outdated: Reason | None = None
     """Why another is to take its place; None if it may stay."""
     leaving: bool = False
-    """It is not wanted any more; there is no way back."""
+    """It is not wanted any more."""
     in_no_hurry: bool = False
-    """Nobody waits for it to go: requests on it may take as long as they take."""
+    """There is no drain timeout: its place is not needed."""
     place: Place | None = None
-    """Where it is; None: nowhere, or wherever its runtime started it."""
+    """None if it has none, or needs none."""
     unplaced_since: float | None = None
-    """When there was no place for it for the first time; None: it has one, or has not been tried."""
+    """When it was first refused a place; None if it has one, or was not tried."""
 
     @property
     def deployment(self) -> str:
-        """The name of its deployment."""
         return self.spec.name
 
     @property
     def unplaced(self) -> bool:
-        """There was no place for it when it was last tried."""
+        """Whether it was refused a place when it was last tried."""
         return self.unplaced_since is not None
 
     @property
     def may_stay(self) -> bool:
-        """It is on its way out only because there were too many, and serves still."""
+        """Whether it drains only because there were too many, and still serves."""
         return self.in_no_hurry and self.phase is Phase.DRAINING and self.serving is not None and not self.doubted
 
     @property
     def foreign(self) -> bool:
-        """It was adopted, and of its deployment only the name is known as yet."""
+        """Whether it was adopted, and only the name of its deployment is known yet."""
         return not self.spec.model
 
     @property
     def tls(self) -> bool:
-        """Whether it is spoken to over HTTPS."""
+        """Whether it is reached over HTTPS."""
         return self.endpoint is not None and self.endpoint.address.tls
 
     @property
     def has_failed_to_start(self) -> bool:
-        """As often as one should try."""
+        """Whether it has used up its attempts to start."""
         return self.failed_starts >= self.spec.lifecycle.start_attempts
 
     @property
     def backoff_s(self) -> float:
-        """How long to wait after so many failures."""
+        """Delay after the failures so far."""
         limits = self.spec.lifecycle
         doublings = min(max(self.failures - 1, 0), 60)
         return min(limits.backoff_s * 2.0**doublings, limits.backoff_max_s)
 
     @property
     def deadline(self) -> float | None:
-        """When its phase ends by itself."""
+        """When its phase times out; None if it does not."""
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s
@@ -238,13 +237,13 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def next_probe(self) -> float | None:
-        """When it is to be asked again; None: not now, or an answer is awaited."""
-        if self.asked or (self.endpoint is None and self.process is None):
+        """When the next probe is due; None if none is, or if one is in flight."""
+        if self.probing or (self.endpoint is None and self.process is None):
             return None
         interval = self._probe_interval_s
         if interval is None:
             return None
-        return self.since if self.heard_at is None else self.heard_at + interval
+        return self.since if self.probed_at is None else self.probed_at + interval
 
     @property
     def _probe_interval_s(self) -> float | None:
@@ -254,13 +253,13 @@ class Instance(msgspec.Struct, kw_only=True):
         if self.endpoint is not None and self.phase in (Phase.STARTING, Phase.UNHEALTHY):
             return self.backoff_s
         if self.phase is Phase.STARTING:
-            taken = 0.0 if self.heard_at is None else self.heard_at - self.since
-            return min(max(taken * PATIENCE, FIRST_PROBES_S), limits.probe_interval_s)
+            taken = 0.0 if self.probed_at is None else self.probed_at - self.since
+            return min(max(taken * PROBE_BACKOFF, FIRST_PROBES_S), limits.probe_interval_s)
         return None
 
     @property
     def due(self) -> float | None:
-        """When something must be done about it, if nothing happens before."""
+        """When its next deadline or probe is due."""
         deadline, probe = self.deadline, self.next_probe
         if deadline is None or probe is None:
             return probe if deadline is None else deadline
@@ -269,7 +268,7 @@ class Instance(msgspec.Struct, kw_only=True):
     def served(
         self, accepting: bool, spec: DesiredDeployment | None = None, endpoint: DesiredEndpoint | None = None
     ) -> ExecutionInstance:
-        """What those who send requests must know of it; as it would be with another `spec` and `endpoint`, if given."""
+        """What dispatchers must know of it, or would with another `spec` and `endpoint`."""
         spec, endpoint = spec or self.spec, endpoint or self.endpoint
         limit, labels = spec.max_concurrency, dict(spec.labels)
         if endpoint is not None:
@@ -320,6 +319,6 @@ def _reason(one: Instance) -> Reason | None:
         return Reason("rollout-stopped", {"why": one.reason})
     if one.outdated is not None:
         return Reason("to-be-replaced", {"why": one.outdated})
-    if one.reason is None and one.silence and one.phase is Phase.STARTING:
-        return Reason("not-ready-yet", {"probe": one.silence})
+    if one.reason is None and one.probe_error and one.phase is Phase.STARTING:
+        return Reason("not-ready-yet", {"probe": one.probe_error})
     return one.reason

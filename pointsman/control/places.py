@@ -1,4 +1,4 @@
-"""Where instances are: a place is claimed when one is launched, and given back, once, when its process is gone."""
+"""The places of instances: claimed when an instance is launched, released when its process is gone."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,24 +14,24 @@ from pointsman.types import Worker
 
 
 class Places:
-    """The workers that are known, and what was claimed of them. While none is known, instances get no place.
+    """The known workers, and what is claimed of them. While no worker is known, instances need no place.
 
-    A placer takes memory of its own, so there is one only from the first time that somebody needs a place.
+    A placer takes memory, so it is created when the first instance needs a place.
     """
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
-        self._news: dict[str, Worker] = {}
-        """Workers that the placer has not been told of yet: thousands may come before it is asked again."""
+        self._pending: dict[str, Worker] = {}
+        """Workers that the placer does not know yet: thousands may come before it is used again."""
         self._placer: Placer | None = None
 
     @property
     def placer(self) -> Placer:
         if self._placer is None:
             self._placer = Placer(Fleet(self._workers.values()))
-        elif self._news:
-            self._placer.fleet.put(*self._news.values())
-        self._news = {}
+        elif self._pending:
+            self._placer.fleet.put(*self._pending.values())
+        self._pending = {}
         return self._placer
 
     @property
@@ -40,30 +40,30 @@ class Places:
 
     @property
     def taken(self) -> Fleet | None:
-        """The same, if anybody has ever needed a place."""
+        """The fleet; None if no instance has needed a place yet."""
         return None if self._placer is None else self.fleet
 
     def snapshot(self) -> Snapshot:
-        """The fleet as it is now."""
+        """The fleet at this moment."""
         return Snapshot(tuple(self._workers.values())) if self._placer is None else self.fleet.snapshot()
 
     def seen(self, worker: Worker) -> list[str]:
-        """A worker is there, or something about it has changed. The instances whose GPUs are not there any more."""
+        """A worker is new or has changed. Returns the instances whose GPUs are gone."""
         is_new = worker.name not in self._workers
         self._workers[worker.name] = worker
         if is_new or self._placer is None:
-            self._news[worker.name] = worker
+            self._pending[worker.name] = worker
             return []
         return self.fleet.put(worker)
 
     def lost(self, worker: str) -> list[str]:
-        """A worker is gone: the instances that had a part of it have no place any more."""
+        """A worker is gone. Returns the instances that were on it."""
         if self._workers.pop(worker, None) is None or self._placer is None:
             return []
         return self.fleet.remove(worker)
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
-        """A place for an instance, claimed; why there is none; or None if it needs none that we know of."""
+        """Claim a place for an instance; or why there is none; None if it needs none."""
         if spec.ask is None or not self._workers:
             return None
         placer = self.placer
@@ -93,18 +93,18 @@ class Places:
         return found | {name: outcome for name in refused if (outcome := trial.take(name, wanted[name])) is not None}
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
-        """Whom to stop so that there is a place for an instance that may preempt others; empty: that would not help."""
+        """Instances to evict for one that may preempt others; empty if that would not help."""
         if spec.ask is None or not spec.ask.preempts:
             return ()
         found = preempt(msgspec.structs.replace(spec.ask, instance_id=instance_id), self.fleet)
         return () if found is None else found.victims
 
     def keep(self, instance_id: str, place: Place, deployment: str) -> None:
-        """An instance that was there before us has this place, as far as its workers are known."""
+        """Claim the place of an adopted instance, if its workers are known."""
         known = all(worker in self._workers for worker in place.workers)
         if known and instance_id not in self.fleet.occupants:
             self.fleet.claim(instance_id, place, deployment)
 
     def give_back(self, instance_id: str) -> bool:
-        """Its process is gone. False: it had no place."""
+        """Release a place. False if the instance had none."""
         return self._placer is not None and self.fleet.release(instance_id)

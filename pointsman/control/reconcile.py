@@ -1,7 +1,7 @@
-"""From what should run and what does to the next steps, each with its reason.
+"""Compares the desired state with the instances, and returns the next steps, each with its reason.
 
-Enters: the desired state and the instances as they are. Leaves: steps; nothing is changed. The one rule: whoever
-carries the steps out and asks again gets none of them a second time; only `REPLACE` is said for as long as it waits.
+Enters: the desired state and the instances. Leaves: steps; nothing is changed. The one rule: steps that were carried
+out are not returned again, except `REPLACE`, which is returned for as long as it waits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ def between_facts(before: ExecutionInstance, after: ExecutionInstance) -> Reason
 
 
 def endpoint_recipe(spec: DesiredDeployment, url: str, engine: str) -> str:
-    """The recipe of a server that somebody else started. Where it differs, it is another server."""
+    """The recipe of a server that was started elsewhere. If it differs, it is another server."""
     return msgspec.json.encode({"model": spec.model, "url": url, "engine": engine}, order="sorted").decode()
 
 
@@ -81,51 +81,51 @@ def _shown(value: Any) -> str:
 
 
 WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
-"""From most to least: who is kept when there are too many."""
+"""Phases of instances to keep when there are too many, best first."""
 
 DRAIN_ASKED = Reason("drain-asked")
 
 
 class What(Enum):
-    """What is to be done about an instance."""
+    """What to do about an instance."""
 
     START = "start"
     STOP = "stop"
-    """Drained before, if it is in service."""
+    """It is drained first if it is in service."""
     KEEP = "keep"
-    """It was being drained, as there were too many, and is wanted after all."""
+    """It drains because there were too many, and is wanted after all."""
     RESTART = "restart"
-    """It is not in service, so its process may end before the next one starts."""
+    """It is not in service: its process may end before the next one starts."""
     REPLACE = "replace"
-    """It is in service, and will be stopped when another has taken over. Nothing is to be done about it now."""
+    """It is in service, and is stopped once another has taken over. Nothing to do now."""
     UPDATE = "update"
     ADD = "add"
-    """A server that somebody else started."""
+    """A server that was started elsewhere."""
     REMOVE = "remove"
-    """Such a server; it is drained before."""
+    """Such a server; it is drained first."""
 
 
 class ReconcileStep(msgspec.Struct, frozen=True):
-    """One thing to do, and why."""
+    """One step, and why."""
 
     what: What
     subject: str
-    """The instance; the deployment, if the step is about its lifecycle."""
+    """The instance; the deployment if its lifecycle has changed."""
     why: Reason
     deployment: str
     endpoint: str = ""
-    """The name of a server that somebody else started, if it is about one."""
+    """The name of the server, if it was started elsewhere."""
     where: Reason | None = None
     """The place that it would get, or why there is none; None if no place was looked for."""
     in_no_hurry: bool = False
-    """There are only too many: what it does may take as long as it takes."""
+    """There is no drain timeout: there are only too many."""
 
 
 def reconcile(
     desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False, fleet: Fleet | None = None
 ) -> list[ReconcileStep]:
-    """What is to be done now. `shutting_down`: nothing is wanted any more, whatever was desired. `fleet`: where
-    instances are; of those that are too many, whoever leaves the better fleet behind goes."""
+    """The next steps. `shutting_down`: nothing is wanted any more. `fleet`: if there are too many instances, those are
+    stopped that free the most useful room."""
     mine: dict[str, list[Instance]] = {}
     leaving: dict[str, list[Instance]] = {}
     taken = set()
@@ -135,7 +135,7 @@ def reconcile(
     wanted = {} if shutting_down else desired.deployments
     steps: list[ReconcileStep] = []
     for name, members in mine.items():
-        if name not in wanted:  # first, so that there is room for others
+        if name not in wanted:  # first, to make room
             why = Reason("shut-down") if shutting_down else Reason("deployment-unwanted", {"deployment": name})
             steps += [_leave(instance, why) for instance in members]
     for name, spec in wanted.items():
@@ -147,7 +147,7 @@ def reconcile(
 
 
 def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
-    """What `after` says anew about how long things may take; for people, as nothing is to be done about it."""
+    """Changes of timeouts and limits. They are only reported: nothing is to be done."""
     steps = []
     for name, spec in after.deployments.items():
         known = before.deployments.get(name)
@@ -157,15 +157,15 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     return steps
 
 
-# Instances that we run
+# Our processes
 
 
 def _processes(
     spec: DesiredDeployment, members: list[Instance], back: list[Instance], taken: set[str], fleet: Fleet | None
 ) -> list[ReconcileStep]:
-    """Surge 1: at most one more than wanted. Whoever serves is let go only when enough others are ready; while a
-    rollout is stopped, that holds for those who served before it and have crashed, too. `back`: those who are on their
-    way out and may stay; they come before new ones."""
+    """Surge 1: at most one more than wanted. An outdated instance that serves is stopped only when enough others are
+    ready; during a stopped rollout, also one that served before and has crashed. `back`: draining instances that may
+    stay, which are preferred to new ones."""
     wanted = max(spec.replicas, 0) if spec.engine is not None else 0
     recipe = spec.recipe
     current: list[Instance] = []
@@ -203,7 +203,7 @@ def _processes(
 
 
 def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[ReconcileStep]:
-    """What one that stays must be told, or must be started anew for."""
+    """The update or restart that an instance needs that stays."""
     if instance.recipe != recipe:
         return [ReconcileStep(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
     changed = _changed(instance, spec, None)
@@ -218,7 +218,7 @@ def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpo
 
 
 def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[ReconcileStep]) -> list[Instance]:
-    """Those who must still serve until others can. The rest is let go: the unhealthy first, then in order."""
+    """The outdated instances that must still serve. The others are stopped: unhealthy ones first, then in order."""
     order = sorted(outdated, key=lambda one: (one.phase is Phase.READY, not one.drain_asked, *_number(one)))
     spare = max(len(order) - needed, 0)
     for index, instance in enumerate(order):
@@ -236,15 +236,15 @@ def _free_id(deployment: str, taken: set[str]) -> str:
 
 
 def _number(instance: Instance) -> tuple[int, str]:
-    """m-2 comes before m-10."""
+    """Sorts m-2 before m-10."""
     return len(instance.id), instance.id
 
 
-# Servers that somebody else started
+# Servers that were started elsewhere
 
 
 def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[ReconcileStep]:
-    wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with one name, the first
+    wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with the same name, the first
     steps = []
     for name, endpoint in reversed(wanted.items()):
         steps += _endpoint(spec, endpoint, [one for one in members if _name(one) == name], taken)
@@ -255,7 +255,7 @@ def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]
 def _endpoint(
     spec: DesiredDeployment, endpoint: DesiredEndpoint, members: list[Instance], taken: set[str]
 ) -> list[ReconcileStep]:
-    """One that has moved is another: the new one first, and the old one until then."""
+    """A server at another address is another server: the old one serves until the new one is ready."""
     recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
     current = [one for one in members if one.recipe == recipe]
     steps = []
@@ -279,7 +279,7 @@ def _endpoint(
 
 
 def _free_endpoint_id(deployment: str, name: str, taken: set[str]) -> str:
-    """Its name, with its deployment before it if that is taken, and with a number after it if that is, too."""
+    """Its name; prefixed with its deployment if that is taken; with a number if that is, too."""
     found, number = name, 1
     while found in taken:
         found = f"{deployment}-{name}" if number == 1 else f"{deployment}-{name}-{number}"

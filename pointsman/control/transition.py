@@ -78,7 +78,7 @@ class Transition:
 
     def enter(self, instance: Instance, phase: Phase) -> None:
         instance.phase, instance.since = phase, self.now
-        instance.asked, instance.heard_at, instance.silent, instance.silence = False, None, 0, ""
+        instance.probing, instance.probed_at, instance.failed_probes, instance.probe_error = False, None, 0, ""
         instance.killed = False
         self.changed = True
 
@@ -217,7 +217,7 @@ def launched(turn: Transition, instance: Instance, host: str, port: int, process
 
 def probe(turn: Transition, instance: Instance) -> None:
     """Probe its health if it is ready, else its readiness."""
-    instance.asked = True
+    instance.probing = True
     timeout_s = instance.spec.lifecycle.probe_timeout_s
     if instance.phase is Phase.STARTING and instance.endpoint is None:
         # The first completion of a slow starter may be slow, too: it gets as long as it has had so far.
@@ -231,7 +231,7 @@ def admit(turn: Transition, instance: Instance) -> None:
     turn.enter(instance, Phase.READY)
     if instance.launched_at is not None and instance.start_up_s is None:
         instance.start_up_s = turn.now - instance.launched_at
-    instance.heard_at, instance.failed_starts, instance.has_served = turn.now, 0, True
+    instance.probed_at, instance.failed_starts, instance.has_served = turn.now, 0, True
     if instance.endpoint is not None and not instance.doubted:
         instance.failures = 0  # while it started, backoff only spared it probes
     turn.publish(instance)
@@ -273,7 +273,7 @@ def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = F
     turn.fail(instance, why)
     if instance.endpoint is not None:
         turn.enter(instance, Phase.UNHEALTHY)
-        instance.heard_at = turn.now
+        instance.probed_at = turn.now
     elif kill:
         turn.enter(instance, Phase.STOPPING)
         turn.kill(instance)
@@ -340,7 +340,7 @@ def keep(turn: Transition, instance: Instance) -> None:
     instance.leaving = instance.in_no_hurry = False
     instance.reason = None
     turn.enter(instance, Phase.READY)
-    instance.heard_at = turn.now
+    instance.probed_at = turn.now
     turn.publish(instance)
 
 
@@ -388,7 +388,7 @@ def tick(turn: Transition, instance_id: str) -> None:
 def _phase_is_over(turn: Transition, instance: Instance) -> None:
     limits = instance.spec.lifecycle
     if instance.phase is Phase.STARTING:
-        facts = {"start_timeout_s": limits.start_timeout_s, "probe": instance.silence}
+        facts = {"start_timeout_s": limits.start_timeout_s, "probe": instance.probe_error}
         give_up(turn, instance, Reason("start-timeout", facts), kill=True)
     elif instance.phase is Phase.DRAINING:
         facts = {"drain_timeout_s": limits.drain_timeout_s, "why": instance.reason}

@@ -192,7 +192,7 @@ def _times(count: int) -> str:
 
 
 def _override(facts: Facts) -> str:
-    end = "until it is taken back" if facts["until"] is None else f"until {facts['until']}"
+    end = "until it is released" if facts["until"] is None else f"until {facts['until']}"
     return f"{facts['replicas']} ordered by {facts['by']} {end}"
 
 
@@ -465,13 +465,13 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Where an instance is
     "place": _place,
     # Why an instance is where it is in its life
-    "preempted": "it makes room for {instance}, which is more important",
+    "preempted": "it makes room for {instance}, which has a higher priority",
     "place-awaited": "{deployment} waits for its place",
-    "evicted-for": "{instance} makes room for {deployment}, which has none and for which a request waits",
+    "evicted-for": "{instance} makes room for {deployment}, which has requests and no instance",
     "start-timeout": lambda facts: f"not ready {facts['start_timeout_s']:g} s after its launch{_after(facts['probe'])}",
     "drain-timeout": "not drained in {drain_timeout_s:g} s: {why}",
-    "drained": "no request is under way on it",
-    "resources-lost": 'what it had of worker "{worker}" is not there any more',
+    "drained": "no request is in flight on it",
+    "resources-lost": 'its resources on worker "{worker}" are gone',
     "worker-lost": 'worker "{worker}" is lost: {why}',
     "launch-failed": "could not be started: {why}",
     "exited": "{why}",
@@ -482,42 +482,42 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "endpoint-silent": "does not answer: {why}",
     "not-ready-yet": "not ready yet: {probe}",
     "to-be-replaced": "to be replaced: {why}",
-    "rollout-stopped": "rollout stopped: {why}; the earlier version serves on; deploy again to retry",
+    "rollout-stopped": "rollout stopped: {why}; the earlier version still serves; deploy again to retry",
     # Why an instance is started, stopped or changed
     "drain-asked": "an operator asked for it to be drained",
-    "shut-down": "everything is shut down",
-    "deployment-unwanted": 'deployment "{deployment}" is not wanted any more',
+    "shut-down": "the plane is stopping",
+    "deployment-unwanted": 'deployment "{deployment}" was removed',
     "replica-count": lambda facts: f"{_replicas(facts['wanted'])} wanted, {facts['present']} there",
     "takes-over": "to take over from {instance}",
-    "rollout-retried": "its rollout was stopped, and is tried again",
+    "rollout-retried": "its stopped rollout is tried again",
     "recipe-differs": "it was started from another recipe",
     "changed": lambda facts: ", ".join("{field} {before} -> {after}".format(**one) for one in facts["changes"]),
     "endpoint-listed": "it is listed, at {url}",
     "endpoint-unlisted": "it is not listed any more",
     # Why no instance of a deployment takes requests
-    "none-wanted": "none is wanted now; the operator may start some",
+    "none-wanted": "no instance is wanted now; an operator may start one",
     "no-place-yet": "there is no place for {instance} yet",
-    "starting": "{instance} is being started, for {for_s} s so far",
+    "starting": "{instance} has been starting for {for_s} s",
     "restarting": lambda facts: (
-        f"{facts['instance']} has failed {_times(facts['failures'])}, and is started again in {facts['restart_in_s']} s"
+        f"{facts['instance']} has failed {_times(facts['failures'])}, and restarts in {facts['restart_in_s']} s"
     ),
     "in-phase": "{instance} is {phase}",
     # Why a target changed, or did not
     "policy-wants": "{replicas} wanted",
     "request-waits": "a request waits, and there is no instance",
-    "gave-way": "it has made room for others, and nobody asks for it",
+    "gave-way": "it made room for another deployment, and has no requests",
     "held-by-trouble": "not more while {trouble}",
     "override": _override,
-    "override-ended": lambda facts: f"over: {_override(facts)}",
-    "override-released": lambda facts: f"taken back: {_override(facts)}",
-    "unloaded-for": "makes room for {deployment}, for which a request waits; nobody was idle for longer",
-    "room-from-idle": "{deployment}, which nobody uses, makes room for it",
-    "room-from-spare": "{instance} of {deployment}, which has others, makes room for it",
+    "override-ended": lambda facts: f"ended: {_override(facts)}",
+    "override-released": lambda facts: f"released: {_override(facts)}",
+    "unloaded-for": "makes room for {deployment}, which has requests and no instance; it was idle longest",
+    "room-from-idle": "{deployment}, which is idle, makes room for it",
+    "room-from-spare": "{instance} of {deployment}, which has spare replicas, makes room for it",
     "room-from-turn": "{instance} of {deployment}, which has had its turn, makes room for it",
     "waits-for-room": "started as soon as there is room",
-    "fits-no-worker": "no worker could take it, even with nothing else there: {why}",
-    "start-retried": "it is tried again and again",
-    "all-run-again": "all of them run again",
+    "fits-no-worker": "no worker could take it, even if it were empty: {why}",
+    "start-retried": "it is restarted with backoff",
+    "all-run-again": "all instances run again",
     "policy-recovered": "{policy} answers again after it {problem}",
     "scaling-max": "at most {max} (max)",
     "scaling-min": "at least {min} (min)",
@@ -527,12 +527,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "scaling-up-factor": "{step} of {change} more at once (upFactor {factor:g})",
     "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
     "scaling-max-step": "{step} at a time (maxStep)",
-    "scaling-idle-timeout": "the last one goes after {idle_timeout_s:g} s without a request (idleTimeout)",
+    "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
     # What is wrong with a policy, or with instances
     "policy-too-slow": _policy_too_slow,
     "policy-raised": "{text}",
-    "policy-state-too-large": "wrote {size_kib} KiB into view.state; it may keep {limit_kib} KiB, and what it wrote "
-    "this time is forgotten",
+    "policy-state-too-large": "wrote {size_kib} KiB into view.state, which may have {limit_kib} KiB; what it wrote is "
+    "dropped",
     "policy-answer-invalid": "returned {found}; it must be a whole number of replicas from 0 to {max:,}, or a Wish "
     "for one",
     "instance-not-running": "{instance} does not run: {why}",

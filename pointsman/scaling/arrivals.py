@@ -1,4 +1,4 @@
-"""How many came: over the last seconds, minutes and hour, and in bins as far back as a season is long."""
+"""Arrival rates: over recent windows, and as a history in bins over days."""
 
 import math
 from collections import deque
@@ -10,24 +10,24 @@ import msgspec
 from pointsman.scaling.view import Rate
 
 FINE_S = 5.0
-"""What came lately is counted in bins of so many seconds; of the oldest one, the share that is in the window."""
+"""Length of the bins for recent arrivals. Of the oldest bin, the share within the window counts."""
 DAY_S = 86400.0
 BRIDGE_S = 3600.0
-"""What came in the last so many seconds stands for the time in which nobody counted."""
+"""After a pause, the rate of this long before it stands for the pause."""
 
 
 class Recent:
-    """How many there were per second, lately."""
+    """Arrivals per second over recent windows."""
 
     def __init__(self, keep_s: float = 3600.0) -> None:
         self.keep_s = keep_s
         self._bins: deque[tuple[int, float]] = deque()
-        """(number of the bin, how many), the oldest first; bins without any are left out."""
+        """(number of the bin, arrivals), oldest first; empty bins are left out."""
         self.began: float | None = None
         self._counted_at: float | None = None
 
     def count(self, now: float, n: float = 1.0) -> None:
-        """So many since this was last said."""
+        """Count arrivals since the last call."""
         if self.began is None or self._counted_at is None:
             self.began = self._counted_at = now
         since, self._counted_at = min(self._counted_at, now), max(self._counted_at, now)
@@ -47,11 +47,11 @@ class Recent:
             self._bins.append((number, n))
 
     def per_second(self, seconds: float, now: float) -> float:
-        """Over the last so many seconds, or since counting began if that is less."""
+        """Over this long, or since counting began if that is less."""
         return self.past(now)(seconds)
 
     def past(self, now: float) -> Callable[[float], float]:
-        """Says how many there were per second in the last so many seconds before now, whatever comes afterwards."""
+        """A function from the length of a window to its rate. It does not change when more is counted."""
         bins, began = tuple(self._bins), self.began
 
         def per_second(seconds: float) -> float:
@@ -60,7 +60,7 @@ class Recent:
             start = now - seconds
             total = 0.0
             for number, n in reversed(bins):
-                # The first bin may have begun before we did, and the last one is not over yet.
+                # Counting may have begun within the first bin, and the last one is not over yet.
                 begin, end = max(number * FINE_S, began), min((number + 1) * FINE_S, now)
                 if begin >= start:
                     total += n
@@ -74,19 +74,19 @@ class Recent:
 
 
 class Kept(msgspec.Struct):
-    """What is saved of arrivals."""
+    """The history, as it is saved."""
 
     bin_s: float
     bins: list[tuple[int, float]]
-    """(number of the bin, how many), the oldest first; bins without any are left out."""
+    """(number of the bin, arrivals), oldest first; empty bins are left out."""
     first: int | None = None
-    """The first bin that was seen from its beginning."""
+    """The first bin that was counted from its start."""
     until: float | None = None
-    """When somebody last counted."""
+    """When arrivals were last counted."""
 
 
 class Arrivals:
-    """Counts requests as they come; tells rates of late, and the history."""
+    """Counts requests as they arrive."""
 
     def __init__(
         self, bin_s: float = 600.0, keep_s: float = 14 * DAY_S, saved: Mapping[str, Any] | None = None
@@ -94,19 +94,19 @@ class Arrivals:
         self.bin_s, self.keep_s = bin_s, keep_s
         self._recent = Recent()
         kept = _read(saved)
-        # Bins of another length say nothing about these.
+        # Bins of another length cannot be converted.
         self._kept = kept if kept is not None and kept.bin_s == bin_s else Kept(bin_s, [])
-        self._told: tuple[int, tuple[Rate, ...]] | None = None
-        self._goes_on = kept is not None
+        self._cached: tuple[int, tuple[Rate, ...]] | None = None
+        self._resumes = kept is not None
 
     def count(self, now: float, n: float = 1.0) -> None:
-        """So many came; none: somebody looked, and nobody had come."""
+        """Count arrivals; 0 says that none came until now."""
         self._recent.count(now, n)
         kept = self._kept
         if kept.first is None:
             kept.first = math.ceil(now / self.bin_s)
-        if self._goes_on:
-            self._goes_on = False
+        if self._resumes:
+            self._resumes = False
             self._bridge(now)
         kept.until = now
         if n:
@@ -123,7 +123,7 @@ class Arrivals:
             kept.bins = [part for part in kept.bins if part[0] >= oldest]
 
     def _bridge(self, now: float) -> None:
-        """If nobody counted for a whole bin, as the plane was away: as many are taken to have come as before that."""
+        """Fill a pause of more than a bin, in which the plane did not run, with the rate before it."""
         kept, bin_s = self._kept, self.bin_s
         until, seen_from = kept.until, kept.first
         if until is None or seen_from is None or now - until <= bin_s:
@@ -138,19 +138,19 @@ class Arrivals:
                 self._add(number, rate * seconds)
 
     def per_second(self, seconds: float, now: float) -> float:
-        """Over the last so many seconds."""
+        """Over this long."""
         return self._recent.per_second(seconds, now)
 
     def past(self, now: float) -> Callable[[float], float]:
-        """As that of `Recent`."""
+        """See `Recent.past`."""
         return self._recent.past(now)
 
     def history(self, now: float) -> tuple[Rate, ...]:
-        """Every bin that is over, the oldest first; one in which nobody came is a bin of zero."""
+        """Every completed bin, oldest first, including empty ones."""
         current = math.floor(now / self.bin_s)
-        if self._told is None or self._told[0] != current:  # made once per bin, and asked for every second
-            self._told = (current, self._history(current))
-        return self._told[1]
+        if self._cached is None or self._cached[0] != current:  # read every second, changed once per bin
+            self._cached = (current, self._history(current))
+        return self._cached[1]
 
     def _history(self, current: int) -> tuple[Rate, ...]:
         if self._kept.first is None:
@@ -162,13 +162,13 @@ class Arrivals:
         )
 
     def saved(self) -> dict[str, Any]:
-        """Plain data, to go on from after a restart."""
+        """Plain data, to continue from after a restart."""
         plain: dict[str, Any] = msgspec.to_builtins(self._kept)
         return plain
 
 
 def _read(saved: Mapping[str, Any] | None) -> Kept | None:
-    """What was saved, if it was saved by something like this."""
+    """None if it was saved by another version."""
     try:
         return msgspec.convert(saved, Kept)
     except msgspec.ValidationError:

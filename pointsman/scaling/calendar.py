@@ -1,4 +1,4 @@
-"""What clocks on walls show at a moment, and where they hang. The moment is always given: no clock is asked."""
+"""Time zones and cron expressions. Every moment is an argument: no clock is read."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 
 
 def zone_of(name: str) -> tzinfo:
-    """Europe/Berlin, with its summer time; UTC; or +05:30, which is always that. Raises ValueError for others."""
+    """A zone by name, such as Europe/Berlin, UTC or +05:30. Raises ValueError if it is unknown."""
     offset = _OFFSET.fullmatch(name)
     try:
         if offset is not None:
@@ -16,10 +16,10 @@ def zone_of(name: str) -> tzinfo:
             return timezone(east if offset[1] == "+" else -east)
         if name == "UTC":
             return UTC
-        from zoneinfo import ZoneInfo  # here, as it takes memory, and most schedules need none
+        from zoneinfo import ZoneInfo  # here, as it takes memory that most schedules do not need
 
         return ZoneInfo(name)
-    except (ValueError, OSError, LookupError):  # the last: no such zone, or no zones at all
+    except (ValueError, OSError, LookupError):  # LookupError: the zone is unknown, or the system has no zone data
         raise ValueError(
             f'there is no time zone "{name}" here; write for example Europe/Berlin, UTC or +05:30 '
             "(names come from the system, or from: pip install tzdata)"
@@ -27,7 +27,7 @@ def zone_of(name: str) -> tzinfo:
 
 
 def shown(now: float, zone: tzinfo = UTC) -> datetime:
-    """What a clock shows there."""
+    """A moment as local time."""
     return datetime.fromtimestamp(now, zone)
 
 
@@ -37,7 +37,7 @@ def in_words(moment: datetime) -> str:
 
 
 def in_utc(now: float) -> str:
-    """2025-03-05T13:00:00Z: what is written down; whoever shows it may show it on another clock."""
+    """2025-03-05T13:00:00Z"""
     return f"{shown(now):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -45,9 +45,6 @@ def month_ends(now: float) -> float:
     """When the next month begins, in UTC."""
     year, month = divmod(shown(now).year * 12 + shown(now).month, 12)
     return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
-
-
-# Cron expressions: five fields with lists, ranges, steps and names.
 
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -59,17 +56,16 @@ FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
     ("month", 1, 12, MONTHS),
     ("day of the week", 0, 7, WEEKDAYS),
 )
-"""What each of the five is, from, to, and the names of its values."""
-DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-"""At most."""
+"""Of each of the five fields: its name, lowest and highest value, and the names of its values."""
+MAX_DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 YEARS_BACK = 8
-"""29 February is at most so far away."""
+"""29 February is at most this many years away."""
 
 _PART = re.compile(r"(?:(?P<all>\*)|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
 
 
 class Cron:
-    """Moments such as 0 9 * * mon-fri: nine in the morning of every working day."""
+    """A cron expression, such as 0 9 * * mon-fri: five fields with lists, ranges, steps and names."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -84,21 +80,21 @@ class Cron:
         )
         self._weekdays = {day % 7 for day in weekdays}
         self._times = sorted(time(hour, minute) for hour in hours for minute in minutes)
-        # As in every cron: if both kinds of day are restricted, either will do.
+        # As in every cron: if both kinds of day are restricted, either may match.
         self._either = not parts[2].startswith("*") and not parts[4].startswith("*")
-        if not self._either and min(self._days) > max(DAYS_OF_MONTHS[month - 1] for month in self._months):
+        if not self._either and min(self._days) > max(MAX_DAYS_OF_MONTHS[month - 1] for month in self._months):
             months = " or ".join(MONTHS[month - 1] for month in sorted(self._months))
             raise ValueError(f'"{text}" never comes: there is no day {min(self._days)} in {months}')
 
     def latest(self, now: float, zone: tzinfo = UTC) -> float | None:
-        """When it last was on the clocks of a zone, now included; None: never in the last eight years."""
+        """The last match at or before `now` in a zone; None if there is none in the last eight years."""
         here = shown(now, zone)
         for back in range(YEARS_BACK * 366):
             day = here.date() - timedelta(days=back)
             if self._on(day):
                 past = [moment for moment in self._times if back or moment <= here.time()]
                 if past:
-                    # An hour that comes twice counts once, the first time; one that is left out is an hour later.
+                    # An hour that occurs twice counts the first time; one that is skipped counts an hour later.
                     return min(datetime.combine(day, past[-1], zone).timestamp(), now)
         return None
 

@@ -33,7 +33,7 @@ class Override(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        return self.by or "somebody"
+        return self.by or "an operator"
 
     def reason(self, code: str) -> Reason:
         until = None if self.until is None else in_utc(self.until)

@@ -1,4 +1,4 @@
-"""What holds for every policy, also for the user's own: bounds, delays, smoothing, steps, cool-downs."""
+"""The settings of a scaled deployment: its policy, and the limits that hold for every policy."""
 
 from typing import Annotated, Any
 
@@ -8,43 +8,43 @@ from pointsman.parameters import Count, Number, Share, Spelled, Time, Wait
 
 
 class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Within these, a policy is free. The `scaling` section of a document has the same fields."""
+    """Bounds, delays, steps and cool-downs. The `scaling` section of a document has the same fields."""
 
     min_replicas: Annotated[Number, Spelled("min")] = 1
     max_replicas: Annotated[Count, Spelled("max")] = 1
     initial_replicas: Annotated[Number | None, Spelled("initial")] = None
-    """To begin with; None: `min_replicas`. See `first`."""
+    """The first target; None: `min_replicas`."""
     up_delay_s: Wait = 0.0
-    """More are wanted for so long before there are more. From none to the first one there is no delay."""
+    """How long more must be wanted before the target goes up. The first replica is not delayed."""
     down_delay_s: Wait = 300.0
-    """Fewer are wanted for so long before there are fewer: the most that was wanted in that time is kept."""
+    """How long fewer must be wanted before the target goes down, to the largest number wanted in that time."""
     up_factor: Share = 1.0
-    """Of the difference to what is wanted, what is added at once; rounded so that at least one is."""
+    """Share of the difference to what is wanted that is added at once, rounded up."""
     down_factor: Share = 1.0
     max_step: Count | None = None
-    """At most so many more or fewer at a time."""
+    """Maximum change of the target at a time."""
     cooldown_s: Wait = 0.0
-    """Between two changes of the target."""
+    """Minimum time between two changes of the target."""
     idle_timeout_s: Wait = 300.0
-    """With `min_replicas` 0: the last replica goes when nobody has asked for so long."""
+    """With `min_replicas` 0: the last replica goes after this long without a request."""
     wait_s: Wait | None = None
-    """While there is no replica, requests wait so long for the first one; None: as their queue says."""
+    """How long requests wait for the first replica; None: as configured for their queue."""
     turn_s: Wait = 30.0
-    """With `min_replicas` 0: while it is busy, it keeps its last place for so long when somebody else is waited for."""
+    """With `min_replicas` 0: how long a busy deployment keeps its last place when another one needs it."""
     interval_s: Time = 1.0
-    """How often the policy is asked."""
+    """Time between two calls of the policy."""
     time_limit_s: Time = 0.5
-    """What a call of the policy may take. A slower answer does not count, and is reported."""
+    """Maximum time of a call. A slower answer is ignored and reported."""
 
     @property
     def first(self) -> int:
-        """How many there are before anybody was asked."""
+        """The target before the policy is first called."""
         wanted = self.min_replicas if self.initial_replicas is None else self.initial_replicas
         return min(max(wanted, self.min_replicas), self.max_replicas)
 
 
 class MetricQuery(msgspec.Struct, frozen=True):
-    """A number that a Prometheus knows."""
+    """A query to a Prometheus server, read as a custom metric."""
 
     name: str
     url: str
@@ -52,14 +52,14 @@ class MetricQuery(msgspec.Struct, frozen=True):
 
 
 class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who says how many instances there are, and within what."""
+    """How a deployment is scaled: its policy and its limits."""
 
     policy: Any
-    """A `ScalingPolicy`, or a function; None: that of the application decides."""
+    """A `ScalingPolicy` or a function; None if the application's policy decides."""
     policy_name: str
     limits: ScalingLimits
     recipe: str
-    """What the policy was made from. Where it is equal, so is the policy."""
+    """What the policy was built from. Equal recipes mean equal policies."""
     metrics: tuple[MetricQuery, ...] = ()
     cost_per_replica_hour: float | None = None
     notes: tuple[str, ...] = ()

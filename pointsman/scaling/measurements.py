@@ -1,4 +1,4 @@
-"""What is seen of one deployment, taken in as it comes, and told as the view that policies read."""
+"""Measurements of one deployment over time, from which the view of its policy is made."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -9,26 +9,26 @@ import msgspec
 
 from pointsman.scaling.arrivals import Arrivals, Recent
 from pointsman.scaling.view import DeploymentView
-from pointsman.scaling.windows import Events, Gauge, WhenAsked
+from pointsman.scaling.windows import Events, Gauge, LazyWindows
 
 WINDOWS = (30.0, 300.0, 3600.0)
-"""Seconds, of gauges and rates; policies may ask for others."""
+"""Windows of gauges and rates, in seconds. Policies may add others."""
 ENDED_S = 300.0
-"""Of latencies, tokens, deadlines, utilisation and custom metrics."""
-MOST_METRICS = 100
-"""Names of custom metrics; beyond that, the one that was pushed longest ago goes."""
-START_UPS = 20
-"""The last so many start-ups are remembered."""
+"""Window of latencies, tokens, deadlines, utilisation and custom metrics."""
+MAX_METRICS = 100
+"""Names of custom metrics; beyond that, the least recently recorded one is dropped."""
+MAX_START_UPS = 20
+"""Start-ups of which the median is taken."""
 
 
 def windows_of(policies: Iterable[object]) -> tuple[float, ...]:
-    """The windows that these policies look at, and the usual ones. A policy names its own in `windows`."""
+    """The usual windows, and those that these policies name in `windows`."""
     asked = {float(length) for policy in policies for length in getattr(policy, "windows", ())}
     return tuple(sorted(asked | set(WINDOWS)))
 
 
 class Measurements:
-    """Of one deployment. Every method takes in one kind of observation; `view` tells them all."""
+    """Of one deployment. Each method takes one kind of observation; `view` returns them all."""
 
     def __init__(
         self, windows: Iterable[float] = WINDOWS, *, bin_s: float = 600.0, saved: Mapping[str, Any] | None = None
@@ -36,7 +36,7 @@ class Measurements:
         self.windows = tuple(windows)
         saved = saved or {}
         self._arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
-        self._start_ups: deque[float] = deque(_numbers(saved.get("start_ups")), maxlen=START_UPS)
+        self._start_ups: deque[float] = deque(_numbers(saved.get("start_ups")), maxlen=MAX_START_UPS)
         longest = max(self.windows, default=0.0)
         self._ongoing, self._queued = Gauge(longest), Gauge(longest)
         self._kv, self._gpu = Gauge(ENDED_S), Gauge(ENDED_S)
@@ -55,7 +55,7 @@ class Measurements:
         kv_usage: float | None = None,
         gpu_usage: float | None = None,
     ) -> None:
-        """From now on: requests on replicas and waiting, and the share of their memory in use, mean over replicas."""
+        """Requests that run and wait from now on, and the usage of KV caches and GPUs, mean over replicas."""
         self._arrivals.count(now, 0)
         self._ongoing.add(now, ongoing)
         self._queued.add(now, queued)
@@ -66,7 +66,7 @@ class Measurements:
         self._load = (ongoing, queued)
 
     def arrived(self, now: float, n: float = 1.0) -> None:
-        """So many requests came."""
+        """Requests have arrived."""
         self._arrivals.count(now, n)
         if n:
             self._busy_at = now
@@ -81,7 +81,7 @@ class Measurements:
         met_slo: bool | None = None,
         tokens: float = 0.0,
     ) -> None:
-        """A request was answered. None: not measured, or it had no deadline."""
+        """A request has ended. None: not measured, or it had no deadline."""
         for events, value in ((self._latency, latency_ms), (self._ttft, ttft_ms), (self._tpot, tpot_ms)):
             if value is not None:
                 events.add(now, value)
@@ -91,20 +91,20 @@ class Measurements:
             self._tokens.count(now, tokens)
 
     def metric(self, now: float, name: str, value: float) -> None:
-        """A sample of a custom metric, from a replica or from elsewhere."""
+        """A sample of a custom metric."""
         events = self._metrics.pop(name, None) or Events(ENDED_S)
-        self._metrics[name] = events  # the last one of the mapping is the youngest
+        self._metrics[name] = events  # the last entry is the most recent
         events.add(now, value)
-        if len(self._metrics) > MOST_METRICS:
+        if len(self._metrics) > MAX_METRICS:
             del self._metrics[next(iter(self._metrics))]
 
     def started(self, seconds: float) -> None:
-        """A replica took so long from launch to its first request."""
+        """A replica became ready this long after its launch."""
         self._start_ups.append(seconds)
 
     @property
     def start_up_s(self) -> float | None:
-        """The median of the last start-ups; None: nobody has started yet."""
+        """Median of the last start-ups; None if none was seen."""
         return median(self._start_ups) if self._start_ups else None
 
     def view(
@@ -125,9 +125,9 @@ class Measurements:
         idle_s: float | None = None,
         state: MutableMapping[str, Any] | None = None,
     ) -> DeploymentView:
-        """All of it as it is now, with what others know: who is there, the guard's target and limits, prices."""
+        """The view of the policy: these measurements, and what the caller adds."""
         ongoing, queued = self._load
-        told = {metric: events.window(ENDED_S, now) for metric, events in self._metrics.items()}
+        custom = {metric: events.window(ENDED_S, now) for metric, events in self._metrics.items()}
         if idle_s is None and ongoing + queued == 0 and self._busy_at is not None:
             idle_s = now - self._busy_at
         return DeploymentView(
@@ -142,9 +142,9 @@ class Measurements:
             max_concurrency=max_concurrency,
             ongoing=ongoing,
             queued=queued,
-            ongoing_windows=WhenAsked(self.windows, self._ongoing.past(now).window),
-            queued_windows=WhenAsked(self.windows, self._queued.past(now).window),
-            arrivals_per_s=WhenAsked(self.windows, self._arrivals.past(now)),
+            ongoing_windows=LazyWindows(self.windows, self._ongoing.past(now).window),
+            queued_windows=LazyWindows(self.windows, self._queued.past(now).window),
+            arrivals_per_s=LazyWindows(self.windows, self._arrivals.past(now)),
             history=self._arrivals.history(now),
             bin_s=self._arrivals.bin_s,
             ttft_ms=self._ttft.window(ENDED_S, now),
@@ -154,7 +154,7 @@ class Measurements:
             kv_usage=self._kv.window(ENDED_S, now),
             gpu_usage=self._gpu.window(ENDED_S, now),
             tokens_per_s=None if self._tokens.began is None else self._tokens.per_second(ENDED_S, now),
-            metrics={metric: window for metric, window in told.items() if window.count},
+            metrics={metric: window for metric, window in custom.items() if window.count},
             start_up_s=self.start_up_s,
             cost_per_replica_hour=cost_per_replica_hour,
             since_up_s=since_up_s,
@@ -164,12 +164,12 @@ class Measurements:
         )
 
     def state(self) -> dict[str, Any]:
-        """Plain data of what takes long to see again: the history of arrivals, and start-ups."""
+        """What takes long to measure again, as plain data: the history of arrivals, and start-ups."""
         return {"arrivals": self._arrivals.saved(), "start_ups": list(self._start_ups)}
 
 
 def _numbers(saved: object) -> list[float]:
-    """What was saved, if it was saved by something like this."""
+    """Empty if it was saved by another version."""
     try:
         return msgspec.convert(saved, list[float])
     except msgspec.ValidationError:

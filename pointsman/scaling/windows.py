@@ -1,4 +1,4 @@
-"""Measurements over the last while, in bounded memory: gauges hold until the next one, events happen once."""
+"""Statistics over time windows in bounded memory: gauges hold until the next sample, events happen once."""
 
 import math
 import operator
@@ -16,15 +16,15 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 COARSER_BY_AGE = 50.0
-"""A bin may be as wide as the 50th part of its age: old samples are merged, young ones are not."""
+"""A bin may span at most this fraction (1/50) of its age: old samples are merged."""
 SLICES = 30
-"""Events of one window are kept in so many slices; the oldest leaves as a whole."""
+"""Number of slices in which the events of a window are kept; the oldest slice is dropped as a whole."""
 PRECISION = 0.01
-"""Of percentiles of events, relative; means and maxima are exact."""
+"""Relative error of the percentiles of events. Means and maxima are exact."""
 
 
 class Bin(msgspec.Struct, frozen=True):
-    """A while in which a gauge was seen."""
+    """A gauge over a span of time."""
 
     start: float
     end: float
@@ -35,7 +35,7 @@ class Bin(msgspec.Struct, frozen=True):
 
 
 class Gauge:
-    """A quantity that holds until it is measured again, such as requests here: its mean is weighted by time."""
+    """A quantity that holds until it is sampled again, such as requests in flight. Its mean is weighted by time."""
 
     def __init__(self, keep_s: float = 3600.0) -> None:
         self.keep_s = keep_s
@@ -43,11 +43,11 @@ class Gauge:
         self._value: float | None = None
         self._since = 0.0
         self._times = 0
-        """It was measured since then, and always was the same."""
+        """How often the value was sampled since then."""
         self._crowded = 128
 
     def add(self, now: float, value: float | None) -> None:
-        """It is this from now on; None: nobody knows."""
+        """The value from now on; None if unknown."""
         if value is not None and not math.isfinite(value):
             value = None
         if value is not None and value == self._value:
@@ -62,17 +62,17 @@ class Gauge:
         self._value, self._times = value, 1
 
     def window(self, seconds: float, now: float) -> Window:
-        """What it was in the last so many seconds."""
+        """Statistics over this long."""
         return self.past(now).window(seconds)
 
     def past(self, now: float) -> "Past":
-        """All that is kept of it, as it is now; cheap."""
+        """A snapshot to make windows of later. Cheap."""
         bins = [self._open(now)] if self._value is not None and now > self._since else []
         bins.extend(reversed(self._bins))
         return Past(now, self._value, bins)
 
     def _open(self, now: float) -> Bin:
-        """Since the value is what it is, until now."""
+        """The span of the current value, until now."""
         assert self._value is not None
         return Bin(self._since, now, self._value * (now - self._since), self._value, self._times)
 
@@ -88,18 +88,18 @@ class Gauge:
             else:
                 merged.append(seen)
         self._bins = merged
-        self._crowded = max(128, 2 * len(merged))  # so that merging costs little per measurement
+        self._crowded = max(128, 2 * len(merged))  # amortizes the cost of merging
 
 
 class Past:
-    """What a gauge was until some moment. It does not change, whatever is measured afterwards."""
+    """A gauge up to one moment: an immutable snapshot."""
 
     def __init__(self, now: float, value: float | None, bins: Sequence[Bin]) -> None:
         self._now, self._value, self._bins = now, value, bins
-        """The youngest first."""
+        """Newest first."""
 
     def window(self, seconds: float) -> Window:
-        """What it was in the last so many seconds."""
+        """Statistics over this long."""
         start = self._now - seconds
         bins = list(takewhile(lambda seen: seen.end > start, self._bins))
         if not bins:
@@ -126,7 +126,7 @@ class Past:
 
 
 class Slice(msgspec.Struct):
-    """Events of a while, by size."""
+    """Events of a span of time, by size class."""
 
     number: int
     sizes: dict[int, int] = {}
@@ -136,17 +136,17 @@ class Slice(msgspec.Struct):
 
 
 class Events:
-    """Things that happen once, such as answers with their latency: every one counts the same."""
+    """Values that occur once, such as latencies: each counts the same."""
 
     def __init__(self, keep_s: float = 300.0) -> None:
         self.keep_s = keep_s
         self._slices: deque[Slice] = deque()
         self._last: float | None = None
         self._over: tuple[tuple[int, ...], Counter[int]] = ((), Counter())
-        """The sizes of slices that are over, all together, and which these are: asked for every second, made rarely."""
+        """Cached sum of the completed slices, and their numbers."""
 
     def add(self, now: float, value: float) -> None:
-        """One happened."""
+        """Add one event."""
         if not math.isfinite(value):
             return
         number = math.floor(now / self._slice_s)
@@ -163,7 +163,7 @@ class Events:
         self._last = value
 
     def window(self, seconds: float, now: float) -> Window:
-        """What happened in the last so many seconds, to the nearest slice."""
+        """Statistics over this long, to the nearest slice."""
         oldest = math.ceil((now - seconds) / self._slice_s)
         parts = [part for part in self._slices if part.number >= oldest]
         count = sum(part.count for part in parts)
@@ -177,7 +177,7 @@ class Events:
         return Window(seconds, mean=mean, max=most, p50=p50, p90=p90, p99=p99, last=self._last, count=count)
 
     def _sizes(self, parts: Sequence[Slice]) -> Counter[int]:
-        """Of slices that are over."""
+        """Size classes of completed slices."""
         which = tuple(part.number for part in parts)
         if which != self._over[0]:
             self._over = (which, Counter())
@@ -190,11 +190,11 @@ class Events:
         return self.keep_s / SLICES
 
 
-class WhenAsked(Mapping[float, T]):
-    """Something for each of some lengths of time, made when somebody looks at it: most policies look at few."""
+class LazyWindows(Mapping[float, T]):
+    """A value per length of window, computed on first access: most policies read few."""
 
     def __init__(self, lengths: Collection[float], make: Callable[[float], T]) -> None:
-        """`make`: gives the same whenever it is called, also on another thread."""
+        """`make` must be pure, as a policy may call it on another thread."""
         self._lengths, self._make = lengths, make
         self._made: dict[float, T] = {}
 
@@ -213,7 +213,7 @@ class WhenAsked(Mapping[float, T]):
 
 
 def looking_back(windows: Mapping[float, Window], seconds: float) -> Window | None:
-    """The longest window that does not look further back than this; None: there is none."""
+    """The longest window of at most this length; None if there is none."""
     fitting = [length for length in windows if length <= seconds]
     return windows[max(fitting)] if fitting else None
 
@@ -223,19 +223,19 @@ _SMALLEST = 1e-9
 
 
 def _size(value: float) -> int:
-    """Which size class it is in: logarithmic, so that the error is relative, and in order, also below zero."""
+    """Size class: logarithmic, so that the error is relative; ordered, also for negative values."""
     if abs(value) < _SMALLEST:
         return 0
     return int(math.copysign(1 + math.floor(math.log(abs(value) / _SMALLEST) / _STEP), value))
 
 
 def _value(size: int) -> float:
-    """The middle of a size class."""
+    """The value in the middle of a size class."""
     return math.copysign(_SMALLEST * math.exp((abs(size) - 0.5) * _STEP), size) if size else 0.0
 
 
 def _percentiles(values: Iterable[N], weights: Iterable[float]) -> tuple[N, N, N]:
-    """The values below which half, nine tenths and 99 hundredths of the weight are."""
+    """p50, p90 and p99, by weight."""
     ordered = sorted(zip(values, weights, strict=True))
     sums = list(accumulate(weight for _, weight in ordered))
     enough = (1 - 1e-12) * sums[-1]

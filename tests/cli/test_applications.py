@@ -35,7 +35,7 @@ OPENED = {
 }
 NOTHING: dict[str, Any] = {"changes": [], "text": ""}
 READY = {"name": "shop", "path": "/shop", "nodes": [{"name": "m1", "kind": "class", "deployments": ["shop.m1"]}]}
-STOPPED = "rollout stopped: exit code 1; the earlier version serves on; deploy again to retry"
+STOPPED = "rollout stopped: exit code 1; the earlier version still serves; deploy again to retry"
 
 
 def seen(*instances: dict[str, Any], desired: int = 1, **facts: Any) -> dict[str, Any]:

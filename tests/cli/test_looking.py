@@ -276,12 +276,12 @@ def test_nothing_is_asked_of_a_folder_that_is_not_there(tmp_path: Path, capsys: 
 
 SCALING: dict[str, Any] = {
     "policy": "target-ongoing", "desired": 3, "wanted": 6, "min": 0, "max": 3, "problem": "", "trouble": "",
-    "override": None, "last": "1 -> 3: 12.0 requests here, 2 per replica: 6; at most 3 (max)",
+    "override": None, "last": "1 -> 3: 12.0 requests, 2 per replica: 6; at most 3 (max)",
 }  # fmt: skip
 SCALING_TABLE = """\
 scaled  target  of      by              last change
 ------  ------  ------  --------------  -------------------------------------------------------------
-chat         3  0 to 3  target-ongoing  1 -> 3: 12.0 requests here, 2 per replica: 6; at most 3 (max)
+chat         3  0 to 3  target-ongoing  1 -> 3: 12.0 requests, 2 per replica: 6; at most 3 (max)
 """
 
 

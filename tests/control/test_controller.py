@@ -314,9 +314,9 @@ def test_the_story(story: Story) -> None:
         ),
         (DOUBTED, "requests fail on it: status 500"),
         ([*DOUBTED, (3, REFUSED, [])], "requests fail on it: status 500; and a probe failed: connection refused"),
-        (DRAINING, 'deployment "m" is not wanted any more'),
+        (DRAINING, 'deployment "m" was removed'),
         ([*READY, (2, DrainAsked("m-1"), [])], "to be replaced: an operator asked for it to be drained"),
-        ([*READY, (2, PlaneStopping(), [])], "everything is shut down"),
+        ([*READY, (2, PlaneStopping(), [])], "the plane is stopping"),
     ],
 )
 def test_the_reason_is_kept_in_words(story: Story, reason: str) -> None:

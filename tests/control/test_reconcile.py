@@ -44,7 +44,7 @@ def instance(name: str, phase: Phase = Phase.READY, spec: DesiredDeployment = V0
                 ("stop", "m-1", "1 replica is wanted, 3 there"),
             ],
         ),
-        (wish(), [instance("m-1")], [("stop", "m-1", 'deployment "m" is not wanted any more')]),
+        (wish(), [instance("m-1")], [("stop", "m-1", 'deployment "m" was removed')]),
         (
             wish(V1),
             [instance("m-1")],
@@ -86,7 +86,7 @@ def test_the_next_steps(desired: Desired, observed: list[Instance], expected: li
 
 def test_nothing_is_wanted_any_more() -> None:
     [step] = reconcile(wish(V0), [instance("m-1")], shutting_down=True)
-    assert (step.what.value, str(step.why)) == ("stop", "everything is shut down")
+    assert (step.what.value, str(step.why)) == ("stop", "the plane is stopping")
 
 
 def running(*deployments: DesiredDeployment) -> World:

@@ -92,7 +92,7 @@ def test_two_deployments_share_a_machine_that_has_room_for_one() -> None:
     assert list(world.phases()) == ["b-1"]
     assert world.changes("a") == [(0, 1), (1, 0)]
     assert "makes room for b" in world.reasons("a")[-1]
-    assert "a, which nobody uses, makes room for it" in world.reasons("b")[-1]
+    assert "a, which is idle, makes room for it" in world.reasons("b")[-1]
     world.request("a2", "a")
     world.until(lambda: world.one("a").target == 1)
     world.end("b1")
@@ -118,7 +118,7 @@ def test_two_busy_deployments_take_turns() -> None:
     world.until(lambda: world.sent == ["a1", "b1", "a2", "b2"])
     assert world.changes("b") == [(0, 1)], "its target never changes"
     assert "a-1 of a, which has had its turn, makes room for it" in world.reasons("b")
-    assert "b-1 makes room for a, which has none and for which a request waits" in world.reasons("b")
+    assert "b-1 makes room for a, which has requests and no instance" in world.reasons("b")
 
 
 def test_a_spare_replica_makes_room_for_a_deployment_that_has_none() -> None:
@@ -133,7 +133,7 @@ def test_a_spare_replica_makes_room_for_a_deployment_that_has_none() -> None:
     world.until(lambda: world.sent[-1] == "b1")
     assert world.status("a-1").restarts == 0
     assert world.one("a").target == 2, "it comes back when there is room"
-    assert any("a-2 of a, which has others" in why for why in world.reasons("b"))
+    assert any("a-2 of a, which has spare replicas" in why for why in world.reasons("b"))
     world.end("b1")
     world.until(lambda: world.ready() == ["a-1", "a-2"])
 
@@ -159,7 +159,7 @@ def test_an_instance_that_fits_no_worker_is_reported() -> None:
     short = "too little memory: needs 100.0 GiB, 4.0 GiB free"
     [record] = world.one().records
     assert record.problem == f"1 of 1 has no place: {short}"
-    assert record.why == f"no worker could take it, even with nothing else there: {short}"
+    assert record.why == f"no worker could take it, even if it were empty: {short}"
     assert record.by == "pointsman"
     assert (world.status("m-1").unplaced, str(world.status("m-1").reason)) == (True, f"no place: {short}")
 

@@ -23,14 +23,14 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
 @pytest.mark.parametrize(
     ("instances", "start_up_s", "expected"),
     [
-        ([], 30.0, ("none is wanted now; the operator may start some", None)),
-        ([STARTING], 30.0, ("m-1 is being started, for 10 s so far", 20.0)),
-        ([STARTING], 5.0, ("m-1 is being started, for 10 s so far", 0.0)),  # any moment
-        ([STARTING], None, ("m-1 is being started, for 10 s so far", None)),
-        ([FAILED], 30.0, ("m-2 has failed 3 times, and is started again in 5 s", 35.0)),
-        ([ONCE], None, ("m-2 has failed once, and is started again in 5 s", 5.0)),
+        ([], 30.0, ("no instance is wanted now; an operator may start one", None)),
+        ([STARTING], 30.0, ("m-1 has been starting for 10 s", 20.0)),
+        ([STARTING], 5.0, ("m-1 has been starting for 10 s", 0.0)),  # any moment
+        ([STARTING], None, ("m-1 has been starting for 10 s", None)),
+        ([FAILED], 30.0, ("m-2 has failed 3 times, and restarts in 5 s", 35.0)),
+        ([ONCE], None, ("m-2 has failed once, and restarts in 5 s", 5.0)),
         ([UNPLACED], 30.0, ("there is no place for m-3 yet", None)),
-        ([UNPLACED, FAILED, STARTING], 30.0, ("m-1 is being started, for 10 s so far", 20.0)),
+        ([UNPLACED, FAILED, STARTING], 30.0, ("m-1 has been starting for 10 s", 20.0)),
         ([instance("m-4", Phase.STOPPING)], 30.0, ("m-4 is stopping", None)),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pointsman.control.reconcile import What
 from tests.control.worlds import QUICK, World, deployment, launched, said, wish
 
 WHY = "exit code 1: no such model"
-STOPPED = f"rollout stopped: {WHY}; the earlier version serves on; deploy again to retry"
+STOPPED = f"rollout stopped: {WHY}; the earlier version still serves; deploy again to retry"
 
 
 def running(replicas: int = 2) -> World:
@@ -138,7 +138,7 @@ def test_the_preview_says_what_is_tried_again() -> None:
     assert world.controller.preview(desired) == []
     [step] = world.controller.preview(desired, retry={"m"})
     assert (step.what, step.subject, str(step.why)) == (
-        What.RESTART, "m-3", "its rollout was stopped, and is tried again",
+        What.RESTART, "m-3", "its stopped rollout is tried again",
     )  # fmt: skip
     assert world.controller.preview(desired, retry={"other"}) == []
 

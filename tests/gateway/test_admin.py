@@ -259,7 +259,7 @@ def test_an_order_that_is_none(office: Office, body: object) -> None:
 def test_an_order_for_longer_than_a_year_says_what_to_do(office: Office) -> None:
     got = office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
     assert got.error["message"] == (
-        "for_s may be a year at most, which is 31622400, found 1e+308; leave it out to have it until it is taken back"
+        "for_s may be a year at most, which is 31622400, found 1e+308; leave it out to have it until it is released"
     )
 
 

@@ -55,7 +55,7 @@ def test_what_is_built_in_keeps_every_promise(build: Any) -> None:
 
 def test_a_budget_needs_to_know_what_a_replica_costs() -> None:
     broken = found(lambda: Budget(TargetOngoing(), per_hour=5.0), "answers in every situation")
-    assert broken.what.endswith("nobody says what a replica costs per hour; set costPerReplicaHour")
+    assert broken.what.endswith("the cost of a replica per hour is unknown; set costPerReplicaHour")
     assert broken.example == "    a view with replicas 1, target 1, cost_per_replica_hour unknown"
 
 

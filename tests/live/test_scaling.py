@@ -65,7 +65,7 @@ def test_a_burst_scales_real_engines_from_one_to_three_and_back(plane: LivePlane
     text = plane.pointsman("explain", "deployment", "tiny").stdout
     print(f"\n{text}")
     assert "tiny: target 1 (1 to 3), decided by target-ongoing" in text
-    assert "requests here (mean of 1 s), 2 per replica" in text
+    assert "requests (mean of 1 s), 2 per replica" in text
     assert plane.status()["problems"] == []
 
 
@@ -150,7 +150,7 @@ def test_a_failing_engine_is_reported_to_clients_without_its_output_and_to_opera
     assert {answer.status_code for answer in answers} == {503}
     assert 1 < int(answers[0].headers["retry-after"]) <= 5, "until the next restart"
     message = answers[0].json()["error"]["message"]
-    assert re.search(r"no instance is running; .*; broken-1 has failed once, and is started again in [1-5] s", message)
+    assert re.search(r"no instance is running; .*; broken-1 has failed once, and restarts in [1-5] s", message)
     assert "weights" not in message, "clients do not see the output of the engine"
     plane.until(
         lambda: "exit code 7" in plane.pointsman("explain", "deployment", "broken").stdout, "the failure in explain"

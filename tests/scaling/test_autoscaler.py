@@ -235,7 +235,7 @@ def test_an_order_holds_until_it_ends_or_is_taken_back() -> None:
     called(scaler, "a", NOON + 50)
     assert scaler.targets() == {"a": 3}
     [over] = called(scaler, "a", NOON + 61).records
-    assert "over: 3 ordered by Ada" in over.why
+    assert "ended: 3 ordered by Ada" in over.why
     assert scaler.targets() == {"a": 1}
     scaler.override("a", 2, None, "Ada", NOON + 70)
     scaler.override("a", None, None, "Ada", NOON + 80)

@@ -261,7 +261,7 @@ def test_nothing_new_has_no_record() -> None:
         ({"up_factor": 0.5}, 12, ["4 of 8 more at once (upFactor 0.5)"]),
         ({"down_factor": 0.5}, 1, ["2 of 3 fewer at once (downFactor 0.5)"]),
         ({"max_replicas": 8, "max_step": 3}, 12, ["at most 8 (max)", "3 at a time (maxStep)"]),
-        ({"min_replicas": 0}, 0, ["the last one goes after 300 s without a request (idleTimeout)"]),
+        ({"min_replicas": 0}, 0, ["the last replica goes after 300 s without a request (idleTimeout)"]),
         ({}, 12, []),
         # Whoever wants just what is allowed is not bounded.
         ({"max_replicas": 8}, 8, []),
@@ -287,10 +287,10 @@ def test_what_makes_it_wait_is_named_as_soon_as_there_is_something_to_tell() -> 
 
 
 def test_a_record_says_what_it_was_decided_from_and_reads_well() -> None:
-    wish = Wish(7, "12.4 requests here (mean of 30 s), 2 per replica: 7")
+    wish = Wish(7, "12.4 requests (mean of 30 s), 2 per replica: 7")
     made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 10 / 3, 300.0: 2.0})
     assert made.numbers == {"replicas": 2, "starting": 0, "ongoing": 8, "queued": 4, "arrivals_per_s": 3.3333}
-    assert str(made) == ("chat: 4 -> 6: 12.4 requests here (mean of 30 s), 2 per replica: 7; at most 6 (max)")
+    assert str(made) == ("chat: 4 -> 6: 12.4 requests (mean of 30 s), 2 per replica: 7; at most 6 (max)")
 
 
 def test_a_record_has_a_few_numbers_of_ones_own_and_never_in_place_of_ours() -> None:
@@ -325,7 +325,7 @@ def test_an_order_holds_until_it_ends() -> None:
     assert one.override is not None
     made = record(one, 3, now=NOON + 3600)
     assert (made.before, made.after) == (9, 3)
-    assert made.why == "3 wanted; over: 9 ordered by alice until 2025-03-05T13:00:00Z"
+    assert made.why == "3 wanted; ended: 9 ordered by alice until 2025-03-05T13:00:00Z"
     assert made.by == "", "the policy decides again"
     assert one.override is None
 
@@ -337,7 +337,7 @@ def test_an_order_is_taken_back() -> None:
     made = one.release(NOON + 5)
     assert made is not None
     assert (made.before, made.after, made.at) == (9, 9, NOON + 5)
-    assert made.why == "taken back: 9 ordered by somebody until it is taken back"
+    assert made.why == "released: 9 ordered by an operator until it is released"
     assert made.by == "pointsman"
     assert run(one, [3]) == [3]
 
@@ -357,7 +357,7 @@ def test_whoever_gives_way_goes_at_once() -> None:
         2,
         0,
         NOON,
-        "it has made room for others, and nobody asks for it",
+        "it made room for another deployment, and has no requests",
     )
     assert made.by == "pointsman"
     assert one.target == 0

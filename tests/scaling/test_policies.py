@@ -55,20 +55,20 @@ def test_target_ongoing(facts: dict[str, Any], replicas: int) -> None:
 
 def test_target_ongoing_says_why() -> None:
     windows = {"ongoing_windows": {30.0: flat(10.0, 30.0)}, "queued_windows": {30.0: flat(2.4, 30.0)}}
-    assert wish(TargetOngoing(), **windows).why == "12.4 requests here (mean of 30 s), 2 per replica: 7"
-    assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests here (now), 2 per replica: 2"
+    assert wish(TargetOngoing(), **windows).why == "12.4 requests (mean of 30 s), 2 per replica: 7"
+    assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests (now), 2 per replica: 2"
 
 
 @pytest.mark.parametrize(
     ("ongoing", "target", "words"),
     [
-        (2.04, 1, "2.04 requests here (now), 2 per replica: 2"),
-        (2.0004, 1, "2.0004 requests here (now), 2 per replica: 2"),
-        (2.0, 1, "2.0 requests here (now), 2 per replica: 1"),
-        (1.96, 1, "2.0 requests here (now), 2 per replica: 1"),
-        (3.96, 3, "4.0 requests here (now), 2 per replica: 3, with a tenth to spare"),
-        (0.0004, 0, "0.0004 requests here (now), 2 per replica: 1"),
-        (12_345.6, 1, "12345.6 requests here (now), 2 per replica: 6173"),
+        (2.04, 1, "2.04 requests (now), 2 per replica: 2"),
+        (2.0004, 1, "2.0004 requests (now), 2 per replica: 2"),
+        (2.0, 1, "2.0 requests (now), 2 per replica: 1"),
+        (1.96, 1, "2.0 requests (now), 2 per replica: 1"),
+        (3.96, 3, "4.0 requests (now), 2 per replica: 3, with a margin of a tenth"),
+        (0.0004, 0, "0.0004 requests (now), 2 per replica: 1"),
+        (12_345.6, 1, "12345.6 requests (now), 2 per replica: 6173"),
     ],
 )
 def test_the_figures_show_why_it_is_not_one_fewer(ongoing: float, target: int, words: str) -> None:
@@ -188,9 +188,9 @@ def test_slo_attainment_says_why() -> None:
     assert made.why == "first token after 300 ms (p90 of 300 s), 200 wanted: 6"
     assert wish(SloAttainment(), slo_attainment=0.8, **facts).why == "80.0% met their deadline, 99.0% wanted: 5"
     assert wish(SloAttainment(), slo_attainment=0.8, starting=1, **facts).why == (
-        "80.0% met their deadline, 99.0% wanted; 4 until the last change shows in what is measured"
+        "80.0% met their deadline, 99.0% wanted; 4 until the last change shows in the measurements"
     )
-    assert wish(SloAttainment(), **facts).why == "nothing is measured that has a target"
+    assert wish(SloAttainment(), **facts).why == "no quantity with a target has been measured"
 
 
 def loads(long: float, short: float) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
     notes: dict[str, Any] = {}
     made = wish(Panic(), **loads(3.0, 16.0), state=notes)
     assert made.replicas == 8
-    assert made.why.startswith("a burst: 16.0 requests here (mean of 6 s), 2 per replica: 8")
+    assert made.why.startswith("burst: 16.0 requests (mean of 6 s), 2 per replica: 8")
     later = {"replicas": 8, "target": 8, "state": notes}
     assert wish(Panic(), now=NOON + 30, **loads(6.0, 2.0), **later).replicas == 8
     assert wish(Panic(), now=NOON + 59, **loads(6.0, 2.0), **later).replicas == 8
@@ -223,7 +223,7 @@ def test_panic_begins_where_the_short_window_needs_twice_as_many_as_there_are(
     replicas: int, short: float, panics: bool
 ) -> None:
     made = wish(Panic(), **loads(0.0, short), replicas=replicas, target=0)
-    assert made.why.startswith("a burst") == panics
+    assert made.why.startswith("burst") == panics
 
 
 def test_panic_without_its_windows_looks_at_now() -> None:
@@ -300,15 +300,15 @@ def test_budget(money: dict[str, float], facts: dict[str, Any], replicas: int) -
 
 def test_budget_says_what_it_refuses() -> None:
     made = wish(Budget(wants(8), per_hour=10.0), cost_per_replica_hour=2.0)
-    assert made.why == "they are needed; 10 per hour pay for 5"
-    assert made.refused == "3 of 8: 10 per hour pay for 5 at 2 per replica-hour"
+    assert made.why == "they are needed; 10 per hour pays for 5"
+    assert made.refused == "3 of 8: 10 per hour pays for 5 at 2 per replica-hour"
     assert wish(Budget(wants(5), per_hour=10.0), cost_per_replica_hour=2.0) == Wish(5, "they are needed")
 
 
 def test_a_budget_that_pays_for_none_refuses_also_the_first_one() -> None:
     poor = Budget(wants(0), per_hour=5.0)
     waits = wish(poor, replicas=0, target=0, queued=1.0, cost_per_replica_hour=20.0)
-    assert (waits.replicas, waits.refused) == (0, "1 of 1: 5 per hour pay for 0 at 20 per replica-hour")
+    assert (waits.replicas, waits.refused) == (0, "1 of 1: 5 per hour pays for 0 at 20 per replica-hour")
     guard = Guard("m", ScalingLimits(min_replicas=0, max_replicas=4), "budget")
     guard.decide(view(replicas=0, target=0, queued=1.0), waits)
     assert guard.target == 0
@@ -329,7 +329,7 @@ def test_budget_of_a_month_is_spent_and_begins_again() -> None:
 def test_budget_without_a_price_is_a_problem() -> None:
     answer = invoke(Budget(wants(8), per_hour=10.0), view())
     assert isinstance(answer, ValueError)
-    assert "nobody says what a replica costs per hour; set costPerReplicaHour" in str(answer)
+    assert "the cost of a replica per hour is unknown; set costPerReplicaHour" in str(answer)
 
 
 def test_the_most_and_the_least_of_several() -> None:
@@ -337,7 +337,7 @@ def test_the_most_and_the_least_of_several() -> None:
     made = wish(MaxOf(policies), ongoing=12.0)
     assert made.replicas == 6
     assert made.why == (
-        "most of target-ongoing 6, fixed 5, fixed 2; target-ongoing: 12.0 requests here (now), 2 per replica: 6"
+        "most of target-ongoing 6, fixed 5, fixed 2; target-ongoing: 12.0 requests (now), 2 per replica: 6"
     )
     made = wish(MinOf(policies), ongoing=12.0)
     assert (made.replicas, made.refused) == (2, "1 of 3: too dear")

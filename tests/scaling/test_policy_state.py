@@ -36,7 +36,7 @@ def test_whoever_writes_too_much_has_said_nothing() -> None:
     answer = invoke_with_state(writes("x" * 2**20), view(state={}))
     assert answer == StateTooLarge(2**20 + len('{"note":""}'), MAX_STATE_BYTES)
     assert str(parse_answer(answer)) == (
-        "wrote 1024 KiB into view.state; it may keep 64 KiB, and what it wrote this time is forgotten"
+        "wrote 1024 KiB into view.state, which may have 64 KiB; what it wrote is dropped"
     )
     guard = Guard("m", ScalingLimits(max_replicas=4), "mine")
     guard.decide(view(target=1), Wish(2))

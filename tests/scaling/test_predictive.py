@@ -23,11 +23,11 @@ from pointsman.scaling.policies.forecast import (
     highest,
     learn,
     levels,
+    seasonal_change,
     smallest_margin,
     spread,
-    way,
 )
-from pointsman.scaling.policies.predictive import BEYOND, Predictive, rate_now
+from pointsman.scaling.policies.predictive import MAX_OVER_PEAK, Predictive, rate_now
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView, Rate, Window
 
@@ -65,7 +65,7 @@ def test_never_fewer_than_the_load_of_now_and_never_far_beyond_what_was_seen(
     wanted = wish(rates, now, start_up_s=start_up_s).replicas
     assert wanted >= math.ceil(now / 10 - 1e-9)
     if len(rates) >= UNSETTLED + 4 * 5 and len(rates) >= 36:
-        assert wanted <= math.ceil(BEYOND * max(now, *rates) / 10)
+        assert wanted <= math.ceil(MAX_OVER_PEAK * max(now, *rates) / 10)
 
 
 @given(RATES, st.integers(1, 5), st.data())
@@ -92,7 +92,7 @@ def test_every_part_of_a_forecast_is_what_a_loop_over_bins_says(rates: list[floa
         assert spread(everything)[now] > 0, "never nothing"
         ago = [then for then in range(now - bins, max(now - 7 * bins, 0) - 1, -bins) if bins > ahead]
         went = [rates[then + ahead] - rates[then] for then in ago]
-        assert way(everything, bins, ahead)[now] == pytest.approx(sum(went) / max(len(went), 1), abs=1e-6)
+        assert seasonal_change(everything, bins, ahead)[now] == pytest.approx(sum(went) / max(len(went), 1), abs=1e-6)
         then = now + ahead - bins
         assert before(everything, bins, ahead)[now] == (rates[then] if bins > ahead and then >= 0 else 0.0)
 
@@ -109,12 +109,12 @@ def test_a_level_is_of_now_of_the_most_of_late_and_of_other_days() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        (Shape(), "what comes now"),
-        (Shape(12, 0.5), "50% of the most in 12 bins"),
-        (Shape(season_s=DAY_S, season=1.0), "100% of the way of other days"),
-        (Shape(3, 0.3, WEEK_S, 0.5), "30% of the most in 3 bins and 50% of the way of other weeks"),
-        (Shape(before_s=WEEK_S), "at least what came a week before"),
-        (Shape(3, 0.3, before_s=DAY_S), "30% of the most in 3 bins and at least what came a day before"),
+        (Shape(), "the present rate"),
+        (Shape(12, 0.5), "50% of the maximum in 12 bins"),
+        (Shape(season_s=DAY_S, season=1.0), "100% of the change on other days"),
+        (Shape(3, 0.3, WEEK_S, 0.5), "30% of the maximum in 3 bins and 50% of the change on other weeks"),
+        (Shape(before_s=WEEK_S), "at least the rate of a week before"),
+        (Shape(3, 0.3, before_s=DAY_S), "30% of the maximum in 3 bins and at least the rate of a day before"),
     ],
 )
 def test_a_shape_says_what_it_looks_at(shape: Shape, words: str) -> None:
@@ -159,7 +159,7 @@ def test_it_says_why() -> None:
     said = wish([100.0] * 36, 100.0)
     assert (
         said.why
-        == "100/s come now; be ready for 100/s within 630 s (100: what comes now; margin 0); a replica serves 10/s"
+        == "100/s arrive now, 100/s expected within 630 s (100: the present rate; margin 0); a replica serves 10/s"
     )
 
     said = wish([], 100.0, start_up_s=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.scaling.view import Window
-from pointsman.scaling.windows import Events, Gauge, WhenAsked, looking_back
+from pointsman.scaling.windows import Events, Gauge, LazyWindows, looking_back
 
 STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 30).map(float)), min_size=1, max_size=60)
 
@@ -164,7 +164,7 @@ def test_what_nobody_looks_at_is_not_made_and_nothing_is_made_twice() -> None:
         made.append(seconds)
         return 2 * seconds
 
-    asked = WhenAsked((30.0, 300.0, 3600.0), make)
+    asked = LazyWindows((30.0, 300.0, 3600.0), make)
     assert (list(asked), len(asked), made) == ([30.0, 300.0, 3600.0], 3, [])
     assert [asked[300.0], asked[300.0], asked.get(60.0)] == [600.0, 600.0, None]
     assert made == [300.0]

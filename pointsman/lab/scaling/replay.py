@@ -15,7 +15,7 @@ from pointsman.scaling.measurements import ENDED_S, WINDOWS, windows_of
 from pointsman.scaling.policy import invoke, policy_name
 from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.view import DeploymentView
-from pointsman.scaling.windows import Gauge, WhenAsked
+from pointsman.scaling.windows import Gauge, LazyWindows
 
 SHORT_S = 30.0
 """A window of at most this length shows the current rate."""
@@ -168,9 +168,9 @@ class MeasuredLoad:
             max_concurrency=max(1, round(setting.capacity * setting.request_s)),
             ongoing=ongoing,
             queued=queued,
-            ongoing_windows=WhenAsked(self._windows, self._ongoing.past(now).window),
-            queued_windows=WhenAsked(self._windows, self._queued.past(now).window),
-            arrivals_per_s=WhenAsked(self._windows, lambda seconds: self._rate(at, seconds)),
+            ongoing_windows=LazyWindows(self._windows, self._ongoing.past(now).window),
+            queued_windows=LazyWindows(self._windows, self._queued.past(now).window),
+            arrivals_per_s=LazyWindows(self._windows, lambda seconds: self._rate(at, seconds)),
             history=self._ended_bins,
             bin_s=series.bin_s,
             metrics={name: gauge.window(ENDED_S, now) for name, gauge in self._metrics.items()},

@@ -1,4 +1,4 @@
-"""Never above so much money."""
+"""A budget for another policy."""
 
 from pointsman.parameters import Above0
 from pointsman.scaling.calendar import month_ends, shown
@@ -10,8 +10,11 @@ HOUR_S = 3600.0
 
 
 class Budget:
-    """What another policy wants, as far as the money goes. Of a month's money, what `min` will cost until its end is
-    put aside; the rest may be spent when it is needed."""
+    """What another policy wants, up to a budget per hour or per month.
+
+    Of a monthly budget, the cost of `min` replicas until the end of the month is reserved. The rest may be spent at
+    any time.
+    """
 
     def __init__(
         self,
@@ -32,28 +35,28 @@ class Budget:
         wish = invoke_inner(self.policy, view, "policy")
         cost = self.cost if view.cost_per_replica_hour is None else view.cost_per_replica_hour
         if not cost:
-            raise ValueError("nobody says what a replica costs per hour; set costPerReplicaHour")
+            raise ValueError("the cost of a replica per hour is unknown; set costPerReplicaHour")
         limits: dict[str, int] = {}
         if self.per_hour is not None:
             limits[f"{self.per_hour:g} per hour"] = int(self.per_hour / cost + 1e-9)
         if self.per_month is not None:
             limits[f"{self.per_month:g} per month"] = self._payable(view, cost, self.per_month)
-        said, most = min(limits.items(), key=lambda item: item[1])
-        wanted = max(wish.replicas, 1 if view.load else 0)  # whoever waits would be given the first one
+        budget, most = min(limits.items(), key=lambda item: item[1])
+        wanted = max(wish.replicas, 1 if view.load else 0)  # requests that wait get a first replica in any case
         if wanted <= most:
             return wish
-        refused = f"{wanted - most} of {wanted}: {said} pay for {most} at {cost:g} per replica-hour"
-        return Wish(most, f"{wish.why}; {said} pay for {most}", "; ".join(filter(None, [wish.refused, refused])))
+        refused = f"{wanted - most} of {wanted}: {budget} pays for {most} at {cost:g} per replica-hour"
+        return Wish(most, f"{wish.why}; {budget} pays for {most}", "; ".join(filter(None, [wish.refused, refused])))
 
     def _payable(self, view: DeploymentView, cost: float, per_month: float) -> int:
-        """How many can be had for the next hour, so that the money lasts for `min` until the month ends."""
-        month, notes = f"{shown(view.now):%Y-%m}", view.state
-        if notes.get("month") != month:
-            notes.update(month=month, spent=0.0, at=view.now)
+        """How many replicas the budget pays for during the next hour."""
+        month, state = f"{shown(view.now):%Y-%m}", view.state
+        if state.get("month") != month:
+            state.update(month=month, spent=0.0, at=view.now)
         running = view.replicas + view.starting - view.unplaced
-        notes["spent"] += running * cost * max(view.now - notes["at"], 0.0) / HOUR_S
-        notes["at"] = view.now
+        state["spent"] += running * cost * max(view.now - state["at"], 0.0) / HOUR_S
+        state["at"] = view.now
         hours_left = (month_ends(view.now) - view.now) / HOUR_S
-        aside = view.min_replicas * cost * max(hours_left - 1, 0.0)
-        left = per_month - notes["spent"] - aside
+        reserved = view.min_replicas * cost * max(hours_left - 1, 0.0)
+        left = per_month - state["spent"] - reserved
         return max(view.min_replicas, int(left / (cost * min(hours_left, 1.0)) + 1e-9))

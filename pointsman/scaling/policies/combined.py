@@ -1,4 +1,4 @@
-"""Several policies as one."""
+"""The largest or smallest answer of several policies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from pointsman.scaling.view import DeploymentView
 
 
 class Combined(ABC):
-    """Asks all of them, and lets one decide. If one of them breaks its contract, none does."""
+    """Calls all its policies, and chooses one answer. If one of them fails, it fails."""
 
     word = ""
 
     @abstractmethod
     def choice(self, numbers: Sequence[int]) -> int:
-        """Which of these it is."""
+        """The number to choose."""
 
     def __init__(self, policies: Sequence[ScalingPolicy]) -> None:
         if not policies:
@@ -23,17 +23,17 @@ class Combined(ABC):
         self.windows = tuple({length for policy in policies for length in getattr(policy, "windows", ())})
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
-        wishes = [invoke_inner(policy, view, str(place)) for place, policy in enumerate(self.policies)]
+        wishes = [invoke_inner(policy, view, str(index)) for index, policy in enumerate(self.policies)]
         names = [policy_name(policy) for policy in self.policies]
         replicas = self.choice([wish.replicas for wish in wishes])
-        place = next(place for place, wish in enumerate(wishes) if wish.replicas == replicas)
-        all_of_them = ", ".join(f"{name} {wish.replicas}" for name, wish in zip(names, wishes, strict=True))
-        chosen = wishes[place]
-        return Wish(replicas, f"{self.word} of {all_of_them}; {names[place]}: {chosen.why}", chosen.refused)
+        index = next(index for index, wish in enumerate(wishes) if wish.replicas == replicas)
+        listed = ", ".join(f"{name} {wish.replicas}" for name, wish in zip(names, wishes, strict=True))
+        chosen = wishes[index]
+        return Wish(replicas, f"{self.word} of {listed}; {names[index]}: {chosen.why}", chosen.refused)
 
 
 class MaxOf(Combined):
-    """As many as the one that wants most."""
+    """The largest answer of several policies."""
 
     word = "most"
 
@@ -42,7 +42,7 @@ class MaxOf(Combined):
 
 
 class MinOf(Combined):
-    """As many as the one that wants least."""
+    """The smallest answer of several policies."""
 
     word = "least"
 

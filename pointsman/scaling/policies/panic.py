@@ -1,4 +1,4 @@
-"""Calm on most days, quick in a burst: a short window beside a long one."""
+"""A stable window for normal load, and a short one for bursts."""
 
 from typing import Annotated
 
@@ -9,8 +9,11 @@ from pointsman.scaling.view import DeploymentView
 
 
 class Panic:
-    """Requests per replica over a long window; if a short one needs twice as many as there are, that one counts, and
-    for a whole long window nothing goes down."""
+    """Requests per replica over a stable window.
+
+    If the load of the panic window needs `threshold` times the present replicas, that load counts, and the target does
+    not go down for the length of a stable window.
+    """
 
     def __init__(
         self,
@@ -31,14 +34,17 @@ class Panic:
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         (stable, stable_when), (burst, burst_when) = mean_load(view, self.stable_s), mean_load(view, self.panic_s)
-        calm, quick = replicas_for(stable / self.target, view), replicas_for(burst / self.target, view)
-        notes = view.state
+        stable_replicas, burst_replicas = (
+            replicas_for(stable / self.target, view),
+            replicas_for(burst / self.target, view),
+        )
+        state = view.state
         if burst / self.target >= self.threshold * max(view.replicas, 1):
-            notes["until"] = view.now + self.stable_s
-        until = min(notes.get("until", view.now), view.now + self.stable_s)  # a clock may be put back
+            state["until"] = view.now + self.stable_s
+        until = min(state.get("until", view.now), view.now + self.stable_s)  # the clock may be set back
         if view.now >= until:
-            notes.clear()
-            return Wish(calm, per_replica(stable, f"requests here ({stable_when})", self.target, calm))
-        notes["most"] = most = max(calm, quick, notes.get("most", view.target))
-        said = per_replica(burst, f"requests here ({burst_when})", self.target, quick)
-        return Wish(most, f"a burst: {said}; nothing goes down before it is over: {most}")
+            state.clear()
+            return Wish(stable_replicas, per_replica(stable, f"requests ({stable_when})", self.target, stable_replicas))
+        state["most"] = most = max(stable_replicas, burst_replicas, state.get("most", view.target))
+        why = per_replica(burst, f"requests ({burst_when})", self.target, burst_replicas)
+        return Wish(most, f"burst: {why}; no decrease before it is over: {most}")

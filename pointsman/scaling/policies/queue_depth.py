@@ -1,4 +1,4 @@
-"""So many waiting requests per replica."""
+"""A number of waiting requests per replica."""
 
 from math import ceil
 from typing import Annotated
@@ -10,7 +10,7 @@ from pointsman.scaling.view import DeploymentView
 
 
 class QueueDepth:
-    """A replica for every so many requests that wait, and at least as many as those that run keep busy."""
+    """One replica per `target_queued_per_replica` waiting requests, and at least as many as running requests need."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class QueueDepth:
         return Wish(replicas, f"{queued:.1f} requests wait ({when}), and {running:.1f} run: {replicas}")
 
     def _busy(self, view: DeploymentView, ongoing: float) -> int:
-        """Replicas that running requests fill; if nobody knows how many one takes, none is left without one."""
+        """Replicas that running requests need; without a known concurrency, at most one per request."""
         if view.max_concurrency:
             return replicas_for(ongoing / view.max_concurrency, view)
         return min(view.target, ceil(ongoing))

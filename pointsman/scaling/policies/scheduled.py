@@ -1,4 +1,4 @@
-"""By the clock and the calendar."""
+"""Replicas by a schedule."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,16 +13,16 @@ from pointsman.scaling.view import DeploymentView
 
 
 class ScheduleEntry(Parameters, frozen=True):
-    """From each of these moments on, so many."""
+    """A number of replicas from each match of a cron expression on."""
 
     cron: Annotated[str, ReadBy(Cron)]
     replicas: Annotated[int, Meta(ge=0)]
     duration: Time | None = None
-    """How long each time; None: until another entry without a duration begins."""
+    """How long it holds; None: until another entry without a duration begins."""
 
 
 class Scheduled:
-    """What the schedule says for this time of day, week and year; nothing said is 0."""
+    """What the schedule says for this time; 0 where it says nothing."""
 
     def __init__(self, entries: Sequence[ScheduleEntry], time_zone: Annotated[str, ReadBy(zone_of)] = "UTC") -> None:
         if not entries:
@@ -37,13 +37,13 @@ class Scheduled:
     def desired_replicas(self, view: DeploymentView) -> Wish:
         lasting: list[tuple[int, float, ScheduleEntry]] = []
         begun: list[tuple[float, int, ScheduleEntry]] = []
-        for place, (entry, cron) in enumerate(self.entries):
+        for index, (entry, cron) in enumerate(self.entries):
             start = cron.latest(view.now, self.zone)
             if start is not None and entry.duration is None:
-                begun.append((start, place, entry))
+                begun.append((start, index, entry))
             elif start is not None and entry.duration is not None and view.now < start + entry.duration:
                 lasting.append((entry.replicas, start, entry))
-        if lasting:  # of those that overlap, whoever needs most
+        if lasting:  # of entries that overlap, the largest holds
             replicas, start, entry = max(lasting, key=lambda one: one[0])
         elif begun:
             start, _, entry = max(begun, key=lambda one: one[:2])

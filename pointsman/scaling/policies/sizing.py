@@ -1,4 +1,4 @@
-"""From a load to a number of replicas that settles: more as soon as needed, fewer with something to spare."""
+"""From a load to a number of replicas that does not flap: up as soon as needed, down only with a margin."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,7 @@ from msgspec import Meta
 from pointsman.scaling.view import DeploymentView, Window
 from pointsman.scaling.windows import looking_back
 
-# What numbers may be as parameters: as types, by which configuration names all that are wrong, each at its line; and
-# as a check, for policies that are made in Python.
-
+# As types, for messages of the configuration; `checked` does the same for policies that are created in Python.
 
 Above1 = Annotated[float, Meta(gt=1)]
 AtLeast1 = Annotated[float, Meta(ge=1)]
@@ -19,30 +17,30 @@ Between0And1 = Annotated[float, Meta(gt=0, lt=1)]
 
 
 def checked(name: str, value: float | None, above: float = 0.0) -> None:
-    """A parameter that must be above this, if it is given."""
+    """Raise if a parameter is given and is not above this."""
     if value is not None and not value > above:
         raise ValueError(f"{name} must be above {above:g}, found {value:g}")
 
 
-SPARE = 0.1
-"""Fewer only if they could take a tenth more: a load that stays about the same changes nothing."""
+MARGIN = 0.1
+"""Scale down only if fewer replicas could take a tenth more than the load."""
 
 
-def replicas_for(exact: float, view: DeploymentView, spare: float = SPARE) -> int:
-    """So many whole ones for what would take exactly that many."""
+def replicas_for(exact: float, view: DeploymentView, margin: float = MARGIN) -> int:
+    """A whole number of replicas for a load that takes `exact` replicas."""
     needed = _whole(exact)
     if needed >= view.target:
         return needed
-    return min(view.target, _whole(exact * (1 + spare)))
+    return min(view.target, _whole(exact * (1 + margin)))
 
 
 def per_replica(load: float, what: str, each: float, replicas: int) -> str:
-    """12.4 requests here, 2 per replica: 7. With as many digits as it takes to see why it is not one fewer."""
+    """12.4 requests, 2 per replica: 7. With enough digits to show why it is not one fewer."""
     needed = _whole(load / each)
     shown = (f"{load:.{digits}f}" for digits in range(1, 7))
     enough = next((text for text in shown if _whole(float(text) / each) == needed), f"{load:g}")
-    spare = ", with a tenth to spare" if replicas > needed else ""
-    return f"{enough} {what}, {each:g} per replica: {replicas}{spare}"
+    margin = ", with a margin of a tenth" if replicas > needed else ""
+    return f"{enough} {what}, {each:g} per replica: {replicas}{margin}"
 
 
 def _whole(exact: float) -> int:
@@ -50,7 +48,7 @@ def _whole(exact: float) -> int:
 
 
 def mean_of(windows: Mapping[float, Window], seconds: float, now: float) -> tuple[float, str]:
-    """The mean of the last seconds, else what it is now; and how to call that."""
+    """The mean over this long, else the present value; and which of them it is."""
     window = looking_back(windows, seconds)
     if window is None or window.mean is None:
         return now, "now"
@@ -58,7 +56,7 @@ def mean_of(windows: Mapping[float, Window], seconds: float, now: float) -> tupl
 
 
 def mean_load(view: DeploymentView, seconds: float) -> tuple[float, str]:
-    """The same of all requests that are here, running or waiting."""
+    """The same of all requests, running or waiting."""
     ongoing, when = mean_of(view.ongoing_windows, seconds, view.ongoing)
     queued, _ = mean_of(view.queued_windows, seconds, view.queued)
     return ongoing + queued, when

@@ -1,4 +1,4 @@
-"""As many as keep the promises made to users, and no more."""
+"""As many replicas as latency targets and deadlines need."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -11,15 +11,15 @@ from pointsman.scaling.policies.sizing import Between0And1, checked
 from pointsman.scaling.policy import Wish
 from pointsman.scaling.view import DeploymentView
 
-AT_MOST_TIMES = 2.0
-"""Latency does not grow in proportion: never more than twice as many at a time."""
+MAX_GROWTH = 2.0
+"""Latency is not proportional to load: at most twice as many replicas at a time."""
 FORGET_S = 86400.0
-"""For so long it is not tried again to give replicas as much as was once too much for them."""
+"""How long a rate per replica that missed the targets is not tried again."""
 
 
 class SloAttainment:
-    """More replicas while deadlines or latency targets are missed, in proportion; one fewer if those that are left are
-    predicted to keep them. After a change, it waits until what is measured is of the replicas that are there now."""
+    """More replicas, in proportion, while deadlines or latency targets are missed; one fewer if the rest is predicted
+    to meet them. After a change it waits until the measurements are of the present replicas."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class SloAttainment:
     def desired_replicas(self, view: DeploymentView) -> Wish:
         if not view.load and not view.latency_ms.count:
             return Wish(0, f"no request in the last {view.latency_ms.seconds:g} s: 0")
-        ratio, said = max(self._ratios(view), default=(None, "nothing is measured that has a target"))
+        ratio, why = max(self._ratios(view), default=(None, "no quantity with a target has been measured"))
         stay = max(view.target, 1)
         if ratio is None:
-            return Wish(stay, said)
+            return Wish(stay, why)
         if not view.replicas or self._changing(view):
-            return Wish(stay, f"{said}; {stay} until the last change shows in what is measured")
+            return Wish(stay, f"{why}; {stay} until the last change shows in the measurements")
         replicas = self._sized(view, ratio)
-        return Wish(replicas, f"{said}: {replicas}")
+        return Wish(replicas, f"{why}: {replicas}")
 
     def _ratios(self, view: DeploymentView) -> Iterator[tuple[float, str]]:
-        """What is measured over what is wanted; 1 is just kept."""
+        """Measured over wanted, and what was measured. Up to 1, the target is met."""
         for what, window, wanted in (
             ("first token after", view.ttft_ms, self.ttft_ms),
             ("time per token", view.tpot_ms, self.tpot_ms),
@@ -64,12 +64,12 @@ class SloAttainment:
                 )
         met = view.slo_attainment
         if met is not None:
-            said = f"{met:.1%} met their deadline, {self.target:.1%} wanted"
-            missed = (1 - met) / (1 - self.target)  # of the misses that are allowed
-            yield (missed if missed <= 1 else max(self.target / max(met, 0.01), 1 + 2 * self.dead_band)), said
+            why = f"{met:.1%} met their deadline, {self.target:.1%} wanted"
+            missed = (1 - met) / (1 - self.target)  # as a share of the misses that are allowed
+            yield (missed if missed <= 1 else max(self.target / max(met, 0.01), 1 + 2 * self.dead_band)), why
 
     def _changing(self, view: DeploymentView) -> bool:
-        """Whether what is measured is still of fewer or more replicas than there are."""
+        """Whether measurements still include another number of replicas."""
         changes = [since for since in (view.since_up_s, view.since_down_s) if since is not None]
         return bool(view.starting) or min(changes, default=1e9) < view.latency_ms.seconds + (view.start_up_s or 0.0)
 
@@ -78,7 +78,7 @@ class SloAttainment:
         rate = max(rates, default=0.0)
         if ratio > 1 + self.dead_band:
             view.state["missed"] = {"at": view.now, "per_replica": rate / view.replicas}
-            return ceil(view.replicas * min(ratio, AT_MOST_TIMES) - 1e-9)
+            return ceil(view.replicas * min(ratio, MAX_GROWTH) - 1e-9)
         fewer = view.replicas - 1
         if not fewer or ratio * view.replicas / fewer > 1 - self.dead_band:
             return view.replicas

@@ -1,4 +1,4 @@
-"""The default: so many requests per replica."""
+"""A number of requests per replica: the default policy."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from pointsman.scaling.view import DeploymentView
 
 
 class TargetOngoing:
-    """As many replicas as give each its share of the requests that are here, running or waiting."""
+    """One replica per `target` requests, running or waiting."""
 
     def __init__(self, target: Above0 = 2.0, look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0) -> None:
         checked("target", target)
@@ -20,4 +20,4 @@ class TargetOngoing:
     def desired_replicas(self, view: DeploymentView) -> Wish:
         load, when = mean_load(view, self.look_back_s)
         replicas = replicas_for(load / self.target, view)
-        return Wish(replicas, per_replica(load, f"requests here ({when})", self.target, replicas))
+        return Wish(replicas, per_replica(load, f"requests ({when})", self.target, replicas))

@@ -1,4 +1,4 @@
-"""So many tokens per second, and so much KV cache, per replica."""
+"""Tokens per second and KV cache usage per replica."""
 
 from pointsman.parameters import Above0, Share
 from pointsman.scaling.policies.sizing import checked, replicas_for
@@ -7,7 +7,7 @@ from pointsman.scaling.view import DeploymentView
 
 
 class TokenThroughput:
-    """As many replicas as the tokens per second need, and as keep the KV caches from being full; the more of both."""
+    """As many replicas as the tokens per second and the usage of KV caches need."""
 
     def __init__(self, tokens_per_s_per_replica: Above0 | None = None, kv_target: Share | None = 0.8) -> None:
         if tokens_per_s_per_replica is None and kv_target is None:
@@ -21,18 +21,18 @@ class TokenThroughput:
     def desired_replicas(self, view: DeploymentView) -> Wish:
         needed: dict[str, int] = {}
         if self.tokens is not None and view.tokens_per_s is not None:
-            said = f"{view.tokens_per_s:.0f} tokens/s, {self.tokens:g} per replica"
-            needed[said] = replicas_for(view.tokens_per_s / self.tokens, view)
-        # The last value and not the mean: what it was with fewer replicas says nothing about these.
+            why = f"{view.tokens_per_s:.0f} tokens/s, {self.tokens:g} per replica"
+            needed[why] = replicas_for(view.tokens_per_s / self.tokens, view)
+        # The last value, not the mean, which may be of another number of replicas.
         if self.kv is not None and view.kv_usage.last is not None and view.replicas:
-            said = f"KV caches of {view.replicas} are {view.kv_usage.last:.0%} full, {self.kv:.0%} wanted"
-            needed[said] = replicas_for(view.replicas * view.kv_usage.last / self.kv, view)
+            why = f"KV caches of {view.replicas} are {view.kv_usage.last:.0%} full, {self.kv:.0%} wanted"
+            needed[why] = replicas_for(view.replicas * view.kv_usage.last / self.kv, view)
         if not needed:
             least = min(view.target, 1) if not view.load else max(view.target, 1)
-            return Wish(least, f"nobody has measured tokens or KV caches, {view.load:g} requests here: {least}")
-        said, replicas = max(needed.items(), key=lambda item: item[1])
-        if view.queued and replicas < max(view.target, 1):  # what waits has no tokens yet
+            return Wish(least, f"neither tokens nor KV caches were measured, {view.load:g} requests: {least}")
+        why, replicas = max(needed.items(), key=lambda item: item[1])
+        if view.queued and replicas < max(view.target, 1):  # waiting requests have no tokens yet
             replicas = max(view.target, 1)
-            said = f"{said}, and {view.queued:g} requests wait"
+            why = f"{why}, and {view.queued:g} requests wait"
         replicas = max(replicas, 1) if view.load else replicas
-        return Wish(replicas, f"{said}: {replicas}")
+        return Wish(replicas, f"{why}: {replicas}")

@@ -226,7 +226,7 @@ def test_a_broken_version_leaves_the_one_before_serving(state: Path, tmp_path: P
             told = scene.instances()["diamond.m1-2"]
             assert told["reason"].startswith("rollout stopped: exit code 1")
             assert "this value is broken" in told["reason"]
-            assert told["reason"].endswith("the earlier version serves on; deploy again to retry")
+            assert told["reason"].endswith("the earlier version still serves; deploy again to retry")
             assert scene.ready() == set(READY)
             assert pids.items() <= scene.pids().items()
             again = await scene.plane.documents.deploy(broken)

@@ -144,7 +144,7 @@ def test_an_order_holds_until_it_ends_or_is_taken_back(state: Path) -> None:
             scene.plane.scaling.scale("m", 3, 0.5, "Ada")
             assert wanted(scene) == 3
             await scene.until(lambda: wanted(scene) == 1, "the order over")
-            assert any("over: 3 ordered by Ada" in one["why"] for one in records(scene))
+            assert any("ended: 3 ordered by Ada" in one["why"] for one in records(scene))
             scene.plane.scaling.scale("m", 2, None, "an operator")
             assert scene.plane.status()["deployments"][0]["scaling"]["override"]["replicas"] == 2
             scene.plane.scaling.scale("m", None, None, "an operator")
@@ -200,7 +200,7 @@ def grows(view):
         ("wordy", "returned 'many'; it must be a whole number"),
         ("slow", " 0.1 s (timeLimit)"),
         ("hangs", " 0.1 s (timeLimit)"),
-        ("grows", "into view.state; it may keep 64 KiB"),
+        ("grows", "into view.state, which may have 64 KiB"),
     ],
 )
 def test_a_wrong_policy_changes_nothing_and_is_told_of(
@@ -243,7 +243,7 @@ def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
             assert set(scene.instances()) == {"b-1"}
             assert changes(scene, "a") == [(0, 1), (1, 0)]
             assert "makes room for b" in records(scene, "a")[-1]["why"]
-            assert "a, which nobody uses, makes room for it" in records(scene, "b")[-1]["why"]
+            assert "a, which is idle, makes room for it" in records(scene, "b")[-1]["why"]
             scene.request("a2", "a")
             await scene.until(lambda: wanted(scene, "a") == 1, "a wanted again")
             scene.end("b1", "b")
