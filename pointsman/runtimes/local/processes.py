@@ -21,7 +21,14 @@ from pointsman.runtimes.interface import ProcessOrder, Tell
 from pointsman.runtimes.local import supervisor_link
 from pointsman.runtimes.local.logs import FOLDER, last_words, log_file, prune
 from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
-from pointsman.runtimes.local.supervisor_link import MARK, EngineProcess, Report, SupervisorLink, clear
+from pointsman.runtimes.local.supervisor_link import (
+    MARK,
+    EngineProcess,
+    Report,
+    SupervisorLink,
+    clear,
+    open_supervisor,
+)
 
 HOST = "127.0.0.1"
 ORPHANS_STOP_GRACE_S = 5.0
@@ -185,7 +192,7 @@ class Processes:
 
     async def _connect(self) -> tuple[list[StoredProcess], list[StoredProcess]]:
         """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run."""
-        supervisor, running = await SupervisorLink.open(
+        supervisor, running = await open_supervisor(
             self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S
         )
         by_name = {one.id: one for one in running}
@@ -279,7 +286,7 @@ def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
 async def _has_ended(supervisor: SupervisorLink) -> bool:
     """Whether it ends within 0.1 s of hanging up."""
     for _ in range(20):
-        if not supervisor.lives:
+        if not supervisor.process.lives:
             return True
         await asyncio.sleep(0.005)
     return False

@@ -1,16 +1,16 @@
-"""The parent of all engine processes of a plane. It outlives the plane, and takes them along if nobody comes back.
+"""The parent of all engine processes of a plane. It outlives the plane, and ends them if no other plane connects.
 
 A program of its own (`python -I -S supervisor.py LISTENER_FD SOCKET_PATH`), in one file, because it runs without the
 package: standard library only, one thread, no decisions. Enters: JSON lines over a unix socket, from one plane at a
-time. Leaves: JSON lines about processes. The one rule: no engine outlives the supervisor, and the supervisor survives
-whatever a plane sends.
+time. Leaves: JSON lines about processes. The one rule: no engine outlives the supervisor, and no message from a plane
+ends the supervisor.
 
     asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log}  signal{id, number}  list{}  end{}
     says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why}
             exited{id, pid, code | signal}  confused{why}
 
-Each engine has a session and a process group of its own; signals go to the whole group, and when its leader exits, so
-must the rest. `born` tells a process from a later one of the same number.
+Each engine has a session and a process group of its own. Signals go to the whole group; when its leader exits, the rest
+is killed. `born` tells a process from a later one of the same pid.
 """
 
 import ctypes
@@ -30,21 +30,21 @@ from typing import Any
 GRACE_S = 5.0
 """How long engines live on without a plane, unless the plane says otherwise."""
 STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL when nobody came back."""
-LONGEST_S = 1e6
+"""From SIGTERM to SIGKILL when no plane has come back."""
+MAX_GRACE_S = 1e6
 FIRST_VISIT_S = 10.0
-"""Whoever started the supervisor connects within this."""
+"""The plane that started the supervisor connects within this."""
 GROUP_GRACE_S = 2.0
-"""A killed process may take this long to vanish; what hangs in the kernel for longer is not waited for."""
+"""How long a killed process may take to vanish. One that hangs in the kernel is not waited for any longer."""
 LOG_BYTES = 8 * 1024 * 1024
-"""Half of what a log may take: at this size it becomes `.1`, and the `.1` before it goes."""
+"""Half of what a log may take: at this size it is renamed to `.1`, in place of the `.1` before it."""
 LINE_BYTES = 8 * 1024 * 1024
 PIECE = 64 * 1024
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Log:
-    """What a process writes, appended to a file of bounded size. A full disk loses lines, never the process."""
+    """The output of a process, appended to a file of bounded size. A full disk loses lines, never the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class Log:
                 self._size += os.write(self._file, data)
 
     def note(self, text: str) -> None:
-        """One line of ours between those of the process."""
+        """Write a line of the supervisor's own."""
         words = " ".join(text.split())
         self.write(f"[pointsman] {time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n".encode(errors="replace"))
 
@@ -89,197 +89,24 @@ class Child:
         self.output: int | None = output
         self.log = log
         self.end: dict[str, int] | None = None
-        """How its leader ended; None: it runs."""
+        """How its leader ended; None while it runs."""
         self.gone_by = 0.0
-        """The rest of its group is not waited for beyond this."""
+        """The rest of its group is not waited for beyond this time."""
+
+    def signal(self, number: int) -> None:
+        """Signal the whole group, unless its leader has ended, which was reported."""
+        if self.end is None:
+            _signal_group(self.pid, number)
 
 
-class Supervisor:
-    """Accepts a plane, starts and signals what it asks for, and reports what became of it."""
+class Children:
+    """All engine processes."""
 
-    def __init__(self, listener: socket.socket, path: str) -> None:
-        self._listener = listener
-        self._path = Path(path)
-        self._socket = self._path.stat().st_ino
-        self._children: dict[str, Child] = {}
-        self._plane: socket.socket | None = None
-        self._heard, self._unsaid = b"", b""
-        self._grace_s, self._stop_grace_s = GRACE_S, STOP_GRACE_S
-        self._alone_until: float | None = time.monotonic() + FIRST_VISIT_S
-        """None: a plane is connected."""
-        self._ends_by: float | None = None
-        """Everything was told to end, and is killed at this time; None: not yet."""
-        self._asks: dict[str, Callable[[dict[str, Any]], None]] = {
-            "hello": self._hello,
-            "start": self._start,
-            "signal": self._signal,
-            "list": self._list,
-            "end": lambda _: self._end(),
-        }
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept())
-        self._woken, waker = socket.socketpair()
-        self._woken.setblocking(False)
-        waker.setblocking(False)
-        signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
-        self._selector.register(self._woken, selectors.EVENT_READ, lambda _: self._woken.recv(PIECE))
-        self._told_to_end = False
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.by_name: dict[str, Child] = {}
+        self._selector = selector
 
-    def run(self) -> None:
-        """Until it was told to end or was left alone, and nothing runs any more."""
-        while self._ends_by is None or self._children:
-            ready = self._selector.select(self._patience())
-            # A new plane comes after the end of the old one has been noticed.
-            ready.sort(key=lambda pair: pair[0].fileobj is self._listener)
-            for key, events in ready:
-                if key.fd in self._selector.get_map():
-                    key.data(events)
-            self._reap()
-            self._keep_time()
-        _sweep()
-        if self._plane is not None:
-            self._plane.setblocking(True)
-            self._plane.settimeout(1.0)
-            with suppress(OSError):
-                self._plane.sendall(self._unsaid)
-
-    def end_soon(self) -> None:
-        """Safe to call from a signal handler."""
-        self._told_to_end = True
-
-    # Time
-
-    def _patience(self) -> float | None:
-        times = [self._ends_by if self._ends_by is not None else self._alone_until]
-        times += [child.gone_by for child in self._children.values() if child.end is not None]
-        known = [at for at in times if at is not None]
-        if not known:
-            return None
-        waiting_for_groups = any(child.end is not None for child in self._children.values())
-        return max(0.0, min(min(known) - time.monotonic(), 0.02 if waiting_for_groups else 3600.0))
-
-    def _keep_time(self) -> None:
-        now = time.monotonic()
-        if self._ends_by is not None:
-            if now >= self._ends_by:
-                self._signal_all(signal.SIGKILL)
-                self._ends_by = now + GROUP_GRACE_S
-        elif self._told_to_end or (self._alone_until is not None and now >= self._alone_until):
-            self._end()
-
-    def _end(self) -> None:
-        """Take leave: nobody can connect any more, and everything is told to stop."""
-        if self._ends_by is not None:
-            return
-        self._ends_by = time.monotonic() + self._stop_grace_s
-        with suppress(OSError):
-            if self._path.stat().st_ino == self._socket:  # else somebody has taken our place
-                self._path.unlink()  # before closing: whoever finds the path finds somebody there
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        self._signal_all(signal.SIGTERM)
-
-    # The plane
-
-    def _accept(self) -> None:
-        try:
-            plane, _ = self._listener.accept()
-        except OSError:
-            return
-        if self._plane is not None:
-            with suppress(OSError):
-                plane.sendall(_line({"say": "supervisor", "pid": os.getpid(), "busy": True}))
-            plane.close()
-            return
-        plane.setblocking(False)
-        self._plane, self._heard, self._unsaid = plane, b"", b""
-        self._alone_until = None
-        self._selector.register(plane, selectors.EVENT_READ, self._talk)
-        self._say({"say": "supervisor", "pid": os.getpid(), "busy": False})
-
-    def _talk(self, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush()
-        if events & selectors.EVENT_READ:
-            self._listen()
-
-    def _listen(self) -> None:
-        assert self._plane is not None
-        try:
-            data = self._plane.recv(PIECE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        if not data or len(self._heard) > LINE_BYTES:
-            self._part()
-        for line in lines:
-            self._obey(line)
-
-    def _obey(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-            self._asks[message["ask"]](message)
-        except Exception as error:  # whatever a plane sends, the supervisor lives
-            self._say({"say": "confused", "why": f"{type(error).__name__}: {error}: {line[:200]!r}"})
-
-    def _part(self) -> None:
-        """The plane is gone. Engines run on for a while, for its successor."""
-        if self._plane is not None:
-            self._selector.unregister(self._plane)
-            self._plane.close()
-            self._plane, self._unsaid = None, b""
-            self._alone_until = time.monotonic() + (self._grace_s if self._children else 0.0)
-
-    def _say(self, message: dict[str, Any]) -> None:
-        if self._plane is not None:
-            self._unsaid += _line(message)
-            self._flush()
-        if len(self._unsaid) > LINE_BYTES:  # it only talks, and never listens
-            self._part()
-
-    def _flush(self) -> None:
-        assert self._plane is not None
-        try:
-            self._unsaid = self._unsaid[self._plane.send(self._unsaid) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it is gone: reading will say so
-            self._unsaid = b""
-        writing = selectors.EVENT_WRITE if self._unsaid else 0
-        self._selector.modify(self._plane, selectors.EVENT_READ | writing, self._talk)
-
-    # What it asks
-
-    def _hello(self, message: dict[str, Any]) -> None:
-        grace_s, stop_grace_s = float(message["grace_s"]), float(message["stop_grace_s"])
-        if not (0.0 <= grace_s <= LONGEST_S and 0.0 <= stop_grace_s <= LONGEST_S):
-            raise ValueError("these are no times to wait")
-        self._grace_s, self._stop_grace_s = grace_s, stop_grace_s
-
-    def _list(self, message: dict[str, Any]) -> None:
-        running = [
-            {"id": child.name, "pid": child.pid, "born": child.born}
-            for child in self._children.values()
-            if child.end is None
-        ]
-        self._say({"say": "running", "instances": running})
-
-    def _start(self, message: dict[str, Any]) -> None:
-        name = str(message["id"])
-        try:
-            if name in self._children:
-                raise ValueError("it is running already")
-            if self._ends_by is not None:
-                raise ValueError("everything is being stopped")
-            child = self._spawn(name, message)
-        except Exception as error:  # whatever the reason, whoever asked must hear it
-            self._say({"say": "failed", "id": name, "why": _reason(error)})
-            return
-        self._say({"say": "started", "id": name, "pid": child.pid, "born": child.born})
-
-    def _spawn(self, name: str, message: dict[str, Any]) -> Child:
+    def spawn(self, name: str, message: dict[str, Any]) -> Child:
         argv = [str(word) for word in message["argv"]]
         log = Log(str(message["log"]))
         read, write = os.pipe()
@@ -301,26 +128,49 @@ class Supervisor:
         finally:
             os.close(write)
         child = Child(name, process, read, log)
-        self._children[name] = child  # from here on its end will be noticed
+        self.by_name[name] = child  # from here on its end is noticed
         log.note(f"started as process {child.pid}: {' '.join(argv)}")
         os.set_blocking(read, False)
         self._selector.register(read, selectors.EVENT_READ, lambda _: self._copy_output(child))
         return child
 
-    def _signal(self, message: dict[str, Any]) -> None:
-        child = self._children.get(str(message["id"]))
-        if child is not None and child.end is None:  # else it has ended meanwhile, which was reported
-            _signal_group(child.pid, int(message["number"]))
+    def signal(self, number: int, name: str | None = None) -> None:
+        """Signal one of them, if it is still there; None: all."""
+        for child in self.by_name.values():
+            if name in (None, child.name):
+                child.signal(number)
 
-    def _signal_all(self, number: int) -> None:
-        for child in self._children.values():
-            if child.end is None:
-                _signal_group(child.pid, number)
+    def next_deadline(self) -> float | None:
+        """When the next group is given up; None if none is waited for."""
+        return min((child.gone_by for child in self.by_name.values() if child.end is not None), default=None)
 
-    # Children
+    def reap(self) -> list[Child]:
+        """Take note of leaders that have ended. Returns the children that are gone with their groups."""
+        running = {child.pid: child for child in self.by_name.values() if child.end is None}
+        while (ended := _next_ended(running)) is not None:
+            child = running.pop(ended[0], None)
+            if child is not None:
+                child.process.returncode = code = os.waitstatus_to_exitcode(ended[1])
+                child.end = {"code": code} if code >= 0 else {"signal": -code}
+                child.gone_by = time.monotonic() + GROUP_GRACE_S
+        now = time.monotonic()
+        gone = [one for one in self.by_name.values() if one.end and (_is_empty(one.pid) or now >= one.gone_by)]
+        for child in gone:
+            self._close(child)
+        return gone
+
+    def _close(self, child: Child) -> None:
+        for _ in range(64):  # the last output; a process that left the group may write without end
+            if not self._copy_output(child):
+                break
+        self._close_output(child)
+        how = ", ".join(f"{kind} {number}" for kind, number in (child.end or {}).items())
+        child.log.note(f"process {child.pid} ended: {how}")
+        child.log.close()
+        del self.by_name[child.name]
 
     def _copy_output(self, child: Child) -> bool:
-        """One piece; whether there may be more."""
+        """Copy one piece. Whether there may be more."""
         if child.output is None:
             return False
         try:
@@ -341,35 +191,220 @@ class Supervisor:
             os.close(child.output)
             child.output = None
 
-    def _reap(self) -> None:
-        by_pid = {child.pid: child for child in self._children.values() if child.end is None}
-        while (ended := _next_ended(by_pid)) is not None:
-            child = by_pid.pop(ended[0], None)
-            if child is not None:
-                child.process.returncode = code = os.waitstatus_to_exitcode(ended[1])
-                child.end = {"code": code} if code >= 0 else {"signal": -code}
-                child.gone_by = time.monotonic() + GROUP_GRACE_S
-        for child in [child for child in self._children.values() if child.end is not None]:
-            if _is_empty(child.pid) or time.monotonic() >= child.gone_by:
-                self._bury(child)
 
-    def _bury(self, child: Child) -> None:
-        assert child.end is not None
-        for _ in range(64):  # the last words; whoever escaped its group may have more to say, without end
-            if not self._copy_output(child):
-                break
-        self._close_output(child)
-        how = ", ".join(f"{kind} {number}" for kind, number in child.end.items())
-        child.log.note(f"process {child.pid} ended: {how}")
-        child.log.close()
-        del self._children[child.name]
-        self._say({"say": "exited", "id": child.name, "pid": child.pid, **child.end})
-        if not self._children and self._alone_until is not None:
-            self._alone_until = time.monotonic()
+class PlaneConnection:
+    """The connection to a plane, if there is one."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, obey: Callable[[bytes], None], disconnected: Callable[[], None]
+    ) -> None:
+        """`obey` is called with each line. `disconnected` is called when the plane is gone."""
+        self._selector = selector
+        self._obey = obey
+        self._disconnected = disconnected
+        self._plane: socket.socket | None = None
+        self._received, self._unsent = b"", b""
+
+    def accept(self, listener: socket.socket) -> bool:
+        """Accept a plane. False if it could not be, or if another is connected: then it is told so."""
+        try:
+            plane, _ = listener.accept()
+        except OSError:
+            return False
+        if self._plane is not None:
+            with suppress(OSError):
+                plane.sendall(_line({"say": "supervisor", "pid": os.getpid(), "busy": True}))
+            plane.close()
+            return False
+        plane.setblocking(False)
+        self._plane, self._received, self._unsent = plane, b"", b""
+        self._selector.register(plane, selectors.EVENT_READ, self._ready)
+        self.say({"say": "supervisor", "pid": os.getpid(), "busy": False})
+        return True
+
+    def say(self, message: dict[str, Any]) -> None:
+        if self._plane is not None:
+            self._unsent += _line(message)
+            self._flush()
+        if len(self._unsent) > LINE_BYTES:  # the plane does not read
+            self._disconnect()
+
+    def finish(self) -> None:
+        """Send what is left, and wait at most 1 s for that."""
+        if self._plane is not None:
+            self._plane.setblocking(True)
+            self._plane.settimeout(1.0)
+            with suppress(OSError):
+                self._plane.sendall(self._unsent)
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if events & selectors.EVENT_READ:
+            self._receive()
+
+    def _receive(self) -> None:
+        assert self._plane is not None
+        try:
+            data = self._plane.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, self._received = (self._received + data).split(b"\n")
+        if not data or len(self._received) > LINE_BYTES:
+            self._disconnect()
+        for line in lines:
+            self._obey(line)
+
+    def _flush(self) -> None:
+        assert self._plane is not None
+        try:
+            self._unsent = self._unsent[self._plane.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, which the next read notices
+            self._unsent = b""
+        writing = selectors.EVENT_WRITE if self._unsent else 0
+        self._selector.modify(self._plane, selectors.EVENT_READ | writing, self._ready)
+
+    def _disconnect(self) -> None:
+        if self._plane is not None:
+            self._selector.unregister(self._plane)
+            self._plane.close()
+            self._plane, self._unsent = None, b""
+            self._disconnected()
+
+
+class Supervisor:
+    """Starts and signals what a plane asks for, and reports what becomes of it."""
+
+    def __init__(self, listener: socket.socket, path: str) -> None:
+        self._listener = listener
+        self._path = Path(path)
+        self._inode = self._path.stat().st_ino
+        self._grace_s, self._stop_grace_s = GRACE_S, STOP_GRACE_S
+        self._alone_until: float | None = time.monotonic() + FIRST_VISIT_S
+        """None while a plane is connected."""
+        self._ends_by: float | None = None
+        """When everything is killed; None until it is told to end."""
+        self._told_to_end = False
+        self._asks: dict[str, Callable[[dict[str, Any]], None]] = {
+            "hello": self._hello,
+            "start": self._start,
+            "signal": lambda message: self._children.signal(int(message["number"]), str(message["id"])),
+            "list": self._list,
+            "end": lambda _: self._end(),
+        }
+        self._selector = selectors.DefaultSelector()
+        self._children = Children(self._selector)
+        self._plane = PlaneConnection(self._selector, self._obey, self._disconnected)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept())
+        self._woken, waker = socket.socketpair()
+        self._woken.setblocking(False)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda _: self._woken.recv(PIECE))
+
+    def run(self) -> None:
+        """Run until it is told to end or left alone, and nothing runs any more."""
+        while self._ends_by is None or self._children.by_name:
+            ready = self._selector.select(self._timeout())
+            # A new plane comes after the end of the old one has been noticed.
+            ready.sort(key=lambda pair: pair[0].fileobj is self._listener)
+            for key, events in ready:
+                if key.fd in self._selector.get_map():
+                    key.data(events)
+            for child in self._children.reap():
+                self._plane.say({"say": "exited", "id": child.name, "pid": child.pid, **(child.end or {})})
+                if not self._children.by_name and self._alone_until is not None:
+                    self._alone_until = time.monotonic()
+            self._check_deadlines()
+        _kill_orphans()
+        self._plane.finish()
+
+    def end_soon(self) -> None:
+        """Safe to call from a signal handler."""
+        self._told_to_end = True
+
+    # Time
+
+    def _timeout(self) -> float | None:
+        groups = self._children.next_deadline()
+        times = [self._ends_by if self._ends_by is not None else self._alone_until, groups]
+        known = [at for at in times if at is not None]
+        if not known:
+            return None
+        return max(0.0, min(min(known) - time.monotonic(), 3600.0 if groups is None else 0.02))
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._ends_by is not None:
+            if now >= self._ends_by:
+                self._children.signal(signal.SIGKILL)
+                self._ends_by = now + GROUP_GRACE_S
+        elif self._told_to_end or (self._alone_until is not None and now >= self._alone_until):
+            self._end()
+
+    # The plane
+
+    def _accept(self) -> None:
+        if self._plane.accept(self._listener):
+            self._alone_until = None
+
+    def _disconnected(self) -> None:
+        """Engines run on for a while, for the next plane."""
+        self._alone_until = time.monotonic() + (self._grace_s if self._children.by_name else 0.0)
+
+    def _obey(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            self._asks[message["ask"]](message)
+        except Exception as error:  # no message may end the supervisor
+            self._plane.say({"say": "confused", "why": f"{type(error).__name__}: {error}: {line[:200]!r}"})
+
+    def _hello(self, message: dict[str, Any]) -> None:
+        grace_s, stop_grace_s = float(message["grace_s"]), float(message["stop_grace_s"])
+        if not (0.0 <= grace_s <= MAX_GRACE_S and 0.0 <= stop_grace_s <= MAX_GRACE_S):
+            raise ValueError(f"grace_s and stop_grace_s must be between 0 and {MAX_GRACE_S:.0f}")
+        self._grace_s, self._stop_grace_s = grace_s, stop_grace_s
+
+    def _list(self, message: dict[str, Any]) -> None:
+        running = [
+            {"id": child.name, "pid": child.pid, "born": child.born}
+            for child in self._children.by_name.values()
+            if child.end is None
+        ]
+        self._plane.say({"say": "running", "instances": running})
+
+    def _start(self, message: dict[str, Any]) -> None:
+        name = str(message["id"])
+        try:
+            if name in self._children.by_name:
+                raise ValueError("it is running already")
+            if self._ends_by is not None:
+                raise ValueError("everything is being stopped")
+            child = self._children.spawn(name, message)
+        except Exception as error:  # each start is answered
+            self._plane.say({"say": "failed", "id": name, "why": _reason(error)})
+            return
+        self._plane.say({"say": "started", "id": name, "pid": child.pid, "born": child.born})
+
+    def _end(self) -> None:
+        """Accept no more planes, and stop everything."""
+        if self._ends_by is not None:
+            return
+        self._ends_by = time.monotonic() + self._stop_grace_s
+        with suppress(OSError):
+            if self._path.stat().st_ino == self._inode:  # else another supervisor listens here
+                self._path.unlink()  # before closing: a path that exists leads to a listener
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._children.signal(signal.SIGTERM)
 
 
 def born(pid: int) -> str:
-    """When a process was started, as its kernel says; empty: there is none. Differs between processes of one number."""
+    """When the kernel started a process; empty if there is none. Differs between processes of one pid."""
     if Path("/proc/self/stat").exists():
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -382,7 +417,7 @@ def born(pid: int) -> str:
 
 
 def _next_ended(leaders: Container[int]) -> tuple[int, int] | None:
-    """(pid, wait status) of a child that has ended, now reaped; of orphans that fell to us too. None: no more."""
+    """Reap a child that has ended, or an orphan: its pid and wait status. None if there are no more."""
     try:
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -391,7 +426,7 @@ def _next_ended(leaders: Container[int]) -> tuple[int, int] | None:
         if found is None:
             return None
         if found.si_pid in leaders:
-            _signal_group(found.si_pid, signal.SIGKILL)  # before its number is free for others
+            _signal_group(found.si_pid, signal.SIGKILL)  # before its pid is free for others
         return os.waitpid(found.si_pid, 0)
     except ChildProcessError:
         return None
@@ -401,7 +436,7 @@ def _signal_group(pid: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
         if number == signal.SIGTERM:
-            os.killpg(pid, signal.SIGCONT)  # what is stopped cannot hear
+            os.killpg(pid, signal.SIGCONT)  # a stopped process does not receive SIGTERM
 
 
 def _is_empty(group: int) -> bool:
@@ -414,19 +449,19 @@ def _is_empty(group: int) -> bool:
     return False
 
 
-def _sweep() -> None:
-    """Kill whoever left its group and lost its parents: they are our children now, where the system does that."""
+def _kill_orphans() -> None:
+    """Kill processes that left their group and lost their parents: on Linux they are children of the supervisor."""
     deadline = time.monotonic() + GROUP_GRACE_S
     while time.monotonic() < deadline:
         while _next_ended(()) is not None:
             pass
         try:
-            strangers = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+            orphans = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
         except OSError:
             return
-        if not strangers:
+        if not orphans:
             return
-        for pid in map(int, strangers):
+        for pid in map(int, orphans):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -438,11 +473,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _die_with(supervisor: int) -> Callable[[], None]:
-    """What a child does before it becomes the engine: it dies if the supervisor does."""
+    """Run in a child before it becomes the engine: it dies with the supervisor."""
 
     def prepare() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before we could say so
+        if os.getppid() != supervisor:  # it died before the line above
             os._exit(1)
 
     return prepare
@@ -459,7 +494,7 @@ def _reason(error: Exception) -> str:
 
 
 def main(listener: str, path: str) -> None:
-    """Keep until the end. Signals are only noted: handlers, unlike SIG_IGN, are not passed on to engines."""
+    """Run until the end. Signals get handlers, because engines would inherit SIG_IGN."""
     os.umask(0o077)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     supervisor = Supervisor(socket.socket(fileno=int(listener)), path)

@@ -1,4 +1,7 @@
-"""Process groups that lost their supervisor, known by pid and start time: nobody else's process is ever signalled."""
+"""The plane's end of the connection to its supervisor, and process groups that have lost theirs.
+
+A process is known by pid and start time, so that no process of another program is ever signalled.
+"""
 
 import asyncio
 import os
@@ -15,29 +18,29 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
-from pointsman.runtimes.local import supervisor as supervisor
+from pointsman.runtimes.local import supervisor
 from pointsman.runtimes.local.supervisor import born
 
 MARK = "POINTSMAN_INSTANCE"
-"""In the environment of every engine: the instance that it is."""
-PATIENCE_S = 5.0
-"""A killed process may take this long to vanish."""
+"""An environment variable of every engine: its instance."""
+VANISH_S = 5.0
+"""How long a killed process may take to vanish."""
 
 
 class Member(NamedTuple):
-    """A living process of a group."""
+    """A process of a group."""
 
     pid: int
     group: int
     session: int
     ticks: int
-    """Its start, since the start of the machine."""
+    """Its start, in clock ticks since the machine was booted."""
 
 
 async def clear(instance_id: str, pid: int, started: str) -> bool:
-    """Kill what is left of the group of an instance that was started as `pid`. Whether nothing is left."""
+    """Kill what is left of the group of an instance that was started as `pid`. True if nothing is left."""
     waited_s = 0.0
-    while waited_s < PATIENCE_S:
+    while waited_s < VANISH_S:
         left = _left(instance_id, pid, started)
         if not left:
             return True
@@ -50,35 +53,35 @@ async def clear(instance_id: str, pid: int, started: str) -> bool:
 
 
 def lives(pid: int, started: str) -> bool:
-    """Whether the process that was started as `pid` then still runs."""
+    """Whether the process that was started as `pid` at that time still runs."""
     if not started or born(pid) != started:
         return False
     return not Path("/proc/self/stat").exists() or any(one.pid == pid for one in _living([str(pid)]))
 
 
 def _left(instance_id: str, pid: int, started: str) -> list[int]:
-    """Living processes of its group, if it is still its group."""
+    """The processes of the group of an instance; none if another program has the pid now."""
     if not started or pid <= 1:
         return []
     try:
-        os.killpg(pid, 0)  # asks only
+        os.killpg(pid, 0)  # sends nothing
     except (ProcessLookupError, PermissionError):
         return []
     if not Path("/proc/self/stat").exists():
         return [pid] if born(pid) == started else []
     now = born(pid)
     if now not in ("", started):
-        return []  # somebody else has the number now
+        return []  # another program has the pid now
     boot, _, ticks = started.partition("/")
     if not ticks.isdecimal() or Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() != boot:
-        return []  # of another life of this machine
+        return []  # from before the last boot
     members = [one for one in _living() if one.group == one.session == pid and one.ticks >= int(ticks)]
-    # While its leader is there the group is ours. Without, the number may have been given away and orphaned again.
+    # Without its leader, the group may be one of another program that had the pid in between.
     return [one.pid for one in members if now or _is_marked(one.pid, instance_id)]
 
 
 def _living(numbers: Iterable[str] | None = None) -> Iterator[Member]:
-    """All processes, or those of these numbers, that are not dead and only waiting to be reaped."""
+    """All processes, or those of these pids, without zombies."""
     for number in (path.name for path in Path("/proc").iterdir()) if numbers is None else numbers:
         if number.isdecimal():
             with suppress(OSError, ValueError, IndexError):
@@ -95,11 +98,9 @@ def _is_marked(pid: int, instance_id: str) -> bool:
     return f"{MARK}={instance_id}".encode() in environment
 
 
-# The plane's end of the line to its supervisor: connects to the one that lives, or starts one; then asks and hears.
-
-
 SOCKET = "supervisor.sock"
 END_S = 20.0
+"""How long a supervisor may take to end, until it is killed."""
 ANSWER_S = 10.0
 """A supervisor that does not answer within this is not used."""
 
@@ -113,7 +114,7 @@ class EngineProcess(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
-    """The supervisor is there; busy: for somebody else."""
+    """The supervisor accepts the connection; busy: it does not, because another plane is connected."""
 
     pid: int
     busy: bool
@@ -156,126 +157,73 @@ class Confused(msgspec.Struct, frozen=True, tag_field="say", tag="confused"):
 
 
 Report: TypeAlias = ProcessStarted | ProcessFailed | ProcessExited | Confused
-_SAID: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.json.Decoder(
+_DECODER: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.json.Decoder(
     Greeting | ProcessesRunning | Report
 )
 
 
-class SupervisorLink(asyncio.Protocol):
-    """A conversation with a supervisor."""
+class SupervisorProcess:
+    """The process of a supervisor."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
+        """`child`: the process, if this plane started it."""
         self.pid, self.born = 0, ""
+        self._child = child
+
+    @property
+    def is_child(self) -> bool:
+        return self._child is not None
+
+    @property
+    def lives(self) -> bool:
+        return lives(self.pid, self.born) if self._child is None else self._child.poll() is None
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid if self._child is None else self._child.pid, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Wait for its end, which comes a moment after it has hung up."""
+        pause = 0.002
+        while self.lives:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+
+class SupervisorLink(asyncio.Protocol):
+    """A connection to a supervisor."""
+
+    def __init__(self, process: SupervisorProcess) -> None:
+        self.process = process
         self.gone = asyncio.Event()
         """The supervisor has hung up."""
-        self._child = child
-        """The supervisor, if this plane started it."""
         self._transport: asyncio.Transport | None = None
         self._reaping: asyncio.Task[None] | None = None
-        self._heard = b""
+        self._received = b""
         self._answers: asyncio.Queue[Greeting | ProcessesRunning | None] = asyncio.Queue()
-        self._unheard: list[Report] = []
-        self._on_report: Callable[[Report], None] = self._unheard.append
+        self._unread: list[Report] = []
+        self._on_report: Callable[[Report], None] = self._unread.append
         self._on_lost: Callable[[], None] | None = None
 
-    @classmethod
-    async def open(
-        cls, state: Path, *, grace_s: float, stop_grace_s: float
-    ) -> tuple["SupervisorLink", list[EngineProcess]]:
-        """Connect to the supervisor of a state directory, starting one if there is none. Also returns what it runs."""
-        link = await cls._existing(state) or await cls._started(state)
-        link.born = supervisor.born(link.pid)
-        link._ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
-        link._ask(ask="list")
-        running = await link._answer()
-        if not isinstance(running, ProcessesRunning):
-            link.close()
-            raise PointsmanError(f"the supervisor (pid {link.pid}) does not say what it runs; end it and try again")
-        return link, list(running.instances)
-
-    @classmethod
-    async def _existing(cls, state: Path) -> "SupervisorLink | None":
-        for _ in range(50):  # it may take a moment to notice that the plane before us is gone
-            try:
-                link = await cls._connected(state / SOCKET, None)
-            except OSError:
-                return None
-            greeting = await link._answer()
-            if isinstance(greeting, Greeting) and not greeting.busy:
-                link.pid = greeting.pid
-                return link
-            link.close()
-            if greeting is None:  # it is leaving
-                return None
-            await asyncio.sleep(0.02)
-        raise PointsmanError(f"the supervisor in {state} talks to another plane; stop that one first")
-
-    @classmethod
-    async def _started(cls, state: Path) -> "SupervisorLink":
-        path = state / SOCKET
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as listener, path.with_name("supervisor.log").open("wb") as log:
-            mask = os.umask(0o177)
-            try:
-                with short_path(path) as short:
-                    listener.bind(short)
-            finally:
-                os.umask(mask)
-            listener.listen(8)
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__, str(listener.fileno()), str(path)],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,  # Ctrl-C at the terminal is the plane's business
-            )
-            link = await cls._connected(path, child)  # it is listening: we did that for it
-        greeting = await link._answer()
-        if not isinstance(greeting, Greeting):
-            child.kill()
-            await link.wait()
-            link.close()
-            raise PointsmanError(f"the supervisor could not be started; see {path.with_name('supervisor.log')}")
-        link.pid = greeting.pid
-        return link
-
-    @classmethod
-    async def _connected(cls, path: Path, child: subprocess.Popen[bytes] | None) -> "SupervisorLink":
-        line = socket.socket(socket.AF_UNIX)
-        try:
-            line.setblocking(False)
-            with short_path(path) as short:
-                line.connect(short)  # a unix socket connects at once, or not at all
-            _, link = await asyncio.get_running_loop().create_unix_connection(lambda: cls(child), sock=line)
-        except OSError:
-            line.close()
-            raise
-        return link
-
-    # Asking
-
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path) -> None:
-        """Answered by `ProcessStarted` or `ProcessFailed`, and in the first case some day by `ProcessExited`."""
-        self._ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log))
+        """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`."""
+        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log))
 
     def signal(self, name: str, number: int) -> None:
-        """To the whole process group of an instance."""
-        self._ask(ask="signal", id=name, number=int(number))
+        """Signal the whole process group of an instance."""
+        self.ask(ask="signal", id=name, number=int(number))
 
     async def end(self, timeout_s: float = END_S) -> None:
-        """Everything is stopped; the supervisor is gone when this returns. One that takes longer is killed."""
+        """Stop everything, and return when the supervisor is gone. One that takes longer is killed."""
         self._on_lost = None
-        self._ask(ask="end")
+        self.ask(ask="end")
         try:
             async with asyncio.timeout(timeout_s):
                 await self.gone.wait()
-        except TimeoutError:  # it hangs; it cannot be anybody else, as it still holds the line
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        except TimeoutError:  # the pid is still its own, because the connection is open
+            self.process.kill()
             await self.gone.wait()
-        await self.wait()
+        await self.process.wait()
 
     def close(self) -> None:
         """Hang up. Engines live on for the grace time, for the next plane."""
@@ -283,55 +231,118 @@ class SupervisorLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _ask(self, **message: Any) -> None:
+    def ask(self, **message: Any) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(msgspec.json.encode(message) + b"\n")
 
-    # Hearing
-
-    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
-        """From now on tell these what happens, and that the supervisor went away unasked."""
-        self._on_report, self._on_lost = on_report, on_lost
-        for report in self._unheard:
-            on_report(report)
-        if self.gone.is_set():
-            on_lost()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # not a check: transports of other loops only act like one
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            said = _SAID.decode(line)
-            if isinstance(said, Greeting | ProcessesRunning):
-                self._answers.put_nowait(said)
-            else:
-                self._on_report(said)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.gone.set()
-        if self._child is not None:  # else it would stay behind as a zombie
-            self._reaping = asyncio.get_running_loop().create_task(self.wait())
-        self._answers.put_nowait(None)
-        if self._on_lost is not None:
-            self._on_lost()
-
-    async def _answer(self) -> Greeting | ProcessesRunning | None:
-        """None: it has hung up, or says nothing."""
+    async def answer(self) -> Greeting | ProcessesRunning | None:
+        """The next answer; None if it has hung up, or does not answer in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 return await self._answers.get()
         return None
 
-    async def wait(self) -> None:
-        """Wait for the end of the supervisor, which comes a moment after it has hung up."""
-        pause = 0.002
-        while self.lives:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 1.0)
+    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
+        """Call these from now on: with each report, and when the supervisor hangs up without being asked to."""
+        self._on_report, self._on_lost = on_report, on_lost
+        for report in self._unread:
+            on_report(report)
+        if self.gone.is_set():
+            on_lost()
 
-    @property
-    def lives(self) -> bool:
-        """Whether there is a supervisor, listening or not."""
-        return lives(self.pid, self.born) if self._child is None else self._child.poll() is None
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # not a check: uvloop's are of another class
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            message = _DECODER.decode(line)
+            if isinstance(message, Greeting | ProcessesRunning):
+                self._answers.put_nowait(message)
+            else:
+                self._on_report(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()
+        if self.process.is_child:  # else it would stay a zombie
+            self._reaping = asyncio.get_running_loop().create_task(self.process.wait())
+        self._answers.put_nowait(None)
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+async def open_supervisor(
+    state: Path, *, grace_s: float, stop_grace_s: float
+) -> tuple[SupervisorLink, list[EngineProcess]]:
+    """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs."""
+    link = await _existing(state) or await _started(state)
+    link.process.born = born(link.process.pid)
+    link.ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
+    link.ask(ask="list")
+    running = await link.answer()
+    if not isinstance(running, ProcessesRunning):
+        link.close()
+        raise PointsmanError(f"the supervisor (pid {link.process.pid}) does not say what it runs; end it and try again")
+    return link, list(running.instances)
+
+
+async def _existing(state: Path) -> SupervisorLink | None:
+    for _ in range(50):  # it may take a moment to notice that the plane before this one is gone
+        try:
+            link = await _connected(state / SOCKET, SupervisorProcess())
+        except OSError:
+            return None
+        greeting = await link.answer()
+        if isinstance(greeting, Greeting) and not greeting.busy:
+            link.process.pid = greeting.pid
+            return link
+        link.close()
+        if greeting is None:  # it is ending
+            return None
+        await asyncio.sleep(0.02)
+    raise PointsmanError(f"the supervisor in {state} talks to another plane; stop that one first")
+
+
+async def _started(state: Path) -> SupervisorLink:
+    path = state / SOCKET
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener, path.with_name("supervisor.log").open("wb") as log:
+        mask = os.umask(0o177)
+        try:
+            with short_path(path) as short:
+                listener.bind(short)
+        finally:
+            os.umask(mask)
+        listener.listen(8)
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", supervisor.__file__, str(listener.fileno()), str(path)],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,  # Ctrl-C at the terminal is for the plane only
+        )
+        link = await _connected(path, SupervisorProcess(child))  # it need not run yet: the socket listens already
+    greeting = await link.answer()
+    if not isinstance(greeting, Greeting):
+        link.process.kill()
+        await link.process.wait()
+        link.close()
+        raise PointsmanError(f"the supervisor could not be started; see {path.with_name('supervisor.log')}")
+    link.process.pid = greeting.pid
+    return link
+
+
+async def _connected(path: Path, process: SupervisorProcess) -> SupervisorLink:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        with short_path(path) as short:
+            connection.connect(short)  # a unix socket connects at once, or not at all
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: SupervisorLink(process), sock=connection)
+    except OSError:
+        connection.close()
+        raise
+    return link

@@ -499,7 +499,7 @@ def test_when_the_supervisor_is_killed_everything_is_started_anew(state: Path) -
             before = scene.pids()
             supervisor = scene.runtime._processes._supervisor
             assert supervisor is not None
-            os.kill(supervisor.pid, signal.SIGKILL)
+            os.kill(supervisor.process.pid, signal.SIGKILL)
             await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")
             await scene.until_ready("m-1", "m-2")
             assert scene.instances()["m-1"]["reason"] == "its supervisor died, and took it along"

@@ -15,7 +15,7 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
-from pointsman.runtimes.local import supervisor as supervisor
+from pointsman.runtimes.local import supervisor
 from pointsman.runtimes.local.supervisor_link import (
     SOCKET,
     EngineProcess,
@@ -24,6 +24,7 @@ from pointsman.runtimes.local.supervisor_link import (
     ProcessStarted,
     Report,
     SupervisorLink,
+    open_supervisor,
 )
 from tests.runtimes.local.processes import eventually, is_alive, until
 
@@ -52,7 +53,7 @@ class Hold:
 
     @classmethod
     async def of(cls, state: Path, grace_s: float = 0.3) -> "Hold":
-        link, running = await SupervisorLink.open(state, grace_s=grace_s, stop_grace_s=0.3)
+        link, running = await open_supervisor(state, grace_s=grace_s, stop_grace_s=0.3)
         return cls(link, running, state)
 
     def _lose(self) -> None:
@@ -102,7 +103,7 @@ def test_it_starts_reports_ends_and_leaves_nothing(state: Path) -> None:
         await hold.link.end()
         assert (await hold.hear(ProcessExited, "a")).signal == signal.SIGTERM
         assert not is_alive(pid)
-        assert not is_alive(hold.link.pid)
+        assert not is_alive(hold.link.process.pid)
         assert not hold.lost
         assert not (state / SOCKET).exists()
 
@@ -181,10 +182,10 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
         second = await Hold.of(state, grace_s=0.3)
         assert {process.id: process.pid for process in second.running} == pids
         assert all(process.born == supervisor.born(process.pid) != "" for process in second.running)
-        assert second.link.pid == first.link.pid
+        assert second.link.process.pid == first.link.process.pid
         await second.link.end()
         assert not any(map(is_alive, pids.values()))
-        await first.link.wait()
+        await first.link.process.wait()
 
     run(story())
 
@@ -192,12 +193,12 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
 PLANE = """
 import asyncio, os, sys
 from pathlib import Path
-from pointsman.runtimes.local.supervisor_link import SupervisorLink
+from pointsman.runtimes.local.supervisor_link import open_supervisor
 
 async def main():
     state = Path(sys.argv[1])
-    link, _ = await SupervisorLink.open(state, grace_s=0.2, stop_grace_s=0.2)
-    link.listen(lambda report: print(link.pid, report.pid, flush=True), lambda: None)
+    link, _ = await open_supervisor(state, grace_s=0.2, stop_grace_s=0.2)
+    link.listen(lambda report: print(link.process.pid, report.pid, flush=True), lambda: None)
     for name, argv in (("family", eval(sys.argv[2])), ("deaf", eval(sys.argv[3]))):
         link.start(name, argv, dict(os.environ), "/", state / f"{name}.log")
     await asyncio.sleep(600)
@@ -225,13 +226,13 @@ def test_when_the_supervisor_is_killed_its_children_die_and_the_plane_is_told(st
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
-        os.kill(hold.link.pid, signal.SIGKILL)
+        os.kill(hold.link.process.pid, signal.SIGKILL)
         await eventually(lambda: hold.lost)
         await eventually(lambda: not is_alive(pid))
         again = await Hold.of(state)  # a dead supervisor's socket is in nobody's way
-        assert again.link.pid != hold.link.pid
+        assert again.link.process.pid != hold.link.process.pid
         await again.link.end()
-        await hold.link.wait()
+        await hold.link.process.wait()
 
     run(story())
 
@@ -240,9 +241,9 @@ def test_a_terminated_supervisor_takes_everything_along(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pids = [await hold.start("a", SLEEP), await hold.start("b", DEAF)]
-        os.kill(hold.link.pid, signal.SIGTERM)
+        os.kill(hold.link.process.pid, signal.SIGTERM)
         await eventually(lambda: hold.lost)
-        await hold.link.wait()
+        await hold.link.process.wait()
         assert not any(map(is_alive, pids))
 
     run(story())
@@ -271,9 +272,9 @@ def test_a_supervisor_that_hangs_is_killed_in_the_end(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
-        os.kill(hold.link.pid, signal.SIGSTOP)
+        os.kill(hold.link.process.pid, signal.SIGSTOP)
         await hold.link.end(timeout_s=0.1)
-        assert not is_alive(hold.link.pid)
+        assert not is_alive(hold.link.process.pid)
         await eventually(lambda: not is_alive(pid))
 
     run(story())
@@ -285,9 +286,9 @@ def test_who_has_taken_its_place_keeps_it(state: Path) -> None:
         await old.start("a", SLEEP)
         (state / SOCKET).unlink()
         new = await Hold.of(state)
-        assert new.link.pid != old.link.pid
+        assert new.link.process.pid != old.link.process.pid
         old.link.close()
-        await old.link.wait()
+        await old.link.process.wait()
         assert (state / SOCKET).exists()
         await new.link.end()
 
@@ -300,8 +301,8 @@ def test_it_leaves_when_nothing_runs_and_nobody_is_there(state: Path) -> None:
         pid = await hold.start("a", SLEEP)
         hold.link.close()
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: not is_alive(hold.link.pid))
-        await hold.link.wait()
+        await eventually(lambda: not is_alive(hold.link.process.pid))
+        await hold.link.process.wait()
 
     run(story())
 
@@ -345,7 +346,7 @@ def test_who_talks_without_end_is_hung_up_on_and_the_next_is_served(state: Path)
         again = await Hold.of(state)
         assert [process.pid for process in again.running] == [pid]
         await again.link.end()
-        await hold.link.wait()
+        await hold.link.process.wait()
 
     run(story())
 
@@ -378,7 +379,7 @@ def test_a_state_directory_may_have_a_long_path(tmp_path: Path) -> None:
         second = await Hold.of(state)
         assert [process.pid for process in second.running] == [pid]
         await second.link.end()
-        await first.link.wait()
+        await first.link.process.wait()
 
     run(story())
 
