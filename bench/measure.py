@@ -1,4 +1,4 @@
-"""CPU time of small things, the best of several tries: these machines are shared and noisy."""
+"""CPU time of short calls: the minimum of several tries, because other load on the machine only adds to it."""
 
 import gc
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def cpu_us(call: Callable[[], object], times: int, tries: int = 7) -> float:
-    """Microseconds of CPU per unit of work, if one call does `times` of them."""
+    """Microseconds of CPU per operation, for a call that performs `times` operations."""
     best = float("inf")
     for _ in range(tries):
         gc.collect()

@@ -1,4 +1,4 @@
-"""The baseline: the same decisions as one would write them first, over objects, loops and sets."""
+"""The baseline: the same decisions in a straightforward way, with objects, loops and sets."""
 
 from collections import OrderedDict
 
@@ -34,7 +34,7 @@ class SetIndex:
             self.holders[link].discard(server)
 
     def matches(self, chain: list[int]) -> dict[str, int]:
-        """Blocks that each server holds from the first on without a gap."""
+        """Length of the prefix that each server holds, in blocks."""
         found: dict[str, int] = {}
         for depth, link in enumerate(chain):
             holders = self.holders.get(link)
@@ -73,7 +73,7 @@ def choose(prompt: str, model: str, adapter: str, engines: list[Engine], index: 
 
 
 def fifo(requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[tuple[str, str]]:
-    """Arrival order, least loaded, counting what was placed."""
+    """Least loaded instance in order of arrival, with the load of earlier decisions."""
     load = {instance.instance_id: instance.current_load for instance in instances}
     placed = []
     for request in sorted(requests, key=lambda request: request.arrival_time or 0.0):

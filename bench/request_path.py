@@ -1,7 +1,7 @@
-"""`python -m bench.request_path`: what a request costs inside the gateway, without sockets, part by part.
+"""`python -m bench.request_path`: the cost of a request inside the gateway, without sockets, by part.
 
-Clients and instances are transports that swallow what is written to them; everything between is the real thing: parser,
-JSON, dispatcher with the default profile over 8 endpoints, records, upstream framing. `--profile` says where it goes.
+Clients and instances are transports that discard their data. Everything between them is real: parser, JSON, dispatcher
+with the default profile over 8 endpoints, records, upstream framing. `--profile` prints where the time goes.
 """
 
 import argparse
@@ -52,8 +52,8 @@ HTTP_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-len
 )
 
 
-class Swallow(asyncio.Transport):
-    """A transport into nowhere."""
+class NullTransport(asyncio.Transport):
+    """Discards everything."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -74,8 +74,8 @@ class Swallow(asyncio.Transport):
         pass
 
 
-class Bed:
-    """A gateway whose clients and instances are played by the caller."""
+class Harness:
+    """A gateway with fake clients and instances."""
 
     def __init__(self, prompt_bytes: int) -> None:
         plan = load_manifest(MANIFEST)
@@ -88,44 +88,44 @@ class Bed:
             pool = self.gateway.upstream.pool_of(instance)
             for _ in range(CONNECTIONS):
                 connection = ClientConnection(pool)
-                connection.connection_made(Swallow())
+                connection.connection_made(NullTransport())
                 pool.put_back(connection)
         self.clients = [GatewayConnection(self.gateway) for _ in range(CONNECTIONS)]
         for client in self.clients:
-            client.connection_made(Swallow())
+            client.connection_made(NullTransport())
         self.requests = [_request(number, prompt_bytes) for number in range(64)]
         self.prompts = [request[request.index(b"[") : request.rindex(b"]") + 1] for request in self.requests]
 
     def serve(self, rounds: int) -> None:
-        """Every connection sends a request in one turn of the loop, and every one is answered in the next; so often."""
-        asked: list[ClientConnection] = []
+        """In each round every connection sends a request, then every request gets its response."""
+        upstreams: list[ClientConnection] = []
         for number in range(rounds):
-            for place, client in enumerate(self.clients):
-                client.data_received(self.requests[(number + place) % 64])
+            for index, client in enumerate(self.clients):
+                client.data_received(self.requests[(number + index) % 64])
             self.gateway._arrivals.hand_over()
             self.gateway.outbox.flush()
-            asked += [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
-            for connection in asked:
+            upstreams += [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
+            for connection in upstreams:
                 connection.data_received(HTTP_ANSWER)
             self.gateway.outbox.flush()
-            asked.clear()
+            upstreams.clear()
 
     def dispatch(self, rounds: int) -> None:
-        """The dispatcher alone: arrival and end of the same requests."""
+        """The same requests through the dispatcher alone."""
         dispatcher = self.gateway.traffic.lanes["chat"].dispatcher
         prompts = self.prompts
         for number in range(rounds):
             now = time.monotonic()
-            for place in range(CONNECTIONS):
-                name = f"{number}-{place}"
-                request = RequestMetadata(name, prompts[(number + place) % 64], 16, "chat", arrival_time=now)
+            for index in range(CONNECTIONS):
+                name = f"{number}-{index}"
+                request = RequestMetadata(name, prompts[(number + index) % 64], 16, "chat", arrival_time=now)
                 dispatcher.handle(Arrived((request,)), now)
-            for place in range(CONNECTIONS):
-                dispatcher.handle(Ended(f"{number}-{place}", 40, 60), now + 0.01)
+            for index in range(CONNECTIONS):
+                dispatcher.handle(Ended(f"{number}-{index}", 40, 60), now + 0.01)
 
 
-class Blind:
-    """In place of a dispatcher: the next endpoint, and nothing else."""
+class RoundRobin:
+    """Replaces the dispatcher: selects the next endpoint."""
 
     def __init__(self, gateway: Gateway) -> None:
         lane = gateway.traffic.lanes["chat"]
@@ -142,7 +142,7 @@ class Blind:
 
 
 def us_per_request(work: Callable[[int], None]) -> float:
-    """The best of many short runs: what others do on the machine only ever adds."""
+    """The minimum of many short runs, because other load on the machine only adds to it."""
     work(60)
     best = float("inf")
     for _ in range(150):
@@ -155,20 +155,20 @@ def us_per_request(work: Callable[[int], None]) -> float:
 async def measure(options: argparse.Namespace) -> None:
     rows = []
     for size in (300, 64 * 1024, 256 * 1024):
-        bed = Bed(size)
-        dispatcher, whole = us_per_request(bed.dispatch), us_per_request(bed.serve)
+        harness = Harness(size)
+        dispatcher, whole = us_per_request(harness.dispatch), us_per_request(harness.serve)
         if options.profile and size == 300:
-            _profile(bed)
-        Blind(bed.gateway)
-        rows.append([f"{size:,}", f"{us_per_request(bed.serve):.1f}", f"{dispatcher:.1f}", f"{whole:.1f}"])
-        bed.gateway.close()
+            _profile(harness)
+        RoundRobin(harness.gateway)
+        rows.append([f"{size:,}", f"{us_per_request(harness.serve):.1f}", f"{dispatcher:.1f}", f"{whole:.1f}"])
+        harness.gateway.close()
     print(text_table(["bytes of prompt", "HTTP us", "dispatcher us", "together us"], rows))
 
 
-def _profile(bed: Bed) -> None:
+def _profile(harness: Harness) -> None:
     profile = cProfile.Profile()
     profile.enable()
-    bed.serve(100)
+    harness.serve(100)
     profile.disable()
     pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
@@ -185,7 +185,7 @@ def _request(number: int, prompt_bytes: int) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.request_path", description=__doc__)
-    parser.add_argument("--profile", action="store_true", help="print where the time of small requests goes")
+    parser.add_argument("--profile", action="store_true", help="print a profile of small requests")
     uvloop.run(measure(parser.parse_args()))
 
 

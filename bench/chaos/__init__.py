@@ -1,5 +1,5 @@
-"""Chaos, live: a real plane under steady load while its instances are killed, hung and made to answer garbage.
+"""Chaos test: a real plane under steady load while its instances are killed, hung and made to send garbage.
 
-Enters: a seed and a time. Leaves: a table of what became of every request. The one rule: every answer is checked word
-for word, by clients that trust nobody. `python -m bench.chaos --help`; docs/chaos.md has the promises.
+Enters: a seed and a duration. Leaves: a table of how every request ended. The one rule: clients check every response in
+full. `python -m bench.chaos --help`; docs/chaos.md lists the guarantees.
 """

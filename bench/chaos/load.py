@@ -1,4 +1,4 @@
-"""Steady load on a gateway, in a thread of its own: so many clients, each asking as soon as it is answered."""
+"""Steady load on a gateway from its own thread: each client sends its next request when the last one ends."""
 
 import asyncio
 import threading
@@ -8,16 +8,16 @@ from random import Random
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from bench.chaos.clients import Ask, Check, Client, Sample, Verdict, word_for_word
+from bench.chaos.clients import Check, Client, LoadRequest, Sample, Verdict, check_text
 
 TOPICS = ("the signal box", "a train that is late", "points frozen in winter", "who oils the levers")
-"""Beginnings that many prompts share, so that prefix caches have something to do."""
+"""Prefixes that many prompts share, to exercise prefix caches."""
 PAUSE_S = 0.02
-"""After nobody could be reached."""
+"""Pause after a failed connection."""
 
 
 class Load:
-    """A block of load: `with Load(...) as load`, and when it is left, every request has ended."""
+    """Load for the duration of a `with` block. Every request has ended when the block exits."""
 
     def __init__(
         self,
@@ -27,20 +27,20 @@ class Load:
         clients: int = 12,
         seed: int = 0,
         tokens: tuple[int, int] = (5, 40),
-        check: Check = word_for_word,
-        leavers: float = 0.0,
+        check: Check = check_text,
+        disconnect_share: float = 0.0,
     ) -> None:
-        """`leavers`: the share of streams whose client goes away."""
+        """`disconnect_share`: share of streams whose client disconnects."""
         self.models = list(models)
-        """Whom clients ask for; may be changed at any time."""
+        """May be changed at any time."""
         self.samples: list[Sample] = []
-        """In the order in which they ended."""
+        """In the order in which requests ended."""
         self._url = urlsplit(url)
         self._clients = clients
         self._seed = seed
         self._tokens = tokens
         self._check = check
-        self._leavers = leavers
+        self._disconnect_share = disconnect_share
         self._stopping = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
@@ -54,22 +54,21 @@ class Load:
         self.stop()
 
     def stop(self) -> list[Sample]:
-        """Nothing new is asked; what is under way is read to its end."""
+        """Send no more requests and wait for those in flight."""
         self._stopping = True
         self._thread.join()
         return self.samples
 
     def verdicts(self) -> Counter[str]:
-        """How many ended how."""
         return Counter(sample.verdict.value for sample in self.samples)
 
-    def bad(self, *fine: Verdict) -> list[str]:
-        """What ended otherwise than served, or as these."""
+    def unexpected(self, *allowed: Verdict) -> list[str]:
+        """Requests that were neither served nor ended with one of these verdicts."""
         return [
-            f"{sample.ask.request_id} ({sample.ask.model}, {'stream' if sample.ask.stream else 'plain'})"
+            f"{sample.request.request_id} ({sample.request.model}, {'stream' if sample.request.stream else 'plain'})"
             f" {sample.verdict}: {sample.why}"
             for sample in self.samples
-            if sample.verdict not in (Verdict.SERVED, *fine)
+            if sample.verdict not in (Verdict.SERVED, *allowed)
         ]
 
     async def _run(self) -> None:
@@ -84,16 +83,16 @@ class Load:
         while not self._stopping:
             count += 1
             model = self.models[count % len(self.models)]
-            ask = Ask(
+            request = LoadRequest(
                 request_id=f"load-{self._seed}-{number}-{count}",
                 model=model,
                 text=f"{random.choice(TOPICS)}, client {number}, question {count} for {model}",
                 tokens=random.randint(*self._tokens),
                 chat=random.random() < 0.5,
                 stream=random.random() < 0.6,
-                leaves=random.random() < self._leavers,
+                disconnects=random.random() < self._disconnect_share,
             )
-            sample = await client.ask(ask)
+            sample = await client.send(request)
             self.samples.append(sample)
             if sample.verdict in (Verdict.UNREACHABLE, Verdict.LOST):
                 await asyncio.sleep(PAUSE_S)

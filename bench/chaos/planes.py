@@ -1,4 +1,4 @@
-"""A real plane: `pointsman up` in a process of its own. Whatever it starts carries its mark, and is found by it."""
+"""A real plane: `pointsman up` in a subprocess. Its processes are found by a variable in their environment."""
 
 import os
 import signal
@@ -15,29 +15,29 @@ from pointsman.cli.client import Client, NoPlane, PlaneSilent
 from pointsman.cli.display import deployments_of
 
 MARK = "POINTSMAN_LIVE"
-PATIENCE_S = 60.0
-"""Far more than anything takes; who waits this long has failed."""
+TIMEOUT_S = 60.0
+"""Far longer than any step takes."""
 SUPERVISOR = "local/supervisor.py"
-"""In the command line of a supervisor."""
+"""Part of a supervisor's command line."""
 
 
 class LivePlane:
-    """One state directory, and the plane that runs there, if one does."""
+    """A state directory and the plane that may run there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        """Where manifests are, and where the plane is started."""
+        """Holds the manifests; working directory of the plane."""
         self.state = folder / "state"
         self.admin = Client(self.state)
         self._mark = uuid4().hex
         self.environment = {MARK: self._mark, "NO_COLOR": "1"}
-        """Of every process of it, beside our own."""
+        """Added to our own for every process of the plane."""
         self._process: subprocess.Popen[bytes] | None = None
 
-    # Its life
+    # Lifecycle
 
     def up(self, manifest: str | None = None, *, wait: bool = True) -> float:
-        """Start it; None: with what last ran here. Seconds until every instance was ready."""
+        """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
         command = [sys.executable, "-m", "pointsman.cli.main", "up", "--state", str(self.state)]
         if manifest is not None:
@@ -52,39 +52,37 @@ class LivePlane:
                 stderr=log,
             )
         if wait:
-            self.until(self.is_settled, "everything ready")
+            self.until(self.is_settled, "all instances ready")
         else:
-            self.until(self.is_there, "somebody to ask")
+            self.until(self.is_reachable, "plane reachable")
         return time.monotonic() - began
 
     def write(self, manifest: str, name: str = "manifest.yaml") -> Path:
-        """A manifest as a file."""
         file = self.folder / name
         file.write_text(manifest, encoding="utf-8")
         return file
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """Of the plane itself."""
-        assert self._process is not None, "it was not started"
+        assert self._process is not None, "the plane was not started"
         return self._process
 
     def kill(self) -> None:
-        """kill -9 of the plane alone."""
+        """SIGKILL to the plane, not to its supervisor or engines."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM. Its exit code."""
+        """SIGTERM to the plane. Its exit code."""
         self.process.terminate()
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
     def close(self) -> None:
-        """End it. Raises AssertionError if any process of it is left behind."""
+        """Stop the plane. Raises AssertionError if it leaves a process behind."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE_S)
+                self._process.wait(TIMEOUT_S)
         deadline = time.monotonic() + 10.0
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -93,22 +91,22 @@ class LivePlane:
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
-        assert left == {}, f"processes were left behind: {left}; the plane said:\n{self.said()}"
+        assert left == {}, f"processes were left behind: {left}; log of the plane:\n{self.log_tail()}"
 
-    # Looking
+    # Status
 
     def status(self) -> dict[str, Any]:
-        """As `pointsman status` has it."""
-        told: dict[str, Any] = self.admin.get("status")
-        return told
+        """The data of `pointsman status`."""
+        status: dict[str, Any] = self.admin.get("status")
+        return status
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """Base URL of the gateway."""
         return str(self.status()["url"])
 
     def instances(self, deployment: str = "") -> dict[str, dict[str, Any]]:
-        """What is known of each."""
+        """Status of each instance, by id; of all deployments if empty."""
         return {
             instance["id"]: instance
             for one in self.status()["deployments"]
@@ -117,26 +115,26 @@ class LivePlane:
         }
 
     def pids(self, deployment: str = "") -> dict[str, int]:
-        """Of the engines that are ready."""
+        """Process ids of ready engines, by instance id."""
         return {
             name: int(one["process"]) for name, one in self.instances(deployment).items() if one["phase"] == "ready"
         }
 
     def is_settled(self) -> bool:
-        """Whether everything that is wanted is ready, and nothing else is there."""
+        """Whether every deployment has exactly its target instances, all ready."""
         if self.process.poll() is not None:
-            raise AssertionError(f"the plane has ended with {self.process.returncode}:\n{self.said()}")
+            raise AssertionError(f"the plane exited with {self.process.returncode}:\n{self.log_tail()}")
         try:
             return all(one.settled for one in deployments_of(self.status()))
         except (NoPlane, PlaneSilent):
             return False
 
-    def is_there(self) -> bool:
-        """Whether it can be asked anything."""
+    def is_reachable(self) -> bool:
+        """Whether its admin API answers."""
         return self.admin.is_there()
 
     def processes(self) -> dict[int, str]:
-        """Everything that carries the mark and lives: the plane, its supervisor, its engines."""
+        """Command lines of the plane's live processes (itself, supervisor, engines), by pid."""
         setting = f"{MARK}={self._mark}".encode()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
@@ -148,29 +146,29 @@ class LivePlane:
         return found
 
     def supervisors(self) -> list[int]:
-        """The pids of its supervisors; there should be one."""
+        """Process ids of its supervisors; there should be one."""
         return [pid for pid, command in self.processes().items() if SUPERVISOR in command]
 
-    def said(self) -> str:
-        """The end of what the plane has printed."""
+    def log_tail(self) -> str:
+        """The end of the plane's output."""
         return (self.folder / "up.log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
-    def until(self, holds: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for what must come."""
-        deadline = time.monotonic() + patience_s
-        while not holds():
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait for a condition. Raises AssertionError after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"never came: {what}; the plane said:\n{self.said()}")
+                raise AssertionError(f"timed out: {what}; log of the plane:\n{self.log_tail()}")
             time.sleep(0.02)
 
     # Commands
 
     def pointsman(self, command: str, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command of ours about this plane, in a process of its own."""
-        words = [sys.executable, "-m", "pointsman.cli.main", command, *map(str, args)]
+        """Run a `pointsman` command against this plane."""
+        argv = [sys.executable, "-m", "pointsman.cli.main", command, *map(str, args)]
         if "--url" not in args:
-            words += ["--state", str(self.state)]
+            argv += ["--state", str(self.state)]
         environment = {**os.environ, **self.environment, **env}
         return subprocess.run(
-            words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=2 * PATIENCE_S
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S
         )

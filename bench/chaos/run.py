@@ -1,4 +1,4 @@
-"""One run: a plane up, load on it, strikes, and then the count."""
+"""One run: start a plane, load it, inject faults, then check the counts."""
 
 import http.client
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from bench.chaos.clients import counted, word_for_word
+from bench.chaos.clients import check_text, check_token_count
+from bench.chaos.faults import GARBAGE, HUNG, KILLED, FaultInjector
 from bench.chaos.load import Load
-from bench.chaos.mischief import GARBAGE, HUNG, KILLED, Mischief
 from bench.chaos.planes import LivePlane
 from bench.chaos.report import FailedTry, Outcome
 from pointsman.engines import Samples
@@ -18,7 +18,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "simulated": {"type": "simulated", "parameters": {"tokensPerSecond": 50, "firstTokenMs": 40, "maxNumSeqs": 8}},
     "llama.cpp": {"type": "llama.cpp", "parameters": {"slots": 4, "contextTokens": 256}},
 }
-"""Real engines cannot be told to answer garbage."""
 LIFECYCLE = {
     "probeInterval": "300ms",
     "probeTimeout": "800ms",
@@ -27,14 +26,14 @@ LIFECYCLE = {
     "backoff": "200ms",
     "backoffMax": "1s",
 }
-"""Short, so that a minute holds many lives; nothing else differs from how a plane runs by itself."""
-SETTLING_S = 30.0
-LEAVERS = 0.05
-"""Of the clients of streams, this share goes away in the middle."""
+"""Shorter than the defaults, so that many instances restart within a minute."""
+SETTLE_TIMEOUT_S = 30.0
+DISCONNECT_SHARE = 0.05
+"""Share of streams whose client disconnects."""
 
 
 class Settings(NamedTuple):
-    """What can be said on the command line."""
+    """The options of the command line."""
 
     seconds: float = 60.0
     seed: int = 1
@@ -43,13 +42,13 @@ class Settings(NamedTuple):
     clients: int = 12
     engine: str = "simulated"
     weights: str = ""
-    """Of llama.cpp: a GGUF file."""
+    """GGUF file for llama.cpp."""
     policy: str = ""
-    """Who decides; empty: the default profile."""
+    """Scheduling policy; the default profile if empty."""
 
 
 def manifest(settings: Settings) -> str:
-    """JSON is YAML."""
+    """The manifest as JSON, which is valid YAML."""
     engine = ENGINES[settings.engine]
     if settings.weights:
         engine = {**engine, "parameters": {**engine["parameters"], "model": settings.weights}}
@@ -62,23 +61,30 @@ def manifest(settings: Settings) -> str:
     }
     if settings.policy:
         deployment["scheduling"] = {"policy": settings.policy}
-    # A request may meet every ill instance before it finds the one that lives.
+    # A request may try every faulty instance before the healthy one.
     gateway = {"listen": "127.0.0.1:0", "upstream": {"maxTries": settings.instances + 1}}
     return json.dumps({"kind": "Pointsman", "deployments": [deployment], "gateway": gateway})
 
 
 def run(settings: Settings, folder: Path) -> Outcome:
-    """Everything that happened. No process is left."""
+    """Run once. No process is left behind."""
     plane = LivePlane(folder)
     try:
         plane.up(manifest(settings))
         simulated = settings.engine == "simulated"
-        mischief = Mischief(plane, settings.seed, [KILLED, HUNG, *([GARBAGE] if simulated else [])])
-        check = word_for_word if simulated else counted
-        with Load(plane.url, ["m"], clients=settings.clients, seed=settings.seed, check=check, leavers=LEAVERS) as load:
-            mischief.go_on(settings.seconds, settings.every_s)
+        kinds = [KILLED, HUNG, GARBAGE] if simulated else [KILLED, HUNG]
+        injector = FaultInjector(plane, settings.seed, kinds)
+        with Load(
+            plane.url,
+            ["m"],
+            clients=settings.clients,
+            seed=settings.seed,
+            check=check_text if simulated else check_token_count,
+            disconnect_share=DISCONNECT_SHARE,
+        ) as load:
+            injector.run(settings.seconds, settings.every_s)
         settled_s = _settled(plane)
-        return Outcome(load.samples, mischief, _failed_tries(plane), *_counts(plane), settled_s)
+        return Outcome(load.samples, injector, _failed_tries(plane), *_counts(plane), settled_s)
     finally:
         plane.close()
 
@@ -86,7 +92,7 @@ def run(settings: Settings, folder: Path) -> Outcome:
 def _settled(plane: LivePlane) -> float | None:
     began = time.monotonic()
     try:
-        plane.until(plane.is_settled, "every instance ready again", SETTLING_S)
+        plane.until(plane.is_settled, "all instances ready again", SETTLE_TIMEOUT_S)
     except AssertionError:
         return None
     return time.monotonic() - began
@@ -94,20 +100,20 @@ def _settled(plane: LivePlane) -> float | None:
 
 def _failed_tries(plane: LivePlane) -> list[FailedTry]:
     listed = plane.admin.get("requests", limit=1_000_000)["requests"]
-    told = [
+    records = [
         plane.admin.get("requests", one["request_id"])
         for one in listed
         if one["tries"] > 1 or one["state"] == "refused"
     ]
     return [
         FailedTry(one["request_id"], failed["instance"], failed["why"])
-        for one in told
+        for one in records
         for failed in one["failed_tries"]
     ]
 
 
 def _counts(plane: LivePlane) -> tuple[int, int]:
-    """Requests that the gateway counts as ended, and as under way."""
+    """Numbers of ended requests and of requests in flight, as the gateway counts them."""
     connection = http.client.HTTPConnection(urlsplit(plane.url).netloc, timeout=10.0)
     try:
         connection.request("GET", "/metrics")

@@ -48,7 +48,7 @@ def under_load(plane: LivePlane, *models: str) -> Iterator[Load]:
         yield load
         target = len(load.samples) + 20
         plane.until(lambda: len(load.samples) > target, "load afterwards")
-    assert load.bad() == []
+    assert load.unexpected() == []
     print(f"\n{len(load.samples)} requests, all served")
 
 
@@ -74,7 +74,7 @@ def strategies_in_use(plane: LivePlane, load: Load) -> set[str]:
     """The strategies that decide requests sent from now on."""
     now = time.monotonic()
     plane.until(lambda: sum(one.began > now for one in list(load.samples)) > 10, "load")
-    ids = [one.ask.request_id for one in list(load.samples) if one.began > now]
+    ids = [one.request.request_id for one in list(load.samples) if one.began > now]
     return {plane.admin.get("requests", one)["strategy"] for one in ids}
 
 

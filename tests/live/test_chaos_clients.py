@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.clients import Ask, Client, Sample, Verdict, counted, word_for_word
+from bench.chaos.clients import Client, LoadRequest, Sample, Verdict, check_text, check_token_count
 from pointsman.simulator.answers import answer_text, chat_prompt
 
-PLAIN = Ask("r-1", "m", "hello", 3, chat=False, stream=False)
-STREAM = Ask("r-1", "m", "hello", 3, chat=True, stream=True)
+PLAIN = LoadRequest("r-1", "m", "hello", 3, chat=False, stream=False)
+STREAM = LoadRequest("r-1", "m", "hello", 3, chat=True, stream=True)
 RIGHT = answer_text("hello", 3)
 WORDS = answer_text(chat_prompt(STREAM.body()), 3).split()
 USAGE = {"completion_tokens": 3}
@@ -89,7 +89,7 @@ STREAMED_RESPONSES = {
     "no finish reason": (stream(FIRST, SECOND, LAST, DONE), Verdict.WRONG),
     "no usage": (stream(FIRST, SECOND, THIRD, DONE), Verdict.WRONG),
     "no [DONE]": (stream(FIRST, SECOND, THIRD, LAST), Verdict.WRONG),
-    "an error after two chunks": (stream(FIRST, SECOND, ERROR), Verdict.BROKEN_OFF),
+    "an error after two chunks": (stream(FIRST, SECOND, ERROR), Verdict.INTERRUPTED),
     "an error after a missing chunk": (stream(FIRST, THIRD, ERROR), Verdict.WRONG),
     "an error and no chunks": (stream(ERROR), Verdict.WRONG),
     "[DONE] after an error": (stream(FIRST, ERROR, DONE), Verdict.WRONG),
@@ -115,20 +115,20 @@ def test_a_duplicate_response_is_detected_at_the_next_request() -> None:
 
 
 def test_only_the_token_count_of_real_models_is_checked() -> None:
-    assert sample_of(PLAIN, plain("whatever it says"), counted).verdict is Verdict.SERVED
-    assert sample_of(PLAIN, plain("whatever", tokens=4), counted).verdict is Verdict.WRONG
+    assert sample_of(PLAIN, plain("whatever it says"), check_token_count).verdict is Verdict.SERVED
+    assert sample_of(PLAIN, plain("whatever", tokens=4), check_token_count).verdict is Verdict.WRONG
 
 
-def test_a_client_that_disconnects_counts_as_left() -> None:
-    assert sample_of(STREAM._replace(leaves=True), stream(FIRST, end=b"")).verdict is Verdict.LEFT
+def test_a_client_that_disconnects_is_no_failure() -> None:
+    assert sample_of(STREAM._replace(disconnects=True), stream(FIRST, end=b"")).verdict is Verdict.DISCONNECTED
 
 
-def sample_of(ask: Ask, response: bytes, check: Any = word_for_word) -> Sample:
-    [sample] = samples_of([ask], [response], check)
+def sample_of(request: LoadRequest, response: bytes, check: Any = check_text) -> Sample:
+    [sample] = samples_of([request], [response], check)
     return sample
 
 
-def samples_of(asks: list[Ask], responses: list[bytes], check: Any = word_for_word) -> list[Sample]:
+def samples_of(requests: list[LoadRequest], responses: list[bytes], check: Any = check_text) -> list[Sample]:
     """Send requests to a server that returns these bytes in order on one connection, then closes it."""
 
     async def run() -> list[Sample]:
@@ -146,7 +146,7 @@ def samples_of(asks: list[Ask], responses: list[bytes], check: Any = word_for_wo
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             client = Client("127.0.0.1", server.sockets[0].getsockname()[1], check)
-            samples = [await client.ask(ask) for ask in asks]
+            samples = [await client.send(request) for request in requests]
             client.close()
             await closed.wait()
             return samples

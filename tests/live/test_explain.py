@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bench.chaos.mischief import tell
+from bench.chaos.faults import inject_fault
 from bench.chaos.planes import LivePlane
 from pointsman.engines import Samples
 from tests.live.manifests import hashed, manifest, simulated
 
 ADMIN_KEY = "pm-admin-of-this-test"
 
-Ask = Callable[..., tuple[int, dict[str, str], Any]]
+Send = Callable[..., tuple[int, dict[str, str], Any]]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def live(module_plane: LivePlane) -> LivePlane:
 
 
 @pytest.fixture
-def ask(live: LivePlane) -> Ask:
+def send(live: LivePlane) -> Send:
     """(method, path, body, headers...) -> (status, headers, JSON or text)"""
 
     def send(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
@@ -43,13 +43,13 @@ def ask(live: LivePlane) -> Ask:
     return send
 
 
-def complete(ask: Ask, request_id: str, **more: Any) -> tuple[int, dict[str, str], Any]:
+def complete(send: Send, request_id: str, **more: Any) -> tuple[int, dict[str, str], Any]:
     body = {"model": "m", "prompt": f"explain {request_id}", "max_tokens": 4, **more}
-    return ask("POST", "/v1/completions", body, x_request_id=request_id)
+    return send("POST", "/v1/completions", body, x_request_id=request_id)
 
 
-def test_a_served_request_shows_its_trace(live: LivePlane, ask: Ask) -> None:
-    status, headers, _ = complete(ask, "served-1")
+def test_a_served_request_shows_its_trace(live: LivePlane, send: Send) -> None:
+    status, headers, _ = complete(send, "served-1")
     assert status == 200
     record = live.admin.get("requests", "served-1")
     assert record["state"] == "served"
@@ -77,13 +77,13 @@ def test_a_served_request_shows_its_trace(live: LivePlane, ask: Ask) -> None:
     assert decoded["trace"] == record["trace"]
 
 
-def test_a_retried_request_shows_its_failed_tries(live: LivePlane, ask: Ask) -> None:
+def test_a_retried_request_shows_its_failed_tries(live: LivePlane, send: Send) -> None:
     for name, instance in live.instances("m").items():
         if name != "m-3":
-            tell(instance["url"], {"fault": "status", "status": 503, "count": 1})
+            inject_fault(instance["url"], {"fault": "status", "status": 503, "count": 1})
     failed: list[dict[str, Any]] = []
     for number in range(6):
-        status, headers, _ = complete(ask, f"again-{number}")
+        status, headers, _ = complete(send, f"again-{number}")
         assert status == 200
         record = live.admin.get("requests", f"again-{number}")
         assert record["tries"] == 1 + len(record["failed_tries"])
@@ -94,12 +94,12 @@ def test_a_retried_request_shows_its_failed_tries(live: LivePlane, ask: Ask) -> 
             assert f"tried {record['failed_tries'][0]['instance']}: it answered 503" in text
             assert "is served" in text
     assert sorted(one["instance"] for one in failed) == ["m-1", "m-2"]
-    metrics = Samples(ask("GET", "/metrics")[2])
+    metrics = Samples(send("GET", "/metrics")[2])
     assert metrics.value("pointsman_failed_tries_total") == 2
 
 
-def test_a_refused_request_shows_why_each_instance_rejected_it(live: LivePlane, ask: Ask) -> None:
-    status, headers, body = complete(ask, "refused-1", pointsman={"cost_budget": 1e-12, "timeout_s": 0.3})
+def test_a_refused_request_shows_why_each_instance_rejected_it(live: LivePlane, send: Send) -> None:
+    status, headers, body = complete(send, "refused-1", pointsman={"cost_budget": 1e-12, "timeout_s": 0.3})
     assert status in (429, 503)
     assert int(headers["retry-after"]) >= 1
     record = live.admin.get("requests", "refused-1")
@@ -110,7 +110,7 @@ def test_a_refused_request_shows_why_each_instance_rejected_it(live: LivePlane, 
     assert "refused (EvictedTTL)" in live.pointsman("explain", "refused-1").stdout
 
 
-def test_a_running_request_can_be_explained(live: LivePlane, ask: Ask) -> None:
+def test_a_running_request_can_be_explained(live: LivePlane, send: Send) -> None:
     connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30.0)
     body = {"model": "other", "prompt": "long", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"x-request-id": "running-1"})
@@ -126,9 +126,9 @@ def test_a_running_request_can_be_explained(live: LivePlane, ask: Ask) -> None:
     assert "client went away" in live.pointsman("explain", "running-1").stdout
 
 
-def test_requests_are_listed_and_filtered(live: LivePlane, ask: Ask) -> None:
-    complete(ask, "listed-1")
-    complete(ask, "listed-2", model="other")
+def test_requests_are_listed_and_filtered(live: LivePlane, send: Send) -> None:
+    complete(send, "listed-1")
+    complete(send, "listed-2", model="other")
     newest = live.admin.get("requests", limit=2)["requests"]
     assert [one["request_id"] for one in newest] == ["listed-2", "listed-1"]
     assert {one["model"] for one in live.admin.get("requests", model="other")["requests"]} == {"other"}
@@ -155,39 +155,39 @@ def test_status_shows_every_instance(live: LivePlane) -> None:
 
 
 class TestAdminOverHttp:
-    def test_requires_the_admin_key(self, ask: Ask) -> None:
+    def test_requires_the_admin_key(self, send: Send) -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {ADMIN_KEY}"}):
-            status, _, body = ask("GET", "/admin/v1/status", **headers)
+            status, _, body = send("GET", "/admin/v1/status", **headers)
             assert status == 401
             assert body["error"]["type"] == "authentication_error"
 
-    def test_returns_the_same_as_the_local_socket(self, live: LivePlane, ask: Ask) -> None:
-        complete(ask, "over-http")
-        status, _, body = ask("GET", "/admin/v1/requests/over-http", authorization=f"Bearer {ADMIN_KEY}")
+    def test_returns_the_same_as_the_local_socket(self, live: LivePlane, send: Send) -> None:
+        complete(send, "over-http")
+        status, _, body = send("GET", "/admin/v1/requests/over-http", authorization=f"Bearer {ADMIN_KEY}")
         local = live.admin.get("requests", "over-http")
         assert status == 200
         assert {**body, "arrived": ""} == {**local, "arrived": ""}
 
-    def test_commands_connect_by_url(self, live: LivePlane, ask: Ask) -> None:
-        complete(ask, "by-address")
+    def test_commands_connect_by_url(self, live: LivePlane, send: Send) -> None:
+        complete(send, "by-address")
         result = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY=ADMIN_KEY)
         assert (result.returncode, 'request "by-address" is served' in result.stdout) == (0, True)
         result = live.pointsman("explain", "by-address", "--url", live.url, POINTSMAN_ADMIN_KEY="wrong")
         assert result.returncode == 1
         assert "key" in result.stderr
 
-    def test_returns_logs_of_an_instance(self, ask: Ask) -> None:
+    def test_returns_logs_of_an_instance(self, send: Send) -> None:
         path = "/admin/v1/instances/m-1/logs?lines=5"
-        status, _, body = ask("GET", path, authorization=f"Bearer {ADMIN_KEY}")
+        status, _, body = send("GET", path, authorization=f"Bearer {ADMIN_KEY}")
         assert status == 200
         assert "started as process" in body["text"]
 
 
-def test_metrics_count_requests_and_tokens(live: LivePlane, ask: Ask) -> None:
-    before = Samples(ask("GET", "/metrics")[2])
-    complete(ask, "metered-1")
-    complete(ask, "metered-2", stream=True)
-    after = Samples(ask("GET", "/metrics")[2])
+def test_metrics_count_requests_and_tokens(live: LivePlane, send: Send) -> None:
+    before = Samples(send("GET", "/metrics")[2])
+    complete(send, "metered-1")
+    complete(send, "metered-2", stream=True)
+    after = Samples(send("GET", "/metrics")[2])
 
     def grown(name: str) -> float:
         return (after.value(f"pointsman_{name}") or 0) - (before.value(f"pointsman_{name}") or 0)

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bench.chaos.clients import Ask, Client, Sample, Verdict, word_for_word
+from bench.chaos.clients import Client, LoadRequest, Sample, Verdict, check_text
+from bench.chaos.faults import inject_fault
 from bench.chaos.load import Load
-from bench.chaos.mischief import tell
 from bench.chaos.planes import LivePlane
 from pointsman.engines import Simulated
 from tests.live.manifests import LIFECYCLE, manifest, simulated
@@ -79,16 +79,16 @@ def test_a_hung_instance_is_replaced_and_its_requests_are_retried(plane: LivePla
             os.kill(before["m-1"], signal.SIGSTOP)
         else:
             url = plane.instances()["m-1"]["url"]
-            tell(url, {"fault": "hang", "on": "work" if how.startswith("healthy") else "all"})
+            inject_fault(url, {"fault": "hang", "on": "work" if how.startswith("healthy") else "all"})
         plane.until(lambda: replaced(plane, before, "m-1"), "another process for m-1")
         took_s = time.monotonic() - began
         target = len(load.samples) + 20
         plane.until(lambda: len(load.samples) > target, "load afterwards")
-    assert load.bad(Verdict.BROKEN_OFF) == []
+    assert load.unexpected(Verdict.INTERRUPTED) == []
     retried = [one["request_id"] for one in plane.admin.get("requests", limit=10_000)["requests"] if one["tries"] > 1]
-    served = {one.ask.request_id for one in load.samples if one.verdict is Verdict.SERVED}
+    served = {one.request.request_id for one in load.samples if one.verdict is Verdict.SERVED}
     print(f"\n{how}: replaced after {took_s:.1f} s; {len(served & set(retried))} of its requests served elsewhere,")
-    print(f"{load.verdicts()['broken off']} broken off in the middle; {plane.instances()['m-1']['reason']}")
+    print(f"{load.verdicts()['interrupted']} streams interrupted; {plane.instances()['m-1']['reason']}")
     assert served & set(retried)
     assert plane.pids()["m-2"] == before["m-2"]
     assert plane.instances()["m-1"]["restarts"] == 1
@@ -103,7 +103,7 @@ def test_requests_of_the_only_instance_wait_for_its_replacement(plane: LivePlane
         plane.until(lambda: replaced(plane, before, "m-1"), "another process for m-1")
         target = len(load.samples) + 20
         plane.until(lambda: len(load.samples) > target, "load afterwards")
-    assert load.bad(Verdict.BROKEN_OFF) == []
+    assert load.unexpected(Verdict.INTERRUPTED) == []
 
 
 def test_an_instance_that_passes_probes_and_fails_requests_is_withdrawn(plane: LivePlane) -> None:
@@ -123,7 +123,7 @@ def test_an_instance_that_passes_probes_and_fails_requests_is_withdrawn(plane: L
                     "the faulty instance is detected",
                 )
                 plane.until(lambda: len(load.samples) > 200, "load afterwards")
-            assert load.bad() == []
+            assert load.unexpected() == []
             tries = plane.admin.get("requests", limit=10_000)["requests"]
             print(f"\n{sum(one['tries'] - 1 for one in tries)} failed tries for {len(tries)} requests")
         finally:
@@ -145,9 +145,9 @@ def test_a_late_response_from_a_withdrawn_instance_is_discarded(plane: LivePlane
             "maxConcurrency": 1,
         }
         plane.up(manifest({**managed, "endpoints": [late]}))
-        answers = [pool.submit(ask, plane.url, f"r-{number}", tokens=300) for number in range(2)]
+        answers = [pool.submit(send, plane.url, f"r-{number}", tokens=300) for number in range(2)]
         plane.until(lambda: plane.status()["deployments"][0]["running"] == 2, "one request on each instance")
-        tell(late["url"], {"fault": "hang", "on": "all"})  # the response in progress continues
+        inject_fault(late["url"], {"fault": "hang", "on": "all"})  # the response in progress continues
         plane.until(lambda: plane.instances()["late"]["phase"] == "unhealthy", "the instance is withdrawn")
         assert plane.status()["deployments"][0]["waiting"] == 1
         for answer in answers:
@@ -158,14 +158,14 @@ def test_a_late_response_from_a_withdrawn_instance_is_discarded(plane: LivePlane
         assert server.ask("/stats").json()["cancelled"] == 1
 
 
-def ask(url: str, name: str, tokens: int) -> Sample:
+def send(url: str, name: str, tokens: int) -> Sample:
     """Send one request without streaming."""
 
     async def send() -> Sample:
         where = urlsplit(url)
-        client = Client(where.hostname or "", where.port or 80, word_for_word)
+        client = Client(where.hostname or "", where.port or 80, check_text)
         try:
-            return await client.ask(Ask(name, "m", f"story {name}", tokens, chat=False, stream=False))
+            return await client.send(LoadRequest(name, "m", f"story {name}", tokens, chat=False, stream=False))
         finally:
             client.close()
 

@@ -60,7 +60,7 @@ def test_a_plane_killed_under_load_adopts_its_engines_after_a_restart(plane: Liv
     assert orphans(plane) == set()
     assert plane.status()["generation"] == generation
     # Only requests in flight when the plane died are lost; no response is wrong.
-    assert load.bad(Verdict.LOST, Verdict.UNREACHABLE) == []
+    assert load.unexpected(Verdict.LOST, Verdict.UNREACHABLE) == []
     assert all(one.began <= killed_at for one in load.samples if one.verdict is Verdict.LOST)
 
 
@@ -91,7 +91,7 @@ def test_plane_and_supervisor_are_restarted_after_both_are_killed(plane: LivePla
     assert len(plane.supervisors()) == 1
     with Load(plane.url, ["m"], clients=3) as load:
         plane.until(lambda: len(load.samples) > 10, "load")
-    assert load.bad() == []
+    assert load.unexpected() == []
 
 
 def test_a_supervisor_killed_under_load_is_restarted_with_its_engines(plane: LivePlane) -> None:
@@ -110,9 +110,9 @@ def test_a_supervisor_killed_under_load_is_restarted_with_its_engines(plane: Liv
     print(f"requests: {dict(load.verdicts())}")
     # Its engines die with it, so for a moment there is no instance to retry on: requests in flight may fail. Later
     # requests only wait.
-    assert load.bad(Verdict.BROKEN_OFF, Verdict.REFUSED) == []
+    assert load.unexpected(Verdict.INTERRUPTED, Verdict.REFUSED) == []
     assert all(one.began < killed_at + served_s for one in load.samples if one.verdict is not Verdict.SERVED)
-    assert load.verdicts()["refused"] + load.verdicts()["broken off"] <= 2 * CLIENTS
+    assert load.verdicts()["refused"] + load.verdicts()["interrupted"] <= 2 * CLIENTS
     assert set(plane.pids()) == set(before)
     assert len(plane.supervisors()) == 1
     assert plane.supervisors() != [supervisor]

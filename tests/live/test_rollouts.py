@@ -110,7 +110,7 @@ def build(plane: LivePlane, code: str = CODE, change: Callable[[str], str] = lam
 
 def deploy(plane: LivePlane, file: Path, code: int = 0) -> str:
     result = plane.pointsman("deploy", file)
-    assert result.returncode == code, result.stdout + result.stderr + plane.said()
+    assert result.returncode == code, result.stdout + result.stderr + plane.log_tail()
     return result.stdout + result.stderr
 
 
@@ -148,7 +148,7 @@ def test_a_rolling_upgrade_and_a_rollback_fail_no_request(running: LivePlane) ->
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
         deploy(running, build(running, change=lambda text: text.replace("args: [1]", "args: [11]")))
         load.until_more()
-    assert load.bad("8", "18") == []
+    assert load.unexpected("8", "18") == []
     assert load.answers[-1][1] == "18"
     after = running.pids()
     assert {name for name in before if after.get(name) == before[name]} >= {"diamond.m2-1", "diamond.ensemble-1"}
@@ -156,7 +156,7 @@ def test_a_rolling_upgrade_and_a_rollback_fail_no_request(running: LivePlane) ->
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
         done = running.pointsman("rollback", "diamond")
         assert done.returncode == 0, done.stderr
-    assert load.bad("8", "18") == []
+    assert load.unexpected("8", "18") == []
     assert load.answers[-1][1] == "8"
 
 
@@ -165,7 +165,7 @@ def test_a_broken_version_leaves_the_old_one_serving(running: LivePlane) -> None
     with Load(f"{running.url}/diamond", [1, 2, 3]).running() as load:
         output = deploy(running, build(running, BROKEN), code=1)
         assert "the weights are missing" in output
-    assert load.bad("8") == []
+    assert load.unexpected("8") == []
     after = running.pids()
     assert [after[name] for name in ("diamond.m1-1", "diamond.m2-1")] == [
         before["diamond.m1-1"],
@@ -186,7 +186,7 @@ def test_a_killed_replica_is_replaced_and_no_request_fails(running: LivePlane) -
             os.kill(before, signal.SIGKILL)
             running.until(partial(is_replaced, running, name, before), f"{name} replaced")
             load.until_more(20)
-    assert load.bad("8") == []
+    assert load.unexpected("8") == []
 
 
 def test_an_application_survives_a_restart_of_the_plane_until_it_is_deleted(running: LivePlane) -> None:

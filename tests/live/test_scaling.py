@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 
 import pointsman as pm
-from bench.chaos.clients import counted
+from bench.chaos.clients import check_token_count
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
 from pointsman.runtimes.local.detection.system import this_machine
@@ -49,15 +49,15 @@ def test_a_burst_scales_real_engines_from_one_to_three_and_back(plane: LivePlane
     plane.up(manifest(scaled(llama("tiny"))))
     has_ready = ready(plane, "tiny")
     assert has_ready(1)
-    with Load(plane.url, ["tiny"], clients=12, tokens=(20, 60), check=counted) as load:
+    with Load(plane.url, ["tiny"], clients=12, tokens=(20, 60), check=check_token_count) as load:
         plane.until(lambda: has_ready(3), "three instances")
         three_at = len(load.samples)
         plane.until(lambda: len(load.samples) > three_at + 30, "load on all three instances")
-    assert load.bad() == []
-    with Load(plane.url, ["tiny"], clients=1, check=counted) as load:  # instances stop while this load runs
+    assert load.unexpected() == []
+    with Load(plane.url, ["tiny"], clients=1, check=check_token_count) as load:  # instances stop while this load runs
         plane.until(lambda: has_ready(1), "one instance again")
         plane.until(lambda: len(load.samples) > 5, "load on the last instance")
-    assert load.bad() == []
+    assert load.unexpected() == []
     steps = changes(plane, "tiny")
     assert steps[0][0] == 1
     assert max(after for _, after in steps) == 3
@@ -82,7 +82,7 @@ def test_the_first_request_starts_a_deployment_from_zero(plane: LivePlane) -> No
         assert changes(plane, model) == [(0, 1), (1, 0)]
     with Load(plane.url, ["m"], clients=6) as load:
         plane.until(lambda: len(load.samples) > 60, "load from zero")
-    assert load.bad() == []
+    assert load.unexpected() == []
 
 
 def test_two_busy_models_that_do_not_fit_together_take_turns(plane: LivePlane) -> None:
@@ -96,11 +96,12 @@ def test_two_busy_models_that_do_not_fit_together_take_turns(plane: LivePlane) -
         return [one["why"] for one in plane.admin.get("deployments", name, "scaling")["records"]]
 
     loads = [
-        Load(plane.url, [name], clients=3, seed=seed, tokens=(20, 60), check=counted) for seed, name in enumerate(names)
+        Load(plane.url, [name], clients=3, seed=seed, tokens=(20, 60), check=check_token_count)
+        for seed, name in enumerate(names)
     ]
     with loads[0], loads[1]:
         plane.until(lambda: all(any(f"{name}-1 makes room" in why for why in reasons(name)) for name in names), "turns")
-    assert [load.bad() for load in loads] == [[], []]
+    assert [load.unexpected() for load in loads] == [[], []]
     assert [changes(plane, name)[0] for name in names] == [(0, 1), (0, 1)]
 
 
@@ -115,7 +116,7 @@ def test_scaling_down_lets_streams_outlast_the_drain_timeout(plane: LivePlane) -
         )
         assert plane.pointsman("scale", "m", "--replicas", "1").returncode == 0
         plane.until(lambda: ready(plane, "m")(1), "one instance")
-    assert load.bad() == []
+    assert load.unexpected() == []
 
 
 def test_a_request_that_waits_too_long_for_a_first_instance_gets_retry_after(plane: LivePlane) -> None:
@@ -235,7 +236,7 @@ def test_broken_policies_are_reported_and_affect_no_other_deployment(plane: Live
     assert " 0.5 s (timeLimit)" in problems
     with Load(plane.url, list(names), clients=4) as load:
         plane.until(lambda: len(load.samples) > 40, "load")
-    assert load.bad() == []
+    assert load.unexpected() == []
     assert all(ready(plane, name)(1) for name in names)
     metrics = httpx.get(f"{plane.url}/metrics").text
     assert 'pointsman_scaling_target{deployment="hours",policy="business_hours:business_hours"} 2' in metrics

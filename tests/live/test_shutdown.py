@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bench.chaos.clients import Ask, Client, Sample, Verdict, word_for_word
-from bench.chaos.planes import PATIENCE_S, LivePlane
+from bench.chaos.clients import Client, LoadRequest, Sample, Verdict, check_text
+from bench.chaos.planes import TIMEOUT_S, LivePlane
 from tests.live.manifests import manifest, simulated
 
 TOKENS_PER_SECOND = 50
@@ -31,22 +31,22 @@ def start(plane: LivePlane, **gateway: Any) -> str:
     return plane.url
 
 
-def send(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> Future[list[Sample]]:
+def send(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *requests: LoadRequest) -> Future[list[Sample]]:
     """Send each request on its own connection. Returns when the plane has received all of them."""
 
     async def send_all() -> list[Sample]:
         where = urlsplit(url)
-        clients = [Client(where.hostname or "", where.port or 80, word_for_word) for _ in asks]
+        clients = [Client(where.hostname or "", where.port or 80, check_text) for _ in requests]
         try:
-            return await asyncio.gather(*(one.ask(ask) for one, ask in zip(clients, asks, strict=True)))
+            return await asyncio.gather(*(one.send(request) for one, request in zip(clients, requests, strict=True)))
         finally:
             for one in clients:
                 one.close()
 
     future = pool.submit(lambda: asyncio.run(send_all()))
-    plane.until(lambda: len(plane.admin.get("requests")["requests"]) == len(asks), "all requests received")
-    plane.until(lambda: plane.status()["deployments"][0]["running"] == min(len(asks), 4), "requests running")
-    streams = [ask.request_id for ask in asks[:4] if ask.stream]
+    plane.until(lambda: len(plane.admin.get("requests")["requests"]) == len(requests), "all requests received")
+    plane.until(lambda: plane.status()["deployments"][0]["running"] == min(len(requests), 4), "requests running")
+    streams = [request.request_id for request in requests[:4] if request.stream]
     plane.until(
         lambda: all(plane.admin.get("requests", one)["first_token_ms"] is not None for one in streams),
         "streams started",
@@ -54,8 +54,8 @@ def send(pool: ThreadPoolExecutor, plane: LivePlane, url: str, *asks: Ask) -> Fu
     return future
 
 
-def ask(name: str, tokens: int, *, stream: bool = True) -> Ask:
-    return Ask(name, "m", f"a long story about {name}", tokens, chat=stream, stream=stream)
+def load_request(name: str, tokens: int, *, stream: bool = True) -> LoadRequest:
+    return LoadRequest(name, "m", f"a long story about {name}", tokens, chat=stream, stream=stream)
 
 
 def is_refused(url: str) -> bool:
@@ -71,10 +71,14 @@ def is_refused(url: str) -> bool:
 def test_requests_in_flight_are_finished(plane: LivePlane, how: str) -> None:
     """Streams, plain requests, and requests that are still queued."""
     url = start(plane)
-    asks = [ask(f"stream-{number}", 60) for number in range(3)]
-    asks += [ask("plain", 60, stream=False), ask("waits-1", 10), ask("waits-2", 10, stream=False)]
+    requests = [load_request(f"stream-{number}", 60) for number in range(3)]
+    requests += [
+        load_request("plain", 60, stream=False),
+        load_request("waits-1", 10),
+        load_request("waits-2", 10, stream=False),
+    ]
     with ThreadPoolExecutor() as pool:
-        answers = send(pool, plane, url, *asks)
+        answers = send(pool, plane, url, *requests)
         if how == "down":
             assert plane.pointsman("down").returncode == 0
         else:
@@ -82,21 +86,25 @@ def test_requests_in_flight_are_finished(plane: LivePlane, how: str) -> None:
         plane.until(lambda: is_refused(url), "no new connections")
         samples = answers.result()
         ended = time.monotonic()
-    assert [(one.ask.request_id, one.verdict, one.why) for one in samples if one.verdict is not Verdict.SERVED] == []
-    assert plane.process.wait(PATIENCE_S) == 0
+    assert [
+        (one.request.request_id, one.verdict, one.why) for one in samples if one.verdict is not Verdict.SERVED
+    ] == []
+    assert plane.process.wait(TIMEOUT_S) == 0
     assert plane.processes() == {}
     print(f"\n{how}: 6 requests finished; everything gone {time.monotonic() - ended:.2f} s after the last")
 
 
 def test_requests_beyond_the_drain_timeout_fail_with_a_reason(plane: LivePlane) -> None:
     url = start(plane, drainTimeout="1s")
-    asks = [ask(f"long-{number}", 2000) for number in range(3)]
+    requests = [load_request(f"long-{number}", 2000) for number in range(3)]
     with ThreadPoolExecutor() as pool:
-        answers = send(pool, plane, url, *asks, ask("plain", 2000, stream=False), ask("waits", 2000))
+        answers = send(
+            pool, plane, url, *requests, load_request("plain", 2000, stream=False), load_request("waits", 2000)
+        )
         assert plane.stop() == 0
         *long, plain, waits = answers.result()
     for one in long:
-        assert one.verdict is Verdict.BROKEN_OFF
+        assert one.verdict is Verdict.INTERRUPTED
         assert "the gateway is shutting down" in one.why
     for one in (plain, waits):
         assert (one.verdict, one.status) == (Verdict.REFUSED, 503)
@@ -107,14 +115,14 @@ def test_requests_beyond_the_drain_timeout_fail_with_a_reason(plane: LivePlane) 
 def test_a_second_interrupt_stops_at_once(plane: LivePlane) -> None:
     url = start(plane, drainTimeout="10m")
     with ThreadPoolExecutor() as pool:
-        answers = send(pool, plane, url, ask("long", 20_000), ask("plain", 20_000, stream=False))
+        answers = send(pool, plane, url, load_request("long", 20_000), load_request("plain", 20_000, stream=False))
         plane.process.send_signal(signal.SIGINT)
         plane.until(lambda: is_refused(url), "no new connections")
         plane.process.send_signal(signal.SIGINT)
-        assert plane.process.wait(PATIENCE_S) == 0
+        assert plane.process.wait(TIMEOUT_S) == 0
         long, plain = answers.result()
-    assert (long.verdict, plain.verdict) == (Verdict.BROKEN_OFF, Verdict.REFUSED)
-    assert "2 requests were cut off" in plane.said()
+    assert (long.verdict, plain.verdict) == (Verdict.INTERRUPTED, Verdict.REFUSED)
+    assert "2 requests were cut off" in plane.log_tail()
     assert plane.processes() == {}
 
 
@@ -122,11 +130,11 @@ def test_engines_that_ignore_sigterm_are_killed(plane: LivePlane) -> None:
     """A stopped process cannot exit, and its clients must not delay the shutdown."""
     url = start(plane, drainTimeout="1s")
     with ThreadPoolExecutor() as pool:
-        answers = send(pool, plane, url, ask("stuck-1", 2000), ask("stuck-2", 2000))
+        answers = send(pool, plane, url, load_request("stuck-1", 2000), load_request("stuck-2", 2000))
         for pid in plane.pids().values():
             os.kill(pid, signal.SIGSTOP)
         assert plane.stop() == 0
-        assert {one.verdict for one in answers.result()} == {Verdict.BROKEN_OFF}
+        assert {one.verdict for one in answers.result()} == {Verdict.INTERRUPTED}
     assert plane.processes() == {}
 
 
@@ -155,7 +163,7 @@ def test_ctrl_c_in_a_terminal(plane: LivePlane, presses: int) -> None:
         for _ in range(presses):
             os.write(master, b"\x03")
         shown += read_until(master, None)
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
