@@ -1,15 +1,14 @@
-"""A plane's status as people read it: what runs, how it is doing, and what is wrong.
+"""The status of a plane as text: what runs, its state, and what is wrong.
 
-Enters: the status as plain data, as the admin API tells it. Leaves: text. `up` shows it live, `status` once.
+Enters: JSON of the admin API. Leaves: text. `up` shows it live, `status` once. Times are local.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from pointsman.render.sentences import detail, why_no_place
+from pointsman.render.sentences import detail, sentence, why_no_place
 from pointsman.render.text import one_line, text_table
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
@@ -22,19 +21,18 @@ _STATES = {
     "backing off": "red",
 }
 _WORDS = {"backing off": "waiting to restart"}
-MOST_WORDS = 120
+MAX_REASON = 120
 """Characters of a reason in a table."""
-LONGEST_CHANGE = 200
+MAX_CHANGE = 200
 """Characters of a change of a target in a table."""
-_UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class Paint:
-    """Colours, if somebody looks at a terminal that has them."""
+    """Colours, if the output is a terminal that has them."""
 
     def __init__(self, out: TextIO | None = None) -> None:
-        looks = out is not None and out.isatty()
-        self._on = looks and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        is_terminal = out is not None and out.isatty()
+        self._on = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str, colour: str) -> str:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._on else text
@@ -44,20 +42,20 @@ NO_PAINT = Paint()
 
 
 class InstanceRow:
-    """One instance, as the status tells it."""
+    """One instance of a status."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._told = told
-        self.name: str = told["id"]
-        self.phase: str = told["phase"]
-        self.reason: str = told["reason"]
-        self._cause: Mapping[str, Any] = told.get("cause") or {"code": "", "facts": {}}
-        self.halted: bool = told.get("halted", False)
-        self.unplaced: bool = told.get("unplaced", False)
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self.name: str = data["id"]
+        self.phase: str = data["phase"]
+        self.reason: str = data["reason"]
+        self._cause: Mapping[str, Any] = data.get("cause") or {"code": "", "facts": {}}
+        self.halted: bool = data.get("halted", False)
+        self.unplaced: bool = data.get("unplaced", False)
 
     @property
     def state(self) -> str:
-        """Its phase in words."""
+        """Its phase for people."""
         if self.halted:
             return "given up"
         return "waiting for a place" if self._waits_for_a_place else _WORDS.get(self.phase, self.phase)
@@ -68,36 +66,35 @@ class InstanceRow:
 
     @property
     def short_reason(self) -> str:
-        """On one line; the whole of it is in --json."""
+        """The reason on one line; the whole of it is in --json."""
         code, facts = self._cause["code"], self._cause["facts"]
-        words = detail(code, facts) if code == "no-place" else self.reason
-        return one_line(words, MOST_WORDS)
+        return one_line(detail(code, facts) if code == "no-place" else self.reason, MAX_REASON)
 
     def in_words(self) -> str:
-        """What it is doing. That one which starts does not answer yet goes without saying."""
-        told = self.reason and self._cause["code"] != "not-ready-yet"
-        return f"{self.name} is {self.state}{f' ({self.short_reason})' if told else ''}"
+        """Its state and reason. An instance that starts needs no reason."""
+        shown = self.reason and self._cause["code"] != "not-ready-yet"
+        return f"{self.name} is {self.state}{f' ({self.short_reason})' if shown else ''}"
 
     @property
     def gist(self) -> str:
-        """The same without figures that change all the time: how much is free."""
+        """The same without figures that change all the time, such as free memory."""
         if self._cause["code"] != "no-place":
             return self.in_words()
-        return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MOST_WORDS)})"
+        return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MAX_REASON)})"
 
     def row(self) -> list[str]:
         """Its cells in the table of instances."""
-        told = self._told
-        limit, usage = told["max_concurrency"], told["kv_cache_usage"]
+        data = self._data
+        limit, usage = data["max_concurrency"], data["kv_cache_usage"]
         return [
             self.name,
             self.state,
-            told["url"],
-            told["process"] or "",
-            f"{told['in_flight']} of {limit}" if limit else str(told["in_flight"]),
+            data["url"],
+            data["process"] or "",
+            f"{data['in_flight']} of {limit}" if limit else str(data["in_flight"]),
             "" if usage is None else f"{usage:.0%}",
-            str(told["restarts"] or ""),
-            duration(told["since_s"]),
+            str(data["restarts"] or ""),
+            duration(data["since_s"]),
             self.short_reason,
         ]
 
@@ -106,52 +103,52 @@ INSTANCE_HEADS = ("instance", "state", "at", "pid", "requests", "cache", "restar
 
 
 class DeploymentRow:
-    """One deployment, as the status tells it."""
+    """One deployment of a status."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._told = told
-        self.name: str = told["name"]
-        self.instances = [InstanceRow(one) for one in told["instances"]]
-        self.ready: int = told["ready"]
-        self.wanted: int = told["desired"]
-        self.internal: bool = told.get("internal", False)
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self.name: str = data["name"]
+        self.instances = [InstanceRow(one) for one in data["instances"]]
+        self.ready: int = data["ready"]
+        self.wanted: int = data["desired"]
+        self.internal: bool = data.get("internal", False)
 
     @property
     def stopped(self) -> str:
-        """Why its rollout was stopped; empty: it was not."""
+        """Why its rollout was stopped; empty if it was not."""
         return next((one.reason for one in self.instances if one.halted), "")
 
     @property
     def settled(self) -> bool:
-        """Whether everything that is wanted is ready, and nothing else is there any more."""
+        """Whether all desired instances are ready, and there are no others."""
         return self.ready == self.wanted == len(self.instances)
 
     def in_words(self) -> str:
-        """How many are ready, and what the others are doing."""
+        """The number of ready instances, and the state of the others."""
         return self._with(one.in_words() for one in self.instances if one.phase != "ready")
 
     @property
     def gist(self) -> str:
-        """The same for those who tell what is new: it stays the same while nothing is."""
+        """The same without figures: it changes only when there is something to report."""
         return self._with(one.gist for one in self.instances if one.phase != "ready")
 
-    def _with(self, others: Iterable[str]) -> str:
-        return "; ".join([f"{self.ready} of {self.wanted} ready", *others])
+    def _with(self, not_ready: Iterable[str]) -> str:
+        return "; ".join([f"{self.ready} of {self.wanted} ready", *not_ready])
 
     def row(self) -> list[str]:
         """Its cells in the table of deployments."""
-        told = self._told
-        model = "" if told["model"] == self.name and self.internal else told["model"]
-        names = ", ".join(filter(None, [model, *told["aliases"]]))
-        load = [str(told["waiting"]), str(told["running"])]
-        return [self.name, names, f"{self.ready} of {self.wanted}", *load, told["strategy"]]
+        data = self._data
+        model = "" if data["model"] == self.name and self.internal else data["model"]
+        names = ", ".join(filter(None, [model, *data["aliases"]]))
+        load = [str(data["waiting"]), str(data["running"])]
+        return [self.name, names, f"{self.ready} of {self.wanted}", *load, data["strategy"]]
 
     def node_row(self) -> list[str]:
         """Its cells in the table of the nodes of an application."""
-        told = self._told
-        counts = [str(told[name]) for name in ("waiting", "running")]
-        counts += [str(told.get(name) or 0) for name in ("answered", "errors")]
-        return [f"{self.ready} of {self.wanted}", *counts, milliseconds(told.get("mean_ms"))]
+        data = self._data
+        counts = [str(data[name]) for name in ("waiting", "running")]
+        counts += [str(data.get(name) or 0) for name in ("answered", "errors")]
+        return [f"{self.ready} of {self.wanted}", *counts, milliseconds(data.get("mean_ms"))]
 
 
 APPLICATION_HEADS = ("application", "at", "nodes", "ready")
@@ -161,18 +158,18 @@ DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decid
 
 def deployments_of(status: Mapping[str, Any]) -> list[DeploymentRow]:
     """The deployments in their order."""
-    return [DeploymentRow(told) for told in status.get("deployments") or ()]
+    return [DeploymentRow(one) for one in status.get("deployments") or ()]
 
 
 def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
-    """Everything on one page."""
+    """The whole status."""
     deployments = deployments_of(status)
     lines = [_headline(status, deployments, paint), ""]
     if deployments:
         lines.append(text_table(DEPLOYMENT_HEADS, [one.row() for one in deployments]))
     else:
         lines.append("no deployments; pointsman apply FILE adds some")
-    applications = [_application_row(told, deployments) for told in status.get("applications") or ()]
+    applications = [_application_row(one, deployments) for one in status.get("applications") or ()]
     if applications:
         lines += ["", text_table(APPLICATION_HEADS, applications)]
     scaled = scaling_table(status.get("deployments") or ())
@@ -185,17 +182,17 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     return "\n".join([*lines, *([""] if problems else []), *problems])
 
 
-def application_text(told: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
-    """One application on one page: its nodes, and their replicas."""
-    by_name = {one.name: one for one in deployments_of(told)}
+def application_text(data: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
+    """One application: its nodes, and their replicas."""
+    by_name = {one.name: one for one in deployments_of(data)}
     rows = []
-    for node in told["nodes"]:
+    for node in data["nodes"]:
         for name in node["deployments"]:
             deployment = by_name.get(name)
             cells = deployment.node_row() if deployment is not None else ["not there", "", "", "", "", ""]
             rows.append([node["name"], node["kind"], *cells])
-    lines = [f"application {told['name']} at {told['path']}", "", text_table(NODE_HEADS, rows)]
-    scaled = scaling_table(told.get("deployments") or ())
+    lines = [f"application {data['name']} at {data['path']}", "", text_table(NODE_HEADS, rows)]
+    scaled = scaling_table(data.get("deployments") or ())
     if scaled:
         lines += ["", scaled]
     instances = [one for deployment in by_name.values() for one in deployment.instances]
@@ -205,32 +202,32 @@ def application_text(told: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     return "\n".join([*lines, *([""] if stopped else []), *stopped])
 
 
-def _application_row(told: Mapping[str, Any], deployments: Sequence[DeploymentRow]) -> list[str]:
-    named = {name for node in told["nodes"] for name in node["deployments"]}
+def _application_row(data: Mapping[str, Any], deployments: Sequence[DeploymentRow]) -> list[str]:
+    named = {name for node in data["nodes"] for name in node["deployments"]}
     mine = [one for one in deployments if one.name in named]
     ready = f"{sum(one.ready for one in mine)} of {sum(one.wanted for one in mine)}"
-    return [told["name"], told["path"], ", ".join(node["name"] for node in told["nodes"]), ready]
+    return [data["name"], data["path"], ", ".join(node["name"] for node in data["nodes"]), ready]
 
 
 SCALING_HEADS = ("scaled", "target", "of", "by", "last change")
 
 
 def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
-    """Of all deployments that are scaled; empty: none is."""
+    """The scaled deployments; empty if there are none."""
     rows = []
     for one in deployments:
         scaling = one.get("scaling")
         if scaling:
             order, policy = scaling["override"], scaling["policy"]
             by = policy if order is None else f"order of {order['by']}, not {policy}"
-            last = one_line(on_this_clock(scaling["last"]), LONGEST_CHANGE)
+            last = one_line(change_text(scaling["last"]), MAX_CHANGE)
             rows.append([one["name"], str(scaling["desired"]), bounds(scaling), by, last])
     return text_table(SCALING_HEADS, rows) if rows else ""
 
 
-def bounds(told: Mapping[str, Any]) -> str:
+def bounds(scaling: Mapping[str, Any]) -> str:
     """2 to 8"""
-    return f"{told['min']} to {told['max']}"
+    return f"{scaling['min']} to {scaling['max']}"
 
 
 def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], paint: Paint) -> str:
@@ -254,20 +251,16 @@ def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
 
 
 def clock(moment: float) -> str:
-    """When that was, in local time: all times that people are shown are."""
+    """A moment in local time."""
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 
-def on_this_clock(text: str) -> str:
-    """The same with its times in local time: a plane writes them in UTC, with a Z."""
-    return _UTC.sub(lambda found: _local(found[0]), text)
-
-
-def _local(utc: str) -> str:
-    try:
-        return clock(datetime.fromisoformat(utc).timestamp())
-    except (ValueError, OverflowError, OSError):  # somebody's own words, and no time at all
-        return utc
+def reason_text(reason: Mapping[str, Any]) -> str:
+    """The text of a reason in JSON, with its time in local time."""
+    facts = reason["facts"]
+    if not facts.get("until"):
+        return str(reason["text"])
+    return sentence(reason["code"], {**facts, "until": clock(datetime.fromisoformat(facts["until"]).timestamp())})
 
 
 def duration(seconds: float | None) -> str:
@@ -289,67 +282,73 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.1f} s"
 
 
-# Why a deployment has as many instances as it has, as people read it.
-#
-# Enters: what the admin API tells of its scaling, as plain data. Leaves: text.
+MAX_RECORDS = 20
+"""Changes that are shown, the newest; all are in --json."""
 
 
-NEWEST = 20
-"""Changes that are shown; all that are kept are in --json."""
-
-
-def scaling_text(told: Mapping[str, Any]) -> str:
-    """What holds now, and the last changes, the newest last."""
-    lines = [headline(told), *_numbers(told)]
-    if told["problem"]:
-        lines.append(f"problem: {told['policy']} {told['problem']}")
-    if told["trouble"]:
-        lines.append(f"problem: {told['trouble']}")
-    records = told["records"][-NEWEST:]
+def scaling_text(data: Mapping[str, Any]) -> str:
+    """The scaling of one deployment: the target now, and the last changes, newest last."""
+    lines = [headline(data), f"now {data['ongoing']:g} requests on instances, {data['queued']:g} waiting"]
+    if data["problem"]:
+        lines.append(f"problem: {data['policy']} {data['problem']}")
+    if data["trouble"]:
+        lines.append(f"problem: {data['trouble']}")
+    records = data["records"][-MAX_RECORDS:]
     if not records:
         return "\n".join([*lines, "", "nothing has changed yet"])
     return "\n".join([*lines, "", *(line for record in records for line in record_lines(record))])
 
 
-def headline(told: Mapping[str, Any]) -> str:
-    """What was decided, by whom, and what has come of it."""
-    policy, order, unplaced = told["policy"], told["override"], told["unplaced"]
-    coming = told["starting"] - unplaced  # those without a place count as starting
+def headline(data: Mapping[str, Any]) -> str:
+    """The target, what set it, and the instances that there are."""
+    policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
+    coming = data["starting"] - unplaced  # those without a place count as starting
     there = [
-        f"{told['ready']} ready",
+        f"{data['ready']} ready",
         f"{coming} on {'its' if coming == 1 else 'their'} way" if coming else "",
         f"{unplaced} without a place" if unplaced else "",
     ]
-    other = "" if told["wanted"] in (None, told["desired"]) else f" wants {told['wanted']}"
+    other = "" if data["wanted"] in (None, data["desired"]) else f" wants {data['wanted']}"
     if order is None:
         by = f"decided by {policy}" + (f", which{other}" if other else "")
     else:
         until = "until it is released" if order["for_s"] is None else f"for another {duration(order['for_s'])}"
         by = f"{order['replicas']} ordered by {order['by']} {until}" + (f"; {policy}{other}" if other else "")
-    return f"{told['deployment']}: target {told['desired']} ({bounds(told)}), {by}; {', '.join(filter(None, there))}"
+    return f"{data['deployment']}: target {data['desired']} ({bounds(data)}), {by}; {', '.join(filter(None, there))}"
+
+
+def change_text(record: Mapping[str, Any] | None) -> str:
+    """One change on one line; empty if there is none."""
+    if record is None:
+        return ""
+    parts = [_why(record), *record["bounded"]]
+    parts += [f"{name}: {record[name]}" for name in ("refused", "problem") if record[name]]
+    return ": ".join(filter(None, [_change(record), "; ".join(filter(None, parts))]))
 
 
 def record_lines(record: Mapping[str, Any], when: str = "") -> list[str]:
-    """One change: when, from what to what, why, and what kept it from being what was wanted."""
-    at = when or clock(record["at"])
-    before, after = record["before"], record["after"]
-    change = f"{before} -> {after}" if before != after else f"stays at {after}"
-    why = record["why"] if record["by"] or not record["why"] else f"{record['policy']}: {record['why']}"
-    lines = [f"{at}  {change}  {why}".rstrip()]
-    wanted = "" if record["wanted"] in (None, after) else f"wanted {record['wanted']}"
+    """One change: its time, the targets, the reason, and what kept it from what was wanted."""
+    at, why = when or clock(record["at"]), _why(record)
+    by = "" if record["by"] or not why else f"{record['policy']}: "
+    lines = [f"{at}  {_change(record)}  {by}{why}".rstrip()]
+    wanted = "" if record["wanted"] in (None, record["after"]) else f"wanted {record['wanted']}"
     if wanted or record["bounded"]:
         lines.append("    " + "; ".join(filter(None, [wanted, ", ".join(record["bounded"])])))
     lines += [f"    {word}: {record[word]}" for word in ("refused", "problem") if record[word]]
     if record["numbers"]:
         lines.append("    from " + ", ".join(f"{name} {_figure(value)}" for name, value in record["numbers"].items()))
-    return [on_this_clock(line) for line in lines]
+    return lines
+
+
+def _change(record: Mapping[str, Any]) -> str:
+    before, after = record["before"], record["after"]
+    return f"{before} -> {after}" if before != after else f"stays at {after}"
+
+
+def _why(record: Mapping[str, Any]) -> str:
+    return "; ".join(map(reason_text, record["reasons"]["why"]))
 
 
 def _figure(value: float) -> str:
     """13170 and 0.5123, never 1.317e+04."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _numbers(told: Mapping[str, Any]) -> list[str]:
-    ongoing, queued = told["ongoing"], told["queued"]
-    return [f"now {ongoing:g} requests on instances, {queued:g} waiting"]

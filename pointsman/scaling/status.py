@@ -19,11 +19,8 @@ def scaling_summary(one: ScaledDeployment) -> dict[str, Any]:
         "max": one.guard.limits.max_replicas,
         "override": None if one.guard.override is None else msgspec.to_builtins(one.guard.override),
         "problem": "" if one.guard.problem is None else str(one.guard.problem),
-        "last": "" if last is None else last.in_words(),
-        "reasons": {
-            "problem": None if one.guard.problem is None else one.guard.problem.as_dict(),
-            "last": None if last is None else last.as_dict()["reasons"],
-        },
+        "last": None if last is None else last.as_dict(),
+        "reasons": {"problem": None if one.guard.problem is None else one.guard.problem.as_dict()},
     }
 
 

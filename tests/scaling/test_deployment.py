@@ -105,9 +105,11 @@ def test_shards_go_all_or_not_at_all() -> None:
 
 def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -> None:
     one = scaled(min_replicas=1)
-    assert scaling_summary(one)["last"] == ""
+    assert scaling_summary(one)["last"] is None
     one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
     one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
     one.note(Reason("waits-for-room"), 101.0, Reason("instances-unplaced"))
-    assert scaling_summary(one)["last"] == "1 -> 3: nobody asks: 0; at least 3 (min)"
+    last = scaling_summary(one)["last"]
+    assert (last["before"], last["after"], last["why"]) == (1, 3, "nobody asks: 0")
+    assert last["bounded"] == ["at least 3 (min)"]
     assert [record.by for record in one.records] == ["", "pointsman"]
