@@ -1,7 +1,7 @@
 """Kinds of model servers, one adapter each.
 
-Enters: the parameters of `engine:`, and what a server says of itself. Leaves: the command that starts one, the requests
-that try it, and its load as `Metrics`. The one rule: an adapter knows one server's language and does nothing itself.
+Enters: the parameters of `engine:`, and the metrics of a server. Leaves: the command that starts it, the requests that
+probe it, and its load as `Metrics`. The one rule: an adapter describes one kind of server and performs no I/O.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from pointsman.engines.vllm import Vllm
 ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
     {engine.name: engine for engine in (LlamaCpp, Vllm, Sglang, Command, Python, Simulated, OpenAI)}
 )
-"""By what `type:` says in a manifest."""
+"""By `type:` in a manifest."""
 
 __all__ = [
     "ENGINES", "Engine", "LaunchSpec", "ProbeRequest", "Samples",

@@ -1,7 +1,7 @@
-"""What Pointsman must know of a kind of model server: how to start it, how to ask it, how to read it.
+"""What Pointsman must know about a kind of model server: how to start it, probe it and read its metrics.
 
-An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it names
-commands and requests, and reads text; a runtime does the rest.
+An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it returns
+commands and requests, and parses text; a runtime does the rest.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +17,9 @@ from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
 BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
-"""For servers in Python: without compiled bytecode they start slowly, vLLM three times so."""
+"""For servers in Python: without compiled bytecode vLLM takes three times as long to start."""
 DEFAULT_CONCURRENCY = 16
-"""Requests at once that room is kept for, where an engine does not say how many it takes."""
+"""Concurrent requests to reserve memory for, if the engine has no setting for it."""
 VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -28,23 +28,23 @@ class LaunchSpec(msgspec.Struct, frozen=True):
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = {}
-    """Added to the environment of the plane; None: taken out of it."""
+    """Added to the environment of the plane; None removes a variable."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a model, and how many tokens of how many requests are kept at once."""
+    """Files of a model, and the context and concurrency to estimate its memory for."""
 
     path: str
-    """A file or folder on this machine, the name of something elsewhere, or package:NAME/FILE."""
+    """A local file or folder, the name of a remote model, or package:NAME/FILE."""
     estimated_as: Literal["vllm", "llama.cpp"]
-    """Whose use of memory is like its own."""
+    """The memory model to use."""
     context: int | None = None
-    """None: not said."""
+    """None: not configured."""
     concurrency: int = 1
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
-    """A request that tells something about a server by being answered with 2xx."""
+    """A request that succeeds if a server answers it with 2xx."""
 
     method: str
     path: str
@@ -56,44 +56,44 @@ class Engine(ABC):
     """One kind of model server, with the parameters of one deployment."""
 
     name: ClassVar[str]
-    """What `type:` says in a manifest."""
+    """`type:` in a manifest."""
     launchable: ClassVar[bool] = True
-    """False: only for endpoints that somebody else started."""
+    """False: only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")
-    """Answered while the server lives, also under load."""
+    """Answered as long as the server is alive, even under load."""
     metrics_path: str = "/metrics"
-    """Empty: it says nothing of itself."""
+    """Empty if it has no metrics."""
     work: Work = "completions"
-    """What it is asked for to show that it is ready."""
+    """The kind of request that shows that it is ready."""
     ability: EngineAbility = EngineAbility(needs_gpu=False)
-    """What it can do with machines."""
+    """How it can use GPUs and workers."""
     weights: WeightFiles | None = None
-    """The files it loads, for whoever works out what it needs; None: not known."""
+    """The files that it loads, to estimate its memory; None: not known."""
 
     @classmethod
     def of_endpoint(cls) -> "Engine":
-        """The adapter of a server that somebody else started: it is asked and read, never launched."""
+        """The adapter of a server that is managed elsewhere: it is probed and read, never launched."""
         return cls()
 
     @abstractmethod
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        """The process that serves `model` there."""
+        """The process that serves `model` at this address."""
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        """The same process on the GPUs of a place, divided among them as the place says."""
+        """The same process on the GPUs of a place, split as the place says."""
         gpus = ",".join(str(index) for _, index in place.gpus)
-        visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as the driver counts them
+        visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of the driver
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
-    def _told(self, launch: LaunchSpec, **options: object) -> LaunchSpec:
-        """With options of the command line that are not given already; None: nothing to say."""
+    def _with_options(self, launch: LaunchSpec, **options: object) -> LaunchSpec:
+        """Adds command-line options that are not given already; those with None are left out."""
         named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
         given = {word.partition("=")[0] for word in launch.argv}
         words = [word for name, value in named.items() if name not in given for word in (name, str(value))]
         return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
 
     def readiness(self, model: str) -> ProbeRequest:
-        """One small piece of real work: a server may be healthy and die on its first token."""
+        """A small real request: a server may be healthy and crash on its first token."""
         if self.work == "embeddings":
             return _post("/v1/embeddings", model=model, input="Hello")
         if self.work == "chat":
@@ -102,12 +102,12 @@ class Engine(ABC):
         return _post("/v1/completions", model=model, prompt="Hello", max_tokens=1, temperature=0)
 
     def metrics(self, samples: Samples) -> Metrics | None:
-        """What its /metrics says; None: nothing that we can read."""
+        """Its load, from /metrics; None if it has none that we can read."""
         return None
 
     @property
     def slots(self) -> int | None:
-        """How many requests it runs at once; None: not known."""
+        """The number of requests that it runs concurrently; None: not known."""
         return None
 
 

@@ -15,15 +15,15 @@ from pointsman.parameters import Count
 from pointsman.placement.asks import EngineAbility
 from pointsman.routing.endpoints import Metrics
 
-_PLACE = re.compile(r"\{(?:port|host|model)\}")
+_PLACEHOLDER = re.compile(r"\{(?:port|host|model)\}")
 
 
 _ABILITIES = {engine.name: engine.ability for engine in (LlamaCpp, Sglang, Vllm)}
-"""Of whose server it is, by the metrics that it speaks."""
+"""By the dialect of its metrics."""
 
 
 class Command(Engine):
-    """A server of your own, started by a command in which {port}, {host} and {model} are filled in."""
+    """A server started by a command in which {port}, {host} and {model} are filled in."""
 
     name = "command"
 
@@ -41,7 +41,7 @@ class Command(Engine):
         self._argv = _words(command) if isinstance(command, str) else list(command)
         if not any("{port}" in word for word in self._argv):
             written = shlex.join(self._argv)
-            raise ConfigError([f"the command must take its port from us: put {{port}} where it belongs in: {written}"])
+            raise ConfigError([f"the command must contain {{port}}, which is filled in when it is started: {written}"])
         self.health = ProbeRequest("GET", health)
         self.metrics_path = "" if metrics == "none" else metrics_path
         self._dialect = metrics
@@ -51,9 +51,9 @@ class Command(Engine):
         self.work = work
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        # Not str.format: JSON among the arguments keeps its braces.
+        # Not str.format: arguments may contain JSON with braces.
         filled = {"{port}": str(port), "{host}": host, "{model}": model}
-        argv = tuple(_PLACE.sub(lambda place: filled[place[0]], word) for word in self._argv)
+        argv = tuple(_PLACEHOLDER.sub(lambda found: filled[found[0]], word) for word in self._argv)
         return LaunchSpec(argv, self._env)
 
     def metrics(self, samples: Samples) -> Metrics | None:

@@ -1,4 +1,4 @@
-"""llama.cpp: its own HTTP server, in a process of ours (`pointsman.engines.llama_cpp_server`)."""
+"""llama.cpp: its HTTP server, run by `pointsman.engines.llama_cpp_server`."""
 
 import sys
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from pointsman.placement.asks import EngineAbility, Place
 from pointsman.routing.endpoints import Metrics
 
 ALL_LAYERS = 999
-"""As llama.cpp counts: more than any model has."""
+"""More than any model has: llama.cpp then puts all layers on the GPU."""
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server on GGUF weights."""
+    """The HTTP server of llama.cpp with GGUF weights."""
 
     name = "llama.cpp"
     ability = EngineAbility(
@@ -89,7 +89,7 @@ class LlamaCpp(Engine):
 
 
 def llama_cpp_metrics(samples: Samples, slots: int | None) -> Metrics | None:
-    """What llama.cpp's server says of itself. It has no gauge of its cache: the share of busy slots stands for it."""
+    """Metrics of llama.cpp. It has no gauge of its KV cache: the share of busy slots stands for it."""
     running = samples.value("llamacpp:requests_processing")
     waiting = samples.value("llamacpp:requests_deferred")
     if running is None or waiting is None:

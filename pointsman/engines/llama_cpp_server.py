@@ -1,7 +1,7 @@
-"""llama.cpp's own HTTP server on GGUF weights: `python -m pointsman.engines.llama_cpp_server --port P --model FILE`.
+"""The HTTP server of llama.cpp with GGUF weights: `python -m pointsman.engines.llama_cpp_server --port P --model FILE`.
 
-Everything that can be wrong is said in one line on stderr, as the last one, with exit code 1. SIGTERM and SIGINT end it
-at once with exit code 0; whoever stops it has drained it before.
+If it cannot start, the last line on stderr says why, and the exit code is 1. SIGTERM and SIGINT end it at once with
+exit code 0: it must be drained before it is stopped.
 """
 
 import argparse
@@ -18,33 +18,33 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 HTTP_THREADS = 128
-"""Its server keeps a thread for every open connection, idle ones too. When they run out, even /health waits."""
+"""The server keeps a thread for every open connection, even idle ones. Without a free thread, even /health waits."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Serve until told to stop."""
-    wanted = options().parse_args(arguments)
-    weights = weights_file(wanted.model)
-    check_port(wanted.host, wanted.port)
+    args = options().parse_args(arguments)
+    weights = weights_file(args.model)
+    check_port(args.host, args.port)
     try:
         xllamacpp = importlib.import_module("xllamacpp")
     except ImportError as error:
         fail(f"xllamacpp cannot be imported ({error}); install it with: pip install 'pointsman[llamacpp]'")
     parameters = xllamacpp.CommonParams()
-    fill(parameters, wanted, weights)
-    if wanted.embeddings:
-        parameters.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling(wanted.pooling, weights)}"]
-    for assignment in wanted.set:
+    fill(parameters, args, weights)
+    if args.embeddings:
+        parameters.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling(args.pooling, weights)}"]
+    for assignment in args.set:
         assign(parameters, assignment)
     try:
-        # While weights are loaded no Python runs, so until then signals keep their deadly default.
+        # No Python runs while weights are loaded, so until then signals keep their default and end the process.
         server = xllamacpp.Server(parameters)
     except RuntimeError:
-        time.sleep(0.2)  # its log is written by a thread of its own; the last line is to be ours
+        time.sleep(0.2)  # a thread writes its log; the last line must be ours
         fail(f"llama.cpp cannot serve {weights}; it says why in the lines above")
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    print(f"llama.cpp serves {wanted.alias} at {server.listening_address}", flush=True)
+    print(f"llama.cpp serves {args.alias} at {server.listening_address}", flush=True)
     while True:
         signal.pause()
 
@@ -53,15 +53,15 @@ def options() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="pointsman.engines.llama_cpp_server", description=__doc__)
     parser.add_argument("--model", required=True, help="a GGUF file, or package:NAME/FILE inside an installed package")
-    parser.add_argument("--alias", default="model", help="what clients call the model")
+    parser.add_argument("--alias", default="model", help="name of the model for clients")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed")
-    parser.add_argument("--slots", type=int, default=4, help="requests at once")
-    parser.add_argument("--context-tokens", type=int, default=2048, help="prompt and answer together, for each slot")
+    parser.add_argument("--port", type=int, default=0, help="0: a free port, which is printed")
+    parser.add_argument("--slots", type=int, default=4, help="concurrent requests")
+    parser.add_argument("--context-tokens", type=int, default=2048, help="prompt and response together, for each slot")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-tokens", type=int, default=256, help="prompt tokens per step")
     parser.add_argument(
-        "--prompt-cache-mib", type=int, default=256, help="memory for prompts that have left their slot"
+        "--prompt-cache-mib", type=int, default=256, help="memory for prompts that are no longer in a slot"
     )
     parser.add_argument("--embeddings", action="store_true", help="serve /v1/embeddings too")
     parser.add_argument("--pooling", choices=["model", "mean", "cls", "last"], default="model")
@@ -71,34 +71,34 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def fill(parameters: Any, wanted: argparse.Namespace, weights: Path) -> None:
-    """Our options in llama.cpp's words."""
+def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
+    """Set the parameters of llama.cpp from our options."""
     parameters.model.path = str(weights)
-    parameters.model_alias = {wanted.alias}
-    parameters.hostnames = [wanted.host]
-    parameters.port = wanted.port
-    parameters.n_parallel = wanted.slots
-    parameters.n_ctx = wanted.context_tokens * wanted.slots
-    parameters.cpuparams.n_threads = wanted.threads
-    parameters.cpuparams_batch.n_threads = wanted.threads
-    # A prompt is worked off in steps of so many tokens, and while a step runs nobody else's answer goes on. An input to
-    # be embedded must fit into one step.
-    parameters.n_batch = parameters.n_ubatch = wanted.context_tokens if wanted.embeddings else wanted.batch_tokens
-    parameters.embedding = wanted.embeddings
-    parameters.cache_ram_mib = wanted.prompt_cache_mib
-    parameters.n_threads_http = HTTP_THREADS + 2 * wanted.slots
+    parameters.model_alias = {args.alias}
+    parameters.hostnames = [args.host]
+    parameters.port = args.port
+    parameters.n_parallel = args.slots
+    parameters.n_ctx = args.context_tokens * args.slots
+    parameters.cpuparams.n_threads = args.threads
+    parameters.cpuparams_batch.n_threads = args.threads
+    # A prompt is processed in steps of this many tokens; other responses pause during a step. An input to embed must
+    # fit into one step.
+    parameters.n_batch = parameters.n_ubatch = args.context_tokens if args.embeddings else args.batch_tokens
+    parameters.embedding = args.embeddings
+    parameters.cache_ram_mib = args.prompt_cache_mib
+    parameters.n_threads_http = HTTP_THREADS + 2 * args.slots
     parameters.endpoint_metrics = True
     parameters.endpoint_slots = True
     parameters.ui = False
-    parameters.cors_origins = ""  # no page in somebody's browser may talk to it
-    parameters.verbosity = 1  # errors; it has a warning for every other request
+    parameters.cors_origins = ""  # web pages must not use it
+    parameters.verbosity = 1  # errors only; it logs a warning for every other request
 
 
 def weights_file(model: str) -> Path:
-    """The file that a model is named by."""
+    """The file of a model."""
     path: Path | None = Path(model)
     if model.startswith("package:"):
-        from pointsman.parameters import packaged  # here, as most are started without
+        from pointsman.parameters import packaged  # rarely needed, so not imported at start
 
         path = packaged(model)
     if path is None:
@@ -116,17 +116,17 @@ def weights_file(model: str) -> Path:
     return path
 
 
-def pooling(asked: str, weights: Path) -> str:
-    """How the vectors of tokens become one. A model that does not say (one that writes text) gets their mean."""
-    if asked != "model":
-        return asked.upper()
+def pooling(requested: str, weights: Path) -> str:
+    """How the vectors of tokens are combined. A model without a setting (a text model) uses their mean."""
+    if requested != "model":
+        return requested.upper()
     with weights.open("rb") as file:
-        says = b".pooling_type" in file.read(1 << 20)
-    return "UNSPECIFIED" if says else "MEAN"
+        has_setting = b".pooling_type" in file.read(1 << 20)
+    return "UNSPECIFIED" if has_setting else "MEAN"
 
 
 def check_port(host: str, port: int) -> None:
-    """llama.cpp would only say that its HTTP server failed."""
+    """Fail if the port is taken: llama.cpp would only report that its HTTP server failed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:
@@ -137,7 +137,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def assign(parameters: Any, assignment: str) -> None:
-    """Set one of llama.cpp's own parameters by its name."""
+    """Set a parameter of llama.cpp by its name."""
     name, equals, text = assignment.partition("=")
     known = [field for field in dir(parameters) if not field.startswith("_")]
     if name not in known:
@@ -150,12 +150,12 @@ def assign(parameters: Any, assignment: str) -> None:
 
 
 def leave(*_: object) -> None:
-    """Gone at once: there is nothing to save."""
+    """Exit at once: there is nothing to save."""
     os._exit(0)
 
 
 def fail(why: str) -> NoReturn:
-    """Say why, and give up, before anybody else can say more."""
+    """Print why, and exit before another thread can print more."""
     print(f"llama.cpp cannot start: {why}", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -1,11 +1,11 @@
-"""Any OpenAI-compatible server that somebody else started."""
+"""Any OpenAI-compatible server that is managed elsewhere."""
 
 from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import ConfigError
 
 
 class OpenAI(Engine):
-    """A server of unknown make: it is asked, never started, and says nothing of itself."""
+    """A server of unknown kind: it is probed, never started, and has no metrics."""
 
     name = "openai"
     launchable = False
@@ -14,4 +14,4 @@ class OpenAI(Engine):
     work = "chat"
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
-        raise ConfigError(['engine "openai" cannot be started; write the server under endpoints, or use "command"'])
+        raise ConfigError(['engine "openai" cannot be started; list the server under endpoints, or use "command"'])

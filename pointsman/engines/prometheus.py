@@ -1,7 +1,7 @@
 """Prometheus text -> samples by name.
 
-Enters: what a server answered at /metrics. Leaves: the values of the few names that somebody asks for. The one rule:
-nothing is parsed that nobody asks for, and a line that cannot be read is passed over.
+Enters: the text of /metrics. Leaves: the values of the few names that an adapter looks up. The one rule: only those
+names are parsed, and lines that cannot be read are skipped.
 """
 
 import re
@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from math import isfinite
 
 _REST = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
-"""What follows the name of a sample: labels, value."""
+"""After the name of a sample: labels, value."""
 _LABEL = re.compile(r'([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 
 
 class Samples:
-    """The text of one scrape, asked by name."""
+    """The text of one scrape; samples are looked up by name."""
 
     def __init__(self, text: str | bytes) -> None:
         readable = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         self._text = "\n" + readable.replace("\r", "")
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sum over all label sets that have these labels; None: there is none with a finite value."""
+        """The sum over all label sets that have these labels; None if none has a finite value."""
         found = [value for has, value in self._of(name) if not labels or labels.items() <= _labels(has).items()]
         return sum(found) if found else None
 
     def mean(self, name: str) -> float | None:
-        """The average over all label sets: shares of several engines behind one address."""
+        """The average over all label sets, for shares of several engines behind one address."""
         found = [value for _, value in self._of(name)]
         return sum(found) / len(found) if found else None
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """The label sets of this name, in their order."""
+        """The label sets of this name, in order."""
         return [_labels(has) for has, _ in self._of(name)]
 
     def labelled(self, name: str, label: str) -> list[tuple[str, float]]:
@@ -41,16 +41,16 @@ class Samples:
         return [(text, value) for text, value in found if text is not None]
 
     def newest_labels(self, name: str) -> dict[str, str]:
-        """The label set with the greatest value, where the value is a time; empty: there is none."""
+        """The label set with the greatest value, where the value is a time; empty without samples."""
         latest = max(self._of(name), key=lambda sample: sample[1], default=("", 0.0))
         return _labels(latest[0])
 
     def _of(self, name: str) -> Iterator[tuple[str, float]]:
         """(labels as written, value) of each sample of this name."""
         start = f"\n{name}"
-        place = self._text.find(start)
-        while place >= 0:
-            end = place + len(start)
+        position = self._text.find(start)
+        while position >= 0:
+            end = position + len(start)
             sample = _REST.match(self._text, end)
             if sample is not None:
                 try:
@@ -60,7 +60,7 @@ class Samples:
                 else:
                     if isfinite(value):
                         yield sample[1] or "", value
-            place = self._text.find(start, end)
+            position = self._text.find(start, end)
 
 
 def _labels(written: str) -> dict[str, str]:
@@ -72,7 +72,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def share(value: float | None) -> float:
-    """A gauge that runs from 0 to 1; nothing is 0."""
+    """A gauge from 0 to 1; None is 0."""
     return min(max(value or 0.0, 0.0), 1.0)
 
 

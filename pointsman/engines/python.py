@@ -1,4 +1,4 @@
-"""Code of the user, as a node of an application (`pointsman.replica`)."""
+"""The user's code, as a node of an application (`pointsman.replica`)."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from pointsman.parameters import Count
 
 
 class Python(Engine):
-    """A class or function of yours, called as a node of an application."""
+    """A class or function of the user, called as a node of an application."""
 
     name = "python"
     metrics_path = ""
@@ -64,5 +64,5 @@ class Python(Engine):
         return LaunchSpec(argv, {**BYTECODE, **self._env, "POINTSMAN_REPLICA": recipe})
 
     def readiness(self, model: str) -> ProbeRequest:
-        """Ready is whose code is loaded and configured: what it does is not ours to try."""
+        """A replica is ready when its code is loaded and configured; the code itself is not called."""
         return ProbeRequest("GET", "/ready")

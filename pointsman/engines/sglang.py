@@ -11,7 +11,7 @@ from pointsman.routing.endpoints import Metrics
 
 
 class Sglang(Engine):
-    """SGLang's OpenAI server."""
+    """The OpenAI server of SGLang."""
 
     name = "sglang"
     ability = EngineAbility(name="sglang")
@@ -55,7 +55,7 @@ class Sglang(Engine):
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         share = place.largest_gpu_share
-        return self._told(
+        return self._with_options(
             super().placed(launch, place),
             tp_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
             pp_size=place.pipeline_parallel_size if place.pipeline_parallel_size > 1 else None,
@@ -72,7 +72,7 @@ class Sglang(Engine):
 
 
 def sglang_metrics(samples: Samples) -> Metrics | None:
-    """What SGLang says of itself."""
+    """Metrics of SGLang."""
     running = samples.value("sglang:num_running_reqs")
     waiting = samples.value("sglang:num_queue_reqs")
     if running is None or waiting is None:

@@ -1,4 +1,4 @@
-"""A model server of ours that only acts like one (`pointsman.simulator`)."""
+"""The simulated model server (`pointsman.simulator`)."""
 
 import sys
 from typing import Annotated, Literal
@@ -24,12 +24,12 @@ Fault = Literal[
     "status", "garbage-body", "short-body", "long-body", "slow-headers", "slow-tokens", "stale",
     "refuse",
 ]  # fmt: skip
-MID_ANSWER = ("hang", "reset", "cut", "end", "garbage", "crash")
-"""Those that can happen in the middle of an answer."""
+MID_RESPONSE = ("hang", "reset", "cut", "end", "garbage", "crash")
+"""Faults that can happen in the middle of a response."""
 
 
 class FaultSpec(Parameters, frozen=True, omit_defaults=True):
-    """Something that goes wrong, to whom, and when; without count, probability or seconds: always."""
+    """A fault, which requests it affects, and when; without count, probability or seconds: always."""
 
     fault: Fault
     on: Literal["work", "health", "metrics", "models", "all"] = "work"
@@ -41,14 +41,14 @@ class FaultSpec(Parameters, frozen=True, omit_defaults=True):
     status: Annotated[int, msgspec.Meta(ge=100, le=599)] | None = None
 
     def __post_init__(self) -> None:
-        if self.after_tokens is not None and self.fault not in MID_ANSWER:
-            raise ValueError(f"{self.fault} cannot happen after tokens; these can: {', '.join(MID_ANSWER)}")
+        if self.after_tokens is not None and self.fault not in MID_RESPONSE:
+            raise ValueError(f"{self.fault} cannot happen after tokens; these can: {', '.join(MID_RESPONSE)}")
         if self.fault == "refuse" and (self.on != "work" or self.count is not None or self.probability is not None):
-            raise ValueError("refuse strikes the whole server at once; it takes seconds only")
+            raise ValueError("refuse affects the whole server; its only parameter is seconds")
 
 
 class Simulated(Engine):
-    """Paces made-up tokens as measured hardware would, and fails in every way when told to."""
+    """Emits made-up tokens at the pace of measured hardware, and fails on demand."""
 
     name = "simulated"
 

@@ -1,4 +1,4 @@
-"""vLLM: `vllm serve`, or its module under a Python of your choice."""
+"""vLLM: `vllm serve`, or its module with a given Python."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from pointsman.routing.endpoints import Metrics
 
 
 class Vllm(Engine):
-    """vLLM's OpenAI server."""
+    """The OpenAI server of vLLM."""
 
     name = "vllm"
     ability = EngineAbility(name="vllm")
@@ -52,8 +52,8 @@ class Vllm(Engine):
         return LaunchSpec((*argv, *self._args), {**BYTECODE, **self._env})
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        share = place.largest_gpu_share  # by itself it takes nine tenths of a GPU, whatever it needs
-        return self._told(
+        share = place.largest_gpu_share  # its default is 90 % of the GPU, whatever it needs
+        return self._with_options(
             super().placed(launch, place),
             tensor_parallel_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
             pipeline_parallel_size=place.pipeline_parallel_size if place.pipeline_parallel_size > 1 else None,
@@ -70,7 +70,7 @@ class Vllm(Engine):
 
 
 def vllm_metrics(samples: Samples) -> Metrics | None:
-    """What vLLM says of itself. Several engines behind one address (data parallel) are read as one."""
+    """Metrics of vLLM. Several engines behind one address (data parallel) are read as one."""
     running = samples.value("vllm:num_requests_running")
     waiting = samples.value("vllm:num_requests_waiting")
     if running is None or waiting is None:

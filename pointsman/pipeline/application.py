@@ -1,4 +1,4 @@
-"""An application: a graph with a name, whose nodes can be configured one by one; deployed, drawn, written as YAML."""
+"""An application: a named graph whose nodes can be configured; it is deployed, drawn, written as YAML."""
 
 import re
 from importlib import import_module
@@ -15,13 +15,13 @@ from pointsman.pipeline.options import NodeOptions
 
 
 class Application:
-    """What `build` makes of a pipeline. Its nodes are attributes."""
+    """A built pipeline. Its nodes are attributes."""
 
     def __init__(self, name: str, graph: Graph, folder: Path) -> None:
         self.name = name
         self.graph = graph
         self.folder = folder
-        """That files of code are relative to."""
+        """Files of code are relative to it."""
 
     def __getattr__(self, name: str) -> "ApplicationNode":
         if name.startswith("__"):
@@ -32,7 +32,7 @@ class Application:
         return [*super().__dir__(), INGRESS, *(node.name for node in self.graph.nodes)]
 
     def to_yaml(self) -> str:
-        """As operations have it: `pointsman deploy FILE`."""
+        """The file for `pointsman deploy FILE`."""
         from pointsman.pipeline.document import to_yaml
 
         return to_yaml(self.name, self.graph)
@@ -44,7 +44,7 @@ class Application:
         return str(drawing.draw(self.name, self.graph, None if path is None else Path(path)))
 
     def deploy(self, runtime: str = "local", **options: Any) -> Any:
-        """Run it, and give a handle to it. Options are those of the runtime."""
+        """Run it; returns a handle. Options are those of the runtime."""
         loading_stops_here("deploy")
         return import_module("pointsman.gateway.deploying").deploy(self, runtime, **options)
 
@@ -53,7 +53,7 @@ class Application:
 
 
 class ApplicationNode:
-    """One node of an application, to be configured."""
+    """One node of an application."""
 
     def __init__(self, application: Application, name: str) -> None:
         names = [node.name for node in application.graph.nodes]
@@ -68,7 +68,7 @@ class ApplicationNode:
         return graph.ingress if self.name == INGRESS else graph.node(self.name).options
 
     def set_options(self, **changes: Any) -> None:
-        """Change options of this node alone."""
+        """Change options of this node."""
         graph, options = self._application.graph, self.options.changed(changes)
         if self.name == INGRESS:
             self._application.graph = msgspec.structs.replace(graph, ingress=options)
@@ -80,10 +80,9 @@ class ApplicationNode:
 
 
 def build(root: Any, *, name: str = "", folder: Path | str | None = None) -> Application:
-    """An application of what was bound. Raises `BuildError` with everything that is wrong.
+    """An application of bound objects. Raises `BuildError` with all problems.
 
-    `name`: what it is called; else what its file is. `folder`: files of code are named relative to it; else to the
-    current one.
+    `name`: default: the name of its file. `folder`: files of code are relative to it; default: the current folder.
     """
     if isinstance(root, Application):
         return root
@@ -93,7 +92,7 @@ def build(root: Any, *, name: str = "", folder: Path | str | None = None) -> App
 
 
 def _name_of(graph: Graph) -> str:
-    """Of the file that the last call is in that is not of a model."""
+    """The name of the file of the last call, models left out."""
     owners = (graph.node(call.node) for call in reversed(graph.calls))
     where = next((owner.code.rpartition(":")[0] for owner in owners if owner.kind is not NodeKind.MODEL), "")
     stem = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Methods that take many calls at once: marked here, collected by whoever runs them."""
+"""Methods that take many calls at once: marked here, collected by the runtime."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, overload
@@ -16,7 +16,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     max_batch_size: Annotated[int, msgspec.Meta(ge=1)] = 8
     wait_ms: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """What the first call of a batch waits for others, at most."""
+    """Maximum time that the first call of a batch waits for others."""
 
 
 @overload
@@ -40,19 +40,19 @@ def batch(function: Any = None, /, *, max_batch_size: int = 8, wait_ms: float = 
 
 
 def batching_of(function: Any) -> Batching | None:
-    """How calls of it are collected; None: they are not."""
+    """How its calls are collected; None if they are not."""
     return getattr(function, _MARK, None)
 
 
 def joined(calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """The arguments of many calls, all with as many and the same names, as those of one: a list for each argument."""
+    """The arguments of many calls as those of one call: a list for each argument. All calls have the same arguments."""
     first_args, first_kwargs = calls[0]
-    args = [[args[place] for args, _ in calls] for place in range(len(first_args))]
+    args = [[args[index] for args, _ in calls] for index in range(len(first_args))]
     return args, {name: [kwargs[name] for _, kwargs in calls] for name in first_kwargs}
 
 
 def parted(results: Any, count: int, name: str) -> list[Any]:
-    """What each call of a batch gets. Raises if there is not one result for each."""
+    """The result of each call of a batch. Raises unless there is one for each."""
     if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__len__"):
         raise PointsmanError(
             f"{name} takes batches, so it must return a list with a result for each call; it returned a "

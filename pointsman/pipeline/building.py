@@ -1,7 +1,7 @@
-"""From what was bound to a graph: one pass that finds everything that is wrong, and calls nobody's code.
+"""From bound objects to a graph: one pass that finds all problems and does not call the user's code.
 
-Enters: the last of what was bound (a call, an object, or a list or mapping of them). Leaves: a `Graph`, and who stands
-behind each node; or `BuildError` with all problems at once.
+Enters: the bound output (a call, an object, or a list or mapping of them). Leaves: a `Graph`, and the code behind each
+node; or `BuildError` with all problems at once.
 """
 
 import hashlib
@@ -27,38 +27,35 @@ from pointsman.pipeline.nodes import (
     Owner,
 )
 
-# Where code is, so that another process can load it, and which version of it that is.
-
-
 VERSION_DIGITS = 12
 
 
 class Code(NamedTuple):
-    """A class or function, for whoever must load it."""
+    """Where a class or function can be loaded from."""
 
     name: str
     """module:Name or path/to/file.py:Name."""
     version: str
-    """Of the file that it is in."""
+    """Of its file."""
     root: str = ""
-    """The folder that modules are found from; empty: they are installed."""
+    """The folder to import its module from; empty if it is installed."""
 
 
 class NotImportable(ValueError):
-    """Why no other process could load a piece of code."""
+    """Code that another process cannot load; says why."""
 
 
 def code_of(body: Any, folder: Path) -> Code:
-    """Where it is; files are named relative to the folder. Raises `NotImportable`."""
+    """Where it can be loaded from; files are relative to the folder. Raises `NotImportable`."""
     name = getattr(body, "__qualname__", "")
     if not name or "<lambda>" in name:
-        raise NotImportable("it has no name that another process could find it by; write a def or a class for it")
+        raise NotImportable("it has no name that another process could import; write a def or a class for it")
     if "<locals>" in name:
         raise NotImportable(f"{name.replace('.<locals>', '')} is defined inside a function; move it to module level")
     module = sys.modules.get(body.__module__)
     file = getattr(module, "__file__", None)
     if module is None or not file:
-        raise NotImportable(f"it is defined in {body.__module__}, which is no file; save it in one")
+        raise NotImportable(f"it is defined in {body.__module__}, which is not a file; save it in one")
     path = Path(file).resolve()
     version = file_version(path)
     spec = getattr(module, "__spec__", None)
@@ -85,19 +82,19 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 INGRESS = "ingress"
-"""The name of the node that is made for requests from outside; nobody else may have it."""
+"""The reserved name of the node that turns HTTP requests into the input."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 RESERVED = "$"
-"""Keys of plain data must not begin with this: in YAML it marks references."""
-LARGEST = 1 << 63
+"""Keys of plain data must not begin with it: in YAML it marks references."""
+MAX_INTEGER = 1 << 63
 
 
 class BuildError(ConfigError):
-    """Everything that is wrong with a pipeline, one line each."""
+    """All problems of a pipeline, one line each."""
 
 
 class Bound:
-    """A graph, and who stands behind its nodes."""
+    """A graph, and the code behind its nodes."""
 
     def __init__(self, graph: Graph, owners: dict[str, Owner]) -> None:
         self.graph = graph
@@ -105,31 +102,31 @@ class Bound:
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:
-    """The graph that ends in `root`. `folder`: code must be importable from elsewhere, with files relative to it; None:
-    it is only run here. Raises `BuildError`."""
+    """The graph with the output `root`. `folder`: files of code are relative to it, and other processes must be able to
+    load them; None if the graph runs only in this process. Raises `BuildError`."""
     return _Building(folder).build(root)
 
 
 class _Building:
-    """One pass over what was bound."""
+    """One pass over bound objects."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._problems: list[str] = []
         self._owners: dict[str, Owner] = {}
         self._names: dict[int, str] = {}
-        """By the identity of an owner: what its node is called."""
+        """By the identity of an owner: the name of its node."""
         self._nodes: dict[str, Node] = {}
         self._calls: dict[str, Call] = {}
         self._ids: dict[int, str] = {}
         """By the identity of a call node: the id of its call."""
         self._open: list[int] = []
-        """Calls and containers that are being looked through."""
+        """Calls and containers that the pass is inside of."""
         self._input: InputNode | None = None
         self._roots: dict[str, None] = {}
 
     def build(self, root: Any) -> Bound:
-        if isinstance(root, ClassNode):  # it takes what comes, and calls others through handles
+        if isinstance(root, ClassNode):  # it takes the input, and calls others through handles
             root = CallNode(root, CALL, (InputNode(),), {}, "")
         output = self._template(root, "the output", in_call=True)
         if not self._calls and not self._problems:
@@ -191,7 +188,7 @@ class _Building:
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
-            return int(value) if abs(value) < LARGEST else self._wrong(f"{where} is {value}, more than 64 bits")
+            return int(value) if abs(value) < MAX_INTEGER else self._wrong(f"{where} is {value}, more than 64 bits")
         if isinstance(value, float):
             return value if math.isfinite(value) else self._wrong(f"{where} is {value}, which JSON has no form for")
         if not isinstance(value, list | tuple | dict):
@@ -243,7 +240,9 @@ class _Building:
             return known
         name = self._names[id(owner)] = self._name(owner)
         self._owners[name] = owner
-        self._nodes[name] = Node(name=name, kind=NodeKind.MODEL, code="")  # its turn, whatever its handles name
+        self._nodes[name] = Node(
+            name=name, kind=NodeKind.MODEL, code=""
+        )  # keeps its position before the nodes that its handles name
         self._nodes[name] = self._made(owner, name)
         return name
 
@@ -298,7 +297,7 @@ class _Building:
         return found
 
     def _enter(self, value: object, where: str) -> bool:
-        """False: we are inside it already."""
+        """False if the pass is inside it already."""
         if id(value) in self._open:
             self._wrong(f"{where} needs itself: the graph has a cycle there")
             return False

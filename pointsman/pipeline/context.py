@@ -1,7 +1,7 @@
-"""What code that is running knows of its call, and what loading code must not do.
+"""The context of a call, for the code that it runs; and the context of loading code in a replica.
 
-Enters: whoever runs a call sets `CURRENT`; whoever loads a module sets `LOADING`. Leaves: `current()` for the user's
-code, `loading_stops_here()` for ours. The one rule: both go with the thread or task, and nothing is kept here.
+Enters: the runtime of a call sets `CURRENT`; the loader of a module sets `LOADING`. Leaves: `current()` for the user's
+code, `loading_stops_here()` for ours. The one rule: both belong to the thread or task, and nothing is kept here.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,32 +15,32 @@ from pointsman.errors import PointsmanError
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The call under way."""
+    """The current call."""
 
     app: str = ""
     node: str = ""
     rank: int | None = None
-    """Of this shard; None: the node has none."""
+    """Of this shard; None if the node has no shards."""
     shards: int = 1
     request_id: str = ""
     step: str = ""
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
-    """When the answer is due, by `clock`; None: at no particular time."""
+    """When the response is due, by `clock`; None without a deadline."""
     clock: Callable[[], float] | None = None
     recorder: Callable[[str, float], None] | None = None
-    """Takes numbers of the author's own; None: nobody wants to know them here."""
+    """Receives custom metrics; None if they are not collected here."""
 
     @property
     def time_left_s(self) -> float | None:
-        """Until the answer is due, never below 0; None: it has all the time."""
+        """Time until the response is due, at least 0; None without a deadline."""
         if self.deadline is None or self.clock is None:
             return None
         return max(self.deadline - self.clock(), 0.0)
 
     def record_metric(self, name: str, value: float) -> None:
-        """Tell a number of your own, for scaling policies: `view.metrics[name]`. From any thread."""
+        """Record a custom metric for scaling policies: `view.metrics[name]`. Thread-safe."""
         if not name:
             raise PointsmanError("a metric has a name, such as frames_waiting, and this one is empty")
         try:
@@ -53,20 +53,20 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
             self.recorder(str(name), number)
 
 
-NOBODY = CallContext()
-CURRENT: ContextVar[CallContext] = ContextVar("pointsman_call", default=NOBODY)
+NO_CALL = CallContext()
+CURRENT: ContextVar[CallContext] = ContextVar("pointsman_call", default=NO_CALL)
 
 
 def current() -> CallContext:
-    """The call that this code runs for; outside of one, an empty one."""
+    """The call that this code runs for; empty outside of a call."""
     return CURRENT.get()
 
 
 def record_metric(name: str, value: float) -> None:
-    """Tell a number of your own, for scaling policies: `view.metrics[name]`. Outside of a replica it goes nowhere.
+    """Record a custom metric for scaling policies: `view.metrics[name]`. Outside of a replica it has no effect.
 
-    A thread that you have started yourself knows of no call: there, use the `record_metric` of a `current()` that was
-    kept, such as that of `__init__`.
+    A thread that you start has no current call: there, use `record_metric` of a `current()` that you kept, such as that
+    of `__init__`.
     """
     current().record_metric(name, value)
 
@@ -75,7 +75,7 @@ class Loading(msgspec.Struct, frozen=True):
     """A module that a replica is loading for some of its names."""
 
     where: str
-    """In words, for messages."""
+    """For messages."""
     wanted: frozenset[str]
     namespace: Mapping[str, Any]
     """What the module has defined so far."""
@@ -85,14 +85,14 @@ LOADING: ContextVar[Loading | None] = ContextVar("pointsman_loading", default=No
 
 
 class LoadedEnough(BaseException):
-    """Whatever a replica wants of a module is defined: the rest of it is not for replicas."""
+    """All names that a replica wants of a module are defined; the rest of it is not loaded."""
 
 
 def loading_stops_here(what: str) -> None:
-    """To be called first by `execute` and `deploy`: a script that a replica loads must not start its pipeline again.
+    """Called first by `execute` and `deploy`: a script that a replica loads must not start its pipeline again.
 
-    Does nothing outside of a replica that is loading. In one, it raises `LoadedEnough` if what the replica wants is
-    defined by now; else `execute` goes on, and `deploy` cannot.
+    Does nothing outside of a loading replica. In one, it raises `LoadedEnough` if all wanted names are defined;
+    otherwise `execute` continues, and `deploy` is an error.
     """
     loading = LOADING.get()
     if loading is None:

@@ -1,7 +1,7 @@
-"""A graph as it is written in YAML, and read back: what one side writes, the other reads.
+"""A graph as YAML, and back.
 
-Enters: a graph. Leaves: an `Application` document, as plain data or as text that people can read and change. The one
-rule: reading what was written gives the same graph, and writing it again the same text.
+Enters: a graph. Leaves: an `Application` document, as plain data or as text that people can edit. The one rule: reading
+a written document gives the same graph, and writing it again gives the same text.
 """
 
 import re
@@ -23,16 +23,16 @@ MARK = "$"
 INPUT, STEP, HANDLE = "$input", "$step", "$handle"
 
 OPTIONS: Mapping[str, str] = {field.name: yaml_name(field) for field in msgspec.structs.fields(NodeOptions)}
-"""The options of a node, by their names in Python -> in YAML."""
+"""Options of a node: name in Python -> name in YAML."""
 _UNITS = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 
 WIDTH = 100
-"""What fits on a line of so many characters is written on one."""
+"""Values that fit on a line of this length are written on one line."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""Our YAML takes this for a number; the writer must know, to put text like it in quotes."""
+"""Our YAML reads this as a number, so text like it is quoted."""
 
 Note = Callable[[tuple[str | int, ...], str], None]
-"""(path, message) is told what is wrong."""
+"""Takes (path, message) of a problem."""
 
 
 def to_yaml(name: str, graph: Graph) -> str:
@@ -43,7 +43,7 @@ def to_yaml(name: str, graph: Graph) -> str:
 
 
 def graph_document(name: str, graph: Graph) -> dict[str, Any]:
-    """The document of an application, as plain data. What is as it is by default is left out."""
+    """The document of an application, as plain data. Defaults are left out."""
     ingress = {"preprocessor": graph.preprocessor, "schema": graph.schema, "version": graph.ingress_version}
     document = {
         "apiVersion": API_VERSION,
@@ -61,13 +61,13 @@ def graph_document(name: str, graph: Graph) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": node.name, node.kind.value: node.code}
-    said |= _arguments(node)
+    document: dict[str, Any] = {"name": node.name, node.kind.value: node.code}
+    document |= _arguments(node)
     if node.version:
-        said["version"] = node.version
+        document["version"] = node.version
     if node.joins:
-        said["joins"] = True
-    return said | written_options(node.options)
+        document["joins"] = True
+    return document | written_options(node.options)
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def written(template: Template) -> Any:
 
 
 def read(data: Any, note: Note, path: tuple[str | int, ...] = ()) -> Template:
-    """The template that was written. What cannot be one is noted, with the way to it."""
+    """The template of plain data. Problems are noted with their paths."""
     if isinstance(data, list):
-        return [read(value, note, (*path, place)) for place, value in enumerate(data)]
+        return [read(value, note, (*path, index)) for index, value in enumerate(data)]
     if not isinstance(data, dict):
         return data
     marked = [key for key in data if key.startswith(MARK)]
@@ -127,13 +127,13 @@ def _path_into(data: Any, note: Note, path: tuple[str | int, ...]) -> tuple[Acce
         note(path, "expected a list of keys, such as [0] or [user, {attribute: name}]; [] is the whole input")
         return ()
     found = []
-    for place, step in enumerate(data):
+    for index, step in enumerate(data):
         if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool)):
             found.append(Access(step))
         elif isinstance(step, dict) and list(step) == ["attribute"] and isinstance(step["attribute"], str):
             found.append(Access(step["attribute"], attribute=True))
         else:
-            note((*path, place), "expected a key, a place, or {attribute: name}")
+            note((*path, index), "expected a key, an index, or {attribute: name}")
     return tuple(found)
 
 
@@ -141,12 +141,12 @@ def _path_into(data: Any, note: Note, path: tuple[str | int, ...]) -> tuple[Acce
 
 
 def written_options(options: NodeOptions) -> dict[str, Any]:
-    """What differs from the defaults, as it is written."""
-    usual = NodeOptions()
+    """Options that differ from their defaults, as YAML has them."""
+    defaults = NodeOptions()
     return {
         spelled: _option(name, getattr(options, name))
         for name, spelled in OPTIONS.items()
-        if getattr(options, name) != getattr(usual, name)
+        if getattr(options, name) != getattr(defaults, name)
     }
 
 
@@ -165,10 +165,10 @@ def _option(name: str, value: Any) -> Any:
 
 
 class _Representer(yaml.representer.SafeRepresenter):
-    """Plain data as YAML that we read the same."""
+    """Plain data as YAML that we read back unchanged."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """The same value twice is written twice: people change one of them."""
+        """A value that occurs twice is written twice, so that people can change one of them."""
         return True
 
 
@@ -188,7 +188,7 @@ _Representer.add_representer(str, _text)
 
 
 def _lay_out(document: yaml.Node) -> None:
-    """Nodes field by field, everything else on one line if it fits."""
+    """Nodes with one field per line, everything else on one line if it fits."""
     for key, value in document.value:
         if key.value in ("nodes", "calls"):
             for entry in value.value:
@@ -209,7 +209,7 @@ def _fold(*nodes: yaml.Node) -> None:
 
 
 def _length(node: yaml.Node) -> int:
-    """About as many characters as it takes on one line; more than fits, if it cannot be on one."""
+    """Approximate length on one line; more than fits for text of several lines."""
     if isinstance(node, yaml.ScalarNode):
         return len(node.value) if "\n" not in node.value else WIDTH + 1
     parts = [part for item in node.value for part in (item if isinstance(item, tuple) else [item])]

@@ -1,4 +1,4 @@
-"""A graph made ready to run: calls by number, who waits for whom, and calls of shards one by one."""
+"""A graph ready to run: steps by index, their dependencies, and one step per shard."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from pointsman.pipeline.graph import CALL, Call, FromInput, FromStep, Graph, Nod
 
 
 class InputValue(msgspec.Struct, frozen=True):
-    """The n-th part of the input that the flow uses."""
+    """A part of the input that the flow uses, by index."""
 
-    place: int
+    index: int
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The result of the n-th step."""
+    """The result of a step, by index."""
 
-    place: int
+    index: int
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,14 +26,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     node: str
     rank: int | None = None
-    """Of the shard; None: the node has none."""
+    """Of the shard; None if the node has no shards."""
     kind: NodeKind
     method: str
     args: tuple[Template, ...] = ()
-    """With `InputValue`, `StepResult` and `HandleTo` in place of what is not known yet."""
+    """With `InputValue`, `StepResult` and `HandleTo` in index of what is not known yet."""
     kwargs: Mapping[str, Template] = {}
     needs: tuple[int, ...] = ()
-    """Steps that come before."""
+    """Steps that it waits for."""
     feeds: tuple[int, ...] = ()
     """Steps that wait for it."""
     deadline_share: float | None = None
@@ -41,14 +41,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run goes through."""
+    """The steps of a run."""
 
     steps: tuple[Step, ...]
     inputs: tuple[FromInput, ...]
     """The parts of the input that steps and output use, each once."""
     output: Template
     streams: int | None = None
-    """The step whose result is the answer as it is: if that comes piece by piece, so does the answer."""
+    """The step whose result is the response: if it streams, so does the response."""
 
 
 def flow_of(graph: Graph) -> Flow:
@@ -57,13 +57,13 @@ def flow_of(graph: Graph) -> Flow:
 
 
 def call_flow(graph: Graph, node: str, method: str) -> Flow:
-    """The flow of one call through a handle, without its arguments: whoever calls has them."""
+    """The flow of one call through a handle, without its arguments: the caller has them."""
     call = Call(id=method if method != CALL else node, node=node, method=method)
     return flow_of(msgspec.structs.replace(graph, calls=(call,), output=FromStep(call.id)))
 
 
 class _Flattening:
-    """Numbers calls and the parts of the input as they come."""
+    """Numbers calls and parts of the input in order."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -77,11 +77,11 @@ class _Flattening:
             self._results[call.id] = self._call(call)
         output = self._numbered(self._graph.output)
         feeds: list[list[int]] = [[] for _ in self._steps]
-        for place, step in enumerate(self._steps):
+        for index, step in enumerate(self._steps):
             for before in step.needs:
-                feeds[before].append(place)
+                feeds[before].append(index)
         steps = (msgspec.structs.replace(step, feeds=tuple(fed)) for step, fed in zip(self._steps, feeds, strict=True))
-        streams = output.place if isinstance(output, StepResult) else None
+        streams = output.index if isinstance(output, StepResult) else None
         return Flow(steps=tuple(steps), inputs=tuple(self._inputs), output=output, streams=streams)
 
     def _call(self, call: Call) -> Template:
@@ -128,20 +128,18 @@ def _needs(templates: list[Template]) -> tuple[int, ...]:
 
     def note(reference: Any) -> None:
         if isinstance(reference, StepResult):
-            found[reference.place] = None
+            found[reference.index] = None
 
     filled(templates, note)
     return tuple(found)
 
 
-# One run of a flow: which calls are ready, which are to be given up, and how long each took.
-#
-# Enters: what became of calls, and the time. Leaves: the numbers of steps to begin, or of those under way to give up.
-# The one rule: each step begins at most once, and after a failure nothing begins any more.
-
-
 class Run:
-    """The state of one request on its way through a flow. Whoever carries it out keeps the results."""
+    """One request in a flow: which steps are ready, which to cancel, and how long each took.
+
+    Enters: results and failures of steps, and the time. Leaves: indexes of steps to begin, or of running steps to
+    cancel. The one rule: each step begins at most once, and none begins after a failure. The caller keeps the results.
+    """
 
     __slots__ = ("_flow", "_missing", "began", "began_at", "deadline", "ended_at", "left", "over")
 
@@ -150,65 +148,65 @@ class Run:
         self._missing = [len(step.needs) for step in flow.steps]
         self.began = now
         self.deadline = deadline
-        """When the answer is due; None: at no particular time."""
+        """When the response is due; None without a deadline."""
         self.left = len(flow.steps)
         """Steps that have not ended."""
         self.began_at: list[float | None] = [None] * self.left
-        """By step: when it began; when it ended, either way."""
+        """By step: when it began, and when it ended or failed."""
         self.ended_at: list[float | None] = [None] * self.left
         self.over = False
-        """Nothing is to be done any more: everything has ended, or something has failed, or it was given up."""
+        """All steps have ended, one has failed, or the run was given up."""
 
     def begin(self) -> Sequence[int]:
-        """The steps that wait for nothing. Without any, the run is over at once."""
+        """The steps that wait for nothing. Without steps, the run is over at once."""
         self.over = not self.left
-        ready = [place for place, missing in enumerate(self._missing) if not missing]
-        for place in ready:
-            self.began_at[place] = self.began
+        ready = [index for index, missing in enumerate(self._missing) if not missing]
+        for index in ready:
+            self.began_at[index] = self.began
         return ready
 
-    def finished(self, place: int, now: float) -> Sequence[int]:
-        """A step has its result. The steps that are ready now."""
-        if self.over or self.ended_at[place] is not None:
+    def finished(self, index: int, now: float) -> Sequence[int]:
+        """A step has its result. Returns the steps that are ready now."""
+        if self.over or self.ended_at[index] is not None:
             return ()
-        self.ended_at[place] = now
+        self.ended_at[index] = now
         self.left -= 1
         if not self.left:
             self.over = True
             return ()
         ready = []
-        for fed in self._flow.steps[place].feeds:
+        for fed in self._flow.steps[index].feeds:
             self._missing[fed] -= 1
             if not self._missing[fed]:
                 self.began_at[fed] = now
                 ready.append(fed)
         return ready
 
-    def failed(self, place: int, now: float) -> Sequence[int]:
-        """A step will have no result, and so neither has the run. Steps under way that are of no use any more."""
-        if self.over or self.ended_at[place] is not None:
+    def failed(self, index: int, now: float) -> Sequence[int]:
+        """A step has failed, and the run with it. Returns the running steps, to cancel."""
+        if self.over or self.ended_at[index] is not None:
             return ()
-        self.ended_at[place] = now
+        self.ended_at[index] = now
         return self.give_up(now)
 
     def give_up(self, now: float) -> Sequence[int]:
-        """Nobody wants the answer any more, or it would come too late. Steps under way."""
+        """The client has gone, or the deadline has passed. Returns the running steps, to cancel."""
         if self.over:
             return ()
         self.over = True
         in_flight = self.in_flight()
-        for place in in_flight:
-            self.ended_at[place] = now
+        for index in in_flight:
+            self.ended_at[index] = now
         return in_flight
 
     def in_flight(self) -> list[int]:
         """Steps that have begun and not ended."""
         ended = self.ended_at
-        return [place for place, began in enumerate(self.began_at) if began is not None and ended[place] is None]
+        return [index for index, began in enumerate(self.began_at) if began is not None and ended[index] is None]
 
-    def deadline_of(self, place: int, now: float) -> float | None:
-        """When a step that begins now must have ended: with the run, or with its share of the time."""
-        share = self._flow.steps[place].deadline_share
+    def deadline_of(self, index: int, now: float) -> float | None:
+        """The deadline of a step that begins now: that of the run, or its share of the time."""
+        share = self._flow.steps[index].deadline_share
         if self.deadline is None or share is None:
             return self.deadline
         return min(self.deadline, now + share * (self.deadline - self.began))

@@ -1,4 +1,4 @@
-"""A pipeline as it was written: nodes, calls of them, and what goes where. Frozen, and the same as its YAML."""
+"""A pipeline as it was written: nodes, their calls, and references between them. Frozen; YAML has the same form."""
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -9,7 +9,7 @@ import msgspec
 from pointsman.pipeline.options import NodeOptions
 
 CALL = "__call__"
-"""The method that is meant where none is named."""
+"""The default method."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class FromInput(msgspec.Struct, frozen=True):
-    """What a request brought, or a part of it."""
+    """The input of a request, or a part of it."""
 
     path: tuple[Access, ...] = ()
 
@@ -32,18 +32,18 @@ class FromStep(msgspec.Struct, frozen=True):
 
 
 class HandleTo(msgspec.Struct, frozen=True):
-    """A node itself, to be called by who gets it."""
+    """A node itself: the receiver calls it through a handle."""
 
     node: str
 
 
 Reference: TypeAlias = FromInput | FromStep | HandleTo
 Template: TypeAlias = Any
-"""A value with references in place of what is not known yet: plain data, lists and mappings of it, and references."""
+"""A value that may contain references: plain data, lists and mappings of it, and references."""
 
 
 def references(template: Template) -> Iterator[Reference]:
-    """All that are in a template, in order."""
+    """All references in a template, in order."""
     if isinstance(template, FromInput | FromStep | HandleTo):
         yield template
     elif isinstance(template, Mapping):
@@ -55,7 +55,7 @@ def references(template: Template) -> Iterator[Reference]:
 
 
 def filled(template: Template, fill: Callable[[Any], Any]) -> Any:
-    """The value of a template; `fill` says what a reference stands for."""
+    """The value of a template; `fill` replaces each reference."""
     if isinstance(template, msgspec.Struct):
         return fill(template)
     if isinstance(template, Mapping):
@@ -83,13 +83,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """Where its code is, as module:Name or path/to/file.py:Name; of a model, its name."""
     args: tuple[Template, ...] = ()
-    """Of the class: plain data, and handles to other nodes."""
+    """Constructor arguments: plain data, and handles to other nodes."""
     kwargs: Mapping[str, Template] = {}
     options: NodeOptions = NodeOptions()
     version: str = ""
-    """Of the code. Another version is another program: its replicas are replaced."""
+    """Of the code. When it changes, replicas are replaced."""
     joins: bool = False
-    """What its shards return goes to its method `join`; else the result is a list."""
+    """Its method `join` merges the results of its shards; else the result is a list."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,28 +103,28 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes, all calls in an order in which they can be made, and what is answered."""
+    """All nodes, all calls in an order in which they can be made, and the output."""
 
     nodes: tuple[Node, ...]
     calls: tuple[Call, ...]
     output: Template
     """Usually the last call; several outputs are a list or a mapping."""
     preprocessor: str = ""
-    """Where the code is that makes the input of an HTTP request; empty: its JSON is the input."""
+    """The code that makes the input of an HTTP request; empty: its JSON is the input."""
     schema: str = ""
-    """Where the class is that the input must be one of (pydantic); empty: anything goes."""
+    """The pydantic class that validates the input; empty: no validation."""
     ingress: NodeOptions = NodeOptions()
-    """Of the replicas that run the two, if there is one of them."""
+    """Options of the replicas that run preprocessor and schema."""
     ingress_version: str = ""
     python_path: tuple[str, ...] = ()
-    """Folders where modules are found besides, relative to that of the application."""
+    """Further folders to import modules from, relative to that of the application."""
     scaling: Mapping[str, Any] | None = None
-    """Of all nodes that do not say it themselves, as of one; None: nobody but they themselves."""
+    """Scaling of all nodes without `scaling` of their own; None: those have a fixed number of replicas."""
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
     @property
     def has_ingress(self) -> bool:
-        """Whether requests pass through code of the user before anything else."""
+        """Whether requests pass through the user's preprocessor or schema first."""
         return bool(self.preprocessor or self.schema)

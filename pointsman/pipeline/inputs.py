@@ -1,4 +1,4 @@
-"""What a request brings: one value, and the parts of it that steps use."""
+"""The input of a request: one value, and the parts of it that steps use."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from pointsman.pipeline.graph import Access
 
 
 class BadInput(PointsmanError):
-    """The input has not what the graph takes from it."""
+    """The input lacks a part that the graph uses."""
 
 
 def input_value(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The input that arguments stand for: a single one is itself, several are a list, named ones are a dict."""
+    """The input that arguments stand for: one is itself, several are a list, named ones are a dict."""
     if args and kwargs:
         raise BadInput(
             "the input is given by position or by name, not both: "
@@ -24,48 +24,48 @@ def input_value(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def part_of(value: Any, path: Iterable[Access]) -> Any:
-    """A part of the input. Raises `BadInput`, which says what was asked and what was there."""
-    asked = "input"
+    """A part of the input. Raises `BadInput`, which names the part and what was found instead."""
+    part = "input"
     for access in path:
-        owner, asked = asked, asked + (f".{access.key}" if access.attribute else f"[{access.key!r}]")
-        value = _attribute(value, access, owner, asked) if access.attribute else _item(value, access, owner, asked)
+        owner, part = part, part + (f".{access.key}" if access.attribute else f"[{access.key!r}]")
+        value = _attribute(value, access, owner, part) if access.attribute else _item(value, access, owner, part)
     return value
 
 
-def _attribute(value: Any, access: Access, owner: str, asked: str) -> Any:
+def _attribute(value: Any, access: Access, owner: str, part: str) -> Any:
     name = str(access.key)
     if isinstance(value, Mapping):
         if name in value:
             return value[name]
-        raise BadInput(f"{asked}: the {owner} has {_keys(value)}")
+        raise BadInput(f"{part}: the {owner} has {_keys(value)}")
     try:
         return getattr(value, name)
     except AttributeError:
-        raise BadInput(f"{asked}: the {owner} is a {type(value).__name__} without that attribute") from None
+        raise BadInput(f"{part}: the {owner} is a {type(value).__name__} without that attribute") from None
 
 
-def _item(value: Any, access: Access, owner: str, asked: str) -> Any:
+def _item(value: Any, access: Access, owner: str, part: str) -> Any:
     key = access.key
     if isinstance(value, list | tuple):
         if not isinstance(key, int):
-            raise BadInput(f"{asked}: the {owner} is a list of {_items(value)}, which has no names")
+            raise BadInput(f"{part}: the {owner} is a list of {_items(value)}, which has no names")
         if not -len(value) <= key < len(value):
-            raise BadInput(f"{asked}: the {owner} has {_items(value)}")
+            raise BadInput(f"{part}: the {owner} has {_items(value)}")
         return value[key]
     if key == 0 and not (isinstance(value, Mapping) and 0 in value):
         return value
     if isinstance(value, Mapping):
         if key in value:
             return value[key]
-        raise BadInput(f"{asked}: the {owner} has {_keys(value)}")
+        raise BadInput(f"{part}: the {owner} has {_keys(value)}")
     if isinstance(key, str) and not hasattr(value, "__getitem__"):
-        return _attribute(value, access, owner, asked)
+        return _attribute(value, access, owner, part)
     if isinstance(key, str) and not isinstance(value, str | bytes):
         try:
             return value[key]
         except (LookupError, TypeError):
-            raise BadInput(f"{asked}: the {owner} is a {type(value).__name__} without that item") from None
-    raise BadInput(f"{asked}: the {owner} is one {type(value).__name__}")
+            raise BadInput(f"{part}: the {owner} is a {type(value).__name__} without that item") from None
+    raise BadInput(f"{part}: the {owner} is one {type(value).__name__}")
 
 
 def _items(value: Sequence[Any]) -> str:

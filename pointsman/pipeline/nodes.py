@@ -1,7 +1,7 @@
 """Authoring: plain classes and functions become nodes, and calls of them are bound to each other.
 
-Enters: `@deployment` on a class or function, `bind`, `InputNode`. Leaves: objects that only remember what was written;
-`build` reads them. The one rule: binding calls nobody's code.
+Enters: `@deployment` on a class or function, `bind`, `InputNode`. Leaves: objects that only record what was bound;
+`build` reads them. The one rule: binding does not call the user's code.
 """
 
 import dis
@@ -18,16 +18,13 @@ from pointsman.pipeline.context import loading_stops_here
 from pointsman.pipeline.graph import CALL, Access
 from pointsman.pipeline.options import NodeOptions
 
-# What something is called: the variable that it is about to be assigned to.
-
-
 _STORES = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})
 
 
 def assigned_name(callers: int = 1) -> str:
-    """The variable that the result of the caller's caller is assigned to, as in m1 = Model.bind(1); empty: to none.
+    """The variable that a result is assigned to, as in m1 = Model.bind(1); empty if it is assigned to none.
 
-    `callers`: how many frames up the call stands whose result is assigned.
+    `callers`: how many frames above the caller the assignment is.
     """
     frame: FrameType | None = sys._getframe(callers + 1)
     if frame is None:
@@ -41,7 +38,7 @@ def assigned_name(callers: int = 1) -> str:
 
 
 class Deployment:
-    """A class or function that can be a node. Called, it does what it did before."""
+    """A class or function that can be a node. Calling it calls the class or function."""
 
     __pointsman_deployment__ = True
 
@@ -49,7 +46,7 @@ class Deployment:
         update_wrapper(self, body, updated=())
         self.body = body
         self.name = name
-        """As it was given; empty: the variable, or what the class or function is called."""
+        """As given; empty: the name of the variable, or of the class or function."""
         self.node_options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +61,7 @@ class Deployment:
         return Deployment(self.body, self.node_options.changed(changes), name or self.name)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a class: a node, an object of which will be in each replica. Of a function: a call of it."""
+        """Of a class: a node, with an instance of the class in each replica. Of a function: a call of it."""
         variable = assigned_name()
         if self.is_class:
             return ClassNode(self, args, kwargs, variable)
@@ -90,10 +87,10 @@ def deployment(body: Callable[..., Any] | None = None, /, *, name: str = "", **o
 
 
 class Executable:
-    """Whatever can be the last of a graph."""
+    """Anything that can be the output of a graph."""
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph up to here in this process; the objects of its classes are made once and kept."""
+        """Run the graph up to here in this process. Objects of classes are created once and kept."""
         loading_stops_here("execute")
         return import_module("pointsman.runtimes.inprocess.pipelines").execute(self, args, kwargs)
 
@@ -111,7 +108,7 @@ class BoundMethod:
 
 
 class ClassNode(Executable):
-    """An object of the user's class, wherever its replicas are. One bound object is one deployment."""
+    """An object of the user's class, in each replica. One bound object is one deployment."""
 
     def __init__(self, of: Deployment, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str) -> None:
         self._of = of
@@ -130,7 +127,7 @@ class ClassNode(Executable):
 
 
 class ModelNode:
-    """A model that a deployment of the manifest serves: its calls are scheduled like everybody's."""
+    """A model that a deployment of the manifest serves. Its calls are scheduled like any other request."""
 
     METHODS = ("chat", "complete", "embed")
 
@@ -149,7 +146,7 @@ def model(name: str) -> ModelNode:
 
 
 class CallNode(Executable):
-    """A call, once per request: its result goes wherever it is bound to."""
+    """A call, made once per request; its result goes wherever it is bound."""
 
     def __init__(
         self, owner: "Owner", method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str
@@ -162,7 +159,7 @@ class CallNode(Executable):
 
 
 class InputPart:
-    """A part of what a request brings: an item or an attribute of it, or of a part."""
+    """A part of the input of a request: an item or an attribute of it, or of a part."""
 
     def __init__(self, source: "InputNode", path: tuple[Access, ...]) -> None:
         self._source = source
@@ -178,10 +175,10 @@ class InputPart:
 
 
 class InputNode(InputPart):
-    """What a request brings, as a whole.
+    """The input of a request.
 
-    `preprocessor` makes it from an HTTP request; `schema` is a pydantic class that it must be one of. With neither, it
-    is the JSON of the body.
+    `preprocessor` makes it from an HTTP request; `schema` is the pydantic class that validates it. With neither, it is
+    the JSON of the body.
     """
 
     def __init__(self, *, preprocessor: Callable[..., Any] | None = None, schema: type[Any] | None = None) -> None:
@@ -197,4 +194,4 @@ class InputNode(InputPart):
 
 
 Owner: TypeAlias = Deployment | ClassNode | ModelNode
-"""Whom a call is of: a function, an object, a model."""
+"""The target of a call: a function, an object, a model."""

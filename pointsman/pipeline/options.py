@@ -1,4 +1,4 @@
-"""What can be said of a node: how many replicas, what each needs, what may be done with a call."""
+"""Options of a node: replicas, resources, and how calls are handled."""
 
 from collections.abc import Callable, Mapping
 from operator import ge, gt, le, lt
@@ -11,30 +11,30 @@ from pointsman.parameters import Amount, Count, Number, Share, Size, Spelled, Ti
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but code and arguments. Documents have the same fields."""
+    """Everything but code and arguments. YAML has the same fields."""
 
     num_replicas: Annotated[Number, Spelled("replicas")] = 1
     shards: Count = 1
-    """Processes that make up one replica: a call goes to all of them."""
+    """Processes of one replica: a call goes to all of them."""
     max_concurrency: Count = 16
-    """Calls that a replica is given at once."""
+    """Concurrent calls per replica."""
     threads: Count = 1
-    """How many of them run side by side, where the code is not async."""
+    """Calls that run at the same time, if the code is not async."""
     cpus: Amount = 0.0
     memory_bytes: Annotated[Size, Spelled("memory")] = 0
     gpus: Number = 0
     gpu_memory_bytes: Annotated[Size, Spelled("gpuMemory")] = 0
     """On each of its GPUs."""
     gpu_share: Share | None = None
-    """Of each of its GPUs; others may have the rest."""
+    """Share of each of its GPUs; other instances may have the rest."""
     labels: Mapping[str, str] = {}
-    """That a worker must have to be chosen."""
+    """Labels that a worker must have."""
     idempotent: bool = False
-    """A call may be made again if its replica dies."""
+    """A call may be repeated if its replica dies."""
     deadline_share: Share | None = None
-    """Of the time that a request has in all, what a call of this node may take; None: all that is left."""
+    """Share of the total time of a request that a call of this node may take; None: all that is left."""
     user_config: Any = None
-    """Handed to `reconfigure` before the first call and whenever it changes; JSON."""
+    """JSON; passed to `reconfigure` before the first call and whenever it changes."""
     scheduling: Mapping[str, Any] | None = None
     """{policy, parameters} or {config}, as for deployments; None: fifo."""
     scaling: Mapping[str, Any] | None = None
@@ -44,10 +44,10 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_check_period_s: Time = 2.0
     health_check_timeout_s: Time = 5.0
     graceful_shutdown_s: Time = 60.0
-    """What calls under way get to end before a replica is stopped."""
+    """Time for running calls to end before a replica is stopped."""
 
     def changed(self, changes: Mapping[str, Any]) -> "NodeOptions":
-        """The same with other values; raises for names that are none and values that cannot be."""
+        """The same with other values; raises for unknown names and invalid values."""
         for name in changes:
             if name not in self.__struct_fields__:
                 raise UnknownName("option", name, self.__struct_fields__)
@@ -59,7 +59,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise PointsmanError("; ".join(problems)) from None
 
     def problems(self) -> list[str]:
-        """Which numbers are out of bounds, in words."""
+        """Messages for numbers that are out of bounds."""
         found = []
         for field in msgspec.structs.fields(self):
             value, bounds = getattr(self, field.name), _bounds(field.type)
@@ -73,7 +73,7 @@ _BOUNDS = {"ge": ("at least", ge), "gt": ("above", gt), "le": ("at most", le), "
 
 
 def _bounds(annotation: Any) -> list[tuple[str, Callable[[float, float], bool], float]]:
-    """In words, as a comparison, and its limit; of a type that may be None, those of the other one."""
+    """(text, comparison, limit) of each bound; of an optional type, those of the type itself."""
     kind, marks = unmarked(annotation)
     of_members = [bound for member in get_args(kind) for bound in _bounds(member)] if kind is not Any else []
     own = [

@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.config.registry import plugin_type
 from pointsman.engines import ENGINES, Command, Engine, LlamaCpp, OpenAI, Sglang, Simulated, Vllm
-from pointsman.engines.simulated import MID_ANSWER, Fault, FaultSpec, MeasuredHardware
+from pointsman.engines.simulated import MID_RESPONSE, Fault, FaultSpec, MeasuredHardware
 from pointsman.errors import ConfigError
 from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START
 from pointsman.simulator.performance import constants
@@ -172,7 +172,7 @@ def test_every_engine_can_read_servers_that_others_started(name: str) -> None:
 def test_simulated_offers_what_its_process_knows() -> None:
     assert set(get_args(MeasuredHardware)) == set(constants())
     assert set(get_args(Fault)) == {*ANY_TIME, *AT_THE_START, *AT_ONCE}
-    assert set(MID_ANSWER) == set(ANY_TIME)
+    assert set(MID_RESPONSE) == set(ANY_TIME)
 
 
 def test_faults_are_checked_before_anything_starts() -> None:

@@ -151,7 +151,7 @@ def test_code_that_no_other_process_could_load() -> None:
         "inner cannot be loaded by other processes: test_code_that_no_other_process_could_load.inner is defined inside "
         "a function; move it to module level",
         "the preprocessor of the input cannot be loaded by other processes: it has no name that another process could "
-        "find it by; write a def or a class for it",
+        "import; write a def or a class for it",
     ]
     assert bound_graph(dag).graph.nodes[0].code == "", "in this process it runs"
 

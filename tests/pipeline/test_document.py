@@ -113,7 +113,7 @@ def test_references_are_marked_with_a_dollar(template: Any, data: Any) -> None:
         ({"x": {"$step": 3}}, ("x", "$step"), "expected the id of a call"),
         ({"$handle": None}, ("$handle",), "expected the name of a node"),
         ({"$input": 0}, ("$input",), WHOLE),
-        ({"$input": [0, True]}, ("$input", 1), "expected a key, a place, or {attribute: name}"),
+        ({"$input": [0, True]}, ("$input", 1), "expected a key, an index, or {attribute: name}"),
     ],
 )  # fmt: skip
 def test_what_is_no_reference_is_noted_with_the_way_to_it(data: Any, path: Any, message: str) -> None:

@@ -81,7 +81,7 @@ class Results:
         return [self._blob(source) for source in step.sources]
 
     def _blob(self, part: InputValue | StepResult) -> bytes:
-        blob = self._results[part.place] if isinstance(part, StepResult) else self.inputs[part.place]
+        blob = self._results[part.index] if isinstance(part, StepResult) else self.inputs[part.index]
         assert blob is not None, "a step begins when all that it needs is there"
         return blob
 
@@ -117,7 +117,7 @@ class Results:
 
     def _as_json(self, part: Any) -> Any:
         """Part of an answer that is made of several results."""
-        is_json = isinstance(part, StepResult) and self.form_of(part.place) == WHOLE
+        is_json = isinstance(part, StepResult) and self.form_of(part.index) == WHOLE
         return msgspec.Raw(self._blob(part)) if is_json else decode_plain(self._blob(part))
 
 

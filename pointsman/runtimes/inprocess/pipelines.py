@@ -1,7 +1,7 @@
-"""Pipelines in this process: the same run of the same flow, with every call made here and now.
+"""Pipelines in this process: the same run of the same flow, with every call made here.
 
-Enters: what was bound, and an input. Leaves: the result. Objects of classes are made when they are first needed, and
-kept with their nodes, so that a second `execute` finds them loaded. Where all code is plain there is no event loop.
+Enters: bound objects and an input. Leaves: the result. Objects of classes are created when they are first needed, and
+kept with their nodes, so that a second `execute` finds them loaded. Without async code there is no event loop.
 """
 
 import asyncio
@@ -21,11 +21,9 @@ from pointsman.pipeline.graph import CALL, HandleTo, filled
 from pointsman.pipeline.inputs import input_value, part_of
 from pointsman.pipeline.nodes import ClassNode, Deployment, ModelNode
 
-# Handles of pipelines that run in this process: a call of a node is a call of its method.
-
 
 class InProcessMethods(Protocol):
-    """Whoever knows the methods of nodes."""
+    """Finds the methods of nodes."""
 
     def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]: ...
 
@@ -64,7 +62,7 @@ class InProcessMethod:
         return self(*args, **kwargs)
 
     async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Piece by piece, what a generator yields."""
+        """What a generator yields."""
         result = self._methods.method(self._node.name, self._name)(*args, **kwargs)
         if hasattr(result, "__aiter__"):
             async for piece in result:
@@ -85,7 +83,7 @@ class InProcessMethod:
 
 
 class InProcessResponse:
-    """What a call will return."""
+    """The result of a call, once awaited."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -94,7 +92,7 @@ class InProcessResponse:
         return self._call().__await__()  # type: ignore[no-any-return]
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The result, waited for."""
+        """Wait for the result."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, self._call()).result(timeout_s)
 
@@ -108,12 +106,12 @@ async def _result(found: Any) -> Any:
 
 
 KEPT = "_pointsman_pipeline"
-"""Where a node keeps what was made for it."""
+"""The attribute in which a node keeps its pipeline."""
 OBJECTS = "_pointsman_objects"
 
 
 def execute(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run what was bound up to `root`."""
+    """Run the graph with the output `root`."""
     kept = root.__dict__.get(KEPT)
     if kept is None:
         kept = root.__dict__[KEPT] = Pipeline(bound_graph(root))
@@ -136,42 +134,42 @@ class Pipeline:
         value = input_value(args, kwargs)
         values = [part_of(value, path) for path in self._paths] + self._blank
         if self._is_async:
-            return _in_a_loop(self._run_async(values))
+            return _run_to_completion(self._run_async(values))
         run, calls, first = Run(self.flow, 0.0), self._calls, len(self._paths)
         ready = list(run.begin())
         while ready:
-            place = ready.pop()
-            values[first + place] = self._kept(place, calls[place](values))
-            ready += run.finished(place, 0.0)
+            index = ready.pop()
+            values[first + index] = self._kept(index, calls[index](values))
+            ready += run.finished(index, 0.0)
         return self._output(values)
 
     async def _run_async(self, values: list[Any]) -> Any:
         run, first = Run(self.flow, time.monotonic()), len(self._paths)
         in_flight: dict[asyncio.Task[Any], int] = {}
 
-        def begin(places: Sequence[int]) -> None:
-            for place in places:
-                in_flight[asyncio.ensure_future(self._calls[place].result(values))] = place
+        def begin(indexes: Sequence[int]) -> None:
+            for index in indexes:
+                in_flight[asyncio.ensure_future(self._calls[index].result(values))] = index
 
         begin(run.begin())
         try:
             while in_flight:
                 ended, _ = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
-                    place = in_flight.pop(task)
+                    index = in_flight.pop(task)
                     result = await task
                     if hasattr(result, "__aiter__"):
                         result = [piece async for piece in result]
-                    values[first + place] = self._kept(place, result)
-                    begin(run.finished(place, time.monotonic()))
+                    values[first + index] = self._kept(index, result)
+                    begin(run.finished(index, time.monotonic()))
         finally:
-            for task in in_flight:  # one has failed: what the others do is of no use any more
+            for task in in_flight:  # one has failed: cancel the others
                 task.cancel()
         return self._output(values)
 
-    def _kept(self, place: int, result: Any) -> Any:
-        """Pieces are for whoever asked; the next step gets all of them."""
-        if isinstance(result, Iterator) and inspect.isgenerator(result) and place != self.flow.streams:
+    def _kept(self, index: int, result: Any) -> Any:
+        """The response may stream; a step that follows gets the whole result."""
+        if isinstance(result, Iterator) and inspect.isgenerator(result) and index != self.flow.streams:
             return list(result)
         return result
 
@@ -182,7 +180,7 @@ class Pipeline:
 
 
 class _PreparedCall:
-    """A step's function, and where its arguments are among the values of a run."""
+    """The function of a step, and where its arguments are among the values of a run."""
 
     __slots__ = ("_args", "_flow", "_function", "_kwargs", "_slots", "is_async")
 
@@ -211,21 +209,21 @@ class _PreparedCall:
 
 def _slot(flow: Flow, part: Any) -> int:
     """Where a value is: the parts of the input first, then the results of steps."""
-    return int(part.place) if isinstance(part, InputValue) else len(flow.inputs) + int(part.place)
+    return int(part.index) if isinstance(part, InputValue) else len(flow.inputs) + int(part.index)
 
 
 class Objects:
-    """Who stands behind the nodes of a graph, here: functions, and objects that are made when they are first needed."""
+    """The code behind the nodes of a graph: functions, and objects that are created when they are first needed."""
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
 
     def function(self, step: Step) -> Callable[..., Any]:
-        """What a step calls."""
+        """The function that a step calls."""
         return self.method(step.node, step.method, step.rank)
 
     def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]:
-        """A method of a node, or the function that it is."""
+        """A method of a node, or the function itself."""
         owner = self._bound.owners[node]
         if isinstance(owner, ModelNode):
             raise PointsmanError(f'model "{owner._model}" runs behind a gateway: deploy the pipeline to use it')
@@ -273,7 +271,7 @@ def _of_shard(function: Callable[..., Any], context: CallContext) -> Callable[..
 
 
 def _one_by_one(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that takes batches gets batches of one."""
+    """A function that takes batches is called with batches of one."""
     if batching_of(function) is None:
         return function
     if inspect.iscoroutinefunction(function):
@@ -291,8 +289,8 @@ def _one_by_one(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def _in_a_loop(coroutine: Any) -> Any:
-    """Run it to its end, also where a loop runs already."""
+def _run_to_completion(coroutine: Any) -> Any:
+    """Run it to completion, even inside a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
