@@ -1,5 +1,5 @@
 """Text, tables and pictures for people.
 
-Enters: values of the rooms below. Leaves: text for a terminal, or SVG. The one rule: nothing reads what is rendered
-here.
+Enters: reasons, graphs, fleets. Leaves: text for a terminal, Mermaid, DOT or SVG. The one rule: no code reads rendered
+text back.
 """

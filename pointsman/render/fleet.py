@@ -1,4 +1,4 @@
-"""What a picture shows of a fleet, before anybody draws: each GPU and each memory as a bar of parts."""
+"""What a picture of a fleet shows, as data: each GPU and each machine's memory as a bar of parts."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -12,26 +12,26 @@ from pointsman.render.text import quantity
 from pointsman.types import WorkerStatus
 
 CHOSEN = "chosen"
-"""Whose a place is that nobody has yet."""
+"""The owner of a place that no instance has yet."""
 
 
 class PartKind(Enum):
-    """What a part of a bar is."""
+    """The kind of a part of a bar."""
 
     RESERVED = "reserved for the system"
     OTHERS = "used by others"
     CLAIMED = "claimed"
-    HELD = "held by an instance that shares with nobody"
+    HELD = "held by an exclusive instance"
     FREE = "free"
 
 
 class BarPart(msgspec.Struct, frozen=True):
-    """A piece of a bar."""
+    """A part of a bar."""
 
     kind: PartKind
     size_bytes: int
     owner: str = ""
-    """Of a claim: the deployment, or the instance if it stands alone."""
+    """Of a claim: the deployment, or the instance if it belongs to none."""
     instance: str = ""
     chosen: bool = False
 
@@ -43,14 +43,14 @@ class Bar(msgspec.Struct, frozen=True):
     total_bytes: int
     parts: tuple[BarPart, ...]
     free_bytes: int
-    """Below 0: more is claimed or used than there is."""
+    """Below 0 if more is claimed or used than there is."""
     held: bool = False
-    """What is free of it goes to nobody."""
+    """An exclusive instance has it: its free part cannot be used."""
     link: str = ""
 
 
 class Owner(msgspec.Struct):
-    """A deployment, as the legend says it."""
+    """A deployment, for the legend."""
 
     name: str
     instances: int = 0
@@ -59,7 +59,7 @@ class Owner(msgspec.Struct):
 
 
 class BarClaim(msgspec.Struct, frozen=True):
-    """Somebody's claim, on its bar."""
+    """A claim, on its bar."""
 
     instance: str
     owner: str
@@ -68,15 +68,15 @@ class BarClaim(msgspec.Struct, frozen=True):
 
 
 class FleetView:
-    """A fleet to be drawn, and the place to point out: marked if an instance has it, else drawn as if one had."""
+    """A fleet to draw, and the place to highlight: marked if an instance has it, else drawn as if one had."""
 
     def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
         self._fleet = fleet
         self._tenants: dict[str, list[BarClaim]] = {}
         self._expected = highlight
-        """The place to point out, as long as nobody has been found who has it."""
+        """The place to highlight, if no instance has it yet."""
         self.owners: dict[str, Owner] = {}
-        """In the order in which they came."""
+        """In order of their first claim."""
         for one in fleet.occupants.values():
             if one.place is highlight:
                 self._expected = None
@@ -94,7 +94,7 @@ class FleetView:
             self._tenants.setdefault(claim.worker, []).append(BarClaim(instance, owner, chosen, claim))
 
     def first(self, most: int) -> list[Host]:
-        """The workers to draw: those that have the chosen place, then as many as fit, in the order of the fleet."""
+        """The workers to draw: those of the highlighted place, then the first of the fleet, at most `most`."""
         hosts = list(self._fleet.workers)
         if len(hosts) <= most:
             return hosts
@@ -103,7 +103,7 @@ class FleetView:
         return [*chosen, *others[: max(most - len(chosen), 0)]]
 
     def gpus(self, host: Host) -> list[Bar]:
-        """A bar for each GPU that has memory of its own."""
+        """A bar for each GPU with its own memory."""
         if host.worker.unified_memory:
             return []
         tenants: dict[int | None, list[BarClaim]] = {}
@@ -122,7 +122,7 @@ class FleetView:
         return Bar(f"gpu{gpu.index}", gpu.memory_bytes, parts, free, held, gpu.link)
 
     def memory(self, host: Host) -> Bar:
-        """The memory of the machine, with that of its GPUs if they have none of their own."""
+        """The memory of the machine, including that of its GPUs if it is unified."""
         worker = host.worker
         tenants = self._tenants.get(worker.name, ())
 
@@ -159,8 +159,8 @@ def _parts(
     return tuple(part for part in parts if part.size_bytes > 0)
 
 
-def gpus_in_words(host: Host, most: int = 60) -> str:
-    """8 x H100 80GB; empty if it has none. Sizes are left out if it would be longer than `most`."""
+def gpus_text(host: Host, most: int = 60) -> str:
+    """8 x H100 80GB; empty without GPUs. Sizes are left out if the text would be longer than `most`."""
     words = ""
     for name_of in (short_gpu_name, _bare_name):
         counts: dict[str, int] = {}
@@ -184,7 +184,7 @@ def in_gib(size_bytes: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
 
 
-# A whole fleet in a few numbers: in one sentence, and by GPU model.
+# Totals
 
 
 class Total(msgspec.Struct):
@@ -195,12 +195,12 @@ class Total(msgspec.Struct):
     reserved_bytes: int = 0
     others_bytes: int = 0
     free_bytes: int = 0
-    """That somebody could still have: not what is held, and never below 0."""
+    """Without what is held; never below 0."""
     held_bytes: int = 0
     empty: int = 0
-    """GPUs that nobody has a part of."""
+    """GPUs without instances and other processes."""
     largest_bytes: int = 0
-    """The most that is free on one GPU."""
+    """The largest free part of one GPU."""
 
     @property
     def claimed_bytes(self) -> int:
@@ -209,7 +209,7 @@ class Total(msgspec.Struct):
 
 
 def totals(fleet: Fleet) -> dict[str, Total]:
-    """By model, in the order of the fleet. GPUs of unified memory are not counted: their memory is the machine's."""
+    """By model, in the order of the fleet. GPUs with unified memory are not counted: their memory is the machine's."""
     found: dict[str, Total] = {}
     names: dict[str, str] = {}
     columns = fleet.gpus.columns

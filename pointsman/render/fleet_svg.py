@@ -11,7 +11,7 @@ from pointsman.render.fleet import (
     BarPart,
     FleetView,
     PartKind,
-    gpus_in_words,
+    gpus_text,
     headline,
     in_gib,
     summary_rows,
@@ -21,7 +21,7 @@ from pointsman.render.text import quantity
 from pointsman.types import WorkerStatus
 
 RACK = "rack"
-"""The label by which workers are grouped."""
+"""The label that groups workers."""
 
 WIDTH, MARGIN, PAD = 1120.0, 28.0, 16.0
 NAMES = 196.0
@@ -65,21 +65,21 @@ text { font-family: Inter, "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", s
 
 
 def fleet_svg(fleet: Fleet, *, highlight: Place | None = None, rows: int = 60) -> str:
-    """The fleet, drawn. Of more than `rows` workers the first are drawn, those of the highlighted place before them,
-    and a table by GPU model sums all of them up."""
+    """A picture of the fleet. With more than `rows` workers, only the first are drawn, those of the highlighted place
+    before the others, and a table sums up all workers by GPU model."""
     view = FleetView(fleet, highlight)
     drawing = _FleetSvg(view, view.first(rows))
     return drawing.document(fleet)
 
 
 class _FleetSvg:
-    """Cards below each other; `y` is where the next thing goes."""
+    """Cards from top to bottom; `_y` is the position of the next one."""
 
     def __init__(self, view: FleetView, hosts: Sequence[Host]) -> None:
         self._view = view
         self._hosts = hosts
         self._canvas = Canvas()
-        self._colours = {name: colour(place) for place, name in enumerate(view.owners)} | {CHOSEN: "#fbd5e7"}
+        self._colours = {name: colour(index) for index, name in enumerate(view.owners)} | {CHOSEN: "#fbd5e7"}
         self._columns = min(max((len(view.gpus(host)) for host in hosts), default=1) or 1, MOST_COLUMNS)
         self._y = MARGIN
 
@@ -105,7 +105,7 @@ class _FleetSvg:
     # The legend
 
     def _legend(self) -> None:
-        """Chips, as many to a line as fit; only what is in the picture."""
+        """Chips, as many per line as fit; only for what is in the picture."""
         bars = [bar for host in self._hosts for bar in (*self._view.gpus(host), self._view.memory(host))]
         seen = {part.owner or part.kind for bar in bars for part in bar.parts}
         chips = [
@@ -163,7 +163,7 @@ class _FleetSvg:
             left = x + len(name) * 8.4 + 10
             self._canvas.rect(left, y, width, 16, BADGES[worker.status], radius=8)
             self._canvas.text(left + 6, y + 11.5, worker.status.value, "badge")
-        kind = gpus_in_words(host, 26) or "no GPU"
+        kind = gpus_text(host, 26) or "no GPU"
         unified = " unified" if worker.unified_memory else ""
         self._canvas.text(x, y + 30, kind, "fact")
         self._canvas.text(x, y + 46, f"{worker.cpus:g} CPUs, {in_gib(worker.memory_bytes)} GiB{unified}", "fact")
@@ -173,8 +173,8 @@ class _FleetSvg:
         linked = any(bar.link for bar in gpus)
         for start in range(0, len(gpus), self._columns):
             line = gpus[start : start + self._columns]
-            for place, bar in enumerate(line):
-                x = AREA_X + place * (width + GAP)
+            for index, bar in enumerate(line):
+                x = AREA_X + index * (width + GAP)
                 self._bar(bar, x, y, width, BAR)
                 self._caption(bar, x, y + BAR, width, bar.name.removeprefix("gpu"))
             if linked:
@@ -182,9 +182,9 @@ class _FleetSvg:
             y += BAR + CAPTION + LINK * linked
 
     def _links(self, line: Sequence[Bar], y: float, width: float) -> None:
-        """A bracket below those that reach each other."""
+        """A bracket below linked GPUs."""
         for link in dict.fromkeys(bar.link for bar in line if bar.link):
-            middles = [AREA_X + place * (width + GAP) + width / 2 for place, bar in enumerate(line) if bar.link == link]
+            middles = [AREA_X + index * (width + GAP) + width / 2 for index, bar in enumerate(line) if bar.link == link]
             self._canvas.open(link)
             for x in middles:
                 self._canvas.line([(x, y - 3), (x, y)], stroke="#9aa6b6", stroke_width="1.5")
@@ -192,7 +192,7 @@ class _FleetSvg:
             self._canvas.close()
 
     def _strip(self, host: Host, memory: Bar, y: float) -> None:
-        """The memory of a machine whose GPUs matter more."""
+        """The memory of a machine with GPUs."""
         words = _machine(self._view, host, memory)
         width = AREA - 300
         self._bar(memory, AREA_X, y, width, STRIP)
@@ -235,7 +235,7 @@ class _FleetSvg:
             words = "held" if bar.held else f"{in_gib(bar.free_bytes)} GiB free"
             self._canvas.text(x + width - 1, y + 12, words, "free")
 
-    # What was left out
+    # The workers that are not drawn
 
     def _summary(self, fleet: Fleet) -> None:
         left_out = len(fleet) - len(self._hosts)
@@ -243,14 +243,14 @@ class _FleetSvg:
         self._y += 40
         for row in (SUMMARY_HEADS, *summary_rows(fleet)):
             self._canvas.text(MARGIN, self._y, row[0], "celled")
-            for place, cell in enumerate(row[1:]):
-                self._canvas.text(MARGIN + 260 + place * 110, self._y, cell, "cell")
+            for index, cell in enumerate(row[1:]):
+                self._canvas.text(MARGIN + 260 + index * 110, self._y, cell, "cell")
             self._y += 20
         self._y += 8
 
 
 def _by_rack(hosts: Iterable[Host]) -> dict[str, list[Host]]:
-    """Headings -> workers; without any rack there is one group and no heading."""
+    """Headings -> workers; without racks there is one group and no heading."""
     groups: dict[str, list[Host]] = {}
     for host in hosts:
         rack = host.labels.get(RACK)

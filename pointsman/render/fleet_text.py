@@ -13,7 +13,7 @@ from pointsman.render.fleet import (
     FleetView,
     Owner,
     PartKind,
-    gpus_in_words,
+    gpus_text,
     headline,
     in_gib,
     summary_rows,
@@ -23,22 +23,22 @@ from pointsman.types import WorkerStatus
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
 MANY = "+"
-"""Those for whom there is no letter left."""
+"""The deployments beyond the letters."""
 MARKS = {PartKind.RESERVED: "-", PartKind.OTHERS: "x", PartKind.HELD: "~", PartKind.FREE: " "}
 CHOSEN_MARK = "#"
-TOO_MUCH = "!"
+OVERCOMMITTED = "!"
 
-LEAST_CELLS, MOST_CELLS = 4, 30
-"""Of a bar."""
-PAPER = (75, 215, 114, 176, 203, 80, 221, 137, 211, 73)
-"""Colours of deployments, of the 256 that terminals have."""
+MIN_CELLS, MAX_CELLS = 4, 30
+"""Width of a bar."""
+BACKGROUNDS = (75, 215, 114, 176, 203, 80, 221, 137, 211, 73)
+"""Colours of deployments, of the 256 colours of terminals."""
 
 
 def fleet_text(
     fleet: Fleet, *, width: int = 100, color: bool = False, highlight: Place | None = None, rows: int = 40
 ) -> str:
-    """The fleet, drawn. Of more than `rows` workers the first are drawn, those of the highlighted place before them,
-    and a table by GPU model sums all of them up."""
+    """A picture of the fleet. With more than `rows` workers, only the first are drawn, those of the highlighted place
+    before the others, and a table sums up all workers by GPU model."""
     view = FleetView(fleet, highlight)
     hosts = view.first(rows)
     drawing = _FleetText(view, width, color)
@@ -50,38 +50,38 @@ def fleet_text(
 
 
 class _FleetText:
-    """Lines of one picture; remembers which marks it has used."""
+    """The lines of one picture, and the marks that it uses."""
 
     def __init__(self, view: FleetView, width: int, color: bool) -> None:
         self._view = view
         self._width = width
         self._color = color
-        named = list(view.owners)  # a place that nobody has comes last, so that it takes no letter from anybody
-        self._letters = {name: LETTERS[place] if place < len(LETTERS) else MANY for place, name in enumerate(named)}
-        self._paper = {name: PAPER[place % len(PAPER)] for place, name in enumerate(named)}
+        named = list(view.owners)  # the chosen place comes last and takes no letter
+        self._letters = {name: LETTERS[index] if index < len(LETTERS) else MANY for index, name in enumerate(named)}
+        self._backgrounds = {name: BACKGROUNDS[index % len(BACKGROUNDS)] for index, name in enumerate(named)}
         self._used: set[str] = set()
 
     def table(self, hosts: Sequence[Host]) -> list[str]:
-        """A head, and a line for each worker; GPUs that do not fit go on in the next line."""
+        """A head, and a line for each worker; GPUs that do not fit continue on the next line."""
         names = [_name(host, max(self._width // 4, 8)) for host in hosts]
-        kinds = [gpus_in_words(host, 20) or "CPU only" for host in hosts]
+        kinds = [gpus_text(host, 20) or "CPU only" for host in hosts]
         first, second = (max([*map(len, cells), 6]) for cells in (names, kinds))
         numbers = 18
-        room = max(self._width - first - second - numbers - 4, LEAST_CELLS + 2)
+        room = max(self._width - first - second - numbers - 4, MIN_CELLS + 2)
         lines = [f"{'worker':{first}}  {'GPUs':{second}}  {'':{room}}{'free GiB':>9}{'largest':>9}"]
         for host, name, kind in zip(hosts, names, kinds, strict=True):
             bars = self._view.gpus(host) or [self._view.memory(host)]
             open_bars = [bar.free_bytes for bar in bars if not bar.held] or [0]
             free = f"{in_gib(sum(max(size, 0) for size in open_bars)):>9}{in_gib(max(open_bars)):>9}"
-            for place, line in enumerate(self._bars(bars, room)):
-                before = f"{name:{first}}  {kind:{second}}  " if not place else " " * (first + second + 4)
-                lines.append((before + line + (free if not place else "")).rstrip())
+            for index, line in enumerate(self._bars(bars, room)):
+                before = f"{name:{first}}  {kind:{second}}  " if not index else " " * (first + second + 4)
+                lines.append((before + line + (free if not index else "")).rstrip())
         return lines
 
     def _bars(self, bars: Sequence[Bar], room: int) -> Iterable[str]:
         """Lines of bars side by side, each line as wide as the room."""
-        side_by_side = min(len(bars), max((room - 1) // (LEAST_CELLS + 1), 1))
-        cells = min((room - 1) // side_by_side - 1, MOST_CELLS)
+        side_by_side = min(len(bars), max((room - 1) // (MIN_CELLS + 1), 1))
+        cells = min((room - 1) // side_by_side - 1, MAX_CELLS)
         for start in range(0, len(bars), side_by_side):
             drawn = [self._bar(bar, cells) for bar in bars[start : start + side_by_side]]
             blank = " " * (room - 1 - len(drawn) * (cells + 1))
@@ -90,7 +90,7 @@ class _FleetText:
     def _bar(self, bar: Bar, cells: int) -> str:
         too_much = bar.free_bytes < 0
         if too_much:
-            self._used.add(TOO_MUCH)
+            self._used.add(OVERCOMMITTED)
             cells -= 1
         drawn = ""
         for part, length in zip(bar.parts, shared_out(bar.parts, cells), strict=True):
@@ -101,7 +101,7 @@ class _FleetText:
                 number = _short(bar.free_bytes)
                 text = text[len(number) :] + number if len(number) <= length else text
             drawn += self._painted(text, part)
-        return drawn + (TOO_MUCH if too_much else "")
+        return drawn + (OVERCOMMITTED if too_much else "")
 
     def _mark(self, part: BarPart) -> str:
         if part.kind is not PartKind.CLAIMED:
@@ -114,11 +114,11 @@ class _FleetText:
         if part.chosen:
             return f"\x1b[1;30;48;5;226m{text}\x1b[0m"
         if part.kind is PartKind.CLAIMED:
-            return f"\x1b[30;48;5;{self._paper[part.owner]}m{text}\x1b[0m"
+            return f"\x1b[30;48;5;{self._backgrounds[part.owner]}m{text}\x1b[0m"
         return f"\x1b[90m{text}\x1b[0m"
 
     def legend(self) -> list[str]:
-        """Who the letters are, then what the other marks mean; only those that are in the picture."""
+        """What the letters and the other marks mean; only those in the picture."""
         owners = [
             f"{self._painted(letter, BarPart(PartKind.CLAIMED, 1, name))} {name} ({_taken(self._view.owners[name])})"
             for name, letter in self._letters.items()
@@ -128,25 +128,25 @@ class _FleetText:
             CHOSEN_MARK: CHOSEN,
             MANY: "further deployments",
             **{mark: kind.value for kind, mark in MARKS.items() if kind is not PartKind.FREE},
-            TOO_MUCH: "more is claimed than there is",
+            OVERCOMMITTED: "more is claimed than there is",
         }
         meanings = [f"{mark} {words}" for mark, words in marks.items() if mark in self._used]
         return [*_wrapped(owners, self._width), *_wrapped([*meanings, "numbers: GiB free"], self._width)]
 
 
 def shared_out(parts: Sequence[BarPart], cells: int) -> list[int]:
-    """How many of the cells each part gets: its share; what somebody has gets at least one, if there are enough."""
+    """The cells of each part, in proportion; claims and other processes get at least one, if there are enough."""
     total = sum(part.size_bytes for part in parts)
     if not total:
         return [0] * len(parts)
     exact = [part.size_bytes * cells / total for part in parts]
     least = [int(part.kind in (PartKind.CLAIMED, PartKind.OTHERS)) for part in parts]
     shares = [max(int(share), one) for share, one in zip(exact, least, strict=True)]
-    places = range(len(parts))
+    indexes = range(len(parts))
     while sum(shares) > cells:
-        shares[max(places, key=lambda place: (shares[place] > least[place], shares[place] - exact[place]))] -= 1
+        shares[max(indexes, key=lambda index: (shares[index] > least[index], shares[index] - exact[index]))] -= 1
     while sum(shares) < cells:
-        shares[max(places, key=lambda place: exact[place] - shares[place])] += 1
+        shares[max(indexes, key=lambda index: exact[index] - shares[index])] += 1
     return shares
 
 
@@ -157,7 +157,7 @@ def _name(host: Host, most: int) -> str:
 
 
 def _short(size_bytes: int) -> str:
-    """In a bar: 38, but 3.8."""
+    """GiB inside a bar: 38, but 3.8."""
     value = size_bytes / 2**30
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
@@ -178,5 +178,5 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def _length(text: str) -> int:
-    """As it is seen: colours take no room."""
+    """Visible length: escape codes take no room."""
     return len(re.sub(r"\x1b\[[0-9;]*m", "", text))

@@ -17,31 +17,31 @@ CORNERS = " ││││┘┐┤│└┌├─┴┬┼"
 
 
 def graph_text(name: str, graph: Graph, width: int = 100) -> str:
-    """The graph, drawn. A stage that is wider than `width` goes on in the next line."""
+    """A picture of the graph. A stage that is wider than `width` continues on the next line."""
     drawing = _GraphText(parts_of(graph), max(width, MIN_WIDTH))
     title = _wrapped([f"{name}:", *headline(graph).split()], max(width, MIN_WIDTH), " ")
     return "\n".join([*title, "", *drawing.flow(), *drawing.held()])
 
 
 class _GraphText:
-    """Lines of one picture."""
+    """The lines of one picture."""
 
     def __init__(self, parts: GraphParts, width: int) -> None:
         self._parts = parts
         self._width = width
         stages = [[one for one in layer if parts.boxes[one].role is not Role.HELD] for layer in parts.layers]
         self._stages = [stage for stage in stages if stage]
-        self._words = [self._said(one) for one in range(len(parts.boxes))]
-        self._wide = [min(max(map(cells, words)) + 4, width) for words in self._words]
+        self._texts = [self._text_of(one) for one in range(len(parts.boxes))]
+        self._wide = [min(max(map(cells, lines)) + 4, width) for lines in self._texts]
 
     def flow(self) -> list[str]:
         """From the input to the output."""
         rows = [self._rows(stage) for stage in self._stages]
         across = max(self._length(row) for stage in rows for row in stage)
         lines: list[str] = []
-        for place, stage in enumerate(rows):
-            if place:
-                lines += self._between(rows[place - 1], stage, across)
+        for index, stage in enumerate(rows):
+            if index:
+                lines += self._between(rows[index - 1], stage, across)
             for row in stage:
                 lines += self._boxes(row, across // 2 - self._length(row) // 2, SOLID)
         return lines
@@ -54,9 +54,9 @@ class _GraphText:
         rows = [self._boxes(row, 0, DASHED) for row in self._rows(boxes)]
         return ["", "called through handles:", *(line for row in rows for line in row)]
 
-    # Words of a box
+    # Text of a box
 
-    def _said(self, one: int) -> list[str]:
+    def _text_of(self, one: int) -> list[str]:
         box, edges = self._parts.boxes[one], self._parts.edges
         room, short = min(MAX_BOX_WIDTH, self._width) - 4, min(MAX_LIST_WIDTH, self._width) - 4
         lines = box.lines
@@ -68,7 +68,7 @@ class _GraphText:
         return [cut(_plain(line), room) for line in lines]
 
     def _source(self, edge: Edge) -> str:
-        """Where a value comes from; before it, the argument that it becomes, if that has a name."""
+        """Where a value comes from, after the name of its argument, if it has one."""
         box = self._parts.boxes[edge.source]
         value = box.name + (edge.part if edge.part.startswith((".", "[")) else "")
         return f"{edge.into}={value}" if edge.into and not edge.into.startswith("#") else value
@@ -89,8 +89,8 @@ class _GraphText:
         return sum(self._wide[one] for one in row) + APART * (len(row) - 1)
 
     def _boxes(self, row: Sequence[int], left: int, border: tuple[str, str]) -> Iterable[str]:
-        high = max(len(self._words[one]) for one in row)
-        drawn = [_box(self._words[one], self._wide[one], high, border) for one in row]
+        high = max(len(self._texts[one]) for one in row)
+        drawn = [_box(self._texts[one], self._wide[one], high, border) for one in row]
         return [(" " * left + (" " * APART).join(pieces)).rstrip() for pieces in zip(*drawn, strict=True)]
 
     def _middles(self, row: Sequence[int], across: int) -> dict[int, int]:
@@ -102,7 +102,7 @@ class _GraphText:
         return found
 
     def _between(self, upper: list[list[int]], lower: list[list[int]], across: int) -> list[str]:
-        """Lines from stage to stage; where a stage has several rows, only an arrow."""
+        """Lines from stage to stage; only an arrow if a stage has several rows."""
         if len(upper) > 1 or len(lower) > 1:
             return [" " * (across // 2) + "▼"]
         above, below = self._middles(upper[0], across), self._middles(lower[0], across)
@@ -114,38 +114,38 @@ class _GraphText:
         return tracks(links)
 
 
-def _box(words: Sequence[str], width: int, high: int, border: tuple[str, str]) -> list[str]:
+def _box(texts: Sequence[str], width: int, high: int, border: tuple[str, str]) -> list[str]:
     flat, side = border
     inside = [
-        f"{side} {line}{' ' * (width - 4 - cells(line))} {side}" for line in [*words, *[""] * (high - len(words))]
+        f"{side} {line}{' ' * (width - 4 - cells(line))} {side}" for line in [*texts, *[""] * (high - len(texts))]
     ]
     edge = flat * (width - 2)
     return [f"┌{edge}┐", *inside, f"└{edge}┘"]
 
 
 def _listed(before: str, values: Sequence[str], room: int) -> list[str]:
-    """Values in a row, each once, the further lines below the first value; nothing, if there are none."""
+    """Values in a row, each once, wrapped below the first value; empty without values."""
     if not values:
         return []
     indent = cells(before) + 1
     values = [cut(_plain(value), room - indent - 1) for value in dict.fromkeys(values)]
     lines = _wrapped([*(f"{value}," for value in values[:-1]), values[-1]], room - indent, " ")
-    return [f"{' ' * indent if place else before + ' '}{line}" for place, line in enumerate(lines)]
+    return [f"{' ' * indent if index else before + ' '}{line}" for index, line in enumerate(lines)]
 
 
-def _wrapped(words: Sequence[str], width: int, between: str) -> list[str]:
+def _wrapped(parts: Sequence[str], width: int, between: str) -> list[str]:
     lines: list[str] = []
-    for word in words:
-        if lines and cells(lines[-1] + between + word) <= width:
-            lines[-1] += between + word
+    for part in parts:
+        if lines and cells(lines[-1] + between + part) <= width:
+            lines[-1] += between + part
         else:
-            lines.append(cut(_plain(word), width))
+            lines.append(cut(_plain(part), width))
     return lines
 
 
-def _plain(words: str) -> str:
-    """In one line, and nothing that a terminal would obey."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in words)
+def _plain(text: str) -> str:
+    """Without line breaks and control characters."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 # Lines between two rows of boxes
@@ -171,7 +171,7 @@ def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Those whose columns overlap, from left to right."""
+    """Links whose columns overlap, from left to right."""
     groups: list[list[tuple[int, int]]] = []
     reached = -1
     for link in sorted(set(links), key=min):

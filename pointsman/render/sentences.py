@@ -242,7 +242,7 @@ def _figures(group: Group) -> str:
 
 
 def _no_tier_fits(facts: Facts) -> str:
-    parts = [("not asked", facts["not_considered"]), *((one["tier"], one["rejected"]) for one in facts["tiers"])]
+    parts = [("not considered", facts["not_considered"]), *((one["tier"], one["rejected"]) for one in facts["tiers"])]
     return "; ".join(f"{name}: {tally(groups)}" for name, groups in parts if groups)
 
 
@@ -272,23 +272,23 @@ def _bytes(template: str) -> Callable[[Facts], str]:
 
 _OBSTACLES = {
     "other_kind": "of another kind or not chosen",
-    "taken": "taken by others alone",
+    "taken": "held exclusively",
     "not_empty": "not empty",
-    "small_share": "with too small a share left",
+    "small_share": "with too small a share free",
 }
 
 
 def _too_few_gpus(facts: Facts) -> str:
     alike, each = " of one model" if facts["one_model"] else "", gib(facts["gpu_bytes"])
     if "with_room" in facts:
-        return f"{facts['gpus']} with {each} each{alike} are needed, {facts['with_room']} have it"
+        return f"needs {facts['gpus']}{alike} with {each} each, {facts['with_room']} have room"
     here = f"{facts['found_gpus']} GPUs, the largest free is {gib(facts['largest_free_bytes'])}"
     return f"needs {facts['gpus']}{alike} with {each} each; it has {here}"
 
 
 def _too_little_room(facts: Facts) -> str:
     alike = " on GPUs of one model" if facts["one_model"] else ""
-    free = f"at most {gib(facts['free_bytes'])} are free{alike}"
+    free = f"at most {gib(facts['free_bytes'])} free{alike}"
     return f"needs {gib(facts['needed_bytes'])} and room for the engine on each GPU, {free}"
 
 
@@ -410,7 +410,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "shutting-down": "the gateway is shutting down; send it again to another one",
     "cut-off": "{text}",
     # Why a worker has no place for an instance
-    "label-differs": Phrase("label", _label_mismatch),
+    "label-differs": Phrase("label mismatch", _label_mismatch),
     "not-chosen-by-hand": Phrase("not chosen by hand"),
     "worker-not-ready": Phrase("not ready", "{status}"),
     "no-gpu-for-engine": Phrase(
@@ -419,7 +419,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "no-gpu": Phrase("no GPU"),
     "no-gpu-available": Phrase(
-        "no GPU to be had",
+        "no GPU available",
         lambda facts: ", ".join(f"{count} {_OBSTACLES[name]}" for name, count in facts.items()),
     ),
     "too-few-cpus": Phrase("too few CPUs", "needs {needed_cpus:g}, {free_cpus:g} free"),
@@ -427,27 +427,27 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "no-room": Phrase("no room"),
     "no-room-on-one-gpu": Phrase("no room on one GPU", _bytes(_LARGEST_FREE)),
     "too-few-gpus": Phrase("too few GPUs with room", _too_few_gpus),
-    "later-stage": Phrase("has a stage, but not the first"),
+    "later-stage": Phrase("has a later stage"),
     "stages-elsewhere": Phrase("not needed", "the stages are elsewhere"),
-    "too-little-room-in-all": Phrase("too little room in all", _too_little_room),
+    "too-little-room-in-all": Phrase("too little room in total", _too_little_room),
     "no-room-for-a-layer": Phrase("no room for a layer", _bytes(_LARGEST_FREE)),
     "too-little-memory-for-the-rest": Phrase(
-        "too little memory for the rest",
+        "too little memory for the other layers",
         _bytes("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
     ),
     # Why an ask rules a tier out
-    "needs-several-gpus": Phrase("not allowed: it must be divided among several GPUs"),
-    "uses-no-gpu": Phrase("not allowed: it has no use for a GPU"),
-    "cannot-be-divided": Phrase("not allowed: it cannot be divided"),
-    "several-gpus-off": Phrase("not allowed: it may have one GPU only (several GPUs are off)"),
-    "engine-has-no-tensor-parallelism": Phrase("not allowed: its engine cannot divide a model among GPUs"),
-    "several-workers-off": Phrase("not allowed: it must be on one worker (several workers are off)"),
-    "engine-runs-on-one-worker": Phrase("not allowed: its engine runs on one worker only"),
-    "needs-several-gpus-which-are-off": Phrase("not allowed: it must be divided among several GPUs, which is off"),
-    "one-layer-only": Phrase("not allowed: it cannot be divided by layers"),
-    "partial-offload-off": Phrase("not allowed: it must be on GPUs as a whole (partial offload is off)"),
+    "needs-several-gpus": Phrase("not allowed: the model must be split across several GPUs"),
+    "uses-no-gpu": Phrase("not allowed: the model uses no GPU"),
+    "cannot-be-divided": Phrase("not allowed: the model cannot be split across GPUs"),
+    "several-gpus-off": Phrase("not allowed: severalGpus is off"),
+    "engine-has-no-tensor-parallelism": Phrase("not allowed: the engine has no tensor parallelism"),
+    "several-workers-off": Phrase("not allowed: severalWorkers is off"),
+    "engine-runs-on-one-worker": Phrase("not allowed: the engine cannot span workers"),
+    "needs-several-gpus-which-are-off": Phrase("not allowed: the model must be split across GPUs (severalGpus is off)"),
+    "one-layer-only": Phrase("not allowed: the model has one layer"),
+    "partial-offload-off": Phrase("not allowed: partialOffload is off"),
     "engine-cannot-offload": _cannot_offload,
-    "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (CPU is off)"),
+    "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
     "no-tier-fits": _no_tier_fits,
@@ -456,9 +456,9 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "fits-with-context": _would_fit("context {context:,}"),
     "fits-with-allowance": _would_fit(_allowed),
     "fits-without-selector": _would_fit("without its label selector it"),
-    "fits-elsewhere": _would_fit("where it was not put by hand it"),
-    "fits-on-other-model": _would_fit("on any model of GPU it"),
-    "fits-beside-others": _would_fit("beside others on a GPU it"),
+    "fits-elsewhere": _would_fit("without the choice of workers and GPUs it"),
+    "fits-on-other-model": _would_fit("with any GPU model it"),
+    "fits-beside-others": _would_fit("if it is not exclusive it"),
     "fits-with-fewer-cpus": _would_fit("with fewer than {cpus:g} CPUs it"),
     "fits-after-stopping": _stopping,
     "fits-after-moving": _moving,

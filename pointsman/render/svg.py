@@ -10,27 +10,27 @@ PALETTE = (
     "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#5b5bd6",
 )  # fmt: skip
 GOLDEN = 0.618034
-"""Steps around the circle of hues that never come close to an earlier one."""
+"""The golden ratio: steps around the colour wheel that stay apart."""
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def colour(place: int) -> str:
-    """The colour of the n-th of something."""
-    if place < len(PALETTE):
-        return PALETTE[place]
-    red, green, blue = hls_to_rgb(place * GOLDEN % 1, 0.55, 0.45)
+def colour(index: int) -> str:
+    """A colour for each index."""
+    if index < len(PALETTE):
+        return PALETTE[index]
+    red, green, blue = hls_to_rgb(index * GOLDEN % 1, 0.55, 0.45)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
 def ink(paper: str) -> str:
-    """Black or white, whichever is read more easily on a colour."""
+    """Black or white, whichever is easier to read on a background colour."""
     red, green, blue = (int(paper[start : start + 2], 16) for start in (1, 3, 5))
     return "#1f2430" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "#ffffff"
 
 
 def xml(text: str) -> str:
-    """Any text, as XML takes it."""
+    """Text escaped for XML."""
     return escape(_NOT_IN_XML.sub("\ufffd", text), quote=True)
 
 
@@ -62,26 +62,26 @@ class Canvas:
         self._elements.append(f'<text {place} class="{kind}"{_attributes(more)}>{xml(words)}</text>')
 
     def open(self, tip: str = "", **more: str) -> None:
-        """Begin a group; the tip is shown to whoever points at it."""
+        """Begin a group with a tooltip."""
         self._elements.append(f"<g{_attributes(more)}>" + (f"<title>{xml(tip)}</title>" if tip else ""))
 
     def close(self) -> None:
         self._elements.append("</g>")
 
     def document(self, width: float, height: float, title: str, head: str) -> str:
-        """Everything, as a standalone SVG."""
+        """A standalone SVG."""
         size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
         start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{xml(title)}</title>\n{head}\n'
         return start + "\n".join(self._elements) + "\n</svg>\n"
 
 
 def fitted(words: str, width: float, font_size: float) -> str:
-    """As much of the words as fits; empty if that would say nothing."""
+    """As much of the text as fits; empty if that is too little to read."""
     return cut(words, int(width / (font_size * 0.6)))
 
 
 def number(value: float) -> str:
-    """As SVG has it: one place after the point, and no zero there."""
+    """With one decimal place, unless it is 0."""
     return f"{value:.1f}".removesuffix(".0")
 
 

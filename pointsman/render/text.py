@@ -29,14 +29,14 @@ def one_line(words: str, longest: int) -> str:
 
 
 def cells(words: str) -> int:
-    """How many columns of a terminal, or letters of a fixed width, they take."""
+    """The width of a text in columns of a terminal."""
     if words.isascii():
         return len(words)
     return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in words)
 
 
 def cut(words: str, room: int) -> str:
-    """As many of the words as fit into so many cells; empty if that would say nothing."""
+    """As much of the text as fits into `room` columns; empty if that is too little to read."""
     if cells(words) <= room:
         return words
     if room < 4:

@@ -43,7 +43,7 @@ def problems(text: str, folder: Path | None = None) -> list[str]:
         ("engine: {type: llama.cpp, parameters: {model: /}}", "engine.parameters.model: / is not a file"),
         (
             "engine: {type: command, parameters: {command: serve}}",
-            "engine: the command must take its port from us: put {port} where it belongs",
+            "engine: the command must contain {port}",
         ),
         ("replicas: -1, engine: {type: simulated}", "replicas: must be at least 0, found -1"),
         ("replicas: 2", "replicas: are of an engine, and there is none; add one, or drop this"),

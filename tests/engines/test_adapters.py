@@ -99,7 +99,9 @@ def test_what_is_filled_in_is_not_filled_in_again() -> None:
 
 
 def test_a_command_must_take_the_port() -> None:
-    with pytest.raises(ConfigError, match=r"put \{port\} where it belongs in: serve --port 8000"):
+    with pytest.raises(
+        ConfigError, match=r"must contain \{port\}, which is filled in when it is started: serve --port 8000"
+    ):
         Command("serve --port 8000")
 
 

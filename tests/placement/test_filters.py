@@ -28,23 +28,30 @@ def by(*expressions: LabelExpression, **labels: str) -> Ask:
         (
             MatchesLabels(),
             by(zone="a"),
-            {"w1": "label: zone is b, not a", "w2": "label: zone is c, not a", "w3": "label: zone is absent"},
+            {
+                "w1": "label mismatch: zone is b, not a",
+                "w2": "label mismatch: zone is c, not a",
+                "w3": "label mismatch: zone is absent",
+            },
         ),
         (
             MatchesLabels(),
             by(LabelExpression("zone", "In", ("a", "b"))),
-            {"w2": "label: zone is c, not a or b", "w3": "label: zone is absent"},
+            {"w2": "label mismatch: zone is c, not a or b", "w3": "label mismatch: zone is absent"},
         ),
         (
             MatchesLabels(),
             by(LabelExpression("zone", "NotIn", ("a", "b"))),
-            {"w0": "label: zone is a, which is excluded", "w1": "label: zone is b, which is excluded"},
+            {
+                "w0": "label mismatch: zone is a, which is excluded",
+                "w1": "label mismatch: zone is b, which is excluded",
+            },
         ),
-        (MatchesLabels(), by(LabelExpression("zone", "Exists")), {"w3": "label: zone is absent"}),
+        (MatchesLabels(), by(LabelExpression("zone", "Exists")), {"w3": "label mismatch: zone is absent"}),
         (
             MatchesLabels(),
             by(LabelExpression("tier", "DoesNotExist")),
-            {"w0": "label: tier is gold, and must be absent"},
+            {"w0": "label mismatch: tier is gold, and must be absent"},
         ),
         (IsReady(), ask(1), {"w1": "not ready: draining", "w2": "not ready: lost"}),
         (ChosenByHand(), ask(1), {}),

@@ -94,17 +94,17 @@ def told(asked: Ask, where: Fleet) -> list[str]:
         (
             ask(10, workers=frozenset({"w7"})),
             fleet(worker("w0", 40)),
-            ["where it was not put by hand it would fit on w0/gpu0"],
+            ["without the choice of workers and GPUs it would fit on w0/gpu0"],
         ),
         (
             ask(10, gpu_models=frozenset({"B200"})),
             fleet(worker("w0", 40)),
-            ["on any model of GPU it would fit on w0/gpu0"],
+            ["with any GPU model it would fit on w0/gpu0"],
         ),
         (
             ask(10, exclusive=True),
             fleet(worker("w0", 40), a=("w0", 0, 1)),
-            ["beside others on a GPU it would fit on w0/gpu0"],
+            ["if it is not exclusive it would fit on w0/gpu0"],
         ),
         (
             ask(20, 20, 20, several_gpus=False),

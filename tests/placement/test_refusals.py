@@ -35,7 +35,7 @@ def test_every_worker_and_every_tier_has_a_reason() -> None:
         "w1": "no room on one GPU: needs 50.0 GiB, the largest free is 24.0 GiB",
     }
     assert found["one GPU"]["w0"].facts == {"needed_bytes": 50 * GIB, "largest_free_bytes": 40 * GIB}
-    assert str(found["CPU"]["w0"]) == "not allowed: the engine needs a GPU (CPU is off)"
+    assert str(found["CPU"]["w0"]) == "not allowed: the engine needs a GPU (cpu is off)"
 
 
 def test_the_reasons_are_there_without_a_trace() -> None:
@@ -48,13 +48,13 @@ def test_the_reasons_are_there_without_a_trace() -> None:
 
 def test_in_words() -> None:
     assert str(refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).in_full) == (
-        "not asked: 1 not ready, 1 not chosen by hand; one GPU: 2 no room on one GPU; "
+        "not considered: 1 not ready, 1 not chosen by hand; one GPU: 2 no room on one GPU; "
         "several GPUs of one worker: 2 too few GPUs with room; "
-        "several workers: 2 not allowed: it must be on one worker (several workers are off); "
-        "partly on a GPU, partly on the CPU: 2 not allowed: it must be on GPUs as a whole (partial offload is off); "
-        "CPU: 2 not allowed: the engine needs a GPU (CPU is off)"
+        "several workers: 2 not allowed: severalWorkers is off; "
+        "partly on a GPU, partly on the CPU: 2 not allowed: partialOffload is off; "
+        "CPU: 2 not allowed: the engine needs a GPU (cpu is off)"
     )
-    assert str(refused(ASKED, WHERE).in_full) == "not asked: 4 label", "nobody is left for any tier"
+    assert str(refused(ASKED, WHERE).in_full) == "not considered: 4 label mismatch", "no worker is left for any tier"
     assert str(refused(ASKED, fleet()).in_full) == "there are no workers"
 
 
@@ -91,10 +91,11 @@ ON_ANY: dict[str, Any] = {"engine": LLAMA, "cpu": True, "partial_offload": False
         (refused(ASKED, fleet()), "there are no workers"),
         (
             refused(ask(50, cpu=False, several_gpus=False, of=need(25, 25, sizes=(2,))), fleet(worker("w0", 40, 40))),
-            "one GPU: 1 not allowed: it must be divided among several GPUs; several GPUs of one worker: 1 not allowed: "
-            "it may have one GPU only (several GPUs are off); several workers: 1 not allowed: it must be on one worker "
-            "(several workers are off); partly on a GPU, partly on the CPU: 1 not allowed: it must be on GPUs as a "
-            "whole (partial offload is off); CPU: 1 not allowed: the engine needs a GPU (CPU is off)",
+            "one GPU: 1 not allowed: the model must be split across several GPUs; "
+            "several GPUs of one worker: 1 not allowed: severalGpus is off; "
+            "several workers: 1 not allowed: severalWorkers is off; "
+            "partly on a GPU, partly on the CPU: 1 not allowed: partialOffload is off; "
+            "CPU: 1 not allowed: the engine needs a GPU (cpu is off)",
         ),
     ],
 )

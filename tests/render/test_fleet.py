@@ -88,7 +88,7 @@ def test_what_is_reserved_held_or_too_much() -> None:
     [row] = rows(text)
     assert bars(row) == ["-----AAAAA~~~~~~~~20", "---BBBBBBBBBBBBBBBB!", "-----             30"]
     assert row.split()[-2:] == ["30.0", "30.0"]
-    assert "- reserved for the system   ~ held by an instance that shares with nobody" in text
+    assert "- reserved for the system   ~ held by an exclusive instance" in text
     assert "! more is claimed than there is" in text
 
 

@@ -46,5 +46,5 @@ def test_why_not() -> None:
         "w0": "too little memory: needs 40.0 GiB, 30.0 GiB free",
         "w1": "too few CPUs: needs 2, 1 free",
     }
-    off = "not allowed: the engine needs a GPU (CPU is off)"
+    off = "not allowed: the engine needs a GPU (cpu is off)"
     assert why_not(FitsOnCpu, ask(40), where) == {"w0": off, "w1": off}

@@ -59,9 +59,9 @@ def test_it_claims_what_it_needs() -> None:
         (
             ask(40, of=Need.fixed(1, gpus=2)),
             fleet(worker("w0", 80)),
-            {"w0": "not allowed: it must be divided among several GPUs"},
+            {"w0": "not allowed: the model must be split across several GPUs"},
         ),
-        (ask(of=need(40, sizes=())), fleet(worker("w0", 80)), {"w0": "not allowed: it has no use for a GPU"}),
+        (ask(of=need(40, sizes=())), fleet(worker("w0", 80)), {"w0": "not allowed: the model uses no GPU"}),
         (
             ask(40, gpu_share=0.5),
             fleet(worker("w0", 80, 80, gpu(2, 80, vendor="apple"))),
@@ -78,9 +78,9 @@ def test_why_none_of_its_gpus_is_to_be_had() -> None:
     where.claim("alone", place("w0", 0, 1, exclusive=True))
     where.claim("half", place("w0", 1, 1, gpu_share=0.6))
     where.claim("own", place("w0", 3, 1))
-    share = "no GPU to be had: 1 of another kind or not chosen, 2 taken by others alone, 1 with too small a share left"
+    share = "no GPU available: 1 of another kind or not chosen, 2 held exclusively, 1 with too small a share free"
     assert why_not(FitsOnOneGpu, ask(40, gpu_share=0.5), where) == {"w0": share}
-    alone = "no GPU to be had: 1 of another kind or not chosen, 2 taken by others alone, 1 not empty"
+    alone = "no GPU available: 1 of another kind or not chosen, 2 held exclusively, 1 not empty"
     assert why_not(FitsOnOneGpu, ask(40, exclusive=True), where) == {"w0": alone}
     assert gpus_of(places_in(FitsOnOneGpu, ask(40, gpu_share=0.4), where)["w0"]) == "w0/1"
 

@@ -60,16 +60,14 @@ def test_more_layers_are_better_and_the_rest_is_what_is_left() -> None:
             eight(),
             {
                 "w0": "no room for a layer: needs 10.0 GiB, the largest free is 8.0 GiB",
-                "w1": "too little memory for the rest: with 2 layers on a GPU needs 60.0 GiB, 16.0 GiB free",
+                "w1": "too little memory for the other layers: with 2 layers on a GPU needs 60.0 GiB, 16.0 GiB free",
                 "w2": "no GPU",
                 "w3": "too few CPUs: needs 0, -1 free",
             },
         ),
         (
             msgspec.structs.replace(eight(), partial_offload=False),
-            dict.fromkeys(
-                ("w0", "w1", "w2", "w3"), "not allowed: it must be on GPUs as a whole (partial offload is off)"
-            ),
+            dict.fromkeys(("w0", "w1", "w2", "w3"), "not allowed: partialOffload is off"),
         ),
         (
             ask(10, 10, partial_offload=True),
@@ -77,7 +75,7 @@ def test_more_layers_are_better_and_the_rest_is_what_is_left() -> None:
         ),
         (
             ask(10, partial_offload=True, engine=LLAMA),
-            dict.fromkeys(("w0", "w1", "w2", "w3"), "not allowed: it cannot be divided by layers"),
+            dict.fromkeys(("w0", "w1", "w2", "w3"), "not allowed: the model has one layer"),
         ),
     ],
 )

@@ -90,22 +90,30 @@ def test_how_much_is_free_where_it_would_be(arrangement: Arrangement, free: list
             ask(100),
             fleet(worker("w0", 80, 80), worker("w1", 80), worker("w2", 80, gpu(1, 80, model="A100"))),
             {
-                "w1": "too few GPUs with room: 2 with 50.0 GiB each are needed, 1 have it",
-                "w2": "too few GPUs with room: 2 with 50.0 GiB each of one model are needed, 2 have it",
+                "w1": "too few GPUs with room: needs 2 with 50.0 GiB each, 1 have room",
+                "w2": "too few GPUs with room: needs 2 of one model with 50.0 GiB each, 2 have room",
             },
         ),
         (ask(100, cpus=99), fleet(worker("w0", 80, 80)), {"w0": "too few CPUs: needs 99, 64 free"}),
-        (ask(of=need(100, sizes=(1,))), fleet(worker("w0", 80, 80)), {"w0": "not allowed: it cannot be divided"}),
-        (ask(of=need(100, sizes=())), fleet(worker("w0", 80, 80)), {"w0": "not allowed: it cannot be divided"}),
+        (
+            ask(of=need(100, sizes=(1,))),
+            fleet(worker("w0", 80, 80)),
+            {"w0": "not allowed: the model cannot be split across GPUs"},
+        ),
+        (
+            ask(of=need(100, sizes=())),
+            fleet(worker("w0", 80, 80)),
+            {"w0": "not allowed: the model cannot be split across GPUs"},
+        ),
         (
             ask(100, several_gpus=False),
             fleet(worker("w0", 80, 80)),
-            {"w0": "not allowed: it may have one GPU only (several GPUs are off)"},
+            {"w0": "not allowed: severalGpus is off"},
         ),
         (
             ask(100, engine=EngineAbility(tensor_parallel=False)),
             fleet(worker("w0", 80, 80)),
-            {"w0": "not allowed: its engine cannot divide a model among GPUs"},
+            {"w0": "not allowed: the engine has no tensor parallelism"},
         ),
     ],
 )

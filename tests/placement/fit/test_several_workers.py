@@ -109,27 +109,27 @@ def test_gpus_of_unified_memory_do_not_have_it_twice() -> None:
         (
             eight(30),
             {
-                "w0": "too little room in all: needs 240.0 GiB and room for the engine on each GPU, at most 120.0 GiB "
-                "are free on GPUs of one model",
+                "w0": "too little room in total: needs 240.0 GiB and room for the engine on each GPU, at most "
+                "120.0 GiB free on GPUs of one model",
                 "w1": "no GPU",
                 "w2": "too few CPUs: needs 0, -1 free",
             },
         ),
         (
             ask(30, 30),
-            dict.fromkeys(("w0", "w1", "w2"), "not allowed: it must be on one worker (several workers are off)"),
+            dict.fromkeys(("w0", "w1", "w2"), "not allowed: severalWorkers is off"),
         ),
         (
             ask(30, several_workers=True),
-            dict.fromkeys(("w0", "w1", "w2"), "not allowed: it cannot be divided by layers"),
+            dict.fromkeys(("w0", "w1", "w2"), "not allowed: the model has one layer"),
         ),
         (
             eight(engine=EngineAbility(distributed=False)),
-            dict.fromkeys(("w0", "w1", "w2"), "not allowed: its engine runs on one worker only"),
+            dict.fromkeys(("w0", "w1", "w2"), "not allowed: the engine cannot span workers"),
         ),
         (
             ask(of=need(30, 30, sizes=(2,)), several_workers=True, several_gpus=False),
-            dict.fromkeys(("w0", "w1", "w2"), "not allowed: it must be divided among several GPUs, which is off"),
+            dict.fromkeys(("w0", "w1", "w2"), "not allowed: the model must be split across GPUs (severalGpus is off)"),
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_why_the_others_are_not_chosen() -> None:
     where = fleet(worker("w0", 40), worker("w1", 40), worker("w2", 30), worker("w3", 30, cpus=1))
     told = why_not(FitsOnSeveralWorkers, eight(cpus=2), where)
     assert told == {
-        "w1": "has a stage, but not the first",
+        "w1": "has a later stage",
         "w2": "not needed: the stages are elsewhere",
         "w3": "too few CPUs: needs 2, 1 free",
     }
