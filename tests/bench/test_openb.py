@@ -54,7 +54,7 @@ def test_nothing_is_allocated_twice(method: str, folder: Path) -> None:
     assert 0.5 < run.before_refusal <= run.share <= 1
 
 
-def test_asks_come_in_an_order_of_their_own_until_there_are_enough(folder: Path) -> None:
+def test_asks_are_shuffled(folder: Path) -> None:
     asks = openb.asks_of(openb.rows_of(folder / openb.PODS))
     one, same, other = (list(openb.stream(asks, 60, seed)) for seed in (1, 1, 2))
     assert one == same != other
@@ -84,7 +84,7 @@ def test_the_environment_names_the_folder(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_without_data_it_says_so_and_is_content(
+def test_without_data_it_is_skipped(
     named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(openb.VARIABLE, raising=False)

@@ -43,7 +43,7 @@ def test_loads_keep_forty_replicas_busy(folder: Path) -> None:
     assert (recorded.series.bin_s, recorded.series.rates[0]) == (10.0, 4.0)
 
 
-def test_what_is_chosen_was_never_chosen_on_what_is_left_out() -> None:
+def test_choices_are_not_made_on_held_out_data() -> None:
     """On two of three the first choice is the cheapest; the third would have taken another, and has no say."""
     first, second = choosing.CHOICES[:2]
 

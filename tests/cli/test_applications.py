@@ -85,7 +85,9 @@ def test_files_are_relative_to_where_it_is_written(folder: Path) -> None:
         ("broken.py:dag", "broken.py cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_cannot_be_built(named: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipelines_that_cannot_be_built(
+    named: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
     assert main(["build", named]) == 1
     assert said in capsys.readouterr().err
@@ -121,7 +123,7 @@ def test_deploy_says_that_a_rollout_was_stopped(plane: Plane, built: Path, capsy
     assert (told["ready"], told["problem"]) == (False, f"shop.m1: {STOPPED}")
 
 
-def test_deploy_does_not_wait_for_ever(plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deploy_waits_for_a_limited_time(plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plane.answers["POST", "applications"] = OPENED
     plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1", "starting"))
     assert main(["deploy", str(built), "--wait", "300ms"]) == 1

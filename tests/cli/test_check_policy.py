@@ -87,7 +87,7 @@ def test_scaling_policies_are_checked_too(own_directory: str, capsys: pytest.Cap
     assert "BROKEN  wants a whole number of replicas\n  it returned -2;" in capsys.readouterr().out
 
 
-def test_the_command_speaks_json(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "policy", f"{own_directory}:Bad", "--json", "--examples", "20"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["roles"] == ["scheduling policy"]
@@ -96,7 +96,7 @@ def test_the_command_speaks_json(own_directory: str, capsys: pytest.CaptureFixtu
     assert broken["decides only what may be done"].keys() == {"promise", "what", "example"}
 
 
-def test_what_it_prints_stays_out_of_the_report(own_directory: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_policy_stays_out_of_the_report(own_directory: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "policy", f"{own_directory}:prints", "--json", "--examples", "5"]) == 0
     captured = capfd.readouterr()
     assert json.loads(captured.out)["broken"] == []
@@ -104,12 +104,12 @@ def test_what_it_prints_stays_out_of_the_report(own_directory: str, capfd: pytes
     assert "written" in captured.err
 
 
-def test_what_would_end_a_program_is_told(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_that_exits_is_reported(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "policy", f"{own_directory}:interrupts", "--examples", "5"]) == 1
     assert "BROKEN  answers in every situation\n  it raised KeyboardInterrupt\n" in capsys.readouterr().out
 
 
-def test_one_for_a_whole_application_is_recognised(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_application_policy_is_recognised(own_directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "policy", f"{own_directory}:of_all", "--examples", "5"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "this application's scaling policy keeps all its promises"
 
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_command_and_the_policy(own_directory: str) -> None:
         (["cost-optimized", "--parameters", '{"pricePerGpuHour": -1}'], "pricePerGpuHour must be positive, found -1"),
     ],
 )
-def test_what_cannot_be_built_is_a_message(
+def test_a_policy_that_cannot_be_built_is_a_message(
     args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -53,7 +53,7 @@ def test_gguf_is_for_llama_cpp_and_says_how_many_layers_fit(capsys: pytest.Captu
     assert large.endswith("4 of 4")
 
 
-def test_it_is_1_if_it_fits_on_none_of_the_gpus_that_were_named(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_is_1_if_it_fits_on_no_named_gpu(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", qwen, "--gpu", "L4"]) == 1
     assert main(["estimate", qwen, "--gpu", "L4", "--gpu-memory", "200GiB"]) == 0
     assert main(["estimate", qwen, "--gpu", "H100", "--kv-dtype", "fp8", "--tp", "2"]) == 0
@@ -69,7 +69,7 @@ def test_it_is_1_if_it_fits_on_none_of_the_gpus_that_were_named(qwen: str, capsy
         (["--draft", "nowhere.gguf"], "nowhere.gguf cannot be read as a model: expected a file, found No such file"),
     ],
 )
-def test_what_cannot_be_estimated_is_a_message(
+def test_invalid_models_are_messages(
     args: list[str], words: str, qwen: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["estimate", qwen, *args]) == 1

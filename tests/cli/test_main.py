@@ -138,7 +138,7 @@ ASKING = ["plan", "apply", "status", "explain", "requests", "logs", "drain", "do
 @pytest.mark.parametrize(
     "command", ["up", *ASKING, "place", "key", "estimate", "schema", "check config", "check policy"]
 )
-def test_every_command_shows_an_example_and_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         main([*command.split(), "--help"])
     assert exited.value.code == 0
@@ -167,7 +167,7 @@ def test_it_runs_as_a_module_too(good: Path) -> None:
     assert (wrong.returncode, wrong.stderr.partition(":")[0]) == (1, "nowhere.yaml")
 
 
-def test_help_comes_at_once() -> None:
+def test_help_is_fast() -> None:
     def once() -> float:
         start = time.perf_counter()
         assert pointsman("--help").returncode == 0
@@ -178,7 +178,7 @@ def test_help_comes_at_once() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     result = subprocess.run(
         f"{sys.executable} -m pointsman.cli.main schema | head -1",
         shell=True, capture_output=True, text=True, check=False,

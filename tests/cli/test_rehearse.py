@@ -27,7 +27,7 @@ from pointsman.scaling import Wish
 
 
 def steady(view, replicas: int = 3):
-    return Wish(replicas, "as somebody said")
+    return Wish(replicas, "as configured")
 
 
 def follows(view):
@@ -42,7 +42,7 @@ def sulks(view):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current one, with a recording and policies of somebody's own."""
+    """The current one, with a recording and the user's own policies."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "load.csv").write_text(RATES)
@@ -58,17 +58,17 @@ def rehearse(*args: str) -> int:
 FILE = ("--load", "load.csv", "--capacity", "10", "--start-up", "0s")
 
 
-def test_policies_of_all_kinds_beside_each_other(folder: Path) -> None:
+def test_policies_of_all_kinds(folder: Path) -> None:
     """The real command, in a process of its own."""
     own = ["rehearsed:steady", 'rehearsed.py:steady={"replicas": 1}']
-    told = pointsman(
+    result = pointsman(
         "rehearse", "scaling", 'target-ongoing={"target": 10}', *own, *FILE, "--cost", "2", "--svg", "a.svg"
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.splitlines() == [
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
         "load: 6 bins of 1 h, 6 h in all; 20/s on average, 30/s at the peak",
         "a replica serves 10/s and starts in 0 s: 2 needed on average, 3 at the peak, 12.0 replica-hours at least",
-        "asked every 1 min; at least 1 replica",
+        "called every 1 min; at least 1 replica",
         "",
         "policy                          replica-hours  times the least  unserved  changes  most replicas   cost",
         "------------------------------  -------------  ---------------  --------  -------  -------------  -----",
@@ -81,19 +81,17 @@ def test_policies_of_all_kinds_beside_each_other(folder: Path) -> None:
     assert len(ElementTree.parse("a.svg").getroot().findall("{http://www.w3.org/2000/svg}g")) == 2
 
 
-def test_json_has_the_same_and_the_records_that_were_asked_for(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_same_and_the_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rehearse("rehearsed:steady", *FILE, "--parameters", '{"replicas": 4}', "--json", "--why", "5") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["load"]["name"], told["load"]["bins"], told["load"]["began"]) == ("load", 6, 1794787200.0)
-    [steady] = told["policies"]
+    result = json.loads(capsys.readouterr().out)
+    assert (result["load"]["name"], result["load"]["bins"], result["load"]["began"]) == ("load", 6, 1794787200.0)
+    [steady] = result["policies"]
     assert (steady["policy"], steady["replica_hours"], steady["most"]) == ("rehearsed:steady", 24.0, 4)
-    assert [(one["before"], one["after"], one["why"]) for one in steady["records"]] == [(1, 4, "as somebody said")]
-    assert told["setting"]["limits"]["max_replicas"] == 1_000_000
+    assert [(one["before"], one["after"], one["why"]) for one in steady["records"]] == [(1, 4, "as configured")]
+    assert result["setting"]["limits"]["max_replicas"] == 1_000_000
 
 
-def test_why_reads_as_explain_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_has_the_form_of_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "undated.csv").write_text("t_s,rps\n0,10\n86400,30\n172800,20\n")
     assert rehearse("rehearsed:follows", "--load", "undated.csv", "--capacity", "10", "--why", "1") == 0
     assert capsys.readouterr().out.splitlines()[-3:] == [
@@ -120,12 +118,12 @@ def test_limits_are_those_of_a_manifest(folder: Path, capsys: pytest.CaptureFixt
     )
     assert rehearse('rehearsed:steady={"replicas": 9}', *FILE, *limits, "--why", "9") == 0
     out = capsys.readouterr().out
-    assert "asked every 1 min; 2 to 8 replicas, upDelay 2 min, cooldown 5 min, maxStep 1\n" in out
-    assert "2 -> 3  rehearsed:steady: as somebody said" in out
+    assert "called every 1 min; 2 to 8 replicas, upDelay 2 min, cooldown 5 min, maxStep 1\n" in out
+    assert "2 -> 3  rehearsed:steady: as configured" in out
     assert "wanted 9; at most 8 (max)" in out
 
 
-def test_requests_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_of_single_requests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "requests.jsonl").write_text("".join(f'{{"timestamp": {at}}}\n' for at in range(0, 60_001, 100)))
     asked = ("--load", "requests.jsonl", "--capacity", "5", "--interval", "10s")
     assert rehearse("rehearsed:steady", *asked, "--bin", "20s") == 0
@@ -134,9 +132,7 @@ def test_requests_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "requests: 1 bin of 1 min" in capsys.readouterr().out
 
 
-def test_answers_that_do_not_count_are_told_and_the_exit_code_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_answers_are_reported_and_set_the_exit_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rehearse("rehearsed:steady", "rehearsed:sulks", *FILE) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "rehearsed:sulks: 360 of 360 answers did not count; it raised RuntimeError: no idea"
@@ -188,7 +184,7 @@ def test_one_series_of_several(folder: Path, capsys: pytest.CaptureFixture[str])
         (["panic", "--of", "chat", "--series", "x"], "--series and --bin are about a file, and go with --load"),
     ],
 )
-def test_what_cannot_be_is_a_message(
+def test_invalid_input_is_a_message(
     folder: Path, args: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "latin.csv").write_bytes("t_s,rps\n0,½\n".encode("latin-1"))
@@ -233,7 +229,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(option in out for option in ("--json", "--state DIR", "--url URL", "--down-delay TIME"))
 
 
-def test_a_terminal_is_told_how_far_it_is(folder: Path) -> None:
+def test_progress_on_a_terminal(folder: Path) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "pointsman.cli.main", "rehearse", "scaling", "rehearsed:steady", *FILE]
     try:
@@ -294,13 +290,13 @@ def test_the_load_that_a_plane_has_seen(live: LivePlane) -> None:
 
     body = {"model": "chat", "prompt": "hello", "max_tokens": 3}
     assert httpx.post(f"{live.url}/v1/completions", json=body, timeout=60).status_code == 200
-    told = live.pointsman("rehearse", "scaling", "--of", "chat", "--why", "1")
-    assert (told.returncode, told.stderr) == (0, "")
-    _, serves, limits, *_, note, _, _, last, _ = lines = told.stdout.splitlines()
+    result = live.pointsman("rehearse", "scaling", "--of", "chat", "--why", "1")
+    assert (result.returncode, result.stderr) == (0, "")
+    _, serves, limits, *_, note, _, _, last, _ = lines = result.stdout.splitlines()
     # One more if a bin ends meanwhile.
     assert re.match(r"chat: 28[89] bins of 10 min, 2(\.01)? days in all; 17\.[45]\d*/s on average, 30/s at", lines[0])
     assert "and starts in 5 min: " in serves
-    assert limits == "asked every 30 s; 2 to 20 replicas, downDelay 15 min"
+    assert limits == "called every 30 s; 2 to 20 replicas, downDelay 15 min"
     assert lines[6].startswith("target-ongoing target 4  ")
     assert lines[4].endswith("cost")
     assert note.startswith("note: a replica takes 4 at once, and a recent request 0.5")
@@ -320,19 +316,19 @@ def test_the_load_that_a_plane_has_seen(live: LivePlane) -> None:
 def answer(**facts: Any) -> dict[str, Any]:
     """What a plane tells of a deployment."""
     bins = [{"began": 1e9 + place * 600, "per_second": 10.0} for place in range(12)]
-    told = {"deployment": "app.node", "bin_s": 600.0, "bins": bins, "start_up_s": 60.0, "request_s": 0.5}
-    told |= {"max_concurrency": 8, "cost_per_replica_hour": None, "limits": {"max_replicas": 4, "interval_s": 90.0}}
-    return told | {"policy": "target-ongoing", "parameters": {"target": 4}} | facts
+    result = {"deployment": "app.node", "bin_s": 600.0, "bins": bins, "start_up_s": 60.0, "request_s": 0.5}
+    result |= {"max_concurrency": 8, "cost_per_replica_hour": None, "limits": {"max_replicas": 4, "interval_s": 90.0}}
+    return result | {"policy": "target-ongoing", "parameters": {"target": 4}} | facts
 
 
-def test_what_a_plane_does_not_know_is_said(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_settings_of_a_plane_are_reported(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     target = "deployments/app%2Fnode/load"
     plane.answers["GET", target] = answer(start_up_s=None)
     assert rehearse("--of", "app/node") == 0
     out = capsys.readouterr().out
     assert "a replica serves 16/s and starts in 10 min" in out
     assert "note: no start of an instance was measured; 600 s is a guess (--start-up)\n" in out
-    assert "asked every 90 s; 1 to 4 replicas, downDelay 5 min\n" in out
+    assert "called every 90 s; 1 to 4 replicas, downDelay 5 min\n" in out
     assert rehearse("--of", "app/node", "--start-up", "5s", "--capacity", "3") == 0
     assert "note:" not in capsys.readouterr().out
     plane.answers["GET", target] = answer(max_concurrency=None)

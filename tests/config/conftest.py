@@ -1,4 +1,4 @@
-"""A module of somebody's own, as a user would write it."""
+"""A module as a user would write it."""
 
 import sys
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert parameters(plan.deployments[0])["folder"] == str(tmp_path)
 
 
-def test_options_say_how_it_runs() -> None:
+def test_options_set_how_it_runs() -> None:
     plan = of_node(
         "  maxConcurrency: 3\n  startTimeout: 5s\n  healthCheckPeriod: 1s\n  healthCheckTimeout: 500ms\n"
         "  gracefulShutdown: 1m\n  threads: 4\n  env: {A: b}\n  version: abc\n"
@@ -87,22 +87,22 @@ def test_options_say_how_it_runs() -> None:
     limits = wanted.lifecycle
     assert (limits.start_timeout_s, limits.probe_interval_s, limits.probe_timeout_s) == (5.0, 1.0, 0.5)
     assert limits.drain_timeout_s == 60.0
-    told = parameters(plan)
-    assert (told["threads"], told["env"], told["version"]) == (4, {"A": "b"}, "abc")
+    params = parameters(plan)
+    assert (params["threads"], params["env"], params["version"]) == (4, {"A": "b"}, "abc")
     assert wanted.ask is None
 
 
 @pytest.mark.parametrize("change", ["maxConcurrency: 2", "userConfig: {a: 1}", "replicas: 5", "startTimeout: 1s"])
-def test_light_changes_leave_the_recipe_alone(change: str) -> None:
+def test_changes_that_need_no_restart_keep_the_recipe(change: str) -> None:
     assert of_node(f"  {change}\n").desired.recipe == of_node().desired.recipe
 
 
 @pytest.mark.parametrize("change", ["args: [1]", "kwargs: {a: 1}", "version: b", "threads: 2", "env: {A: b}"])
-def test_what_makes_another_program_is_in_the_recipe(change: str) -> None:
+def test_changes_of_the_program_change_the_recipe(change: str) -> None:
     assert of_node(f"  {change}\n").desired.recipe != of_node().desired.recipe
 
 
-def test_resources_are_asked_of_the_placer() -> None:
+def test_resources_become_an_ask() -> None:
     ask = of_node("  cpus: 2\n  memory: 1Gi\n  labels: {disk: fast}\n").desired.ask
     assert ask is not None
     assert (ask.cpus, ask.need.host_bytes, ask.cpu) == (2.0, 2**30, True)
@@ -130,8 +130,8 @@ def test_the_ingress_is_a_deployment_if_it_has_something_to_do() -> None:
     plan = load_application(node() + "ingress: {preprocessor: 'a.py:f', schema: 'b:Model', replicas: 2, version: v}\n")
     ingress = plan.deployments[-1]
     assert (ingress.name, ingress.desired.replicas) == ("app.ingress", 2)
-    told = parameters(ingress)
-    assert (told["kind"], told["preprocessor"], told["schema"], told["version"]) == (
+    params = parameters(ingress)
+    assert (params["kind"], params["preprocessor"], params["schema"], params["version"]) == (
         "ingress",
         "a.py:f",
         "b:Model",
@@ -140,7 +140,7 @@ def test_the_ingress_is_a_deployment_if_it_has_something_to_do() -> None:
     assert len(load_application(node() + "ingress: {replicas: 2}\n").deployments) == 1
 
 
-def test_handles_are_told_by_the_name_of_the_node_or_of_the_model() -> None:
+def test_handles_name_a_node_or_a_model() -> None:
     text = DIAMOND.replace("args: [2]", "args: [{$handle: m1}, {deep: [{$handle: llm}]}]").replace(
         "calls:", "- {name: llm, model: smollm2}\ncalls:"
     )
@@ -150,14 +150,14 @@ def test_handles_are_told_by_the_name_of_the_node_or_of_the_model() -> None:
     assert plan.graph.node("llm").kind is NodeKind.MODEL
 
 
-def test_scheduling_is_as_of_deployments() -> None:
+def test_nodes_are_scheduled_like_deployments() -> None:
     plan = of_node("  scheduling: {policy: slo-aware, parameters: {urgentBelowMs: 5}}\n")
     assert plan.policy is not None
     assert plan.policy.name == "slo-aware"
     assert of_node("  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n").picker is not None
 
 
-def test_code_that_has_changed_since_it_was_built_is_noted(tmp_path: Path) -> None:
+def test_code_that_changed_since_the_build_gives_a_note(tmp_path: Path) -> None:
     code = tmp_path / "a.py"
     code.write_text("class B: ...\n")
     built = node(f"  version: {file_version(code)}\n")
@@ -175,7 +175,7 @@ def test_code_that_has_changed_since_it_was_built_is_noted(tmp_path: Path) -> No
     assert note.startswith("the code of n has changed")
 
 
-def test_modules_are_found_in_more_folders_if_it_says_so(tmp_path: Path) -> None:
+def test_python_path_adds_folders_of_modules(tmp_path: Path) -> None:
     [plan] = load_application(node("  env: {PYTHONPATH: /own}\n") + "pythonPath: [lib, ../b]\n", tmp_path).deployments
     assert parameters(plan)["env"]["PYTHONPATH"].split(os.pathsep) == [
         str(tmp_path / "lib"), str(tmp_path.parent / "b"), "/own",
@@ -199,7 +199,7 @@ def test_a_manifest_names_its_applications(tmp_path: Path) -> None:
     assert not plan.application_alone
 
 
-def test_an_application_by_itself_is_a_plan_as_well() -> None:
+def test_an_application_alone_has_a_plan() -> None:
     plan = load_manifest(DIAMOND)
     assert plan.application_alone
     assert [one.name for one in plan.deployments] == ["diamond.m1", "diamond.m2", "diamond.ensemble"]
@@ -229,7 +229,7 @@ def test_problems_of_the_applications_of_a_manifest_have_the_lines_of_their_file
         load_manifest(file)
 
 
-def test_the_names_of_the_gateways_own_pages_are_taken() -> None:
+def test_names_of_gateway_pages_are_taken() -> None:
     for name in ("v1", "admin", "metrics", "health", "ready", "pipelines"):
         assert name in TAKEN
         with pytest.raises(ConfigError, match=f'"{name}" is taken'):

@@ -22,7 +22,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("heading", EXPECTED)
 def test_every_part_has_a_table_that_agrees_with_the_code(heading: str) -> None:
-    rows = {name: said for name, said in page_tables(PAGE)[heading].items() if not name.startswith("{$")}
+    rows = {name: default for name, default in page_tables(PAGE)[heading].items() if not name.startswith("{$")}
     assert disagreements(EXPECTED[heading], rows) == []
 
 

@@ -1,4 +1,4 @@
-"""What people are told of the difference between two manifests."""
+"""The changes between two manifests, in words."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ deployments:
 """
 
 
-def told(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep] = ()) -> list[tuple[str, str, str]]:
+def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep] = ()) -> list[tuple[str, str, str]]:
     found = changes_between(load_manifest(before), load_manifest(after), steps)
     return [(change.what, change.subject, change.why) for change in found.steps]
 
@@ -39,17 +39,17 @@ def told(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep] = ()) 
     ],
 )  # fmt: skip
 def test_each_difference_is_told_with_its_why(old: str, new: str, change: tuple[str, str, str | None]) -> None:
-    [(what, subject, why)] = told(BEFORE.replace(old, new))
+    [(what, subject, why)] = differences(BEFORE.replace(old, new))
     assert (what, subject) == change[:2]
     assert why == change[2] or (change[2] is None and "none -> " in why)
 
 
 def test_equal_manifests_differ_in_nothing() -> None:
-    assert told(BEFORE + "\n# a comment\n") == []
+    assert differences(BEFORE + "\n# a comment\n") == []
 
 
 def test_deployments_open_and_close() -> None:
-    assert told(BEFORE.replace("name: m", "name: n")) == [
+    assert differences(BEFORE.replace("name: m", "name: n")) == [
         ("close", "m", 'it is gone from the manifest, and "llama" with it'),
         ("open", "n", 'new: it takes requests for "llama"'),
     ]
@@ -81,7 +81,9 @@ output: {$step: two}
     ],
 )  # fmt: skip
 def test_what_differs_between_applications(old: str, new: str, changes: list[tuple[str, str]]) -> None:
-    assert [(what, subject) for what, subject, _ in told(APPLICATION.replace(old, new, 1), APPLICATION)] == changes
+    assert [
+        (what, subject) for what, subject, _ in differences(APPLICATION.replace(old, new, 1), APPLICATION)
+    ] == changes
 
 
 OWN = """
@@ -122,7 +124,7 @@ def test_another_policy_of_an_application_is_a_change(
     own: str, scaling: str, changes: list[tuple[str, str, str]]
 ) -> None:
     before = f"{APPLICATION}scaling: {{policy: '{own}:apart', max: 4}}\n"
-    assert told(f"{APPLICATION}scaling: {scaling}\n", before) == changes
+    assert differences(f"{APPLICATION}scaling: {scaling}\n", before) == changes
 
 
 ONE = "deployments: [{name: m, model: m, engine: {type: simulated}, scaling: {max: 8}}]"
@@ -144,9 +146,9 @@ ONE = "deployments: [{name: m, model: m, engine: {type: simulated}, scaling: {ma
 )
 def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, after: str, why: str) -> None:
     old, new = (ONE.replace("max: 8", f"max: 8, {more}") for more in (before, after))
-    assert told(new, old) == [("scaling", "m", why)]
+    assert differences(new, old) == [("scaling", "m", why)]
     without = ONE.replace(", scaling: {max: 8}", "")
-    assert told(ONE, without) == [("scaling", "m", "a fixed number -> target-ongoing")]
+    assert differences(ONE, without) == [("scaling", "m", "a fixed number -> target-ongoing")]
 
 
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
@@ -156,7 +158,7 @@ def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
 
 
 def test_a_file_of_endpoints_is_named(tmp_path: Path) -> None:
-    found = told(BEFORE.replace("model: llama", f"model: llama, endpointsFile: {tmp_path}/x.yaml"))
+    found = differences(BEFORE.replace("model: llama", f"model: llama, endpointsFile: {tmp_path}/x.yaml"))
     assert found == [("endpoints", "m", f"none -> {tmp_path}/x.yaml")]
 
 

@@ -1,4 +1,4 @@
-"""A fleet's file: every field arrives where it belongs, and every mistake is told at once, with its line."""
+"""A fleet's file: every field takes effect, and all mistakes are reported at once, with their lines."""
 
 import copy
 import re
@@ -93,7 +93,7 @@ def test_every_field_of_a_worker() -> None:
     )
 
 
-def test_what_may_be_left_out() -> None:
+def test_defaults_of_a_worker() -> None:
     [worker] = workers("- {name: w, cpus: 4, memory: 8Gi, gpus: [{memory: 24Gi}]}\n")
     assert worker == Worker(name="w", cpus=4.0, memory_bytes=8 * GIB, gpus=(Gpu(index=0, memory_bytes=24 * GIB),))
 
@@ -119,8 +119,8 @@ def test_gpus_are_counted_over_all_entries() -> None:
   memory: 1Gi
   gpus: [{model: NVIDIA L4, count: 2, link: x}, {model: Instinct MI300X}, {model: NVIDIA A100-SXM4-80GB}]
 """)
-    told = [(gpu.index, gpu.vendor, gpu.link, gpu.memory_bytes // 2**20) for gpu in worker.gpus]
-    assert told == [
+    found = [(gpu.index, gpu.vendor, gpu.link, gpu.memory_bytes // 2**20) for gpu in worker.gpus]
+    assert found == [
         (0, "nvidia", "x", 23034),
         (1, "nvidia", "x", 23034),
         (2, "amd", "", 196592),
@@ -128,7 +128,7 @@ def test_gpus_are_counted_over_all_entries() -> None:
     ]
 
 
-def test_a_gpu_of_unified_memory_has_what_the_machine_has() -> None:
+def test_a_gpu_with_unified_memory_has_the_memory_of_the_machine() -> None:
     [worker] = workers("- {name: mac, cpus: 8, memory: 64Gi, unifiedMemory: true, gpus: [{model: Apple M3 Max}]}\n")
     assert (worker.gpus[0].memory_bytes, worker.gpus[0].vendor) == (64 * GIB, "apple")
 
@@ -189,7 +189,7 @@ instances:
         ),
     ],
 )  # fmt: skip
-def test_what_runs_already(fields: str, place: Place) -> None:
+def test_running_instances(fields: str, place: Place) -> None:
     plan = load_fleet(f"{WORKERS}- {{name: chat-1, deployment: chat, {fields}}}\n")
     [running] = plan.occupants
     assert (running.instance_id, running.deployment, running.place) == ("chat-1", "chat", place)
@@ -197,7 +197,7 @@ def test_what_runs_already(fields: str, place: Place) -> None:
     assert fleet.occupants["chat-1"] == Occupant("chat-1", place, "chat")
 
 
-def test_the_fleet_counts_what_runs() -> None:
+def test_the_fleet_counts_running_instances() -> None:
     plan = load_fleet(
         f"{WORKERS}- {{name: a, on: w-2, gpus: [1], gpuMemory: 30Gi, gpuShare: 0.25, memory: 6Gi, cpus: 4}}\n"
     )
@@ -230,12 +230,12 @@ def test_sizes(written: Any, value: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "much", "80 gigs", "80Zi", "B", True, [], {}, None, float("nan"), "8GiBB"])
-def test_sizes_that_are_none(written: Any) -> None:
+def test_invalid_sizes(written: Any) -> None:
     with pytest.raises(ValueError, match="expected a size such as 80Gi, 80GB or a number of bytes, found"):
         size(written)
 
 
-def test_every_mistake_at_once_with_its_line() -> None:
+def test_all_mistakes_are_reported_with_their_lines() -> None:
     text = """\
 kind: Fleet
 workers:
@@ -290,7 +290,7 @@ workers:
         ("on: w-1, deploymnt: a", '.deploymnt: unknown field; did you mean "deployment"?'),
     ],
 )
-def test_mistakes_in_what_runs(fields: str, problem: str) -> None:
+def test_mistakes_in_deployments_and_instances(fields: str, problem: str) -> None:
     assert problems(f"{WORKERS}- {{name: a, {fields}}}\n") == [f"f.yaml:5: instances[0]{problem}"]
 
 
@@ -313,7 +313,7 @@ def test_an_instance_on_a_worker_that_has_no_name_is_not_a_second_mistake() -> N
          'did you mean "RTX 3080 10GB"?'),
     ],
 )  # fmt: skip
-def test_gpus_whose_memory_nobody_knows(gpu: str, problem: str) -> None:
+def test_gpus_of_unknown_memory(gpu: str, problem: str) -> None:
     text = f"workers:\n- {{name: a, cpus: 1, memory: 1Gi, gpus: [{gpu}]}}\n"
     assert problems(text) == [f"f.yaml:2: workers[0].gpus[0]{problem}"]
 
@@ -329,11 +329,11 @@ def test_gpus_whose_memory_nobody_knows(gpu: str, problem: str) -> None:
         ("workers: {a: 1}\n", "f.yaml:1: workers: expected a list, found a mapping"),
     ],
 )
-def test_documents_that_are_none(text: str, problem: str) -> None:
+def test_documents_that_are_not_fleets(text: str, problem: str) -> None:
     assert problems(text) == [problem]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_fleet(tmp_path / "gone.yaml")
 

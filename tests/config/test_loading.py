@@ -43,7 +43,7 @@ def test_published_documents_load_as_they_are_and_schedule(file: Path) -> None:
     assert str(result.target) in "abc"
 
 
-def test_names_that_do_nothing_here_are_noted() -> None:
+def test_names_without_effect_give_notes() -> None:
     notes = load_picker(Path(__file__).parent / "published" / "precise-prefix.yaml").notes
     assert "token-producer is ignored: the gateway counts prompt tokens, or estimates them from bytes" in notes
     assert "prefix-cache-scorer: prefixMatchInfoProducerName is ignored; each fact has one producer" in notes
@@ -107,7 +107,7 @@ plugins:
     assert "probabilistic-admitter" in plan.plugins
 
 
-def test_an_injected_detector_is_no_filter() -> None:
+def test_an_injected_detector_is_not_a_filter() -> None:
     plan = load_picker("plugins:\n- type: queue-scorer\n")
     assert isinstance(plan.saturation_detector, UtilizationDetector)
     assert filters(plan.scheduler.profiles["default"]) == []
@@ -132,7 +132,7 @@ schedulingProfiles:
     assert scorers(profile) == {"queue-scorer": 0.0}
 
 
-def test_a_weight_may_stand_with_the_plugin_and_a_profile_has_the_last_word() -> None:
+def test_the_weight_of_a_profile_overrides_that_of_the_plugin() -> None:
     plugins = "plugins:\n- {type: queue-scorer, weight: 2}\n- {type: load-aware-scorer, weight: 3}\n"
     bare = load_picker(plugins)
     assert scorers(bare.scheduler.profiles["default"]) == {"queue-scorer": 2.0, "load-aware-scorer": 3.0}
@@ -148,7 +148,7 @@ def test_several_profiles_without_pickers_share_the_injected_one() -> None:
     assert a.picker is b.picker is plan.plugins["max-score-picker"]
 
 
-def test_needed_producers_are_injected_and_run_before_what_reads_them() -> None:
+def test_needed_producers_are_injected_and_run_first() -> None:
     plan = load_picker("plugins:\n- type: token-load-scorer\n")
     assert [type(one) for one in plan.scheduler.producers] == [ApproxPrefixCacheProducer, InflightLoadProducer]
     listed_backwards = load_picker("plugins:\n- type: inflight-load-producer\n- type: approx-prefix-cache-producer\n")
@@ -174,12 +174,12 @@ def test_types_without_parameters_ignore_theirs_with_a_note() -> None:
     ("gates", "on"),
     [("[]", False), ("[flowControl]", True), ("[flowControl=true]", True), ("[flowControl=false]", False)],
 )
-def test_flow_control_is_there_if_its_gate_is_on(gates: str, on: bool) -> None:
+def test_the_gate_enables_flow_control(gates: str, on: bool) -> None:
     plan = load_picker(f"featureGates: {gates}\n")
     assert (plan.flow_control is not None) is on
 
 
-def test_with_the_gate_off_only_the_detector_counts() -> None:
+def test_with_the_gate_off_only_the_detector_has_an_effect() -> None:
     plan = load_picker("""\
 plugins:
 - type: concurrency-detector
@@ -220,7 +220,7 @@ def test_two_loads_share_nothing() -> None:
     assert {id(plugin) for plugin in one.plugins.values()}.isdisjoint(id(plugin) for plugin in two.plugins.values())
 
 
-def test_a_bad_file_gives_nothing_and_leaves_what_was_there_alone(tmp_path: Path) -> None:
+def test_a_bad_file_has_no_effect(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("plugins:\n- type: queue-scorer\n")
     running = load(file)
@@ -327,7 +327,7 @@ def test_mistakes_in_deployments(own_module: str, fields: str, problem: str) -> 
     assert str(found).removeprefix("<text>:3: deployments[0]").lstrip(".: ").startswith(problem)
 
 
-def test_deployments_have_names_of_their_own() -> None:
+def test_names_of_deployments_are_unique() -> None:
     line = "- {name: a, model: %s, engine: {type: simulated}}\n"
     with pytest.raises(
         ConfigError, match=r'<text>:3: deployments\[1\].name: there is already a deployment "a" on line 2'
@@ -335,7 +335,7 @@ def test_deployments_have_names_of_their_own() -> None:
         load_deployments("deployments:\n" + line % "m" + line % "n")
 
 
-def test_the_kind_is_told_from_the_content_if_it_is_not_written() -> None:
+def test_a_missing_kind_is_inferred_from_the_fields() -> None:
     assert isinstance(load("deployments: []\n"), PointsmanPlan)
     assert isinstance(load("plugins: []\n"), PickerPlan)
 
@@ -354,7 +354,7 @@ def test_build_policy(own_module: str) -> None:
     assert type(build_policy(f"{own_module}:MyPolicy")).__name__ == "MyPolicy"
 
 
-def test_build_policy_says_what_is_wrong() -> None:
+def test_build_policy_reports_all_problems() -> None:
     with pytest.raises(ConfigError) as raised:
         build_policy("slo-aware", {"urgentBelow": 1, "urgentShare": "half"})
     assert str(raised.value).splitlines() == [

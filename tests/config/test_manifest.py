@@ -60,7 +60,7 @@ def test_a_deployment_of_an_engine() -> None:
     assert plan.endpoints_file is None
 
 
-def test_what_a_manifest_leaves_out() -> None:
+def test_defaults_of_a_manifest() -> None:
     plan = load_manifest("deployments:\n- {name: a, model: m, engine: {type: simulated}}\n")
     assert plan.gateway == GatewaySpec()
     assert plan.workers == ()
@@ -84,7 +84,7 @@ def test_a_deployment_of_endpoints_runs_nothing() -> None:
     )
 
 
-def test_an_engine_and_endpoints_may_stand_side_by_side() -> None:
+def test_a_deployment_may_have_an_engine_and_endpoints() -> None:
     plan = deployment(SIMULATED + "  endpoints: [{url: 'http://localhost:1'}]\n")
     assert (plan.desired.replicas, len(plan.desired.endpoints)) == (1, 1)
 
@@ -96,12 +96,12 @@ def recipe(parameters: str, **settings: Any) -> str:
     return deployment(f"  engine: {{type: simulated, parameters: {parameters}}}\n", **settings).desired.recipe
 
 
-def test_parameters_that_say_the_same_are_the_same_recipe() -> None:
+def test_equivalent_parameters_have_the_same_recipe() -> None:
     assert recipe("{}") == recipe("{maxNumSeqs: 256}") == recipe("{faults: []}")
     assert recipe("{}") != recipe("{maxNumSeqs: 255}")
 
 
-def test_scheduling_that_says_the_same_is_the_same_recipe() -> None:
+def test_equivalent_scheduling_has_the_same_recipe() -> None:
     def how(text: str) -> str:
         return deployment(SIMULATED + text).scheduling_recipe
 
@@ -178,7 +178,7 @@ def test_tls_files_are_relative_to_the_document(folder: Path) -> None:
     assert (tls.cert_file, tls.key_file) == (str(folder / "cert.pem"), str(folder / "key.pem"))
 
 
-def test_a_file_of_endpoints_need_not_be_there_yet(folder: Path) -> None:
+def test_an_endpoints_file_may_not_exist_yet(folder: Path) -> None:
     plan = load_manifest("deployments:\n- {name: a, model: m, endpointsFile: servers.yaml}\n", folder)
     [one] = plan.deployments
     assert one.endpoints_file == folder / "servers.yaml"
@@ -223,7 +223,7 @@ def own_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_engines")
-def test_an_engine_of_ones_own() -> None:
+def test_a_users_own_engine() -> None:
     plan = deployment("  engine: {type: 'my_engines:Mine', parameters: {speed: 3}}\n")
     assert plan.engine is not None
     assert plan.engine.launch("m", "h", 80).argv == ("serve", "80", "3")
@@ -277,7 +277,7 @@ gateway:
         ("my-machine:80", True),
     ],
 )
-def test_a_door_open_to_the_network_is_noted(listen: str, open_to_all: bool) -> None:
+def test_a_gateway_without_keys_on_a_public_address_gives_a_note(listen: str, open_to_all: bool) -> None:
     notes = load_manifest(f"gateway: {{listen: {listen}}}\n").notes
     assert bool(notes) is open_to_all
     for note in notes:
@@ -325,7 +325,7 @@ def went(commands: list[Told]) -> list[str]:
     ],
     ids=["default", "picker", "flow control", "policy"],
 )
-def test_what_cannot_be_sent_at_once_waits_however_it_is_scheduled(scheduling: str) -> None:
+def test_requests_that_cannot_be_sent_wait_under_any_scheduling(scheduling: str) -> None:
     desk = Desk(scheduling, "i", "j")
     assert went(desk.arrive("a", "b", "c")) == ["a", "b"]
     desk.arrive("low", priority=-1)
@@ -334,7 +334,7 @@ def test_what_cannot_be_sent_at_once_waits_however_it_is_scheduled(scheduling: s
     assert len(desk.dispatcher.records) == 3, "as many records as were asked for"
 
 
-def test_without_an_instance_they_wait_for_one() -> None:
+def test_requests_wait_for_a_first_instance() -> None:
     desk = Desk("")
     assert not any(isinstance(command, Refuse | Send) for command in desk.arrive("a"))
     joined = Joined(ExecutionInstance(instance_id="i", model_name="m"))
@@ -347,7 +347,7 @@ def test_the_queue_is_bounded() -> None:
     assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
 
 
-def test_a_detector_that_nobody_asks_is_noted() -> None:
+def test_an_unused_detector_gives_a_note() -> None:
     detector = "{plugins: [{type: concurrency-detector}], saturationDetector: {pluginRef: concurrency-detector}}"
     document = f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {{config: {detector}}}\n"
     [note] = load_manifest(document).notes
@@ -356,7 +356,7 @@ def test_a_detector_that_nobody_asks_is_noted() -> None:
     assert load_manifest(gated).notes == ()
 
 
-def test_a_detector_that_is_too_impatient_is_noted() -> None:
+def test_a_detector_with_a_short_staleness_threshold_gives_a_note() -> None:
     def notes(parameters: str) -> tuple[str, ...]:
         detector = f"{{type: utilization-detector, parameters: {parameters}}}"
         how = f"{{config: {{featureGates: [flowControl], plugins: [{detector}]}}}}"
@@ -367,7 +367,7 @@ def test_a_detector_that_is_too_impatient_is_noted() -> None:
     assert notes("{metricsStalenessThreshold: 3s}") == ()
 
 
-def test_classes_of_your_own_may_be_beside_the_document(tmp_path: Path) -> None:
+def test_users_classes_may_be_beside_the_document(tmp_path: Path) -> None:
     (tmp_path / "beside_the_manifest.py").write_text(
         "from pointsman.strategies import FifoStrategy\n\n\nclass Mine(FifoStrategy):\n    pass\n"
     )

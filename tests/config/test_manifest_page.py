@@ -66,22 +66,22 @@ def disagreements(fields: Mapping[str, Field], rows: Rows) -> list[str]:
     found = [f"{name} is not in the table" for name in fields if name not in rows]
     found += [f"{name} is in the table, and is no field" for name in rows if name not in fields]
     for name in fields.keys() & rows.keys():
-        said = rows[name].strip("`")
-        if not agrees(said, fields[name]):
-            found.append(f"{name}: the default is {fields[name].default!r}, the page says {said}")
+        written = rows[name].strip("`")
+        if not agrees(written, fields[name]):
+            found.append(f"{name}: the default is {fields[name].default!r}, the page says {written}")
     return sorted(found)
 
 
-def agrees(said: str, field: Field) -> bool:
+def agrees(written: str, field: Field) -> bool:
     """Whether the page's default, read as a manifest would be, is the code's."""
-    if not field.optional or said == "required":
-        return not field.optional and said == "required"
+    if not field.optional or written == "required":
+        return not field.optional and written == "required"
     if isinstance(field.default, msgspec.Struct):
-        return said == "as below"
+        return written == "as below"
     if field.default is None:
-        return said == empty(field.annotation)
+        return written == empty(field.annotation)
     problems = Problems("")
-    value = Validator(problems).value(yaml.safe_load(said), field.annotation, ())
+    value = Validator(problems).value(yaml.safe_load(written), field.annotation, ())
     default = type(value)(field.default) if isinstance(field.default, tuple) else field.default
     return not problems and bool(value == default)
 
@@ -110,14 +110,14 @@ def test_every_table_is_of_a_part_that_exists() -> None:
     assert tables == EXPECTED.keys() - {"the document"}
 
 
-def test_a_table_that_disagrees_is_noticed() -> None:
+def test_a_wrong_table_is_found() -> None:
     heading = "`deployments[].lifecycle`"
     good = page_tables()[heading]
     fields = EXPECTED[heading]
     assert disagreements(fields, good | {"backoff": "`0.5`"}) == []
     assert disagreements(fields, good | {"backoff": "`1s`"}) == ["backoff: the default is 0.5, the page says 1s"]
     assert disagreements(fields, good | {"back": "`1s`"}) == ["back is in the table, and is no field"]
-    assert disagreements(fields, {name: said for name, said in good.items() if name != "backoff"}) == [
+    assert disagreements(fields, {name: written for name, written in good.items() if name != "backoff"}) == [
         "backoff is not in the table"
     ]
     required = EXPECTED["`deployments[]`"]["name"]

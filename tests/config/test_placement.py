@@ -28,7 +28,7 @@ def problems(placement: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_what_it_needs_comes_from_the_files_that_the_engine_loads() -> None:
+def test_the_need_is_estimated_from_the_files_of_the_engine() -> None:
     found = ask({})
     assert found is not None
     assert (found.deployment, found.need.context, found.arrangement) == ("d", 1024, Arrangement.SPREAD)
@@ -45,7 +45,7 @@ def test_more_context_needs_more() -> None:
     assert much.need.kv_bytes == little.need.kv_bytes * 8 * 4
 
 
-def test_said_by_hand() -> None:
+def test_explicit_resources() -> None:
     found = ask({"resources": {"gpus": 2, "gpuMemory": "8Gi", "gpuShare": 0.5, "memory": "3Gi"}, "cpus": 4})
     assert found is not None
     assert (found.need.gpu_bytes(2), found.need.host_bytes) == (8 * GIB, 3 * GIB)
@@ -96,7 +96,7 @@ def test_a_model_that_is_elsewhere_asks_for_nothing() -> None:
     assert ask({}, {"type": "vllm", "parameters": {"model": "org/elsewhere"}}) is None
 
 
-def test_files_that_cannot_be_read_are_noted_and_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_unreadable_model_files_give_a_note(tmp_path: Path) -> None:
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"GGUF and then nothing")
     plan = load_manifest(
@@ -122,7 +122,7 @@ def test_mistakes(placement: dict[str, Any], problem: str) -> None:
     assert problem in problems(placement)
 
 
-def test_model_files_that_were_named_must_be_readable(tmp_path: Path) -> None:
+def test_named_model_files_must_be_readable(tmp_path: Path) -> None:
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"nothing of the kind")
     assert "placement.modelFiles" in problems({"modelFiles": str(file)})

@@ -67,8 +67,8 @@ def instance(name: str, **facts: Any) -> ExecutionInstance:
 
 
 def request(name: str, **facts: Any) -> RequestMetadata:
-    told: dict[str, Any] = {"request_id": name, "prompt": "hello", "model_name": "m"} | facts
-    return RequestMetadata(**told)
+    fields: dict[str, Any] = {"request_id": name, "prompt": "hello", "model_name": "m"} | facts
+    return RequestMetadata(**fields)
 
 
 def sent(commands: list[DispatcherCommand]) -> dict[str, str]:
@@ -92,27 +92,25 @@ def test_requests_wait_while_the_pool_is_saturated() -> None:
     assert desk.waiting() == ["c", "d"]
     assert list(sent(desk.tell(Ended("a"), 1.0))) == ["c"]
     assert list(sent(desk.tell(Failed("c", "reset", retry=False), 2.0))) == ["d"]
-    told = desk.dispatcher.explain("d", 2.0)
-    assert told is not None
-    assert told.state == "running"
+    record = desk.dispatcher.explain("d", 2.0)
+    assert record is not None
+    assert record.state == "running"
 
 
-def test_what_waits_says_that_the_pool_is_saturated() -> None:
+def test_waiting_requests_show_that_the_pool_is_saturated() -> None:
     desk = Desk(GATE + ONE_EACH, "i")
     desk.arrive("a", "b")
-    told = desk.dispatcher.explain("b", 0.0)
-    assert told is not None
-    assert told.state == "waiting"
-    assert "saturated" in str(told)
+    record = desk.dispatcher.explain("b", 0.0)
+    assert record is not None
+    assert record.state == "waiting"
+    assert "saturated" in str(record)
 
 
-def test_an_instance_that_joins_takes_what_waits() -> None:
+def test_a_new_instance_takes_waiting_requests() -> None:
     desk = Desk(GATE + ONE_EACH)
     assert desk.arrive("a", "b")[:-1] == []
     assert sent(desk.tell(Joined(instance("i")))) == {"a": "i"}
-    assert sent(desk.tell(Joined(instance("j")))).keys() == {"b"}, (
-        "to whom is up to the dice: the profile knows no limit"
-    )
+    assert sent(desk.tell(Joined(instance("j")))).keys() == {"b"}, "the target is random: the profile knows no limit"
 
 
 def test_no_model_waits_for_the_saturation_of_another() -> None:
@@ -126,9 +124,9 @@ def test_the_times_to_live_of_the_document() -> None:
     desk.arrive("a", "b")
     assert refused(desk.tell(TimerFired(), 29.9)) == {}
     assert refused(desk.tell(TimerFired(), 30.0)) == {"b": (Outcome.EVICTED_TTL, 429)}
-    desk.arrive("nobody", model_name="x")
+    desk.arrive("unserved", model_name="x")
     assert refused(desk.tell(TimerFired(), 149.9)) == {}
-    assert refused(desk.tell(TimerFired(), 150.0)) == {"nobody": (Outcome.EVICTED_NO_ENDPOINTS, 503)}
+    assert refused(desk.tell(TimerFired(), 150.0)) == {"unserved": (Outcome.EVICTED_NO_ENDPOINTS, 503)}
 
 
 BANDS = """
@@ -161,12 +159,12 @@ def test_a_full_band_refuses_and_a_full_queue_sheds_what_is_negative() -> None:
     desk.arrive("low", priority=-1)
     desk.arrive("n1")
     assert refused(desk.arrive("n2")) == {"low": (Outcome.REJECTED_CAPACITY, 429)}, "it made room"
-    assert refused(desk.arrive("n3")) == {"n3": (Outcome.REJECTED_CAPACITY, 429)}, "nobody is left to make room"
+    assert refused(desk.arrive("n3")) == {"n3": (Outcome.REJECTED_CAPACITY, 429)}, "no request is left to evict"
     assert desk.waiting() == ["h1", "h2", "n1", "n2"]
-    told = desk.dispatcher.explain("low", 0.0)
-    assert told is not None
-    assert told.refusal is not None
-    assert "displaced by higher-priority work" in str(told.refusal.reason)
+    record = desk.dispatcher.explain("low", 0.0)
+    assert record is not None
+    assert record.refusal is not None
+    assert "displaced by higher-priority work" in str(record.refusal.reason)
 
 
 def test_lower_bands_are_held_back_earlier() -> None:
@@ -222,7 +220,7 @@ def test_the_work_of_another_model_is_not_stopped_as_that_would_not_help() -> No
     assert revoked(desk.arrive("high x", model_name="x", priority=5)) == ["other"]
 
 
-def test_what_was_stopped_and_fails_is_not_tried_again() -> None:
+def test_evicted_requests_are_not_retried() -> None:
     desk = Desk(GATE + EVICTION, "i")
     desk.arrive("low", priority=-1)
     desk.arrive("high", priority=5)
@@ -234,7 +232,7 @@ def test_what_was_stopped_and_fails_is_not_tried_again() -> None:
 # Without the gate
 
 
-def test_without_the_gate_nobody_waits_and_saturation_holds_nobody_back() -> None:
+def test_without_the_gate_requests_do_not_wait() -> None:
     desk = Desk(ONE_EACH, instance("i", max_concurrency=2))
     assert sent(desk.arrive("a", "b")) == {"a": "i", "b": "i"}
     commands = desk.arrive("c")
@@ -245,7 +243,7 @@ def test_without_the_gate_nobody_waits_and_saturation_holds_nobody_back() -> Non
     assert desk.waiting() == []
 
 
-def test_without_the_gate_a_model_that_nobody_serves_is_refused_at_once() -> None:
+def test_without_the_gate_an_unserved_model_is_refused_at_once() -> None:
     for desk in (Desk(ONE_EACH), Desk(ONE_EACH, instance("x", model_name="x"))):
         [gone] = desk.arrive("a")
         assert isinstance(gone, Refuse)
@@ -288,7 +286,7 @@ def test_the_same_prompt_goes_to_the_same_instance() -> None:
     elsewhere = sent(desk.arrive("a9", prompt=stories["a"]))["a9"]
     assert elsewhere != home["a"]
     desk.tell(Joined(instance(home["a"])))
-    assert sent(desk.arrive("a10", prompt=stories["a"]))["a10"] == elsewhere, "who comes back has no cache"
+    assert sent(desk.arrive("a10", prompt=stories["a"]))["a10"] == elsewhere, "an instance that returns has no cache"
 
 
 DISAGG = """
@@ -314,7 +312,7 @@ def in_flight(desk: Desk) -> dict[str, tuple[float, float]]:
     return {str(one): (float(requests[one.row]), float(tokens[one.row])) for one in roster}
 
 
-def test_who_prefills_is_named_in_a_header_and_freed_with_the_first_token() -> None:
+def test_the_prefill_instance_is_in_a_header_and_freed_at_the_first_token() -> None:
     desk = Desk(DISAGG, role("p", "prefill", 81), role("d", "decode", 82))
     [send] = desk.arrive("a", prompt="x" * 40)
     assert isinstance(send, Send)
@@ -327,14 +325,14 @@ def test_who_prefills_is_named_in_a_header_and_freed_with_the_first_token() -> N
     assert in_flight(desk) == {"p": (0, 0), "d": (0, 0)}
 
 
-def test_without_anybody_to_prefill_a_clients_header_is_removed() -> None:
+def test_without_a_prefill_instance_a_clients_header_is_removed() -> None:
     desk = Desk(DISAGG, role("d", "decode", 82))
     [send] = desk.arrive("a", headers={"x-prefiller-host-port": "evil:1"})
     assert isinstance(send, Send)
     assert send.headers["x-prefiller-host-port"] is None
 
 
-def test_the_requests_of_a_prefiller_that_leaves_are_tried_again() -> None:
+def test_requests_of_a_lost_prefill_instance_are_retried() -> None:
     desk = Desk(DISAGG, role("p", "prefill", 81), role("d", "decode", 82))
     desk.arrive("a")
     desk.arrive("b")
@@ -344,7 +342,7 @@ def test_the_requests_of_a_prefiller_that_leaves_are_tried_again() -> None:
     assert in_flight(desk)["d"][0] == 2
 
 
-def test_a_profile_may_be_called_prefill_without_being_one() -> None:
+def test_a_profile_named_prefill_need_not_prefill() -> None:
     desk = Desk("plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: prefill}]", "i")
     desk.arrive("a", "b")
     desk.tell(FirstToken("a"))
@@ -383,7 +381,7 @@ def test_a_timer_that_fires_a_little_early_is_set_again() -> None:
         (Joined(instance("i")), ConfigError),
     ],
 )
-def test_an_event_that_is_wrong_loses_nobodys_refusal(event: DispatcherEvent, error: type[Exception]) -> None:
+def test_an_invalid_event_loses_no_refusal(event: DispatcherEvent, error: type[Exception]) -> None:
     desk = Desk(GATE + ONE_EACH + "flowControl: {defaultRequestTTL: 10s}", "i")
     desk.arrive("a", "b")
     with pytest.raises(error):

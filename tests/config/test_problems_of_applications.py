@@ -1,5 +1,5 @@
 """Everything that can be wrong with an `Application` document, each with its line."""
-# ruff: noqa: E501 (a table: what was written, what is written instead, and what is said of it)
+# ruff: noqa: E501 (a table: old text, new text, and the message)
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_all_mistakes_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nodes: []", "[]", "kind: Pointsman", "name: a\nnodes: 3\noutput: 1", "kind: 3"])
-def test_documents_that_are_none_have_problems(text: str) -> None:
+def test_other_documents_have_problems(text: str) -> None:
     assert found(text) != []
 
 

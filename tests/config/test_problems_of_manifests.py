@@ -78,7 +78,7 @@ def problems(text: str, folder: Path | None = None) -> list[str]:
         ("endpoints: [{name: a}]", 'endpoints[0]: field "url" is missing'),
     ],
 )
-def test_mistakes_in_what_runs(fields: str, problem: str) -> None:
+def test_mistakes_in_deployments_and_instances(fields: str, problem: str) -> None:
     text = f"kind: Pointsman\ndeployments:\n- {{name: a, model: m, {fields}}}\n"
     [found] = problems(text, Path("/nowhere"))
     assert found.removeprefix("m.yaml:3: deployments[0]").lstrip(".: ").startswith(problem)
@@ -111,7 +111,7 @@ deployments:
         "http://::1:80", "http:// a:80", "http://:80", "",
     ],
 )  # fmt: skip
-def test_addresses_that_are_none(url: str) -> None:
+def test_invalid_addresses(url: str) -> None:
     [found] = problems(f"deployments:\n- {{name: a, model: m, endpoints: [{{url: '{url}'}}]}}\n")
     wanted = "expected http://host:port or https://host:port, without a path, found"
     assert found.startswith(f"m.yaml:2: deployments[0].endpoints[0].url: {wanted}")
@@ -124,7 +124,7 @@ def test_addresses() -> None:
     assert host_and_port("localhost:8080") == ("localhost", 8080)
 
 
-def test_the_door() -> None:
+def test_mistakes_in_the_gateway() -> None:
     sha = "0a" * 32
     text = f"""\
 gateway:
@@ -182,7 +182,7 @@ def test_keys_without_tenants() -> None:
 @pytest.mark.parametrize(
     "listen", ["127.0.0.1", ":8080", "127.0.0.1:99999", "http://localhost:80", "::1:80", "127.0.0:80"]
 )
-def test_places_where_nobody_can_listen(listen: str) -> None:
+def test_invalid_listen_addresses(listen: str) -> None:
     [found] = problems(f"gateway: {{listen: '{listen}'}}\n")
     assert found.startswith("m.yaml:1: gateway.listen: expected host:port, such as")
 

@@ -173,7 +173,7 @@ def problems(text: str) -> list[str]:
         ("plugins:\n- type: queue-scorer\n  type: lora-affinity-scorer\n", "3: plugins[0].type: is given twice"),
     ],
 )
-def test_one_mistake_is_one_problem_that_says_where_and_what(text: str, problem: str) -> None:
+def test_one_mistake_is_one_problem_with_its_line_and_field(text: str, problem: str) -> None:
     found = problems(text)
     assert len(found) == 1, found
     assert found[0].startswith(problem)

@@ -1,4 +1,4 @@
-"""Names become classes: built-in ones by their short names, everybody's own by package.module:Name."""
+"""Names become classes: built-in ones by their short names, the user's own by package.module:Name."""
 
 import pytest
 

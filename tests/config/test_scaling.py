@@ -1,5 +1,5 @@
 """The `scaling` of deployments, nodes and applications: what it builds, and everything that can be wrong with it."""
-# ruff: noqa: E501 (tables: what was written, and what is said of it)
+# ruff: noqa: E501 (tables: what was written, and the message)
 
 import sys
 from collections.abc import Iterator
@@ -231,8 +231,8 @@ def test_every_built_in_policy_is_known_and_says_what_it_is_for() -> None:
     ],
 )  # fmt: skip
 def test_problems_with_their_lines(written: str, problem: str) -> None:
-    [told] = found(manifest(written))
-    assert told.startswith(problem)
+    [message] = found(manifest(written))
+    assert message.startswith(problem)
 
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -264,8 +264,8 @@ def outside(annotation: Any) -> Iterator[float]:
 def test_parameters_have_the_same_bounds_in_configuration_and_in_python(
     policy: str, parameter: str, value: float
 ) -> None:
-    told = found(manifest(f"{{max: 2, policy: {policy}, parameters: {{{parameter}: {value}}}}}"))
-    assert any(f"scaling.parameters.{parameter}: must be " in one for one in told)
+    messages = found(manifest(f"{{max: 2, policy: {policy}, parameters: {{{parameter}: {value}}}}}"))
+    assert any(f"scaling.parameters.{parameter}: must be " in one for one in messages)
     kind = next(kind for kind in scaling_policies() if kind.name == policy)
     with pytest.raises(ValueError, match=f"^{parameter} "):
         kind.build(**NEEDED.get(policy, {}) | {kind.parameters[parameter].name: value})
@@ -292,7 +292,7 @@ deployments:
 
 def test_all_problems_of_a_section_are_told_at_once_each_at_its_line() -> None:
     section = "deployments[0].scaling"
-    assert [told.removeprefix("f:").partition(": measuring")[0] for told in found(WRONG)] == [
+    assert [message.removeprefix("f:").partition(": measuring")[0] for message in found(WRONG)] == [
         f"6: {section}.max: must be at least min, which is 4, found 3",
         f'8: {section}.upDelay: "never" is not a duration; write for example 200ms, 60s or 1m30s',
         f"9: {section}.interval: must be at least 100ms, found 5ms",
@@ -332,8 +332,8 @@ deployments:
 
 def test_problems_of_policies_inside_others_are_at_their_lines_too() -> None:
     policies = "deployments[0].scaling.parameters.policies"
-    told = [problem.removeprefix("f:").partition(";")[0] for problem in found(INNER)]
-    assert told == [
+    messages = [problem.removeprefix("f:").partition(";")[0] for problem in found(INNER)]
+    assert messages == [
         f"15: {policies}[0].parameters.policy.parameters.target: must be above 0, found 0",
         f"16: {policies}[0].parameters.perHour: must be above 0, found -1",
         f'19: {policies}[1].parameters.timeZone: there is no time zone "Mars" here',
@@ -359,15 +359,15 @@ BUDGET = "policy: budget, parameters: {policy: {policy: target-ongoing}, %s}"
     ],
 )  # fmt: skip
 def test_a_budget_must_be_able_to_do_its_work(money: str, beside: str, problem: str | None) -> None:
-    told = found(manifest(f"{{min: 2, max: 3, {BUDGET % money}, {beside}}}"))
-    assert len(told) == (problem is not None)
-    assert all(one.startswith(f"f:5: deployments[0].{problem}") for one in told)
+    messages = found(manifest(f"{{min: 2, max: 3, {BUDGET % money}, {beside}}}"))
+    assert len(messages) == (problem is not None)
+    assert all(one.startswith(f"f:5: deployments[0].{problem}") for one in messages)
 
 
 def test_a_budget_inside_another_policy_is_looked_at_too() -> None:
     budget = BUDGET % "perHour: 1, costPerReplicaHour: 1"
-    [told] = found(manifest(f"{{min: 2, max: 3, policy: min-of, parameters: {{policies: [{{{budget}}}]}}}}"))
-    assert told.startswith("f:5: deployments[0].scaling.parameters.policies[0].parameters.perHour: 1 does not pay")
+    [message] = found(manifest(f"{{min: 2, max: 3, policy: min-of, parameters: {{policies: [{{{budget}}}]}}}}"))
+    assert message.startswith("f:5: deployments[0].scaling.parameters.policies[0].parameters.perHour: 1 does not pay")
 
 
 def test_what_a_schedule_will_never_get_is_noted() -> None:
@@ -387,12 +387,12 @@ def test_nothing_is_a_value_of_parameters_that_may_be_nothing() -> None:
 
 
 def test_problems_with_what_stands_beside_it() -> None:
-    [told] = found(manifest("{max: 2}", "  replicas: 3\n"))
-    assert told == "f:5: deployments[0].replicas: must be between min and max of its scaling, 1 and 2, found 3"
-    [told] = found(manifest("{max: 2, initial: 1}", "  replicas: 2\n"))
-    assert told == "f:6: deployments[0].scaling.initial: replicas beside it says the same; keep one of them"
-    [told] = found(manifest("{max: 2}").replace("engine: {type: simulated}", "endpoints: [{url: 'http://a:1'}]"))
-    assert told.startswith("f:5: deployments[0].scaling: starts and stops instances of an engine, and there is none")
+    [message] = found(manifest("{max: 2}", "  replicas: 3\n"))
+    assert message == "f:5: deployments[0].replicas: must be between min and max of its scaling, 1 and 2, found 3"
+    [message] = found(manifest("{max: 2, initial: 1}", "  replicas: 2\n"))
+    assert message == "f:6: deployments[0].scaling.initial: replicas beside it says the same; keep one of them"
+    [message] = found(manifest("{max: 2}").replace("engine: {type: simulated}", "endpoints: [{url: 'http://a:1'}]"))
+    assert message.startswith("f:5: deployments[0].scaling: starts and stops instances of an engine, and there is none")
 
 
 def nodes(text: str) -> dict[str, ScalingPlan | None]:
@@ -458,16 +458,16 @@ def test_a_policy_of_ones_own_is_asked_once_for_all_that_have_none_themselves() 
     ],
 )  # fmt: skip
 def test_problems_of_applications(old: str, new: str, problem: str) -> None:
-    [told] = found(APPLICATION.replace(old, new, 1))
-    assert told.startswith(problem)
+    [message] = found(APPLICATION.replace(old, new, 1))
+    assert message.startswith(problem)
 
 
 def test_what_is_wrong_with_the_policy_of_an_application_is_told_once_and_its_nodes_are_looked_at_all_the_same() -> (
     None
 ):
     text = APPLICATION.replace("class: m.py:A", "class: m.py:A\n  scaling: {max: 9, upDelay: x}")
-    told = found(text + "scaling: {max: 4, parameters: {target: 0}}\n")
-    assert [one.partition(":")[2].partition(": ")[2].partition(":")[0] for one in told] == [
+    messages = found(text + "scaling: {max: 4, parameters: {target: 0}}\n")
+    assert [one.partition(":")[2].partition(": ")[2].partition(":")[0] for one in messages] == [
         "nodes[0].scaling.upDelay",
         "scaling.parameters.target",
     ]

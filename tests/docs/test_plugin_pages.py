@@ -96,7 +96,7 @@ def default_of(field: Field) -> str:
 
 
 def rendered(value: Any, duration: bool = False) -> str:
-    """A value as somebody would write it in YAML, on one line."""
+    """A value as it is written in YAML, on one line."""
     if duration:
         return f"{value * 1000:g}ms" if value < 1 else f"{value:g}s"
     if isinstance(value, bool):
@@ -106,8 +106,8 @@ def rendered(value: Any, duration: bool = False) -> str:
     if isinstance(value, msgspec.Struct):
         fields = fields_of(type(value)).items()
         given = {name: getattr(value, field.name) for name, field in fields}
-        told = [f"{name}: {rendered(given[name])}" for name, field in fields if given[name] != field.default]
-        return "{" + ", ".join(told) + "}"
+        parts = [f"{name}: {rendered(given[name])}" for name, field in fields if given[name] != field.default]
+        return "{" + ", ".join(parts) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(rendered, value)) + "]"
     return str(value) or '""'
@@ -119,9 +119,9 @@ def problems(kind: PluginType, section: Section) -> list[str]:
     found = [f"{name} is not in the table" for name in wanted if name not in rows]
     found += [f"{name} is in the table, and is no parameter" for name in rows if name not in wanted]
     for name in wanted.keys() & rows.keys():
-        said = rows[name][0].strip("`")
-        if said != wanted[name]:
-            found.append(f"{name}: the default is {wanted[name]}, the page says {said}")
+        written = rows[name][0].strip("`")
+        if written != wanted[name]:
+            found.append(f"{name}: the default is {wanted[name]}, the page says {written}")
     if not wanted and "It has no parameters" not in section.text:
         found.append("say that it has no parameters")
     if not re.search(r"^\*\*Missing or stale data:\*\* \w", section.text, re.MULTILINE):
@@ -238,8 +238,8 @@ def test_ignored_and_replaced_types_are_listed_with_the_reason() -> None:
 def test_refusals_are_listed_with_status_and_drop_reason() -> None:
     [section] = [one for one in sections(DOCS / "a-request.md") if one.heading == "Refusals"]
     refusals = {outcome.value: Refusal(outcome, Reason("")) for outcome in Outcome if outcome is not Outcome.DISPATCHED}
-    said = {
+    written = {
         name: (int(cells[0]), None if cells[1] == "none" else cells[1].strip("`"))
         for name, cells in section.rows().items()
     }
-    assert said == {name: (refusal.status, refusal.drop_reason) for name, refusal in refusals.items()}
+    assert written == {name: (refusal.status, refusal.drop_reason) for name, refusal in refusals.items()}

@@ -14,12 +14,12 @@ def found(build: Any, promise: str, examples: int = 200) -> Broken:
         kept = {name: one for name, one in POLICY_PROMISES.items() if name == promise}
         patch.setattr(checker, "POLICY_PROMISES", kept)
         report = check(build, examples)
-    told = {broken.promise: broken for broken in report.broken}
-    assert promise in told, str(report)
+    broken = {one.promise: one for one in report.broken}
+    assert promise in broken, str(report)
     assert promise not in report.kept
     assert not report.ok
-    assert told[promise].what in str(report)
-    return told[promise]
+    assert broken[promise].what in str(report)
+    return broken[promise]
 
 
 def lines(broken: Broken) -> list[str]:

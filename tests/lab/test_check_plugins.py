@@ -104,7 +104,7 @@ class WithoutPairs(Filters):
 
 class Stranger(Filters):
     def rejections(self, cycle: Any, candidates: Sequence[Any]) -> Iterable[Any]:
-        return [("somebody", "I do not know them")]
+        return [("stranger", "unknown")]
 
 
 class Raises(Filters):
@@ -117,7 +117,7 @@ class Raises(Filters):
     [
         (WithoutReason, "away without a reason"),
         (WithoutPairs, "not a pair of a candidate and a reason"),
-        (Stranger, "rejections() named 'somebody', which is not a candidate"),
+        (Stranger, "rejections() named 'stranger', which is not a candidate"),
         (Raises, "rejections() raised IndexError"),
     ],
 )
@@ -206,14 +206,14 @@ def test_profile_handlers(handler: type[Handles], what: str) -> None:
     assert len(lines(broken)) <= 1
 
 
-def test_decent_plugins_keep_their_promises() -> None:
+def test_valid_plugins_keep_their_promises() -> None:
     for plugin in (Filters, Picks):
         report = check(plugin, 10)
         assert report.ok, str(report)
         assert report.kept
 
 
-def test_a_plugin_of_which_nothing_is_promised_is_not_said_to_keep_it() -> None:
+def test_a_plugin_without_promises_is_reported_as_unchecked() -> None:
     class Orders:
         def key(self, item: Any) -> float:
             return 0.0

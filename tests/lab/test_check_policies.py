@@ -56,7 +56,7 @@ class FirstFit(SchedulingPolicy):
         return cost <= request.cost_budget
 
 
-def test_a_decent_policy_of_ones_own_keeps_every_promise() -> None:
+def test_a_users_valid_policy_keeps_every_promise() -> None:
     report = check(FirstFit, 25)
     assert report.ok, str(report)
     assert report.roles == ["scheduling policy"]
@@ -151,7 +151,7 @@ class Nowhere(FirstFit):
         (Nowhere, 'there is no instance "nowhere"', 1),
     ],
 )
-def test_decisions_that_may_not_be_carried_out(policy: type[SchedulingPolicy], what: str, rows: int) -> None:
+def test_invalid_decisions(policy: type[SchedulingPolicy], what: str, rows: int) -> None:
     broken = found(policy, "decides only what may be done", examples=100)
     assert what in broken.what
     assert len(lines(broken)) == rows, broken.example
@@ -216,7 +216,7 @@ class Pairs(FirstFit):
         (Pairs, "among its decisions"),
     ],
 )
-def test_what_cannot_answer_is_told_that_and_nothing_else(policy: type[SchedulingPolicy], what: str) -> None:
+def test_a_policy_that_cannot_answer_breaks_one_promise_only(policy: type[SchedulingPolicy], what: str) -> None:
     broken = found(policy, "answers in every situation")
     assert what in broken.what
     assert len(check(policy, 10).broken) == 1
@@ -243,7 +243,7 @@ class SortsInPlace(FirstFit):
 
 
 class CannotOrder(FirstFit):
-    """Only its own queue calls prioritize(), so that nobody notices in schedule()."""
+    """Only its own queue calls prioritize(), so schedule() does not fail."""
 
     def prioritize(self, requests: Requests) -> Requests:
         return sorted(requests, key=lambda request: request.arrival_time)  # type: ignore[arg-type,return-value]

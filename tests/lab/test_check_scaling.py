@@ -45,7 +45,7 @@ from pointsman.scaling import (
         lambda: MinOf([TargetOngoing(), TokenThroughput(500.0)]),
     ],
 )
-def test_what_is_built_in_keeps_every_promise(build: Any) -> None:
+def test_built_in_policies_keep_every_promise(build: Any) -> None:
     report = check(build, 30)
     assert report.ok, str(report)
     assert report.roles == ["scaling policy"]
@@ -72,7 +72,7 @@ def unbalanced(view: ApplicationView) -> dict[str, int]:
     return {"third": 1}
 
 
-def test_a_function_will_do_and_so_will_one_for_a_whole_application() -> None:
+def test_functions_and_application_policies_are_checked() -> None:
     assert check(lambda: half, 30).ok
     report = check(lambda: balance, 30)
     assert report.ok, str(report)
@@ -103,13 +103,13 @@ def a_mapping_for_one(view: DeploymentView) -> Any:
 
 
 @pytest.mark.parametrize("build", [lambda: unannotated, lambda: always_the_same, OfAnything])
-def test_one_for_a_whole_application_is_known_by_what_it_does(build: Any) -> None:
+def test_application_policies_without_annotations_are_recognised(build: Any) -> None:
     report = check(build, 30)
     assert report.ok, str(report)
     assert report.roles == ["application's scaling policy"]
 
 
-def test_what_it_says_of_itself_counts_more_than_what_it_does() -> None:
+def test_annotations_take_precedence() -> None:
     assert check(lambda: misspelled, 30).roles == ["scaling policy"]
     assert "has no attribute 'deployment'" in found(lambda: misspelled, "answers in every situation").what
     assert "{'first': 1}" in found(lambda: a_mapping_for_one, "wants a whole number of replicas").what
@@ -248,30 +248,33 @@ def sleeps(view: DeploymentView) -> int:
         (names_by_pair, SURVIVE, "view.state[(1, 2)] has a name that is no text: only plain data", ""),
         (forgets_keys, SURVIVE, "view.state['seen'] comes back as {'7': 1} after a restart: use text as keys", ""),
         (expects_a_pair, SURVIVE, "after a restart with its own notes it raised TypeError", ""),
-        (flaps, STEADY, "asked every 1 s with 7 requests here all the time, it went to ", "a replica takes 4 requests"),
-        (by_the_second, STEADY, "asked every 1 s with 7 requests here all the time, it went to 3, 1, 3, 1", ""),
-        (by_the_half_second, STEADY, "asked every 0.3 s ", ""),
-        (by_the_minute, STEADY, "asked every 10 s ", ""),
-        (more_than_there_may_be, BOUNDED, "asked every 1 s with 7 requests here all the time, it wanted 1005 ", ""),
-        (one_more, BOUNDED, "asked every 1 s with 7 requests here all the time, it wanted more each time (199, ", ""),
-        (one_more_now_and_then, BOUNDED, "asked every 10 s ", ""),
-        (notes_much, SMALL, "asked every 1 s, it had 108,899 bytes in view.state after 1 question: at most 65,536", ""),
-        (never_forgets, SMALL, "asked every 10 min, it had 4,011 bytes in view.state after 1,000 questions and 8", ""),
+        (
+            flaps,
+            STEADY,
+            "called every 1 s with a constant load of 7 requests, it went to ",
+            "a replica takes 4 requests",
+        ),
+        (by_the_second, STEADY, "called every 1 s with a constant load of 7 requests, it went to 3, 1, 3, 1", ""),
+        (by_the_half_second, STEADY, "called every 0.3 s ", ""),
+        (by_the_minute, STEADY, "called every 10 s ", ""),
+        (more_than_there_may_be, BOUNDED, "called every 1 s with a constant load of 7 requests, it wanted 1005 ", ""),
+        (one_more, BOUNDED, "called every 1 s with a constant load of 7 requests, it wanted more each time (199, ", ""),
+        (one_more_now_and_then, BOUNDED, "called every 10 s ", ""),
+        (notes_much, SMALL, "called every 1 s, it had 108,899 bytes in view.state after 1 call: at most 65,536", ""),
+        (never_forgets, SMALL, "called every 10 min, it had 4,011 bytes in view.state after 1,000 calls and 8", ""),
         (exits, "answers in every situation", "it raised SystemExit: 3", "a view with replicas 1, target 1"),
         (gives_up, "answers in every situation", "it raised GeneratorExit", "a view with replicas 1, target 1"),
         (yields, "wants a whole number of replicas", "it returned <generator", "a view with replicas 1, target 1"),
     ],
 )
-def test_what_breaks_a_promise_is_found_with_the_plainest_view(
-    policy: Any, promise: str, what: str, example: str
-) -> None:
+def test_broken_promises_are_found_with_the_smallest_view(policy: Any, promise: str, what: str, example: str) -> None:
     broken = found(lambda: policy, promise)
     assert broken.what.startswith(what)
     assert example in broken.example
 
 
 @pytest.mark.parametrize("policy", [by_the_second, more_than_there_may_be, one_more, never_forgets, yields, flaps])
-def test_each_is_told_under_one_promise_only(policy: Any) -> None:
+def test_each_mistake_breaks_one_promise_only(policy: Any) -> None:
     assert len(check(lambda: policy, 30).broken) == 1
 
 
@@ -286,7 +289,7 @@ def last_ten_minutes(view: DeploymentView) -> int:
 
 
 @pytest.mark.parametrize("policy", [all_there_may_be, last_ten_minutes])
-def test_what_only_looks_as_if_is_let_through(policy: Any) -> None:
+def test_similar_valid_policies_keep_every_promise(policy: Any) -> None:
     report = check(lambda: policy, 30)
     assert report.ok, str(report)
 
@@ -296,7 +299,7 @@ def slow_when_many_wait(view: DeploymentView) -> int:
     return 1
 
 
-def test_what_is_too_slow_is_not_asked_often() -> None:
+def test_a_slow_policy_ends_the_check() -> None:
     report = check(lambda: sleeps, 200)
     assert [one.promise for one in report.broken] == ["answers within its time limit"]
     assert "an answer after 0.5 s does not count" in report.broken[0].what
@@ -305,7 +308,7 @@ def test_what_is_too_slow_is_not_asked_often() -> None:
     assert "untried answers in every situation" in str(report)
 
 
-def test_what_is_slow_on_some_views_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_is_slow_on_some_views_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checker, "SEARCH_TIMEOUT_S", 3.0)
     broken = found(lambda: slow_when_many_wait, "answers within its time limit")
     assert "queued 50" in broken.example

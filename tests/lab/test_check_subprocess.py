@@ -124,11 +124,11 @@ def checked(name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", ["sleeps", "spins", "holds_the_interpreter", "catches_all"])
-def test_what_never_returns_is_ended_and_told(own: str, name: str) -> None:
+def test_a_policy_that_never_returns_is_ended_and_reported(own: str, name: str) -> None:
     report = checked(f"{own}:{name}")
     [broken] = report.broken
     assert broken.promise == QUICK
-    assert broken.what.startswith("it had not come back after 1 s, and was ended")
+    assert broken.what.startswith("it had not returned after 1 s, and was ended")
     view, where = broken.example.splitlines()
     assert view == "    a view with replicas 1, target 1"
     assert where.startswith(f"    in {name}: ")
@@ -136,13 +136,13 @@ def test_what_never_returns_is_ended_and_told(own: str, name: str) -> None:
     assert len(report.untried) == 8
 
 
-def test_what_hangs_on_some_views_is_told_with_the_view(own: str) -> None:
+def test_a_policy_that_hangs_is_reported_with_the_view(own: str) -> None:
     [broken] = checked(f"{own}:hangs_when_many_wait").broken
     assert broken.promise == QUICK
     assert "queued 50" in broken.example
 
 
-def test_what_was_found_before_is_told_as_well(own: str) -> None:
+def test_earlier_findings_are_reported_as_well(own: str) -> None:
     report = checked(f"{own}:hangs_after_a_while")
     assert [one.promise for one in report.broken] == [QUICK]
     assert report.kept[0] == ANSWERS
@@ -155,29 +155,29 @@ def test_what_was_found_before_is_told_as_well(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("leaves", "it ended the process in which it was asked (status 3)"),
-        ("crashes", "it ended the process in which it was asked (SIGKILL)"),
+        ("leaves", "it ended its process (status 3)"),
+        ("crashes", "it ended its process (SIGKILL)"),
         ("interrupts", "it raised KeyboardInterrupt: enough"),
         ("Exits", "it raised SystemExit: 4"),
     ],
 )
-def test_what_ends_a_program_ends_only_its_own(own: str, name: str, what: str) -> None:
+def test_a_policy_that_exits_ends_only_its_own_process(own: str, name: str, what: str) -> None:
     [broken] = checked(f"{own}:{name}").broken
     assert (broken.promise, broken.what) == (ANSWERS, what)
 
 
-def test_a_scheduling_policy_that_never_returns_is_told_with_the_situation(own: str) -> None:
+def test_a_scheduling_policy_that_never_returns_is_reported_with_the_case(own: str) -> None:
     [broken] = checked(f"{own}:Loops").broken
     assert broken.promise == ANSWERS
     assert "request_id" in broken.example
     assert "in schedule: " in broken.example
 
 
-def test_threads_of_its_own_keep_nobody(own: str) -> None:
+def test_threads_of_a_policy_do_not_block(own: str) -> None:
     assert checked(f"{own}:keeps_a_thread").ok
 
 
-def test_what_cannot_be_made_is_an_error(own: str) -> None:
+def test_a_policy_that_cannot_be_built_is_an_error(own: str) -> None:
     with pytest.raises(PointsmanError, match="cannot be made: it raised KeyboardInterrupt"):
         checked(f"{own}:NotMade")
     with pytest.raises(ConfigError, match=r"is not a policy or plugin: it has neither the method desired_replicas\(vi"):

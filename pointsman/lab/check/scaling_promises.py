@@ -96,7 +96,7 @@ def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
     invalid = any(isinstance(one, Reason) for answer in read for one in answer.values())
     if read[0] == read[1] or invalid:  # another promise reports an invalid answer
         return None
-    return "two fresh policies answered differently to the same view: no dice, no clock but view.now, no globals"
+    return "two fresh policies answered differently to the same view: no randomness, no clock but view.now, no globals"
 
 
 def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
@@ -128,18 +128,18 @@ def _as_lists(note: Any) -> Any:
 
 def keeps_small_notes(build: BuildScaling) -> str | None:
     """`view.state` stops growing, and stays below the limit."""
-    every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; forget what is old"
+    every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; drop old notes"
     sizes = _state_sizes(build(), every_s, STATE_ROUNDS)
     if sizes[-1] > MAX_STATE_BYTES:
-        questions = f"{len(sizes)} question{'s' if len(sizes) > 1 else ''}"
-        return f"asked every {every_s:g} s, it had {sizes[-1]:,} bytes in view.state after {questions}: {limit}"
+        calls = f"{len(sizes)} call{'s' if len(sizes) > 1 else ''}"
+        return f"called every {every_s:g} s, it had {sizes[-1]:,} bytes in view.state after {calls}: {limit}"
     sizes = _state_sizes(build(), STATE_LONG_STEP_S, STATE_LONG_ROUNDS)
     half, end = sizes[len(sizes) // 2 - 1], sizes[-1]
     if end - half < MIN_GROWTH_BYTES or end < 1.5 * half:
         return None
     return (
-        f"asked every {STATE_LONG_STEP_S / 60:g} min, it had {half:,} bytes in view.state after {len(sizes) // 2:,} "
-        f"questions and {end:,} after {len(sizes):,}: {limit}"
+        f"called every {STATE_LONG_STEP_S / 60:g} min, it had {half:,} bytes in view.state after {len(sizes) // 2:,} "
+        f"calls and {end:,} after {len(sizes):,}: {limit}"
     )
 
 
@@ -169,8 +169,8 @@ class SteadyRun(msgspec.Struct, frozen=True):
         return [(before, after) for before, after in pairwise(second_half) if before != after]
 
     def __str__(self) -> str:
-        here = f"{self.load:g} request{'s' if self.load > 1 else ''} here" if self.load else "nothing to do"
-        return f"asked every {self.step_s:g} s with {here} all the time"
+        load = f"a constant load of {self.load:g} request{'s' if self.load > 1 else ''}" if self.load else "no load"
+        return f"called every {self.step_s:g} s with {load}"
 
 
 def does_not_flap(build: BuildScaling) -> str | None:
@@ -179,7 +179,7 @@ def does_not_flap(build: BuildScaling) -> str | None:
         late = run.late_changes
         if len(late) >= FLAPPING_CHANGES and any(after < before for before, after in late):
             seen = ", ".join(str(after) for _, after in late[-6:])
-            return f"{run}, it went to {seen}: look at what is here, not at what changed or which second it is"
+            return f"{run}, it went to {seen}: decide by the current load, not by changes or by the clock"
     return None
 
 
@@ -190,11 +190,11 @@ def stays_within_bounds(build: BuildScaling) -> str | None:
         if len(late) >= FLAPPING_CHANGES and not any(after < before for before, after in late):
             seen = ", ".join(str(after) for _, after in late[-3:])
             return (
-                f"{run}, it wanted more each time ({seen}, ...): adding to view.target, its own last word, has no end"
+                f"{run}, it wanted more each time ({seen}, ...): adding to view.target, its own last answer, never ends"
             )
         if max(run.wanted, default=0) > MAX_REPLICAS:
             wanted = f"it wanted {max(run.wanted)} where view.max_replicas is {MAX_REPLICAS}"
-            return f"{run}, {wanted}: want what the load needs, and leave bounds to the guard"
+            return f"{run}, {wanted}: return what the load needs; the guard applies the bounds"
     return None
 
 

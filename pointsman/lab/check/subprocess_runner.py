@@ -111,10 +111,10 @@ def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaise
         what = f"it raised {last.error}"
     elif last:
         timeout_s, calls = BUILD_TIMEOUT_S if case is None else order.answer_timeout_s, _calls(last)
-        what = f"it had not come back after {timeout_s:g} s, and was ended: look at what it waits for, or why it loops"
+        what = f"it had not returned after {timeout_s:g} s, and was ended: look at what it waits for, or why it loops"
     else:
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        what = f"it ended the process in which it was asked ({how})"
+        what = f"it ended its process ({how})"
     if report.started is None or case is None:
         raise PluginError(order.name, f"cannot be made: {'; '.join([what, *calls])}")
     candidates = STOPS if calls else STOPS[1:]

@@ -84,7 +84,7 @@ class Comparison:
                 "cost_per_replica_hour": self.setting.cost_per_replica_hour,
                 "limits": msgspec.to_builtins(self.limits),
             },
-            "asked": self.times,
+            "calls": self.times,
             "least_replica_hours": least_hours(self.series, capacity),
             "policies": [self._as_row(name, one) for name, one in self.policies.items()],
             "references": [self._as_row(name, one) for name, one in self.references.items()],
@@ -114,7 +114,7 @@ class Comparison:
             f"a replica serves {setting.capacity:.4g}/s and starts in {span(setting.start_up_s)}: "
             f"{mean / setting.capacity:.3g} needed on average, {needed:,} at the peak, "
             f"{_hours(least_hours(series, setting.capacity))} replica-hours at least",
-            f"asked every {span(setting.interval_s)}; {_limits_text(self.limits)}",
+            f"called every {span(setting.interval_s)}; {_limits_text(self.limits)}",
         ]
 
     def _table(self) -> str:

@@ -25,10 +25,10 @@ def loaded(answer: Answer, clients: int = 3) -> tuple[Loaded, int]:
                 await reader.readuntil(b"\r\n\r\n")
                 assert await reader.readexactly(len(BODY)) == BODY
                 asked += 1
-                said = answer(asked)
-                if said is None:
+                response = answer(asked)
+                if response is None:
                     return
-                for part in (said[:30], said[30:]):
+                for part in (response[:30], response[30:]):
                     writer.write(part)
                     await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""What can be said of the servers without starting them."""
+"""The properties of the servers, without starting them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Load that nobody recorded, the same each time."""
+"""Generated load, the same each time."""
 
 import math
 import random
@@ -10,7 +10,7 @@ DAY = 144
 
 
 def daily(days: int, noise: float = 0.08, seed: int = 7) -> Series:
-    """A quiet night, a busy afternoon, and something every ten minutes that nobody expects."""
+    """A quiet night, a busy afternoon, and an irregular burst every ten minutes."""
     rng = random.Random(seed)
     rates = [
         200 * (1 + 0.5 * math.sin(2 * math.pi * place / DAY)) * math.exp(rng.gauss(0, noise))

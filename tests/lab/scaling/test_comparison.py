@@ -23,11 +23,11 @@ def compared(limits: ScalingLimits | None = None) -> Comparison:
     return compare(steps(10, 30, 10), SETTING, policies, limits)
 
 
-def test_one_row_for_each_and_for_those_that_nobody_can_have() -> None:
+def test_one_row_for_each_policy_and_reference() -> None:
     assert compared().as_text().splitlines() == [
         "steps: 3 bins of 10 min, 30 min in all; 16.67/s on average, 30/s at the peak",
         "a replica serves 10/s and starts in 0 s: 1.67 needed on average, 3 at the peak, 0.8 replica-hours at least",
-        "asked every 1 min; at least 1 replica",
+        "called every 1 min; at least 1 replica",
         "",
         "policy                     replica-hours  times the least  unserved  changes  most replicas  cost",
         "-------------------------  -------------  ---------------  --------  -------  -------------  ----",
@@ -40,8 +40,8 @@ def test_one_row_for_each_and_for_those_that_nobody_can_have() -> None:
 
 
 def test_the_same_as_plain_data() -> None:
-    told = compared().as_dict()
-    assert told["load"] == {
+    document = compared().as_dict()
+    assert document["load"] == {
         "name": "steps",
         "began": 0.0,
         "bin_s": 600.0,
@@ -51,33 +51,33 @@ def test_the_same_as_plain_data() -> None:
         "needed_at_mean": pytest.approx(5 / 3),
         "needed_at_peak": 3,
     }
-    assert told["asked"] == 30
-    assert [one["policy"] for one in told["policies"]] == ["reactive", "sulks"]
-    assert [one["policy"] for one in told["references"]] == ["static peak", "clairvoyant with start-up"]
-    reactive, sulky = told["policies"]
+    assert document["calls"] == 30
+    assert [one["policy"] for one in document["policies"]] == ["reactive", "sulks"]
+    assert [one["policy"] for one in document["references"]] == ["static peak", "clairvoyant with start-up"]
+    reactive, sulky = document["policies"]
     assert (reactive["replica_hours"], reactive["cost"], reactive["problem"]) == (pytest.approx(5 / 6), 2.5, "")
     assert (sulky["problems"], sulky["problem"]) == (29, "raised RuntimeError: too many for me")
 
 
-def test_limits_hold_and_are_told() -> None:
+def test_limits_apply_and_are_shown() -> None:
     limits = ScalingLimits(
         min_replicas=0, max_replicas=2, down_delay_s=300.0, up_factor=0.5, max_step=1, idle_timeout_s=90.0
     )
     found = compared(limits)
     assert all(one.most <= 2 for one in found.policies.values())
-    told = "0 to 2 replicas, downDelay 5 min, idleTimeout 90 s, upFactor 0.5, maxStep 1"
-    assert found.as_text().splitlines()[2] == f"asked every 1 min; {told}"
+    text = "0 to 2 replicas, downDelay 5 min, idleTimeout 90 s, upFactor 0.5, maxStep 1"
+    assert found.as_text().splitlines()[2] == f"called every 1 min; {text}"
 
 
-def test_it_says_how_far_it_is() -> None:
-    heard: list[tuple[str, float]] = []
+def test_progress_is_reported() -> None:
+    reports: list[tuple[str, float]] = []
     policies = {"one": Reactive(10.0), "two": Reactive(10.0)}
     setting = Setting(capacity=10.0, interval_s=1.0)
-    compare(steps(10, 30), setting, policies, progress=lambda name, share: heard.append((name, share)))
-    assert heard == [(name, steps_done / 1200) for name in policies for steps_done in (0, 500, 1000)]
+    compare(steps(10, 30), setting, policies, progress=lambda name, share: reports.append((name, share)))
+    assert reports == [(name, steps_done / 1200) for name in policies for steps_done in (0, 500, 1000)]
 
 
-def test_a_picture_of_each_below_the_other() -> None:
+def test_one_plot_below_the_other() -> None:
     found = compared()
     picture = ElementTree.fromstring(plots(found.series, found.setting, found.policies))
     assert picture.get("height") == "520"

@@ -57,13 +57,13 @@ def test_the_order_of_rows_and_columns_does_not_matter() -> None:
         ("t_s,rps\n0,1\n1,1\n99999999,1", "these are 100,000,000 bins of 1 s; the maximum is 1,000,000"),
     ],
 )
-def test_what_cannot_be_meant_is_said_with_its_line(text: str, words: str) -> None:
+def test_invalid_rows_are_errors_with_their_lines(text: str, words: str) -> None:
     with pytest.raises(UnreadableLoad, match=words):
         rates_of(text.splitlines())
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50), st.integers(1, 3600), st.integers(0, 10**9))
-def test_whatever_is_written_is_read_again(rates: list[float], bin_s: int, began: int) -> None:
+def test_written_series_are_read_back(rates: list[float], bin_s: int, began: int) -> None:
     rows = [f"{began + place * bin_s},{rate!r}" for place, rate in enumerate(rates)]
     [series] = rates_of(["t_s,rps", *rows])
     assert (series.bin_s, list(series.rates), series.began) == (bin_s, rates, began)
@@ -79,11 +79,11 @@ def test_one_of_several_is_chosen_by_its_name() -> None:
         chosen(both, "chut")
 
 
-def requests(*told: tuple[int, str]) -> list[str]:
-    return [json.dumps({"timestamp": at, "model": model} if model else {"timestamp": at}) for at, model in told]
+def requests(*arrivals: tuple[int, str]) -> list[str]:
+    return [json.dumps({"timestamp": at, "model": model} if model else {"timestamp": at}) for at, model in arrivals]
 
 
-def test_of_several_models_one_is_counted() -> None:
+def test_only_requests_of_the_model_are_counted() -> None:
     lines = requests((0, "a"), (100, "b"), (5000, "a"), (12_000, "a"), (21_000, "b"), (22_000, "a"))
     assert arrivals_of("all", lines, 10.0).rates == (0.3, 0.1)
     assert arrivals_of("a", lines, 10.0, "a").rates == (0.2, 0.1)
@@ -103,11 +103,11 @@ def test_of_several_models_one_is_counted() -> None:
         (requests((0, ""), (9000, "")), "came within 9 s, and that is not one whole bin of 10 s; choose shorter bins"),
     ],
 )
-def test_requests_that_are_none(lines: list[str], words: str) -> None:
+def test_invalid_requests(lines: list[str], words: str) -> None:
     with pytest.raises(UnreadableLoad, match=words):
         arrivals_of("chat", lines, 10.0)
 
 
-def test_requests_that_name_no_model_are_of_none() -> None:
+def test_requests_without_a_model() -> None:
     with pytest.raises(UnreadableLoad, match="do not name their model"):
         arrivals_of("chat", requests((0, ""), (9000, "")), 10.0, "chat")

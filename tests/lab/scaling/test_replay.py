@@ -43,7 +43,7 @@ def test_one_step_by_hand(setting: dict[str, Any], unserved: float, bins: float)
     assert found.ratio == pytest.approx(bins / 5)
 
 
-def test_what_came_of_it() -> None:
+def test_outcomes() -> None:
     found = run(steps(10, 30, 10), Reactive(10.0, 1.0), start_up_s=120.0)
     assert (found.changes, found.most, found.problems) == (2, 3, 0)
     assert found.line == [(0.0, 1, 1), (600.0, 3, 1), (720.0, 3, 3), (1200.0, 1, 1)]
@@ -51,13 +51,13 @@ def test_what_came_of_it() -> None:
 
 
 @pytest.mark.parametrize(("queue_s", "unserved"), [(0.0, 20 * 300.0), (60.0, 20 * 300.0 - 600.0), (1e6, 0.0)])
-def test_what_may_wait_is_served_later(queue_s: float, unserved: float) -> None:
+def test_queued_requests_are_served_later(queue_s: float, unserved: float) -> None:
     found = run(steps(10, 30, 10, 0, 0), Reactive(10.0, 1.0), start_up_s=300.0, queue_s=queue_s)
     assert found.unserved * 50 * BIN_S == pytest.approx(unserved)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(1.0, 900.0)), max_size=12))
-def test_what_is_ordered_is_what_is_there_or_on_its_way(orders: list[tuple[int, float]]) -> None:
+def test_ordered_replicas_are_ready_or_starting(orders: list[tuple[int, float]]) -> None:
     series = steps(*[50.0] * 20)
     pool = ReplicaPool(1, Setting(capacity=10.0, start_up_s=200.0), series)
     now, cost = 0.0, 0.0
@@ -70,8 +70,8 @@ def test_what_is_ordered_is_what_is_there_or_on_its_way(orders: list[tuple[int, 
     assert pool.replica_seconds == pytest.approx(cost)
 
 
-def test_what_a_policy_sees_by_hand() -> None:
-    """A replica serves 2/s, and each request stays for 2 s; nobody may wait, but those who come are seen."""
+def test_views_by_hand() -> None:
+    """A replica serves 2/s, and each request stays for 2 s; there is no queue, but arrivals are seen."""
     seen: list[DeploymentView] = []
     metrics = {"load": lambda moment: moment.rate}
     series = steps(0, 8, 0.5, 0)
@@ -118,7 +118,7 @@ def test_a_policy_never_sees_the_future(past: list[float], future: list[float], 
 
 
 @given(LOADS, st.sampled_from([0.0, 30.0, 600.0, 900.0]))
-def test_nobody_serves_everything_for_less_than_the_clairvoyant(rates: list[float], start_up_s: float) -> None:
+def test_no_policy_serves_everything_for_less_than_the_clairvoyant(rates: list[float], start_up_s: float) -> None:
     series, setting = steps(*rates), Setting(capacity=10.0, start_up_s=start_up_s, interval_s=100.0)
     bound = clairvoyant(series, setting)
     assert 1.0 - 1e-9 <= bound.ratio <= static_peak(series, setting).ratio + 1e-9
@@ -179,7 +179,7 @@ def test_a_wrong_policy_is_contained(policy: Callable[[DeploymentView], Any]) ->
     assert found.unserved == 0
 
 
-def test_where_nobody_comes_one_replica_stays_and_nobody_is_unserved() -> None:
+def test_without_load_one_replica_stays() -> None:
     found = run(steps(0, 0, 0), lambda view: 0)
     assert (found.hours, found.ratio, found.unserved, found.line) == (0.5, 1.0, 0.0, [(0.0, 1, 1)])
 
@@ -190,7 +190,7 @@ def test_limits_hold_in_a_replay() -> None:
     assert [(since, target) for since, target, _ in found.line] == [(0.0, 2), (600.0, 4), (2400.0, 2)]
 
 
-def test_notes_of_a_policy_are_there_again() -> None:
+def test_the_state_of_a_policy_is_kept() -> None:
     def counts(view: DeploymentView) -> Wish:
         view.state["times"] = view.state.get("times", 0) + 1
         return Wish(view.state["times"])
@@ -198,7 +198,7 @@ def test_notes_of_a_policy_are_there_again() -> None:
     assert run(steps(10, 10), counts).most == 20
 
 
-def test_predictive_costs_no_more_than_the_headroom_that_serves_as_much_and_that_nobody_told_it() -> None:
+def test_predictive_costs_no_more_than_a_headroom_that_serves_as_much() -> None:
     series = moody(8)
     predictive = run(series, Predictive(5.0, react_s=0.0), capacity=5.0, interval_s=BIN_S)
     assert predictive.problems == 0
@@ -212,17 +212,17 @@ def test_predictive_costs_no_more_than_the_headroom_that_serves_as_much_and_that
         pytest.fail("no headroom serves as much")
 
 
-def test_predictive_need_not_be_told_what_a_replica_serves() -> None:
+def test_predictive_finds_the_capacity_of_a_replica() -> None:
     """It learns that from how long requests stay, also while more come than are served."""
-    told, learned = (
+    known, learned = (
         run(moody(4), Predictive(serves, react_s=0.0), capacity=5.0, interval_s=BIN_S, request_s=3.0)
         for serves in (5.0, None)
     )
-    assert learned.ratio == pytest.approx(told.ratio, rel=0.01)
-    assert learned.unserved == pytest.approx(told.unserved, abs=0.0005)
+    assert learned.ratio == pytest.approx(known.ratio, rel=0.01)
+    assert learned.unserved == pytest.approx(known.unserved, abs=0.0005)
 
 
-def test_a_policy_sees_the_windows_that_it_asks_for() -> None:
+def test_a_policy_sees_the_windows_that_it_needs() -> None:
     seen: set[float] = set()
 
     def policy(view: DeploymentView) -> int:
@@ -235,7 +235,7 @@ def test_a_policy_sees_the_windows_that_it_asks_for() -> None:
     assert seen == {7.0, 30.0, 300.0, 3600.0}
 
 
-def test_predictive_is_there_before_the_load_that_comes_every_day() -> None:
+def test_predictive_scales_up_before_the_daily_load() -> None:
     day = [100.0 if place < 54 or place >= 108 else 300.0 for place in range(DAY)]
     predictive, reactive = (
         run(steps(*day * 10), policy, capacity=5.0, interval_s=BIN_S)

@@ -12,13 +12,13 @@ code,600,3
 """
 
 
-def test_rates_are_read_by_model_and_a_gap_is_nothing() -> None:
+def test_rates_are_read_by_model_and_a_gap_counts_as_0() -> None:
     chat, code = rates_of(ROWS.splitlines())
     assert (chat.name, chat.bin_s, chat.rates) == ("chat", 600.0, (10.5, 20.0, 0.0, 5.0))
     assert (code.name, code.rates) == ("code", (1.0, 3.0))
 
 
-def test_arrivals_are_counted_in_bins_and_a_last_bin_cut_short_is_left_out() -> None:
+def test_arrivals_are_counted_in_bins_without_an_incomplete_last_one() -> None:
     lines = [f'{{"timestamp": {at}, "input_length": 1}}' for at in (1000, 1500, 10_999, 11_000, 22_000, 25_000)]
     assert arrivals_of("chat", lines, 10.0).rates == (0.3, 0.1)
 
@@ -43,7 +43,7 @@ def test_history_is_on_the_clock_of_the_replay() -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, 9.99, 10.0, 25.0, 30.0, 99.0])
-def test_only_bins_that_are_over_count(at: float) -> None:
+def test_only_ended_bins_count(at: float) -> None:
     assert Series("chat", 10.0, [1.0, 3.0, 5.0]).bins_before(at) == min(int(at / 10), 3)
 
 
