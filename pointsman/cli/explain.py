@@ -1,4 +1,4 @@
-"""`pointsman explain REQUEST_ID`: why a request went where it went; or why there are so many of a deployment."""
+"""`pointsman explain`: why a request went to its instance, or why a deployment has its number of instances."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from pointsman.cli.options import add_command, add_connection
 DEPLOYMENT = "deployment"
 
 EXAMPLE = """\
-The id of a request is in the header x-request-id of its answer; pointsman requests lists them.
+The id of a request is in the header x-request-id of its answer; pointsman requests lists ids.
 
 examples:
   pointsman explain req-1f2e3d4c-1
@@ -23,14 +23,14 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "explain",
-        summary="why a request went where it went, or how many instances there are",
-        description="Show what was decided about a request and why: the candidates, who was turned away for what "
-        "reason, every score and weight, what was expected and what happened. Of a deployment that is scaled (or of a "
-        "node, as APP/NODE): how many instances there were to be when, who decided it, from which numbers.",
+        summary="why a request went to its instance, or a deployment has its number of instances",
+        description="Show the decision about a request: the candidates, the reason for each rejected one, every score "
+        "and weight, what was expected and what happened. For a scaled deployment (or a node, as APP/NODE), show the "
+        "changes of its target, what decided them, and from which numbers.",
         example=EXAMPLE,
     )
     parser.add_argument("request", metavar="REQUEST_ID | deployment")
-    parser.add_argument("deployment", nargs="?", metavar="NAME", help="after the word deployment: which")
+    parser.add_argument("deployment", nargs="?", metavar="NAME", help="the deployment, after the word deployment")
     add_connection(parser)
     parser.set_defaults(run=run)
 
@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.deployment is not None:
         if args.request != DEPLOYMENT:
-            raise PointsmanError(f'explain one request, or: pointsman explain {DEPLOYMENT} "{args.deployment}"')
-        told = client_of(args).get("deployments", args.deployment, "scaling")
-        print(json.dumps(told, indent=2, ensure_ascii=False) if args.json else scaling_text(told))
+            raise PointsmanError(f'name one request, or: pointsman explain {DEPLOYMENT} "{args.deployment}"')
+        scaling = client_of(args).get("deployments", args.deployment, "scaling")
+        print(json.dumps(scaling, indent=2, ensure_ascii=False) if args.json else scaling_text(scaling))
         return 0
     if args.request == DEPLOYMENT:
-        raise PointsmanError(f"explain {DEPLOYMENT} NAME: which one is missing; pointsman status lists them")
+        raise PointsmanError(f"explain {DEPLOYMENT} NAME: NAME is missing; pointsman status lists deployments")
     record = client_of(args).get("requests", args.request)
     print(json.dumps(record, indent=2, ensure_ascii=False) if args.json else record["text"])
     return 0

@@ -42,7 +42,7 @@ example:
   pointsman plan examples/smollm2.yaml         what it would start
   pointsman status                             what runs, and what is wrong
   pointsman requests                           the newest requests
-  pointsman explain REQUEST_ID                 why a request went where it went
+  pointsman explain REQUEST_ID                 why a request went to its instance
   pointsman check config scheduling.yaml       all mistakes in a file, before it goes live
   pointsman check policy mymodule:MyPolicy     which promises your policy breaks, with small examples
   pointsman rehearse scaling panic --of chat   what a scaling policy would have cost on past load

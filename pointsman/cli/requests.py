@@ -1,4 +1,4 @@
-"""`pointsman requests`: the newest requests, and what became of them."""
+"""`pointsman requests`: the newest requests and their outcomes."""
 
 import argparse
 import json
@@ -23,15 +23,17 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "requests",
-        summary="the newest requests and what became of them",
-        description="List requests, the newest first. pointsman explain says more about one of them.",
+        summary="the newest requests and their outcomes",
+        description="List requests, newest first. pointsman explain shows one of them in detail.",
         example=EXAMPLE,
     )
-    parser.add_argument("--model", help="those for this model, as the client wrote it")
-    parser.add_argument("--only", choices=STATES, help="those that are in this state")
-    parser.add_argument("--instance", help="those that went to this instance")
-    parser.add_argument("--tenant", help="those of this tenant")
-    parser.add_argument("-n", "--limit", type=at_least_one, default=20, metavar="N", help="at most so many (20)")
+    parser.add_argument("--model", help="only requests for this model, as the client named it")
+    parser.add_argument("--only", choices=STATES, help="only requests in this state")
+    parser.add_argument("--instance", help="only requests that went to this instance")
+    parser.add_argument("--tenant", help="only requests of this tenant")
+    parser.add_argument(
+        "-n", "--limit", type=at_least_one, default=20, metavar="N", help="maximum number of requests (default 20)"
+    )
     add_connection(parser)
     parser.set_defaults(run=run)
 
@@ -57,10 +59,10 @@ def _table(answer: Mapping[str, Any]) -> str:
 
     listed = answer["requests"]
     if not listed:
-        return "no such requests are known"
+        return "no requests found"
     table = text_table(HEADS, [_row(request) for request in listed])
     more = answer.get("found", len(listed)) - len(listed)
-    return f"{table}\n{more} more; -n shows more of them" if more > 0 else table
+    return f"{table}\n{more} more; see -n" if more > 0 else table
 
 
 def _row(request: Mapping[str, Any]) -> list[str]:

@@ -116,19 +116,19 @@ def _quoted(name: str) -> str:
 
 
 def _chosen(rule: str) -> Callable[[Facts], str]:
-    def words(facts: Facts) -> str:
+    def render(facts: Facts) -> str:
         limit, latency = facts["limit"], facts["expected_ms"]
         running = f"{facts['running']:.0f}" + ("" if limit is None else f" of {limit}")
         return f"{rule.format(**facts)} ({running} running{'' if latency is None else f', about {latency:.0f} ms'})"
 
-    return words
+    return render
 
 
 def _held_back(facts: Facts) -> str:
-    said = f"held back: the pool is saturated to {facts['saturation']:.0%}"
+    held = f"held back: the pool is saturated to {facts['saturation']:.0%}"
     if not facts["unmeasured"]:
-        return said
-    return f"{said}; {facts['unmeasured']} of {facts['instances']} instances have never been measured"
+        return held
+    return f"{held}; {facts['unmeasured']} of {facts['instances']} instances have never been measured"
 
 
 def _shortage(facts: Facts) -> str:
@@ -145,22 +145,22 @@ def _displaced(facts: Facts) -> str:
 
 
 def _waited(what: str, advice: str) -> Callable[[Facts], str]:
-    def words(facts: Facts) -> str:
+    def render(facts: Facts) -> str:
         limit, setting = facts["limit_s"], facts["setting"]
         bound = f"its own deadline allowed {limit:g} s" if setting is None else f"the limit is {limit:g} s ({setting})"
         because = f" ({facts['because']})" if facts.get("because") and not facts.get("absence") else ""
         return f"waited {facts['waited_s']:.3g} s {what}; {bound}; {facts.get('absence') or advice}{because}"
 
-    return words
+    return render
 
 
 def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str]:
     """With what is known about the lack of instances, in place of the general advice."""
 
-    def words(facts: Facts) -> str:
+    def render(facts: Facts) -> str:
         return "; ".join(filter(None, [_rendered(template, facts), str(facts.get("absence") or advice)]))
 
-    return words
+    return render
 
 
 _NO_RETRY = {
@@ -263,11 +263,11 @@ def _taken(facts: Facts) -> str:
 def _bytes(template: str) -> Callable[[Facts], str]:
     """With sizes in bytes as GiB."""
 
-    def words(facts: Facts) -> str:
+    def render(facts: Facts) -> str:
         sizes = {name: gib(size) for name, size in facts.items() if name.endswith("_bytes")}
         return template.format(**{**facts, **sizes})
 
-    return words
+    return render
 
 
 _OBSTACLES = {
@@ -361,7 +361,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "no-instance-can-take": _with_absence(_no_instance),
     "no-profile-ran": "no profile was run",
     "not-one-profile": "one profile result was expected, found {profiles}",
-    "profile-chose-none": 'profile "{profile}" chose nobody',
+    "profile-chose-none": 'profile "{profile}" chose no endpoint',
     "profile-handler": "{text}",
     "policy-failed": "{error}",
     "held-back": _held_back,

@@ -5,10 +5,10 @@ from unicodedata import combining, east_asian_width
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, numbers to the right, a rule under the head."""
+    """A table with aligned columns, numbers to the right, and a rule under the head."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     numeric = [
-        bool(rows) and all(_is_number(row[place]) or not row[place] for row in rows) for place in range(len(heads))
+        bool(rows) and all(_is_number(row[index]) or not row[index] for row in rows) for index in range(len(heads))
     ]
 
     def line(cells: Sequence[str]) -> str:
@@ -21,33 +21,33 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, rows)])
 
 
-def one_line(words: str, longest: int) -> str:
-    """Somebody else's words on one line: no line breaks, no control characters, and not longer than that."""
-    begun = words[: 4 * longest]  # there may be megabytes of them
-    words = " ".join("".join(letter if letter.isprintable() else " " for letter in begun).split())
-    return words if len(words) <= longest else f"{words[: longest - 3]}..."
+def one_line(text: str, limit: int) -> str:
+    """Foreign text on one line of at most `limit` characters, without line breaks and control characters."""
+    start = text[: 4 * limit]  # it may have megabytes
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in start).split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def cells(words: str) -> int:
-    """The width of a text in columns of a terminal."""
-    if words.isascii():
-        return len(words)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in words)
+def cells(text: str) -> int:
+    """The width of a text, in columns of a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
-def cut(words: str, room: int) -> str:
-    """As much of the text as fits into `room` columns; empty if that is too little to read."""
-    if cells(words) <= room:
-        return words
+def cut(text: str, room: int) -> str:
+    """The text cut to `room` columns; empty if less than 4 are left."""
+    if cells(text) <= room:
+        return text
     if room < 4:
         return ""
     taken, kept = 0, 0
-    for one in words:
+    for one in text:
         taken += cells(one)
         if taken > room - 1:
             break
         kept += 1
-    return f"{words[:kept]}…"
+    return f"{text[:kept]}…"
 
 
 def quantity(count: int, noun: str) -> str:

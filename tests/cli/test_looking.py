@@ -199,7 +199,7 @@ request  model    tenant  state    instance  tries  waited  first token  total  
 -------  -------  ------  -------  --------  -----  ------  -----------  -----  -------
 r-2      smollm2          waiting                                               12
 r-1      smollm2  red     served   chat-1        1  0 ms    45 ms        2.1 s  12 + 64
-3 more; -n shows more of them
+3 more; see -n
 """
 
 
@@ -217,7 +217,7 @@ def test_requests_that_are_looked_for(plane: Plane, capsys: pytest.CaptureFixtur
     plane.answers["GET", target] = {"requests": [], "found": 0}
     filters = ["--model", "a/b", "--only", "refused", "--instance", "i", "--tenant", "t", "-n", "3"]
     assert main(["requests", *filters]) == 0
-    assert capsys.readouterr().out == "no such requests are known\n"
+    assert capsys.readouterr().out == "no requests found\n"
 
 
 # logs
@@ -373,5 +373,5 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
     assert 'pointsman explain deployment "chat"' in capsys.readouterr().err
     asked = len(plane.asked)
     assert main(["explain", "deployment"]) == 1
-    assert "explain deployment NAME: which one is missing" in capsys.readouterr().err
+    assert "explain deployment NAME: NAME is missing" in capsys.readouterr().err
     assert len(plane.asked) == asked, "nobody is asked for a request of that name"

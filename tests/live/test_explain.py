@@ -134,7 +134,7 @@ def test_requests_are_listed_and_filtered(live: LivePlane, send: Send) -> None:
     assert {one["model"] for one in live.admin.get("requests", model="other")["requests"]} == {"other"}
     assert "listed-2" in live.pointsman("requests", "--instance", "other-1", "-n", "1").stdout
     assert "listed-1" not in live.pointsman("requests", "--model", "other").stdout
-    assert live.pointsman("requests", "--only", "waiting").stdout.strip() == "no such requests are known"
+    assert live.pointsman("requests", "--only", "waiting").stdout.strip() == "no requests found"
 
 
 def test_explaining_an_unknown_request_fails(live: LivePlane) -> None:

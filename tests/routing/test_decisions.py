@@ -126,7 +126,7 @@ def failure(*instances: ExecutionInstance, **facts: Any) -> tuple[RequestMetadat
         ([FLEET[1]] * 1, "", "no instance can take this request: 1 instances: 1 full"),
     ],
 )
-def test_why_nobody_can_take_it(instances: list[ExecutionInstance], model: str, text: str) -> None:
+def test_why_no_instance_can_take_it(instances: list[ExecutionInstance], model: str, text: str) -> None:
     asked, why = failure(*instances, model_name=model)
     assert str(Unplaced(asked, why).why) == text
 

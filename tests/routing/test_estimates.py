@@ -78,16 +78,16 @@ def test_cost(facts: Facts, price: float | None, long: bool) -> None:
     assert expected(request, 1, fleet.roster.columns, 2.0)[1] == (None if price is None else pytest.approx(price))
 
 
-def test_an_answer_whose_length_nobody_gave() -> None:
+def test_an_answer_of_unknown_length() -> None:
     assert output_tokens(RequestMetadata("r")) == DEFAULT_OUTPUT_TOKENS
     assert output_tokens(RequestMetadata("r", max_tokens=0)) == 0
 
 
 @both_lengths
-def test_nobody_there(long: bool) -> None:
+def test_no_candidates(long: bool) -> None:
     fleet = fleet_of([], long)
-    nobody = fleet.roster.without(range(len(fleet)))
-    assert len(latency_ms(RequestMetadata("r"), nobody)) == len(cost(RequestMetadata("r"), nobody, 2.0)) == 0
+    empty = fleet.roster.without(range(len(fleet)))
+    assert len(latency_ms(RequestMetadata("r"), empty)) == len(cost(RequestMetadata("r"), empty, 2.0)) == 0
 
 
 @both_lengths

@@ -114,7 +114,7 @@ def test_as_plain_data() -> None:
     ]
 
 
-def test_a_refused_request_names_everybody_and_why() -> None:
+def test_a_refused_request_has_a_reason_for_every_instance() -> None:
     fleet = EndpointTable(
         [
             ExecutionInstance(instance_id="full", model_name="m", max_concurrency=1, current_load=1),
@@ -258,7 +258,7 @@ def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
     assert told["outcomes"] == {"served": 3, "EvictedTTL": 1}
     assert told["slo_attainment"] == pytest.approx(2 / 3)
     assert told["slo_attainment_by_strategy"] == {"cost": 1.0, "fifo": 0.5}
-    assert told["slo_attainment_by_instance"] == {"i": 1.0}, "who was never sent counts for no instance"
+    assert told["slo_attainment_by_instance"] == {"i": 1.0}, "a request that was never sent counts for no instance"
     assert {name: waited["sum"] for name, waited in told["waiting_seconds"].items()} == {"fifo": 2.0, "cost": 0.5}
     assert {n: waited["sum"] for n, waited in told["waiting_seconds_by_instance"].items()} == {"i": 0.5, "j": 2.0}
     assert json.loads(json.dumps(told)) == told

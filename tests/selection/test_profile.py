@@ -52,7 +52,7 @@ class Both(Without, Scores):
 def run(
     profile: Profile[str], *names: str, trace: Trace | None = None, arrays: bool = False
 ) -> ProfileResult[str] | ProfileFailure[str]:
-    return profile.run(Cycle("somebody", trace=trace), Roster(list(names), arrays=arrays))
+    return profile.run(Cycle("r", trace=trace), Roster(list(names), arrays=arrays))
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -114,7 +114,7 @@ def test_a_failure_says_how_many_each_filter_rejected_and_why(arrays: bool) -> N
     failure = run(profile, "a", "b", "c", arrays=arrays)
     assert isinstance(failure, ProfileFailure)
     assert [(name, len(rejected)) for name, rejected in failure.stages] == [("without", 2), ("without", 1)]
-    assert [(who, name, str(why)) for who, name, why in failure.reasons()] == [
+    assert [(candidate, name, str(reason)) for candidate, name, reason in failure.reasons()] == [
         ("a", "without", "full: 3 of 3"),
         ("b", "without", "full: 3 of 3"),
         ("c", "without", "unwanted"),
@@ -135,7 +135,7 @@ def test_reasons_are_made_when_read_from_facts_copied_before() -> None:
     assert list(rejected) == [("a", Reason("full", {"load": 3.0, "limit": 3}))]
 
 
-class PicksNobody:
+class PicksNone:
     def pick(self, cycle: Cycle[Any], ranked: Ranked[str]) -> Sequence[str]:
         return []
 
@@ -158,7 +158,7 @@ class Raises:
 @pytest.mark.parametrize(
     ("plugins", "complaint"),
     [
-        ([PicksNobody()], "picks-nobody.* at least one"),
+        ([PicksNone()], "picks-none.* at least one"),
         ([ScoresTooFew(), MaxScorePicker()], "scores-too-few.* gave 1 scores for 2 candidates"),
         ([RejectsAStranger(), MaxScorePicker()], "rejects-a-stranger.* rejected zorro"),
         ([Raises(), MaxScorePicker()], 'plugin "raises" raised KeyError'),

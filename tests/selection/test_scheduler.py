@@ -26,9 +26,9 @@ Results = Mapping[str, ProfileResult[str] | ProfileFailure[str]]
 SEEN: Key[list[str]] = Key("seen")
 
 
-class Nobody:
+class Closed:
     def rejections(self, cycle: Cycle[Any], candidates: Roster[str]) -> list[tuple[str, str]]:
-        return [(candidate, "nobody is good enough") for candidate in candidates]
+        return [(candidate, "not good enough") for candidate in candidates]
 
 
 class Scripted:
@@ -54,7 +54,7 @@ def profile(name: str, *plugins: object) -> Profile[str]:
 
 def test_the_handler_picks_profiles_until_it_picks_none_and_sees_failures() -> None:
     handler = Scripted(["strict"], ["loose", "other"])
-    scheduler = Scheduler([profile("strict", Nobody()), profile("loose"), profile("other")], handler)
+    scheduler = Scheduler([profile("strict", Closed()), profile("loose"), profile("other")], handler)
     result = scheduler.run(Cycle("r"), Roster(["a"]))
     assert handler.seen == [{}, {"strict": False}, {"strict": False, "loose": True, "other": True}]
     assert isinstance(result, SchedulingResult)
@@ -62,7 +62,7 @@ def test_the_handler_picks_profiles_until_it_picks_none_and_sees_failures() -> N
 
 
 def test_fallback_runs_profiles_until_one_chooses() -> None:
-    scheduler = Scheduler([profile("strict", Nobody()), profile("loose"), profile("never")], FallbackProfileHandler())
+    scheduler = Scheduler([profile("strict", Closed()), profile("loose"), profile("never")], FallbackProfileHandler())
     trace = Trace()
     result = scheduler.run(Cycle("r", trace=trace), Roster(["a"]))
     assert isinstance(result, SchedulingResult)
@@ -71,10 +71,10 @@ def test_fallback_runs_profiles_until_one_chooses() -> None:
 
 
 def test_fallback_fails_with_the_last_reason() -> None:
-    scheduler = Scheduler([profile("strict", Nobody()), profile("loose", Nobody())], FallbackProfileHandler())
+    scheduler = Scheduler([profile("strict", Closed()), profile("loose", Closed())], FallbackProfileHandler())
     failure = scheduler.run(Cycle("r"), Roster(["a"]))
     assert isinstance(failure, SchedulingFailure)
-    assert failure.reasons() == [("a", "nobody", Reason("nobody", {"text": "nobody is good enough"}))]
+    assert failure.reasons() == [("a", "closed", Reason("closed", {"text": "not good enough"}))]
 
 
 def test_one_profile_needs_no_handler_and_several_do() -> None:

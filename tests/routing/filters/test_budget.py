@@ -48,14 +48,14 @@ UNKNOWN: Facts = {}
         (2.0, [], []),
     ],
 )
-def test_keeps_who_is_within_the_budget(
+def test_keeps_endpoints_within_the_budget(
     budget: float | None, rows: list[Facts], expected: list[int], long: bool
 ) -> None:
     assert kept(WithinBudget(), asks(budget), roster_of(rows, long)) == expected
 
 
 @both_lengths
-def test_the_price_of_the_policy_holds_for_instances_without_their_own(long: bool) -> None:
+def test_the_default_price_is_for_instances_without_their_own(long: bool) -> None:
     roster = roster_of([{"throughput_tokens_per_sec": 1}, {"throughput_tokens_per_sec": 1, "gpu_count": 2}], long)
     assert kept(WithinBudget(), asks(2.0), roster) == [0]
     assert kept(WithinBudget(1.0), asks(2.0), roster) == [0, 1]

@@ -41,7 +41,7 @@ UNKNOWN = takes(None)
         (asks(500), [takes(100), takes(500), takes(501)], [0, 1]),
         # Half of its time is over.
         (asks(500, now=10.25), [takes(100), takes(250), takes(251)], [0, 1]),
-        # Its time is over: nobody can make it, but who was never measured might.
+        # The deadline has passed: only endpoints without measurements pass.
         (asks(500, now=11.0), [takes(1), UNKNOWN], [1]),
         (asks(0), [takes(1), UNKNOWN], [1]),
         (asks(500), [UNKNOWN, takes(900), UNKNOWN], [0, 2]),
@@ -51,7 +51,7 @@ UNKNOWN = takes(None)
         (asks(500), [], []),
     ],
 )
-def test_keeps_who_is_expected_to_make_it(
+def test_keeps_endpoints_that_meet_the_deadline(
     cycle: RequestCycle, rows: list[Facts], expected: list[int], long: bool
 ) -> None:
     assert kept(MeetsDeadline(), cycle, roster_of(rows, long)) == expected

@@ -21,7 +21,7 @@ CANDIDATES = [labelled(gpu="a100", zone="north"), labelled(gpu="l4"), Candidate(
         (LabelSelectorFilter({"gpu": "l4"}, [LabelExpression("zone", "Exists")]), []),
     ],
 )
-def test_keeps_who_matches(selector: LabelSelectorFilter, expected: list[int], long: bool) -> None:
+def test_keeps_endpoints_that_match(selector: LabelSelectorFilter, expected: list[int], long: bool) -> None:
     assert kept(selector, *scene(CANDIDATES, long=long)) == expected
 
 
@@ -33,7 +33,7 @@ def test_says_why() -> None:
 
 
 @both_lengths
-def test_looks_again_when_members_change(long: bool) -> None:
+def test_labels_are_read_again_when_members_change(long: bool) -> None:
     fleet, selector = fleet_of(CANDIDATES, long=long), LabelSelectorFilter({"gpu": "l4"})
     assert kept(selector, *scene(CANDIDATES, fleet=fleet)) == [1]
     fleet.remove("0")

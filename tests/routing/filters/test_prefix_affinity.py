@@ -47,13 +47,13 @@ BY_PREDICTION: dict[str, Any] = {"ttft_source": "latencyPredictor"}
         (BY_PREDICTION | {"peak_prefill_throughput": 0}, [row(9, 1e9, ttft=1), row(0, ttft=1)], [0]),
     ],
 )
-def test_keeps_who_holds_the_prompt(
+def test_keeps_endpoints_that_hold_the_prompt(
     parameters: dict[str, Any], candidates: list[Candidate], expected: list[int], long: bool
 ) -> None:
     assert kept(PrefixCacheAffinityFilter(**parameters), *scene(candidates, long=long)) == expected
 
 
-def test_explores_as_often_as_told() -> None:
+def test_explores_with_the_given_probability() -> None:
     plugin = PrefixCacheAffinityFilter(exploration_probability=0.25)
     explored = sum(len(kept(plugin, *scene([row(9), row(0)], seed=seed))) == 2 for seed in range(400))
     assert 60 < explored < 140

@@ -16,7 +16,7 @@ CANDIDATES = [*(Candidate(labels={"llm-d.ai/role": role}) for role in ROLES), Ca
         (EncodeFilter(), ["encode-prefill-decode", "encode-prefill", "encode"]),
     ],
 )
-def test_keeps_who_has_the_role(
+def test_keeps_endpoints_with_the_role(
     demands: DecodeFilter | PrefillFilter | EncodeFilter, expected: list[str | None], long: bool
 ) -> None:
     places = kept(demands, *scene(CANDIDATES, long=long))

@@ -1,4 +1,4 @@
-"""Who cannot serve a request at all."""
+"""Filters for model, health and room."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ ANOTHER = "serving another model"
         (HasRoom(), "", [], [], []),
     ],
 )
-def test_keeps_who_can_serve(
+def test_keeps_endpoints_that_can_serve(
     demand: Filter[Endpoint], model: str, rows: list[Facts], expected: list[int], why: list[str], long: bool
 ) -> None:
     roster = candidates(fleet_of(rows, long), rows)
@@ -68,12 +68,12 @@ def test_keeps_who_can_serve(
 
 
 @both_lengths
-def test_what_it_knows_of_the_members_follows_their_changes(long: bool) -> None:
+def test_cached_rejections_follow_changes_of_members(long: bool) -> None:
     demand, fleet = ServesModel(), fleet_of([serves("m"), serves("n")], long)
 
     def serving(model: str) -> list[str]:
-        gone = {str(who) for who, _ in demand.rejections(asks(model), fleet.roster)}
-        return [str(who) for who in fleet.roster if str(who) not in gone]
+        gone = {str(endpoint) for endpoint, _ in demand.rejections(asks(model), fleet.roster)}
+        return [str(endpoint) for endpoint in fleet.roster if str(endpoint) not in gone]
 
     assert (serving("m"), serving("n"), serving("m")) == (["0"], ["1"], ["0"])
     fleet.update(ExecutionInstance(instance_id="1", model_name="m"))
@@ -84,15 +84,15 @@ def test_what_it_knows_of_the_members_follows_their_changes(long: bool) -> None:
 
 
 @both_lengths
-def test_whom_another_filter_has_turned_away_is_not_named_again(long: bool) -> None:
+def test_candidates_already_rejected_are_not_rejected_again(long: bool) -> None:
     demand, fleet = ServesModel(), fleet_of([serves("n"), serves("m"), serves("n")], long)
     list(demand.rejections(asks("m"), fleet.roster))
     left = fleet.roster.without([0])
-    assert [str(who) for who, _ in demand.rejections(asks("m"), left)][:1] == ["2"]
+    assert [str(endpoint) for endpoint, _ in demand.rejections(asks("m"), left)][:1] == ["2"]
     assert str(left[0]) == "1"
 
 
-def test_names_that_nobody_serves_are_not_remembered() -> None:
+def test_unknown_model_names_are_not_cached() -> None:
     demand, fleet = ServesModel(), fleet_of([serves("m")], long=False)
     for number in range(100):
         assert reasons(demand, asks(f"made up {number}"), fleet.roster) == [ANOTHER]
@@ -100,7 +100,7 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
 
 
 @both_lengths
-def test_a_reason_stays_true_when_the_load_moves_on(long: bool) -> None:
+def test_a_reason_keeps_the_facts_of_its_moment(long: bool) -> None:
     fleet = fleet_of([load(1, 1)], long)
     rejected = HasRoom().rejections(asks(), fleet.roster)
     fleet.measure("0", Metrics(running_requests_size=7), 0.0)

@@ -27,7 +27,7 @@ def test_keeps_one_tier(
     assert kept(plugin, *scene(candidates, long=long)) == expected
 
 
-def test_explores_as_often_as_told() -> None:
+def test_explores_with_the_given_probability() -> None:
     candidates, plugin = [predicted(1, 1), predicted(-1, 1)], SloHeadroomTierFilter(0.25)
     explored = sum(kept(plugin, *scene(candidates, seed=seed)) == [1] for seed in range(400))
     assert 60 < explored < 140

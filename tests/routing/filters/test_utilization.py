@@ -26,7 +26,7 @@ def both(queue: float, usage: float) -> Candidate:
         ([QUEUE_2], [waiting(3), waiting(4)], []),
     ],
 )
-def test_keeps_who_is_within_all_limits(
+def test_keeps_endpoints_within_all_limits(
     conditions: list[Condition], candidates: list[Candidate], expected: list[int], long: bool
 ) -> None:
     cycle, roster = scene(candidates, long=long)

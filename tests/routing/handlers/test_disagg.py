@@ -125,7 +125,7 @@ def test_results() -> None:
     assert (result.primary, dict(result.results)) == ("decode", {"decode": decode, "prefill": prefill})
     empty = handler.process_results(cycle, {"decode": chose(), "prefill": prefill})
     assert isinstance(empty, SchedulingFailure)
-    assert str(empty) == 'profile "decode" chose nobody'
+    assert str(empty) == 'profile "decode" chose no endpoint'
     failure = handler.process_results(cycle, {"decode": no_endpoint(), "prefill": prefill})
     assert isinstance(failure, SchedulingFailure)
     assert list(failure.failures) == ["decode"]

@@ -44,7 +44,7 @@ def test_scores_and_rejections(tokens: int, candidate: Candidate, score: float, 
 
 
 @both_lengths
-def test_nobody_may_be_left(long: bool) -> None:
+def test_all_may_be_rejected(long: bool) -> None:
     cycle, roster = scene([takes("0-10"), takes("x")], long=long, request=prompt(11))
     plugin = ContextLengthAware(enable_filtering=True)
     assert kept(plugin, cycle, roster) == []

@@ -18,7 +18,7 @@ def unpredicted(queue: float, usage: float, match: float | None = None) -> Candi
 @pytest.mark.parametrize(
     ("scorer", "candidates", "expected"),
     [
-        # Nobody predicted: a third each for free KV cache, a short queue and the cached share.
+        # Without predictions: a third each for free KV cache, a short queue and the cached share.
         (LEAST, [unpredicted(0, 0.5, 2), unpredicted(4, 0.1, 0)], [0.67, 0.3]),
         (LEAST, [unpredicted(0, 0.2), unpredicted(0, 0.8)], [0.6, 0.4]),
         (LatencyScorer(composite_queue_weight=0, composite_prefix_weight=0), [unpredicted(9, 0.875)], [0.13]),
@@ -68,7 +68,7 @@ def test_scores(scorer: LatencyScorer, candidates: list[Candidate], expected: li
 
 
 @given(st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e3, 1e3), st.integers(0, 2)), min_size=1, max_size=6))
-def test_whoever_is_in_time_beats_whoever_is_late(headrooms: list[tuple[float, float, int]]) -> None:
+def test_endpoints_in_time_score_above_late_ones(headrooms: list[tuple[float, float, int]]) -> None:
     given_scores = scores(LEAST, *scene([predicted(*headroom) for headroom in headrooms]))
     assert any(score > 0 for score in given_scores)
     in_time = [score for score, (ttft, tpot, _) in zip(given_scores, headrooms, strict=True) if min(ttft, tpot) >= 0]

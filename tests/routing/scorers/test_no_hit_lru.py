@@ -41,13 +41,13 @@ def test_scores(used: list[int], rows: list[Candidate], expected: list[float], l
     assert scores(scorer, *scene(rows, long=long)) == pytest.approx(expected)
 
 
-def test_warm_requests_leave_the_order_alone() -> None:
+def test_cached_prompts_do_not_change_the_order() -> None:
     scorer = NoHitLruScorer()
     send(scorer, [matched(1, 4), matched(0, 4)], 0)
     assert scores(scorer, *scene([COLD] * 2)) == [1.0, 0.0]
 
 
-def test_a_request_that_was_not_scored_leaves_the_order_alone() -> None:
+def test_a_request_that_was_not_scored_does_not_change_the_order() -> None:
     scorer = NoHitLruScorer()
     cycle, roster = scene([COLD] * 2)
     scorer.dispatched(cycle, SchedulingResult({"default": result_of("default", roster, 0)}, "default"))
@@ -70,7 +70,7 @@ def test_the_prefill_target_is_used_after_the_primary() -> None:
         (-4, [2 / 3, 1 / 3, 0, 1]),
     ],
 )
-def test_the_oldest_are_forgotten(size: int, expected: list[float]) -> None:
+def test_the_least_recently_used_are_forgotten(size: int, expected: list[float]) -> None:
     scorer = NoHitLruScorer(size)
     for place in range(3):
         send(scorer, [COLD] * 4, place)

@@ -55,7 +55,7 @@ TABLE: list[tuple[Scorer[Endpoint], list[Facts], list[float]]] = [
     (Cheapest(4.0), [costs(100), costs(100, price=2.0), costs(100, price=8.0)], [0.5, 1.0, 0.25]),
     (Cheapest(), [costs(None), costs(10)], [0.0, 1.0]),
     (Cheapest(), [costs(None, max_concurrency=2), costs(None, max_concurrency=2, current_load=2)], [1.0, 0.5]),
-    # Your own machine costs nothing by the hour; nobody is nearly as cheap.
+    # A machine without a price by the hour: no other endpoint is nearly as cheap.
     (Cheapest(), [costs(10), costs(10, price=0.0), costs(None), costs(20, price=0.0)], [0.0, 1.0, 0.0, 1.0]),
     (Cheapest(), [costs(10, price=0.0)], [1.0]),
 ]
@@ -74,7 +74,7 @@ def test_no_candidates_no_scores(scorer: Scorer[Endpoint], long: bool) -> None:
 
 
 @both_lengths
-def test_an_answer_of_no_tokens_is_scored_too(long: bool) -> None:
+def test_an_answer_of_no_tokens_has_scores(long: bool) -> None:
     nothing = RequestMetadata("r", prompt="", max_tokens=0)
     rows = [takes(rate=10), takes(50), takes(rate=20)]
     assert scores(Fastest(), *faced(rows, long, nothing)) == [1.0, 0.0, 1.0]
@@ -112,7 +112,7 @@ def test_lists_and_arrays_agree_and_keep_the_bounds_that_they_promise(rows: list
         assert short == pytest.approx(long)
         assert scorer.bounded
         assert all(0 <= score <= 1 for score in short)
-        assert max(short) > 0, "somebody is the best"
+        assert max(short) > 0, "one is the best"
 
 
 @pytest.mark.parametrize("arrays", [False, True])

@@ -43,7 +43,7 @@ WORTH = [1.0, 1.0, 0.9, 0.75, 0.5, 0.0, 0.0]
         (TopologyAffinity(), near("anchor"), WORTH),
         (TopologyAffinity("X-Near", 0.8, 0.6, 0.4, 0.2), near("anchor", "x-near"), [1, 0.8, 0.6, 0.4, 0.2, 0, 0]),
         (TopologyAffinity(), near("silent"), [0, 0, 0, 0, 0, 0, 1]),
-        (TopologyAffinity(), near("nobody of that name"), [0.0] * 7),
+        (TopologyAffinity(), near("no such endpoint"), [0.0] * 7),
         (TopologyAffinity(), near(""), [0.0] * 7),
         (TopologyAffinity(), near("anchor", "another-header"), [0.0] * 7),
         (TopologyAffinity(), Cycle(RequestMetadata("r")), [0.0] * 7),
@@ -54,7 +54,7 @@ def test_scores(scorer: TopologyAffinity, cycle: RequestCycle, expected: list[fl
 
 
 @both_lengths
-def test_what_a_plugin_put_into_the_cycle_goes_before_the_header(long: bool) -> None:
+def test_near_in_the_cycle_overrides_the_header(long: bool) -> None:
     fleet = fleet_of(long)
     cycle = near("far")
     cycle[NEAR] = fleet["anchor"]
@@ -72,6 +72,6 @@ def test_the_anchor_need_not_be_a_candidate(long: bool) -> None:
 @both_lengths
 def test_no_candidates_no_scores(long: bool) -> None:
     fleet = fleet_of(long)
-    nobody = fleet.roster.without(range(len(fleet)))
-    assert scores(TopologyAffinity(), near("anchor"), nobody) == []
-    assert scores(TopologyAffinity(), near("?"), nobody) == []
+    empty = fleet.roster.without(range(len(fleet)))
+    assert scores(TopologyAffinity(), near("anchor"), empty) == []
+    assert scores(TopologyAffinity(), near("?"), empty) == []
