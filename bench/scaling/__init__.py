@@ -1,1 +1,1 @@
-"""`make bench-scaling`: what scaling policies would have cost on recorded load, and what would have gone unserved."""
+"""`make bench-scaling`: the cost of scaling policies on recorded load, and the share of requests that goes unserved."""

@@ -1,9 +1,9 @@
-"""Scaling policies on recorded load: what they cost beside someone who knows the future.
+"""Scaling policies on recorded load, compared with a bound that knows the future.
 
     python -m bench.scaling [--data FOLDER] [--start-up 30 200 600] [--plots FOLDER] [--quick]
 
-The data stay where they are; without them, this is skipped. `--quick` leaves out the table of parameters that were
-chosen on other series, and the one with measuring as it is live.
+Without data the benchmark is skipped. `--quick` leaves out the cross-validation of parameters, and the table with rates
+measured as on a running plane.
 """
 
 import argparse
@@ -21,12 +21,12 @@ HEADS = ("series", "start-up", "policy", "replica-hours", "ratio", "unserved", "
 PREDICTIVE = "predictive"
 
 
-def say(words: str) -> None:
-    print(f"\r{words[:100]:<100}", end="", file=sys.stderr, flush=True)
+def progress(text: str) -> None:
+    print(f"\r{text[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
 def outcomes(load: Load, setting: Setting) -> dict[str, ReplayOutcome]:
-    """Of every policy, by its name."""
+    """By policy."""
     react_s = 0.0 if setting.at_once else 30.0 + setting.interval_s
     replay = Replay(load.series, setting)
     return {
@@ -58,7 +58,7 @@ def main_table(loads: Iterable[Load], start_ups: Sequence[float], plots: Path | 
     table = []
     for load in loads:
         for start_up_s in start_ups:
-            say(f"{load.short}, start-up {start_up_s:g} s")
+            progress(f"{load.short}, start-up {start_up_s:g} s")
             setting = Setting(capacity=load.capacity, start_up_s=start_up_s, interval_s=load.interval_s)
             found = outcomes(load, setting)
             table += rows_of(load, setting, found)
@@ -69,11 +69,11 @@ def main_table(loads: Iterable[Load], start_ups: Sequence[float], plots: Path | 
 
 
 def live_table(loads: Iterable[Load], start_ups: Sequence[float]) -> list[list[str]]:
-    """With rates measured over the last 30 s, as they are live."""
+    """With rates measured over the last 30 s, as on a running plane."""
     table = []
     for load in loads:
         for start_up_s in start_ups:
-            say(f"{load.short}, start-up {start_up_s:g} s, measured over 30 s")
+            progress(f"{load.short}, start-up {start_up_s:g} s, measured over 30 s")
             setting = Setting(
                 capacity=load.capacity, start_up_s=start_up_s, interval_s=min(load.interval_s, 30.0), at_once=False
             )
@@ -92,20 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loads = loads_in(folder) if folder is not None else []
     if not loads:
         looked = f"neither {RATES} nor {' nor '.join(ARRIVALS)} is in {folder}" if folder else "no folder is named"
-        print(f"scaling: skipped: {looked}; name theirs with --data or {VARIABLE}")
+        print(f"scaling: skipped: {looked}; set it with --data or {VARIABLE}")
         return 0
     if options.plots is not None:
         options.plots.mkdir(parents=True, exist_ok=True)
     table = main_table(loads, options.start_up, options.plots)
-    say("")
+    progress("")
     print(f"\n{text_table(HEADS, table)}")
     if not options.quick:
-        # The other recordings are an hour long: too short to choose anything on.
+        # The other recordings are an hour long: too short to choose parameters on.
         long = [load for load in loads if load.series.seconds > 7200]
         live = live_table(long, options.start_up)
-        results = choosing.try_all(long, say)
-        say("")
-        print(f"\nRates measured over the last 30 s, asked every 30 s:\n\n{text_table(HEADS, live)}")
+        results = choosing.try_all(long, progress)
+        progress("")
+        print(f"\nRates measured over the last 30 s, a call every 30 s:\n\n{text_table(HEADS, live)}")
         print("\nLeave one out, start-up 600 s:\n")
         print(text_table(choosing.HEADS, choosing.rows([load.short for load in long], results)))
     return 0

@@ -1,4 +1,4 @@
-"""Leave one out: parameters that were chosen on all series but one, on that one."""
+"""Cross-validation: parameters chosen on all series but one, applied to that one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -11,7 +11,7 @@ from pointsman.scaling.policies.forecast import SHAPES, Habits
 from pointsman.scaling.policies.predictive import Predictive
 
 PRICE = 50.0
-"""What a request that goes unserved costs, in requests that are served: 0.2 % are worth a tenth of the fleet."""
+"""Cost of an unserved request, in served requests: 0.2 % unserved cost as much as a tenth of the fleet."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 KINDS = {"now": 1, "short memory": 2, "memory": 4, "memory and seasons": len(SHAPES)}
-"""How many of the shapes: they go from the simplest on."""
+"""Number of shapes, from the simplest on."""
 CHOICES = [
     *(Choice(bins, caution, "memory and seasons") for bins, caution in product((6, 12, 24), (1.0, 0.75, 0.5))),
     *(Choice(12, 0.75, kind) for kind in list(KINDS)[:-1]),
@@ -41,19 +41,19 @@ DEFAULT = Choice(12, 0.75, "memory and seasons")
 Results = Mapping[tuple[str, Choice], ReplayOutcome]
 
 
-def try_all(loads: Sequence[Load], say: Callable[[str], None]) -> Results:
-    """Every choice on every load, with a start-up of 600 s, asked once per bin."""
+def try_all(loads: Sequence[Load], progress: Callable[[str], None]) -> Results:
+    """Every choice on every load, with a start-up of 600 s and one call per bin."""
     found = {}
     for load in loads:
         setting = Setting(capacity=load.capacity, start_up_s=600.0, interval_s=load.series.bin_s)
         for choice in CHOICES:
-            say(f"leave one out: {load.short}, {choice}")
+            progress(f"leave one out: {load.short}, {choice}")
             found[load.short, choice] = Replay(load.series, setting).run(choice.policy(load.capacity))
     return found
 
 
 def chosen_without(left_out: str, names: Sequence[str], results: Results) -> Choice:
-    """The cheapest on all the others; of equals the first."""
+    """The cheapest on all others; of equals, the first."""
     others = [name for name in names if name != left_out]
     return min(CHOICES, key=lambda choice: sum(price(results[name, choice]) for name in others))
 

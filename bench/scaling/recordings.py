@@ -1,4 +1,4 @@
-"""Recorded load, as far as it is there."""
+"""The recorded loads that are available."""
 
 import os
 from pathlib import Path
@@ -31,13 +31,13 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def folder_of(given: Path | None) -> Path | None:
-    """Where the data are: as given, or as the environment says."""
+    """The folder of the data: as given, or from the environment."""
     named = os.environ.get(VARIABLE)
     return given or (Path(named) if named else None)
 
 
 def loads_in(folder: Path) -> list[Load]:
-    """Every recording that is there; none: nothing is."""
+    """Every recording that is found."""
     found = []
     if (folder / RATES).is_file():
         with (folder / RATES).open(encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""A scaling policy, rehearsed on a fortnight of made-up load, and then run live: from zero, under a burst of chats.
+"""A scaling policy, rehearsed on two weeks of synthetic load, then run live: from zero, under a burst of chats.
 
 python examples/scaling/app.py [FOLDER]
 
@@ -27,26 +27,26 @@ BIN = timedelta(minutes=10)
 DAY = 144
 """Bins of a day."""
 BURSTS = {3 * DAY + 66: 2.5, 6 * DAY + 80: 2.0, 8 * DAY + 20: 3.0, 11 * DAY + 100: 1.8}
-"""Bins in which something happens that nobody could know -> times as many as usual, for half an hour."""
+"""Unpredictable bursts: first bin, and factor for half an hour."""
 QUESTIONS = ["Say hello.", "Name a colour.", "Name an animal.", "Count to three.", "What is a train?", "Say goodbye."]
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def fortnight() -> Iterator[tuple[str, float]]:
-    """(time, requests per second), every ten minutes: quiet nights, full offices from nine on, calm weekends."""
+    """(time, requests per second) every ten minutes: quiet nights, office hours from nine, calm weekends."""
     rng = random.Random(7)
-    for place in range(14 * DAY):
-        at = MONDAY + place * BIN
+    for index in range(14 * DAY):
+        at = MONDAY + index * BIN
         hour, weekend = at.hour + at.minute / 60, at.weekday() >= 5
         waking = max(math.sin(math.pi * (hour - 6) / 17), 0.0) if 6 <= hour < 23 else 0.0
         office = 0.0 if weekend or not 9 <= hour < 17.5 else 1.0
         rate = 8 + (25 if weekend else 40) * waking + 60 * office
-        burst = max((size for start, size in BURSTS.items() if start <= place < start + 3), default=1.0)
+        burst = max((size for start, size in BURSTS.items() if start <= index < start + 3), default=1.0)
         yield at.isoformat(), round(rate * burst * math.exp(rng.gauss(0, 0.05)), 2)
 
 
 def rehearse(folder: Path) -> None:
-    """What the policy would have cost, beside two that are built in."""
+    """The cost of the policy, compared with two built-in ones."""
     with (folder / "fortnight.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("time", "rps"), *fortnight()])
     pointsman(
@@ -61,12 +61,12 @@ def rehearse(folder: Path) -> None:
 
 
 def live() -> None:
-    """The same policy on a plane: no instance, then a burst, then what was decided and why."""
+    """The same policy on a plane: no instance, then a burst, then the decisions and their reasons."""
     with plane() as (url, state), ThreadPoolExecutor(len(QUESTIONS)) as clients:
         began = time.monotonic()
         for question, answer in zip(QUESTIONS, clients.map(lambda words: chat(url, words), QUESTIONS), strict=True):
             print(f"{question} -> {answer}")
-        print(f"{len(QUESTIONS)} requests answered after {time.monotonic() - began:.1f} s, from none\n")
+        print(f"{len(QUESTIONS)} requests answered after {time.monotonic() - began:.1f} s, from zero\n")
         pointsman("explain", "deployment", "chat", "--state", state)
 
 
@@ -82,14 +82,14 @@ def plane() -> Iterator[tuple[str, Path]]:
         finally:
             up.terminate()
             try:
-                up.wait(PATIENCE_S)
+                up.wait(TIMEOUT_S)
             finally:
                 up.kill()
 
 
 def url_of(state: Path, up: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Where a plane listens, as soon as it does."""
-    until = time.monotonic() + PATIENCE_S
+    """The address of a plane, once it listens."""
+    until = time.monotonic() + TIMEOUT_S
     while up.poll() is None and time.monotonic() < until:
         told = subprocess.run(
             command("status", "--json", "--state", state), capture_output=True, text=True, check=False
@@ -101,12 +101,12 @@ def url_of(state: Path, up: "subprocess.Popen[bytes]", log: Path) -> str:
 
 
 def chat(url: str, words: str) -> str:
-    """One question, and the first line of what the model says."""
+    """Ask one question; the first line of the answer."""
     asked = {"model": "smollm2", "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": words}]}
     request = Request(f"{url}/v1/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"})
-    with urlopen(request, timeout=PATIENCE_S) as answer:
-        said: str = json.load(answer)["choices"][0]["message"]["content"]
-    return said.strip().partition("\n")[0]
+    with urlopen(request, timeout=TIMEOUT_S) as answer:
+        text: str = json.load(answer)["choices"][0]["message"]["content"]
+    return text.strip().partition("\n")[0]
 
 
 def command(*words: str | Path) -> list[str]:
@@ -114,7 +114,7 @@ def command(*words: str | Path) -> list[str]:
 
 
 def pointsman(*words: str | Path) -> None:
-    """A command as anybody types it, and what it says."""
+    """Run a command, and print it with its output."""
     print(f"$ pointsman {shlex.join(map(str, words))}", flush=True)
     subprocess.run(command(*words), cwd=HERE, check=True)
     print(flush=True)

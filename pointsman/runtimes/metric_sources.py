@@ -136,7 +136,7 @@ class CustomMetrics:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def close(self) -> None:
-        """Read nobody any more."""
+        """Stop reading."""
         if self._task is not None:
             self._task.cancel()
 

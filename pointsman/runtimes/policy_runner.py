@@ -1,4 +1,4 @@
-"""Calls a policy of the user's own so that it cannot hold anybody up: on a thread, one call at a time, with a limit."""
+"""Calls a user's policy on a thread, one call at a time, with a time limit."""
 
 import asyncio
 import threading
@@ -10,12 +10,12 @@ from pointsman.scaling.policy import TooSlow
 
 
 class PolicyRunner:
-    """One policy at work. A call that hangs keeps its thread, and no other is begun until it has ended."""
+    """Runs the calls of one policy. A call that hangs keeps its thread, and no other begins until it has ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._began: float | None = None
-        """When the call under way began; None: there is none."""
+        """Start of the call in progress; None if there is none."""
 
     @property
     def is_running(self) -> bool:
@@ -23,7 +23,7 @@ class PolicyRunner:
         return self._began is not None
 
     async def run(self, call: Callable[[], object], limit_s: float) -> object:
-        """What the call returns, or `TooSlow`; a late answer counts for nothing."""
+        """What the call returns or raises; `TooSlow` after the limit. A late answer is dropped."""
         now = time.monotonic()
         if self._began is not None:
             return TooSlow(now - self._began)
@@ -31,23 +31,23 @@ class PolicyRunner:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[object] = loop.create_future()
 
-        def answered(said: object) -> None:
+        def answered(result: object) -> None:
             self._began = None
             if not answer.done():
-                answer.set_result(said)
+                answer.set_result(result)
 
-        def think() -> None:
+        def work() -> None:
             try:
-                said = call()
-            except BaseException as error:  # also what would end a program must not end more than this thread
-                said = error
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-                loop.call_soon_threadsafe(answered, said)
+                result: object = call()
+            except BaseException as error:  # SystemExit and the like must end this thread only
+                result = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(answered, result)
 
-        # Not of a pool, and a daemon: a policy that never returns must not keep the plane from ending.
+        # A daemon thread, not of a pool: a policy that never returns must not keep the process alive.
         try:
-            threading.Thread(target=think, name=f"scaling {self._name}", daemon=True).start()
-        except RuntimeError as error:  # there are too many: the next time may go better
+            threading.Thread(target=work, name=f"scaling {self._name}", daemon=True).start()
+        except RuntimeError as error:  # too many threads: the next call may succeed
             self._began = None
             return error
         try:

@@ -1,4 +1,4 @@
-"""A plane on virtual time: controller, autoscaler and preemption, on a runtime that behaves."""
+"""A plane on virtual time: controller, autoscaler and preemption, on a well-behaved runtime."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +31,7 @@ STEP_S = 0.1
 
 
 def needing(gib: float, name: str = "m", **facts: Any) -> DesiredDeployment:
-    """A deployment whose instances need so much memory."""
+    """A deployment whose instances need this much memory."""
     ask = Ask(
         instance_id="",
         deployment=name,

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, commands make sense; and when the world behaves, what is wanted comes true."""
+"""Events in any order give consistent commands; with a well-behaved runtime, the desired state is reached."""
 
 import copy
 from collections import Counter
@@ -28,7 +28,7 @@ from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.control.reconcile import What, reconcile
 from tests.control.worlds import World, about, adopted, deployment, launched, server, wish, with_lifecycle
 
-IDS = ["m-1", "m-2", "m-3", "m-4", "x-1", "x-2", "gpu", "m-gpu", "x-gpu", "m-gpu-2", "nobody"]
+IDS = ["m-1", "m-2", "m-3", "m-4", "x-1", "x-2", "gpu", "m-gpu", "x-gpu", "m-gpu-2", "unknown"]
 
 ENDPOINTS = st.lists(
     st.builds(server, st.sampled_from(["gpu", "tpu"]), port=st.integers(1, 2), max_concurrency=st.sampled_from([1, 2])),
@@ -60,7 +60,7 @@ WISHES: st.SearchStrategy[Desired] = (
 
 
 class Fire(RuleBasedStateMachine):
-    """Everything is told to a world, which complains of commands that make no sense, and to a twin."""
+    """Sends every event to a world, which checks its commands, and to a twin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Fire(RuleBasedStateMachine):
 
     @rule(desired=WISHES)
     def preview(self, desired: Desired) -> None:
-        """The twin is not asked, and remains a twin."""
+        """Checks that a preview changes nothing: the twin has none, and stays equal."""
         controller = self.world.controller
         steps = controller.preview(desired)
         assert all(step.why for step in steps)
@@ -123,7 +123,7 @@ class Fire(RuleBasedStateMachine):
             trial = copy.deepcopy(controller)
             touched = {about(command) for command in trial.handle(Applied(desired), self.world.now)} - {""}
             # Who leaves anyway may have to hurry, if its deployment is wanted again with other limits.
-            assert touched <= leaving or steps, "something is done of which nobody was told"
+            assert touched <= leaving or steps, "a step was not in the preview"
 
     @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail]))
     def go_wrong(self, instance_id: str, kind: Any) -> None:

@@ -1,4 +1,4 @@
-"""The rules of one instance's life, each as a story: when, what happens, and what the controller says to that."""
+"""The lifecycle of one instance: each case lists times, events and the commands that follow."""
 
 import pytest
 
@@ -56,7 +56,7 @@ STORIES: dict[str, Story] = {
         (1, ANSWERS, []),
         (2, WORKS, ["Admit m-1"]),
     ],
-    "it is asked until it does real work, less and less often": [
+    "it is probed until it does real work, at growing intervals": [
         *LAUNCHED,
         (0, REFUSED, []),
         (0.04, TICK, []),
@@ -90,7 +90,7 @@ STORIES: dict[str, Story] = {
         (106, CRASH, []),
         (107, TICK, ["Launch m-1"]),
     ],
-    "its health is asked for at intervals": [
+    "its health is probed at intervals": [
         *READY,
         (2.9, TICK, []),
         (3, TICK, ["Probe m-1, health"]),
@@ -124,7 +124,7 @@ STORIES: dict[str, Story] = {
         (102, NO_MORE, ["Terminate m-1"]),
         (112, TICK, ["Kill m-1"]),
     ],
-    "one that hangs and ends when asked is not killed": [*HUNG, (8, CRASH, []), (9, TICK, ["Launch m-1"])],
+    "a hung instance that ends on request is not killed": [*HUNG, (8, CRASH, []), (9, TICK, ["Launch m-1"])],
     "one that crashes is taken out of service and started again after the backoff": [
         *READY,
         (5, CRASH, ["Withdraw m-1"]),
@@ -175,7 +175,7 @@ STORIES: dict[str, Story] = {
         (63, Drained("m-1"), []),
     ],
     "one that crashes while it is drained is gone": [*DRAINING, (3, CRASH, ["Withdraw m-1"]), (99, TICK, [])],
-    "one that drains is not asked any more, and what it still says does not count": [
+    "a draining instance is not probed, and late answers do not count": [
         *READY,
         (3, TICK, ["Probe m-1, health"]),
         (4, NO_MORE, ["Update m-1, closed", "AwaitDrained m-1"]),
@@ -218,12 +218,12 @@ STORIES: dict[str, Story] = {
         (6, Applied(wish(deployment(replicas=6))), []),
     ],
     "shutting down does not wait for restarts": [*READY, (5, CRASH, ["Withdraw m-1"]), (5, PlaneStopping(), [])],
-    "what an earlier plane left is asked, not started, if it is wanted": [
+    "an adopted instance that is wanted is probed, not started": [
         (0, adopted("m-1", ONE), []),
         (1, Applied(wish(ONE)), ["Probe m-1, readiness"]),
         (2, WORKS, ["Admit m-1"]),
     ],
-    "what an earlier plane left is ended if nobody wants it": [
+    "an adopted instance that is not wanted is stopped": [
         (0, adopted("m-1", ONE), []),
         (1, NO_MORE, ["Terminate m-1"]),
         (2, CRASH, []),
@@ -239,7 +239,7 @@ STORIES: dict[str, Story] = {
         (2, WORKS, []),
         (3, CRASH, ["Launch m-1"]),
     ],
-    "what an earlier plane left is ended when there was never a wish": [
+    "an adopted instance is stopped on shutdown before anything was applied": [
         (0, adopted("m-1", ONE), []),
         (1, PlaneStopping(), ["Terminate m-1"]),
     ],
@@ -287,12 +287,12 @@ STORIES: dict[str, Story] = {
         (3, CRASH, ["Withdraw m-1"]),
         (9, TICK, []),
     ],
-    "an operator's drain of one that nobody knows does nothing": [(0, DrainAsked("m-9"), [])],
+    "draining an unknown instance does nothing": [(0, DrainAsked("m-9"), [])],
 }
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_the_story(story: Story) -> None:
+def test_the_controller_answers_each_event(story: Story) -> None:
     world = World()
     for at, event, expected in story:
         assert said(world.tell(event, at)) == expected, (at, event)
@@ -319,14 +319,14 @@ def test_the_story(story: Story) -> None:
         ([*READY, (2, PlaneStopping(), [])], "the plane is stopping"),
     ],
 )
-def test_the_reason_is_kept_in_words(story: Story, reason: str) -> None:
+def test_the_status_has_the_reason(story: Story, reason: str) -> None:
     world = World()
     for at, event, _ in story:
         world.tell(event, at)
     assert str(world.status("m-1").reason or "") == reason
 
 
-def test_the_reason_of_one_that_may_not_fail_a_single_probe() -> None:
+def test_the_reason_when_a_single_probe_may_not_fail() -> None:
     world = World()
     world.apply(with_lifecycle(ONE, failures_until_unhealthy=1))
     world.behave(1.0)
@@ -355,7 +355,7 @@ def test_the_status_of_an_instance() -> None:
 
 
 def crash_and_see(world: World) -> float:
-    """How long it waits for its restart."""
+    """The delay before its restart."""
     world.tell(CRASH)
     status = world.status("m-1")
     assert status.until is not None
@@ -377,7 +377,7 @@ def test_the_backoff_doubles_up_to_its_limit_and_falls_back_after_a_long_time_re
     assert world.status("m-1").restarts == 10
 
 
-def test_however_often_it_fails_the_backoff_is_a_number() -> None:
+def test_the_backoff_stays_finite_after_many_failures() -> None:
     world = World()
     world.apply(ONE)
     for _ in range(2000):
@@ -386,7 +386,7 @@ def test_however_often_it_fails_the_backoff_is_a_number() -> None:
     assert world.status("m-1").restarts == 2000
 
 
-def test_the_first_probes_wait_as_long_as_the_start_has_taken() -> None:
+def test_the_timeout_of_the_first_probes_grows_with_the_start() -> None:
     world = World()
     world.apply(ONE)
     waits = []
@@ -395,7 +395,7 @@ def test_the_first_probes_wait_as_long_as_the_start_has_taken() -> None:
     assert waits == [5.0, 5.0, 33.0]
 
 
-def test_whoever_serves_has_the_probe_timeout() -> None:
+def test_a_ready_instance_has_the_configured_probe_timeout() -> None:
     world = World()
     world.apply(ONE)
     world.behave(99.0)
@@ -405,7 +405,7 @@ def test_whoever_serves_has_the_probe_timeout() -> None:
     assert (probe.readiness, probe.timeout_s) == (True, 5.0)
 
 
-def test_what_those_who_send_requests_are_told() -> None:
+def test_what_dispatchers_are_told() -> None:
     world = World()
     spec = deployment(aliases=("chat", "small"), engine_slots=8, labels={"zone": "a"})
     world.apply(spec)
@@ -430,7 +430,7 @@ def test_the_limit_of_the_deployment_comes_before_that_of_the_engine() -> None:
     assert world.in_service["m-1"].max_concurrency == 2
 
 
-def test_one_timer_for_the_next_thing_that_is_due() -> None:
+def test_one_timer_is_set_for_what_is_due_next() -> None:
     controller = Controller()
 
     def timers(event: ControllerEvent, now: float) -> list[float]:
@@ -439,7 +439,7 @@ def test_one_timer_for_the_next_thing_that_is_due() -> None:
     assert timers(Applied(wish(ONE)), 0.0) == [100.0]
     assert timers(launched("m-1"), 1.0) == []
     assert timers(WORKS, 2.0) == [4.0], "its first probe"
-    assert timers(Drained("nobody"), 3.0) == [], "it is set already"
+    assert timers(Drained("unknown"), 3.0) == [], "it is set already"
     assert timers(TICK, 3.9) == [4.0], "a clock that is a little fast"
     assert timers(TICK, 4.0) == [], "an answer is awaited, and nothing is due"
     assert timers(ANSWERS, 5.0) == [7.0]
@@ -454,14 +454,14 @@ def test_an_event_that_comes_late_does_what_is_due_as_well() -> None:
     assert said(world.tell(Exited("m-2", "exit code 1"), 5.0)) == ["Withdraw m-2", "Probe m-1, health"]
 
 
-def test_what_has_just_done_real_work_is_not_killed_for_being_late() -> None:
+def test_an_instance_that_becomes_ready_at_its_deadline_is_not_killed() -> None:
     world = World()
     world.apply(ONE)
     world.tell(launched("m-1"))
     assert said(world.tell(WORKS, 100.0)) == ["Admit m-1"]
 
 
-def test_another_lifecycle_holds_at_once_and_nothing_is_restarted() -> None:
+def test_a_new_lifecycle_takes_effect_at_once_without_restarts() -> None:
     world = World()
     world.apply(ONE)
     assert world.apply(with_lifecycle(ONE, start_timeout_s=20.0), at=1.0) == []
@@ -471,7 +471,7 @@ def test_another_lifecycle_holds_at_once_and_nothing_is_restarted() -> None:
     assert world.status("m-1").phase is Phase.STOPPING
 
 
-def test_a_lifecycle_also_holds_for_those_who_are_being_drained() -> None:
+def test_a_new_lifecycle_applies_to_draining_instances() -> None:
     world = World()
     world.apply(ONE)
     world.behave()
@@ -481,7 +481,7 @@ def test_a_lifecycle_also_holds_for_those_who_are_being_drained() -> None:
     assert "Withdraw m-1" in said(world.tell(TICK, 1.0))
 
 
-def test_who_is_on_the_way_out_comes_back_before_anybody_new() -> None:
+def test_a_draining_instance_comes_back_before_a_new_one_is_started() -> None:
     world = World()
     three = deployment(replicas=3)
     world.apply(three)
@@ -490,11 +490,11 @@ def test_who_is_on_the_way_out_comes_back_before_anybody_new() -> None:
     assert world.apply(deployment(replicas=2)) == ["Update m-2"]
     assert world.phases() == {"m-1": "ready", "m-2": "ready", "m-3": "draining"}
     assert world.status("m-2").reason is None
-    assert said(world.tell(Drained("m-2"))) == [], "nobody waits for that any more"
+    assert said(world.tell(Drained("m-2"))) == [], "the drain was cancelled"
     assert world.apply(deployment(replicas=4)) == ["Update m-3", "Launch m-4"]
 
 
-def test_who_is_not_trusted_or_of_another_version_does_not_come_back() -> None:
+def test_a_doubted_or_outdated_instance_does_not_come_back() -> None:
     world = World()
     world.apply(deployment(replicas=2))
     world.behave()
@@ -508,7 +508,7 @@ def test_who_is_not_trusted_or_of_another_version_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("hurry", [PlaneStopping(), PlaceNeeded("m-2", Reason("place-awaited"))])
-def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurry: ControllerEvent) -> None:
+def test_a_surplus_instance_has_no_drain_timeout_until_its_place_is_needed(hurry: ControllerEvent) -> None:
     world = World()
     world.apply(deployment(replicas=2))
     world.behave()
@@ -516,7 +516,7 @@ def test_of_too_many_the_last_may_take_its_time_until_somebody_waits_for_it(hurr
     assert world.phases()["m-2"] == "draining"
     assert world.status("m-2").until is None
     world.tell(TICK, 10_000.0)
-    assert world.phases()["m-2"] == "draining", "a request on it may be long, and nobody is in a hurry"
+    assert world.phases()["m-2"] == "draining", "its requests may take as long as they need"
     world.tell(hurry, 10_001.0)
     assert world.status("m-2").until == 10_061.0
     assert "Withdraw m-2" in said(world.tell(TICK, 10_061.0))

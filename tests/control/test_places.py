@@ -1,4 +1,4 @@
-"""Every instance has a place while its process is there, and what has none waits for one."""
+"""Every instance has a place while its process runs; others wait for one."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def worker(name: str = "w1", *gpus: int, memory: int = 64) -> Worker:
 
 
 def deployment(size: int, replicas: int = 1, name: str = "m") -> DesiredDeployment:
-    """Instances that need so much of one GPU each."""
+    """A deployment whose instances need this many GiB of one GPU."""
     ask = Ask(instance_id="", deployment=name, need=Need.fixed(size * GIB), engine=EngineAbility())
     return DesiredDeployment(name=name, model=name, replicas=replicas, engine=DesiredEngine("any"), ask=ask)
 
@@ -77,7 +77,7 @@ def test_without_a_known_fleet_it_is_launched_anywhere() -> None:
     assert launches(Controller().handle(wish(deployment(16)), 0.0)) == {"m-1": None}
 
 
-def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
+def test_an_instance_without_a_place_says_why_and_waits_for_room() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     assert list(launches(controller.handle(wish(deployment(16, 2)), 0.0))) == ["m-1"]
@@ -95,7 +95,7 @@ def test_who_has_no_place_says_why_and_waits_until_there_is_room() -> None:
     assert (placed.phase, placed.reason) == (Phase.READY, None), "that it had no place is over"
 
 
-def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_that() -> None:
+def test_an_earlier_failure_is_the_reason_again_once_there_is_a_place() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(wish(deployment(16)), 0.0)
@@ -105,7 +105,7 @@ def test_what_went_wrong_before_is_told_until_there_is_no_place_and_not_after_th
     assert (again.phase, str(again.reason)) == (Phase.STARTING, "exit code 7")
 
 
-def test_it_is_tried_again_now_and_then() -> None:
+def test_an_unplaced_instance_is_retried_with_backoff() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     controller.handle(wish(deployment(16)), 0.0)
@@ -115,7 +115,7 @@ def test_it_is_tried_again_now_and_then() -> None:
     assert (status.phase, status.restarts) == (Phase.BACKING_OFF, 0)
 
 
-def test_room_that_somebody_leaves_is_taken_at_once() -> None:
+def test_freed_room_is_used_at_once() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(wish(deployment(16, name="a"), deployment(16, name="b")), 0.0)
@@ -137,7 +137,7 @@ def test_a_crash_frees_the_place_and_the_restart_takes_one_again() -> None:
     assert list(controller.places.fleet.occupants) == ["m-1"]
 
 
-def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None:
+def test_instances_of_a_lost_worker_are_placed_elsewhere() -> None:
     controller = Controller()
     for name in ("w1", "w2"):
         controller.handle(WorkerSeen(worker(name, 24)), 0.0)
@@ -145,8 +145,10 @@ def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None
     assert first is not None
     controller.handle(launched("m-1"), 0.0)
     controller.handle(Answered("m-1", readiness=True), 0.0)
-    said = controller.handle(WorkerLost(first.workers[0], "no heartbeat"), 1.0)
-    assert [type(command).__name__ for command in said if type(command).__name__ != "WakeController"] == ["Withdraw"]
+    commands = controller.handle(WorkerLost(first.workers[0], "no heartbeat"), 1.0)
+    assert [type(command).__name__ for command in commands if type(command).__name__ != "WakeController"] == [
+        "Withdraw"
+    ]
     [status] = controller.instances()
     assert str(status.reason) == f'worker "{first.workers[0]}" is lost: no heartbeat'
     again = launches(controller.handle(ControllerTimer(), 10.0))["m-1"]
@@ -154,8 +156,8 @@ def test_a_lost_worker_takes_its_instances_along_and_they_go_elsewhere() -> None
     assert again.workers != first.workers
 
 
-def test_whoever_leaves_the_better_fleet_behind_goes_first() -> None:
-    """Packed, the one that is alone on its worker goes, although it is not the newest."""
+def test_scaling_down_stops_the_instance_that_frees_the_most_useful_room() -> None:
+    """With packing, the instance that is alone on its worker is stopped, although it is not the newest."""
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(WorkerSeen(worker("w2", 24, 24)), 0.0)
@@ -169,7 +171,7 @@ def test_whoever_leaves_the_better_fleet_behind_goes_first() -> None:
     assert step.subject == alone
 
 
-def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() -> None:
+def test_an_instance_may_preempt_one_of_lower_priority() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     batch = with_ask(deployment(16, name="batch"), priority=-1)
@@ -190,7 +192,7 @@ def test_an_important_instance_takes_the_place_of_a_sheddable_one_if_it_may() ->
     assert (waits.id, waits.unplaced) == ("batch-1", True), "it comes back when there is room"
 
 
-def test_whoever_has_none_comes_before_those_who_have_some() -> None:
+def test_deployments_without_instances_are_placed_first() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     many, one = deployment(16, 4, "many"), deployment(16, 1, "one")
@@ -201,7 +203,7 @@ def test_whoever_has_none_comes_before_those_who_have_some() -> None:
     assert list(launches(controller.handle(WorkerSeen(worker("w3", 24)), 3.0))) == ["many-2"]
 
 
-def test_the_important_come_first_when_there_is_room() -> None:
+def test_higher_priorities_are_placed_first() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     controller.handle(wish(deployment(16, 1, "chat"), with_ask(deployment(16, 2, "vip"), priority=1)), 0.0)
@@ -209,7 +211,7 @@ def test_the_important_come_first_when_there_is_room() -> None:
     assert list(launches(controller.handle(WorkerSeen(room), 2.0))) == ["vip-1", "vip-2"]
 
 
-def test_who_waits_longest_comes_first_although_everybody_tries_now_and_then() -> None:
+def test_the_longest_waiting_instance_is_placed_first() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     early, late = deployment(16, 1, "z-early"), deployment(16, 1, "a-late")
@@ -220,7 +222,7 @@ def test_who_waits_longest_comes_first_although_everybody_tries_now_and_then() -
     assert list(launches(controller.handle(WorkerSeen(worker("w2", 24)), 21.0))) == ["z-early-1"]
 
 
-def test_somebody_else_needs_the_place_of_an_instance() -> None:
+def test_an_evicted_instance_comes_back_when_there_is_room() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     busy, other = deployment(16, name="busy"), deployment(16, name="other")
@@ -239,7 +241,7 @@ def test_somebody_else_needs_the_place_of_an_instance() -> None:
     assert list(launches(controller.handle(Exited("other-1", "exit code 0"), 32.0))) == ["busy-1"], "it comes back"
 
 
-def test_how_long_a_start_took_is_known_of_those_that_we_launched() -> None:
+def test_the_start_up_time_is_measured_from_the_launch() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24, 24)), 0.0)
     controller.handle(adopted("m-1", deployment(16, 2)), 0.0)
@@ -301,14 +303,14 @@ def test_a_preview_says_where_and_claims_nothing() -> None:
             ("m-2", "w1: gpu1"),
         ]
         assert str(steps[2].where) == "no place: no room on one GPU: needs 16.0 GiB, the largest free is 8.0 GiB"
-        assert controller.places.taken is None, "nobody needs a place yet"
+        assert controller.places.taken is None, "no instance needs a place yet"
     places = launches(controller.handle(wanted, 0.0))
     assert {step.subject: str(step.where) for step in steps[:2]} == {name: str(place) for name, place in places.items()}
     [more] = controller.preview(wish(deployment(16, 4)).desired)
     assert (more.subject, more.where) == ("m-4", steps[2].where)
 
 
-def test_a_preview_counts_on_room_that_others_leave() -> None:
+def test_a_preview_includes_the_room_of_leaving_instances() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 24)), 0.0)
     controller.handle(wish(deployment(16, name="a")), 0.0)
@@ -328,7 +330,7 @@ def test_a_preview_of_all_or_nothing() -> None:
         assert [str(step.where).startswith("w1: ") for step in steps] == [some] * replicas
 
 
-def test_a_preview_says_in_short_what_is_in_the_way() -> None:
+def test_a_preview_says_why_there_is_no_place() -> None:
     controller = Controller()
     controller.handle(WorkerSeen(worker("w1", 8)), 0.0)
     by_memory = with_ask(deployment(0), need=Need(host_bytes=80 * GIB, tensor_parallel_sizes=()), cpu=True)
@@ -343,7 +345,7 @@ def test_a_preview_says_in_short_what_is_in_the_way() -> None:
     )
 
 
-def test_a_preview_without_a_fleet_or_an_ask_says_nowhere() -> None:
+def test_a_preview_without_a_fleet_or_an_ask_has_no_place() -> None:
     controller = Controller()
     [step] = controller.preview(wish(deployment(16)).desired)
     assert step.where is None
@@ -353,7 +355,7 @@ def test_a_preview_without_a_fleet_or_an_ask_says_nowhere() -> None:
 
 
 class Claims(RuleBasedStateMachine):
-    """Whatever happens: places are held by those whose process may be there and by nobody else; nothing overflows."""
+    """At any time, exactly the instances with a process hold places, and no worker is overcommitted."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who makes room on a machine that is too small for all; tried out, and nothing is changed."""
+"""Which instances make room on a machine that is too small. Nothing is changed."""
 
 import pytest
 
@@ -30,12 +30,12 @@ IDLE = [Victim("small", ("small1",)), Victim("large", ("large1",)), Victim("huge
         (12.0, [], IDLE, ["large"]),  # small alone would not do, and need not go as well
         (20.0, [], IDLE, ["small", "large"]),
         (20.0, [], IDLE[1:], ["huge"]),
-        (20.0, ["huge1"], IDLE, []),  # somebody is on the way out already
+        (20.0, ["huge1"], IDLE, []),  # one is leaving already
         (23.9, [], IDLE[:1], []),  # it would not help
         (5.0, [], [], []),
     ],
 )
-def test_the_fewest_go_and_the_least_recently_used_first(
+def test_the_fewest_victims_are_chosen_in_their_order(
     size: float, leaving: list[str], idle: list[Victim], goes: list[str]
 ) -> None:
     there = full()
@@ -44,20 +44,20 @@ def test_the_fewest_go_and_the_least_recently_used_first(
     assert there.snapshot() == before
 
 
-def test_what_would_help_is_said_in_a_few_words() -> None:
+def test_hints_say_what_would_help() -> None:
     there = fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 1, 10))
-    told = "; ".join(what_would_help(ask(20), there, [DesiredDeployment(name="small", model="m", ask=ask(6))]))
-    assert told.endswith("there would be room if these moved: small1 from w: gpu0 (6.0 GiB) to w: gpu1 (6.0 GiB)")
-    assert "largest free" not in told, "how much there is, the refusal says itself"
-    assert len(told) < 400
+    hints = "; ".join(what_would_help(ask(20), there, [DesiredDeployment(name="small", model="m", ask=ask(6))]))
+    assert hints.endswith("there would be room if these moved: small1 from w: gpu0 (6.0 GiB) to w: gpu1 (6.0 GiB)")
+    assert "largest free" not in hints, "the refusal has that"
+    assert len(hints) < 400
 
 
-def test_who_could_move_so_that_there_is_room_is_said() -> None:
+def test_hints_say_which_instances_could_move() -> None:
     """Six of each GPU are taken, and 20 are needed: there is room if both of the small ones share a GPU."""
     apart = fleet(worker("w", 24, 24), small1=("w", 0, 6), small2=("w", 1, 6))
     before = apart.snapshot()
     movable = DesiredDeployment(name="small", model="m", ask=ask(6))
-    told = what_would_help(ask(20), apart, [movable, DesiredDeployment(name="elsewhere", model="m")])
-    assert told[-1].startswith("there would be room if these moved: small")
+    hints = what_would_help(ask(20), apart, [movable, DesiredDeployment(name="elsewhere", model="m")])
+    assert hints[-1].startswith("there would be room if these moved: small")
     assert not any("there would be room" in hint for hint in what_would_help(ask(20), apart, [])), "needs are unknown"
     assert apart.snapshot() == before

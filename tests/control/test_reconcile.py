@@ -1,4 +1,4 @@
-"""What is to be done, and why, in words that people read before they say yes."""
+"""Steps and their reasons, for the controller and for previews."""
 
 import copy
 
@@ -84,7 +84,7 @@ def test_the_next_steps(desired: Desired, observed: list[Instance], expected: li
     assert observed == before
 
 
-def test_nothing_is_wanted_any_more() -> None:
+def test_everything_is_stopped_on_shutdown() -> None:
     [step] = reconcile(wish(V0), [instance("m-1")], shutting_down=True)
     assert (step.what.value, str(step.why)) == ("stop", "the plane is stopping")
 
@@ -103,11 +103,11 @@ def preview(world: World, *deployments: DesiredDeployment) -> list[tuple[str, st
     return [(step.what.value, step.subject, str(step.why)) for step in steps]
 
 
-def test_a_preview_of_the_first_wish() -> None:
+def test_a_preview_of_the_first_desired_state() -> None:
     assert preview(World(), V0) == [("start", "m-1", "1 replica is wanted, 0 there")]
 
 
-def test_a_preview_of_the_first_wish_after_something_was_adopted() -> None:
+def test_a_preview_of_the_first_desired_state_after_an_adoption() -> None:
     world = World()
     world.tell(adopted("m-1", V0))
     world.tell(adopted("m-2", V1))
@@ -117,14 +117,14 @@ def test_a_preview_of_the_first_wish_after_something_was_adopted() -> None:
     ]
 
 
-def test_a_preview_of_what_is_wished_already_is_empty() -> None:
+def test_a_preview_of_the_current_state_is_empty() -> None:
     world = running(deployment(replicas=2))
     assert preview(world, deployment(replicas=2)) == []
     world.apply(deployment(replicas=2, version=1))
     assert preview(world, deployment(replicas=2, version=1)) == [], "it is under way"
 
 
-def test_a_preview_of_a_new_recipe_names_everybody_who_is_replaced() -> None:
+def test_a_preview_of_a_new_recipe_names_all_replaced_instances() -> None:
     assert preview(running(deployment(replicas=2)), deployment(replicas=2, version=1)) == [
         ("replace", "m-1", CHANGED),
         ("replace", "m-2", CHANGED),
@@ -138,13 +138,13 @@ def test_a_preview_of_a_lifecycle() -> None:
     ]
 
 
-def test_a_preview_of_limits_for_those_who_are_not_in_service_yet() -> None:
+def test_a_preview_of_limits_for_instances_not_in_service_yet() -> None:
     world = World()
     world.apply(V0)
     assert preview(world, deployment(max_concurrency=3)) == [("update", "m-1", "max_concurrency none -> 3")]
 
 
-def test_a_preview_of_servers_of_others() -> None:
+def test_a_preview_of_external_servers() -> None:
     world = running(servers(server("a"), server("b")))
     assert preview(world, servers(server("a", 2), server("c"))) == [
         ("add", "m-a", "it is listed, at http://a:2"),
@@ -154,19 +154,19 @@ def test_a_preview_of_servers_of_others() -> None:
     ]
 
 
-def test_a_preview_while_one_is_drained_says_only_what_is_new() -> None:
+def test_a_preview_during_a_drain_has_only_new_steps() -> None:
     world = running(deployment(replicas=2))
     world.tell(DrainAsked("m-1"))
     assert preview(world, deployment(replicas=3)) == [("start", "m-4", "to take over from m-1")]
 
 
-def test_a_preview_of_what_is_started_anew() -> None:
+def test_a_preview_of_a_restart() -> None:
     world = running(V0)
     world.tell(Exited("m-1", "exit code 1"))
     assert preview(world, V1) == [("restart", "m-1", CHANGED)]
 
 
-def test_when_shutting_down_nothing_would_be_done() -> None:
+def test_a_preview_during_shutdown_is_empty() -> None:
     world = running(V0)
     world.tell(PlaneStopping())
     assert preview(world, deployment(replicas=4)) == []
@@ -194,7 +194,7 @@ def recipe(model: str = "llama", engine: DesiredEngine | None = None) -> str:
         (" " + recipe(), recipe(), "it was started from another recipe"),
     ],
 )
-def test_recipes_are_compared_in_words(before: str, after: str, words: str) -> None:
+def test_the_difference_of_recipes(before: str, after: str, words: str) -> None:
     assert str(between_recipes(before, after)) == words
 
 
@@ -210,5 +210,5 @@ def test_recipes_are_compared_in_words(before: str, after: str, words: str) -> N
         ("", ("", 80, False)),
     ],
 )
-def test_where_a_server_is(url: str, address: tuple[str, int, bool]) -> None:
+def test_the_address_of_a_server(url: str, address: tuple[str, int, bool]) -> None:
     assert DesiredEndpoint(name="gpu", url=url).address == address

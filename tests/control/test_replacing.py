@@ -1,4 +1,4 @@
-"""Only what changed is touched, and a change never costs a ready instance."""
+"""Rollouts change only what differs, and never cost a ready instance."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_more_replicas_start_only_the_difference() -> None:
     assert world.apply(deployment(replicas=3)) == ["Launch m-2", "Launch m-3"]
 
 
-def test_fewer_replicas_stop_only_the_difference_the_youngest_first() -> None:
+def test_fewer_replicas_stop_only_the_difference_newest_first() -> None:
     world = running(deployment(replicas=3))
     assert world.apply(deployment(replicas=1)) == [
         "Update m-2, closed",
@@ -40,14 +40,14 @@ def test_fewer_replicas_stop_only_the_difference_the_youngest_first() -> None:
     ]
 
 
-def test_of_too_many_those_go_first_that_do_not_serve() -> None:
+def test_surplus_instances_that_do_not_serve_are_stopped_first() -> None:
     world = running(deployment(replicas=3))
     world.tell(Exited("m-1", "exit code 1"))
     assert world.apply(deployment(replicas=2)) == []
     assert world.phases() == {"m-2": "ready", "m-3": "ready"}
 
 
-def test_the_smallest_free_number_is_taken() -> None:
+def test_an_instance_gets_the_smallest_free_number() -> None:
     world = running(deployment(replicas=3))
     world.tell(DrainAsked("m-2"))
     world.behave(1.0)
@@ -55,7 +55,7 @@ def test_the_smallest_free_number_is_taken() -> None:
     assert world.apply(deployment(replicas=4)) == ["Launch m-2"]
 
 
-def test_one_whose_deployment_was_gone_does_not_come_back() -> None:
+def test_an_instance_of_a_removed_deployment_does_not_come_back() -> None:
     world = running(deployment())
     world.apply()
     assert world.apply(deployment()) == ["Launch m-2"]
@@ -64,13 +64,13 @@ def test_one_whose_deployment_was_gone_does_not_come_back() -> None:
 @pytest.mark.parametrize(
     "change", [{"max_concurrency": 7}, {"labels": {"zone": "b"}}, {"aliases": ("chat",)}, {"engine_slots": 3}]
 )
-def test_what_needs_no_restart_is_told(change: dict[str, Any]) -> None:
+def test_settings_that_need_no_restart_are_updated(change: dict[str, Any]) -> None:
     world = running(deployment(replicas=2))
     assert world.apply(deployment(replicas=2, **change)) == ["Update m-1", "Update m-2"]
     assert world.apply(deployment(replicas=2, **change)) == []
 
 
-def test_one_that_is_not_in_service_is_admitted_as_it_is_wished_by_then() -> None:
+def test_a_starting_instance_is_admitted_with_the_latest_settings() -> None:
     world = World()
     world.apply(deployment())
     assert world.apply(deployment(max_concurrency=7)) == []
@@ -78,14 +78,14 @@ def test_one_that_is_not_in_service_is_admitted_as_it_is_wished_by_then() -> Non
     assert world.in_service["m-1"].max_concurrency == 7
 
 
-def test_one_that_takes_no_requests_is_updated_and_still_takes_none() -> None:
+def test_a_closed_instance_is_updated_and_stays_closed() -> None:
     world = running(deployment(replicas=1))
     world.tell(DrainAsked("m-1"))
     assert world.apply(deployment(replicas=1, labels={"zone": "b"})) == []
     assert world.in_service["m-1"].labels == {}, "it is to leave, and is left as it is"
 
 
-def test_a_new_recipe_replaces_one_by_one_new_first() -> None:
+def test_a_new_recipe_replaces_instances_one_by_one() -> None:
     world = running(deployment(replicas=2))
     log = world.apply(deployment(replicas=2, version=1))
     while world.pending:
@@ -109,7 +109,7 @@ def test_a_new_recipe_replaces_one_by_one_new_first() -> None:
     assert world.ready() == ["m-3", "m-4"]
 
 
-def test_a_new_recipe_that_does_not_work_costs_nobody() -> None:
+def test_a_broken_recipe_costs_no_ready_instance() -> None:
     world = running(deployment(replicas=2))
     world.apply(deployment(replicas=2, version=1))
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_going_back_to_the_old_recipe_keeps_what_runs() -> None:
     assert world.ready() == ["m-1", "m-2"]
 
 
-def test_what_does_not_serve_is_started_anew_in_its_place() -> None:
+def test_an_instance_that_does_not_serve_is_restarted_in_its_place() -> None:
     world = running(deployment(replicas=3))
     world.tell(Exited("m-1", "exit code 1"))
     world.tell(Exited("m-2", "exit code 1"))
@@ -148,7 +148,7 @@ def test_what_does_not_serve_is_started_anew_in_its_place() -> None:
     assert world.status("m-3").until == world.now + 1.0
 
 
-def test_one_that_crashes_while_it_is_to_be_replaced_is_started_from_the_new_recipe() -> None:
+def test_an_outdated_instance_that_crashes_restarts_with_the_new_recipe() -> None:
     world = running(deployment(replicas=2))
     world.apply(deployment(replicas=2, version=1))
     assert said(world.tell(Exited("m-1", "exit code 1"))) == ["Withdraw m-1", "Launch m-1"]
@@ -167,7 +167,7 @@ def test_a_new_recipe_and_fewer_replicas_at_once() -> None:
     assert world.phases() == {"m-1": "draining", "m-2": "draining", "m-3": "ready", "m-4": "starting"}
 
 
-def test_fewer_replicas_in_the_midst_of_it_take_those_that_are_not_ready() -> None:
+def test_scaling_down_during_a_rollout_stops_instances_that_are_not_ready() -> None:
     world = running(deployment(replicas=3))
     world.tell(Exited("m-3", "exit code 1"))
     assert world.apply(deployment(replicas=3, version=1)) == ["Launch m-3", "Launch m-4"]
@@ -183,14 +183,14 @@ def test_an_instance_of_the_old_recipe_keeps_its_model_and_limits_until_it_is_re
     assert (world.in_service["m-2"].model_name, world.in_service["m-2"].max_concurrency) == ("other", 8)
 
 
-def test_without_an_engine_nothing_is_run() -> None:
+def test_without_an_engine_nothing_is_started() -> None:
     world = running(deployment(replicas=2))
     world.apply(deployment(replicas=2, engine=None))
     world.behave(1.0)
     assert world.phases() == {}
 
 
-def test_a_deployment_that_is_removed_is_drained_and_the_others_are_left_alone() -> None:
+def test_only_a_removed_deployment_is_drained() -> None:
     world = running(deployment("m"), deployment("x"))
     assert world.apply(deployment("x")) == ["Update m-1, closed", "AwaitDrained m-1"]
     world.behave(1.0)
@@ -198,7 +198,7 @@ def test_a_deployment_that_is_removed_is_drained_and_the_others_are_left_alone()
 
 
 @pytest.mark.parametrize("trouble", [RequestsFail("m-2", "status 500"), DrainAsked("m-2")])
-def test_those_go_first_that_are_of_least_use(trouble: ControllerEvent) -> None:
+def test_the_least_useful_instances_are_stopped_first(trouble: ControllerEvent) -> None:
     world = running(deployment(replicas=3))
     world.apply(deployment(replicas=3, version=1))
     world.tell(trouble)
@@ -208,7 +208,7 @@ def test_those_go_first_that_are_of_least_use(trouble: ControllerEvent) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 5])
-def test_there_are_never_fewer_ready_ones_nor_more_than_one_too_many(replicas: int) -> None:
+def test_a_rollout_keeps_all_ready_instances_with_a_surge_of_one(replicas: int) -> None:
     world = running(deployment(replicas=replicas))
     commands = world.tell(Applied(wish(deployment(replicas=replicas, version=1))))
     while world.pending:
@@ -220,7 +220,7 @@ def test_there_are_never_fewer_ready_ones_nor_more_than_one_too_many(replicas: i
     assert len(world.ready()) == len(world.phases()) == replicas
 
 
-def test_of_equals_the_coldest_goes() -> None:
+def test_of_equal_instances_the_coldest_is_stopped() -> None:
     world = World()
     world.apply(deployment(replicas=3))
     world.behave()

@@ -178,4 +178,6 @@ def test_a_full_machine_is_reported_once_and_used_when_there_is_room() -> None:
     world.tell(WorkerSeen(Worker(name="here", cpus=64, memory_bytes=16 * GIB)))
     world.until(lambda: world.ready() == ["m-1", "m-2", "m-3"])
     assert {one.reason or "" for one in world.controller.instances()} == {""}
-    assert (world.changes(), world.problems()) == (steps, told), "the target did not change, and nothing new was told"
+    assert (world.changes(), world.problems()) == (steps, told), (
+        "the target did not change, and nothing new was reported"
+    )

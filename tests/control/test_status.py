@@ -1,4 +1,4 @@
-"""What clients are told who waited for an instance in vain."""
+"""Why no instance takes requests, for clients that waited for one."""
 
 import pytest
 
@@ -34,7 +34,7 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
         ([instance("m-4", Phase.STOPPING)], 30.0, ("m-4 is stopping", None)),
     ],
 )  # fmt: skip
-def test_clients_hear_of_the_instance_that_will_be_ready_first(
+def test_the_instance_that_will_be_ready_first_is_the_reason(
     instances: list[InstanceStatus], start_up_s: float | None, expected: tuple[str, float | None]
 ) -> None:
     found = unavailability(instances, start_up_s, 100.0)

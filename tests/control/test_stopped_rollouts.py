@@ -21,7 +21,7 @@ def running(replicas: int = 2) -> World:
 
 
 def fail(world: World, instance: str, times: int = 3) -> None:
-    """It does not start so often, and is started again in between where that is still done."""
+    """It fails to start this many times, and is restarted in between while that is allowed."""
     for attempt in range(times):
         world.tell(launched(instance))
         world.tell(Exited(instance, WHY))
@@ -38,7 +38,7 @@ def stopped(replicas: int = 2) -> World:
     return world
 
 
-def test_after_three_attempts_the_earlier_version_serves_on() -> None:
+def test_a_rollout_is_stopped_after_three_attempts() -> None:
     world = stopped()
     status = world.status("m-3")
     assert (status.phase.value, status.until, status.halted, str(status.reason)) == ("backing off", None, True, STOPPED)
@@ -48,7 +48,7 @@ def test_after_three_attempts_the_earlier_version_serves_on() -> None:
     assert not world.processes.keys() - {"m-1", "m-2"}
 
 
-def test_processes_that_cannot_even_be_launched_count() -> None:
+def test_failed_launches_count_as_attempts() -> None:
     world = running()
     world.apply(deployment(replicas=2, version=1))
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_processes_that_cannot_even_be_launched_count() -> None:
     assert world.status("m-3").halted
 
 
-def test_one_that_is_not_ready_in_time_counts() -> None:
+def test_start_timeouts_count_as_attempts() -> None:
     world = running()
     world.apply(deployment(replicas=2, version=1))
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_one_that_is_not_ready_in_time_counts() -> None:
     assert "not ready 100 s after its launch" in str(world.status("m-3").reason)
 
 
-def test_how_many_attempts_there_are_can_be_said() -> None:
+def test_the_number_of_attempts_is_configurable() -> None:
     world = running()
     lifecycle = msgspec.structs.replace(QUICK, start_attempts=1)
     world.apply(deployment(replicas=2, version=1, lifecycle=lifecycle))
@@ -77,7 +77,7 @@ def test_how_many_attempts_there_are_can_be_said() -> None:
     assert world.status("m-3").halted
 
 
-def test_without_older_ones_it_is_tried_for_ever() -> None:
+def test_without_earlier_instances_attempts_are_unlimited() -> None:
     world = World()
     world.apply(deployment(replicas=1))
     fail(world, "m-1", times=6)
@@ -85,7 +85,7 @@ def test_without_older_ones_it_is_tried_for_ever() -> None:
     assert world.status("m-1").until is not None
 
 
-def test_one_that_was_ready_in_between_starts_counting_anew() -> None:
+def test_becoming_ready_resets_the_attempts() -> None:
     world = running(1)
     world.apply(deployment(replicas=2, version=1))
     fail(world, "m-2", times=2)
@@ -95,7 +95,7 @@ def test_one_that_was_ready_in_between_starts_counting_anew() -> None:
 
 
 def again(world: World) -> list[str]:
-    """Once more what is wanted already."""
+    """Apply the same state again, by hand."""
     return said(world.tell(Applied(wish(deployment(replicas=2, version=1)), retry=frozenset({"m"}))))
 
 
@@ -109,12 +109,12 @@ def again(world: World) -> list[str]:
     ],
     ids=["another recipe", "the same, to be tried again", "the same", "back to the one before"],
 )
-def test_what_is_wanted_then(begin_anew: Callable[[World], list[str]], wanted: list[str]) -> None:
+def test_what_restarts_a_stopped_rollout(begin_anew: Callable[[World], list[str]], wanted: list[str]) -> None:
     world = stopped()
     assert begin_anew(world) == wanted
 
 
-def test_another_recipe_has_all_its_attempts_and_may_work() -> None:
+def test_another_recipe_has_all_its_attempts() -> None:
     world = stopped()
     world.apply(deployment(replicas=2, version=2))
     fail(world, "m-3", times=2)
@@ -124,7 +124,7 @@ def test_another_recipe_has_all_its_attempts_and_may_work() -> None:
     assert all(not one.halted for one in world.controller.instances())
 
 
-def test_going_back_removes_the_one_that_does_not_work() -> None:
+def test_going_back_removes_the_broken_instance() -> None:
     world = stopped()
     world.apply(deployment(replicas=2))
     assert world.ready() == ["m-1", "m-2"]
@@ -132,7 +132,7 @@ def test_going_back_removes_the_one_that_does_not_work() -> None:
     assert world.status("m-1").reason is None
 
 
-def test_the_preview_says_what_is_tried_again() -> None:
+def test_the_preview_has_retried_rollouts() -> None:
     world = stopped()
     desired = wish(deployment(replicas=2, version=1))
     assert world.controller.preview(desired) == []
@@ -143,7 +143,7 @@ def test_the_preview_says_what_is_tried_again() -> None:
     assert world.controller.preview(desired, retry={"other"}) == []
 
 
-def test_who_crashes_while_a_rollout_is_stopped_comes_back_as_it_was() -> None:
+def test_a_crashed_instance_comes_back_with_its_recipe_during_a_stopped_rollout() -> None:
     world = stopped(1)
     world.tell(Exited("m-1", "killed by SIGKILL"))
     assert world.status("m-2").halted, "the one before will be back"
@@ -155,7 +155,7 @@ def test_who_crashes_while_a_rollout_is_stopped_comes_back_as_it_was() -> None:
     assert world.ready() == ["m-1"]
 
 
-def test_if_the_earlier_version_does_not_start_any_more_the_new_one_is_tried_again() -> None:
+def test_a_rollout_resumes_if_the_earlier_version_fails_to_start() -> None:
     world = stopped(1)
     world.tell(Exited("m-1", "killed by SIGKILL"))
     world.tell(ControllerTimer(), world.status("m-1").until or 0.0)

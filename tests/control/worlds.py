@@ -1,4 +1,4 @@
-"""What controllers are tried on: wishes, and a runtime on virtual time that watches whether commands make sense."""
+"""Desired states, and a runtime on virtual time that checks the commands of a controller."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -58,7 +58,7 @@ def server(name: str = "gpu", port: int = 1, **facts: Any) -> DesiredEndpoint:
 
 
 def servers(*endpoints: DesiredEndpoint, **facts: Any) -> DesiredDeployment:
-    """A deployment that only others run."""
+    """A deployment of external servers."""
     return deployment(replicas=0, engine=None, endpoints=endpoints, **facts)
 
 
@@ -75,14 +75,14 @@ def adopted(instance_id: str, of: DesiredDeployment) -> Adopted:
 
 
 def about(command: ControllerCommand) -> str:
-    """Which instance a command is about."""
+    """The instance of a command."""
     if isinstance(command, WakeController):
         return ""
     return command.instance.instance_id if isinstance(command, Admit | Update) else command.instance_id
 
 
 def said(commands: Iterable[ControllerCommand]) -> list[str]:
-    """Commands in short, without the timer."""
+    """Commands as text, without timers."""
     return [_said(command) for command in commands if not isinstance(command, WakeController)]
 
 
@@ -95,7 +95,7 @@ def _said(command: ControllerCommand) -> str:
 
 
 class World:
-    """A runtime. It notes what is so, complains about commands that make no sense, and when told to behave, does."""
+    """A runtime that checks every command. `behave` carries them out."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -108,14 +108,14 @@ class World:
         self.probes: dict[str, Probe] = {}
         """Under way."""
         self.of_others: set[str] = set()
-        """Instances that somebody else started."""
+        """External servers."""
         self.told: list[ControllerEvent] = []
         self.pending: deque[ControllerEvent] = deque()
-        """What a runtime that behaves would say next."""
+        """The events that `behave` sends next."""
         self.wake_at: float | None = None
 
     def tell(self, event: ControllerEvent, at: float | None = None) -> list[ControllerCommand]:
-        """Let something be so, and watch what the controller makes of it."""
+        """Send an event, and check the commands that follow."""
         self.now = self.now if at is None else at
         self.told.append(event)
         self._let_it_be(event)
@@ -139,7 +139,7 @@ class World:
         return [one.id for one in found if deployment in (None, one.deployment)]
 
     def behave(self, seconds: float = 0.0) -> None:
-        """Do what commands ask for, and let time pass: from event to event."""
+        """Carry out commands, and let time pass from event to event."""
         end = self.now + seconds
         for _ in range(100_000):
             while self.pending:
@@ -154,7 +154,7 @@ class World:
         raise AssertionError("it does not come to rest")
 
     def settle(self) -> None:
-        """Behave for long enough that everything is done that is to be done. What was left unanswered is answered."""
+        """Answer what is pending, and behave until everything is settled."""
         for instance_id in self.processes.keys() - self.running:
             self.pending.append(launched(instance_id))
         self.pending.extend(Answered(probe.instance_id, probe.readiness) for probe in self.probes.values())
@@ -216,7 +216,7 @@ class World:
 
     def _probe(self, command: Probe) -> None:
         name = command.instance_id
-        assert (name in self.running) is (command.endpoint is None), "nobody is there to be asked"
+        assert (name in self.running) is (command.endpoint is None), "there is nothing to probe"
         assert command.timeout_s > 0
         self.probes[name] = command
         if command.endpoint is not None:

@@ -1,4 +1,4 @@
-"""A policy is called so that it holds nobody up."""
+"""Policies are called on threads, with a time limit."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from tests.runtimes.local.processes import eventually
 LONG_S = 20.0
 
 
-def test_what_it_says_comes_back_whatever_it_is() -> None:
+def test_the_result_of_a_call_is_returned() -> None:
     async def story() -> None:
         runner = PolicyRunner("m")
         assert await runner.run(lambda: 3, LONG_S) == 3
@@ -27,7 +27,7 @@ def test_what_it_says_comes_back_whatever_it_is() -> None:
     run(story())
 
 
-def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
+def test_a_policy_that_hangs_is_not_called_again() -> None:
     gate, calls = threading.Event(), []
 
     def hangs() -> int:
@@ -56,7 +56,7 @@ def test_one_that_hangs_is_not_called_again_until_it_is_back() -> None:
     run(story())
 
 
-def test_a_loop_that_is_closed_does_not_hear_it() -> None:
+def test_a_late_answer_after_the_loop_is_closed() -> None:
     gate, over = threading.Event(), threading.Event()
 
     def hangs() -> None:

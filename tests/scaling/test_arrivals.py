@@ -1,4 +1,4 @@
-"""Rates of late, and the history in bins."""
+"""Recent rates, and the history in bins."""
 
 import json
 
@@ -13,7 +13,7 @@ ARRIVALS = st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 5)), min_size=5
 
 
 @given(ARRIVALS, st.sampled_from([30.0, 300.0, 3600.0]))
-def test_rates_are_what_a_list_of_all_arrivals_says(steps: list[tuple[float, int]], seconds: float) -> None:
+def test_rates_agree_with_a_list_of_all_arrivals(steps: list[tuple[float, int]], seconds: float) -> None:
     arrivals, now, came = Arrivals(), 6000.0, []
     began = None
     for step, n in steps:
@@ -27,7 +27,7 @@ def test_rates_are_what_a_list_of_all_arrivals_says(steps: list[tuple[float, int
     assert arrivals.per_second(seconds, now) == pytest.approx(exact, abs=edge + 1e-9)
 
 
-def test_of_the_oldest_bin_the_share_that_is_in_the_window_counts() -> None:
+def test_the_oldest_bin_counts_in_part() -> None:
     arrivals = Arrivals()
     for second in range(101):
         arrivals.count(float(second))
@@ -35,7 +35,7 @@ def test_of_the_oldest_bin_the_share_that_is_in_the_window_counts() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 6.0, 30.0])
-def test_a_short_window_is_right_although_somebody_counts_only_every_second(seconds: float) -> None:
+def test_short_windows_are_right_with_rare_samples(seconds: float) -> None:
     recent = Recent()
     for second in range(61):
         recent.count(1_700_000_000.3 + second, 20 if second else 0)
@@ -43,7 +43,7 @@ def test_a_short_window_is_right_although_somebody_counts_only_every_second(seco
             assert recent.per_second(seconds, 1_700_000_000.3 + second) == pytest.approx(20.0)
 
 
-def test_of_late_is_an_hour_in_bins_of_five_seconds() -> None:
+def test_recent_arrivals_are_kept_for_an_hour() -> None:
     recent = Recent()
     for second in range(8001):
         recent.count(second / 2, 0.5)
@@ -61,7 +61,7 @@ def test_the_history_has_whole_bins_and_gaps_are_zero() -> None:
     assert arrivals.history(3600.0) is arrivals.history(3700.0), "made once for each bin"
 
 
-def test_while_nobody_counted_it_came_on_as_before() -> None:
+def test_a_pause_is_filled_with_the_rate_before_it() -> None:
     before = Arrivals(bin_s=600.0)
     for minute in range(125):
         before.count(minute * 60.0, 120.0 if minute else 0.0)  # two a second
@@ -71,20 +71,20 @@ def test_while_nobody_counted_it_came_on_as_before() -> None:
     assert told == pytest.approx([1.8] + [2.0] * 29, rel=0.15)
     after.count(5 * 3600.0 + 600.0, 0.0)
     last = after.history(5 * 3600.0 + 600.0)[-1].per_second
-    assert last == pytest.approx(0.2, rel=0.05), "of the first minute; nobody has come since"
+    assert last == pytest.approx(0.2, rel=0.05), "only the first minute had arrivals"
     young = Arrivals(saved=Arrivals().saved())
     young.count(1e6, 3.0)
     assert young.history(1e6 + 1200.0)[-1].per_second == 0.0
 
 
-def test_a_bin_that_was_not_seen_from_its_beginning_is_not_told() -> None:
+def test_a_bin_that_was_counted_in_part_is_left_out() -> None:
     arrivals = Arrivals(bin_s=600.0)
     arrivals.count(900.0, 1000)
     arrivals.count(1300.0, 6)
     assert arrivals.history(1800.0) == (Rate(1200.0, 0.01),)
 
 
-def test_what_is_older_than_is_kept_goes() -> None:
+def test_old_bins_are_dropped() -> None:
     arrivals = Arrivals(bin_s=10.0, keep_s=100.0)
     for second in range(1000):
         arrivals.count(float(second))
@@ -104,7 +104,7 @@ def test_two_weeks_of_ten_minutes_are_kept_and_empty_bins_take_no_memory() -> No
 
 
 @given(ARRIVALS)
-def test_saved_and_restored_it_goes_on_the_same(steps: list[tuple[float, int]]) -> None:
+def test_restored_arrivals_continue(steps: list[tuple[float, int]]) -> None:
     one, now = Arrivals(bin_s=30.0), 1000.0
     other = Arrivals(bin_s=30.0, saved=json.loads(json.dumps(one.saved())))
     for step, n in steps:
@@ -116,7 +116,7 @@ def test_saved_and_restored_it_goes_on_the_same(steps: list[tuple[float, int]]) 
 
 
 @pytest.mark.parametrize("saved", [{}, {"bins": "?"}, Arrivals(bin_s=60.0).saved()])
-def test_what_somebody_else_saved_is_not_taken(saved: dict[str, object]) -> None:
+def test_state_of_another_form_is_ignored(saved: dict[str, object]) -> None:
     arrivals = Arrivals(bin_s=600.0, saved=saved)
     arrivals.count(0.0, 6)
     assert arrivals.history(600.0) == (Rate(0.0, 0.01),)

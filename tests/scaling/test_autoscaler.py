@@ -227,7 +227,7 @@ def test_a_deployment_that_is_not_scaled_is_not_found() -> None:
         scaler.find("fixed")
 
 
-def test_an_order_holds_until_it_ends_or_is_taken_back() -> None:
+def test_an_override_holds_until_it_ends_or_is_released() -> None:
     scaler = autoscaler(alone(a=plan(max_replicas=3, down_delay_s=0.0)))
     called(scaler, "a", NOON)
     assert scaler.override("a", 3, 60.0, "Ada", NOON).retarget

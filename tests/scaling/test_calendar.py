@@ -15,7 +15,7 @@ EPOCH = datetime(1970, 1, 1)
 
 @given(MOMENTS)
 @example(datetime(2025, 12, 31, 23, 59, 59))
-def test_a_month_ends_when_the_next_begins(when: datetime) -> None:
+def test_the_end_of_a_month(when: datetime) -> None:
     end = datetime(when.year + when.month // 12, when.month % 12 + 1, 1)
     assert month_ends((when - EPOCH).total_seconds()) == (end - EPOCH).total_seconds()
 
@@ -44,7 +44,7 @@ def at(text: str) -> float:
         ("0 0 */2 * mon", "2025-03-05 09:00", "2025-03-03 00:00"),  # both: */2 is not a restriction of its own
     ],
 )
-def test_when_it_last_was(cron: str, now: str, latest: str) -> None:
+def test_the_latest_match(cron: str, now: str, latest: str) -> None:
     assert Cron(cron).latest(at(now)) == at(latest)
 
 
@@ -62,12 +62,12 @@ def test_when_it_last_was(cron: str, now: str, latest: str) -> None:
         ("30 2 * * *", "Europe/Berlin", "2025-10-26 02:00", "2025-10-26 00:30"),  # there were two
     ],
 )
-def test_it_is_asked_on_the_clocks_of_a_place(cron: str, zone: str, now: str, latest: str) -> None:
+def test_the_latest_match_in_a_time_zone(cron: str, zone: str, now: str, latest: str) -> None:
     assert Cron(cron).latest(at(now), zone_of(zone)) == at(latest)
 
 
 @given(MOMENTS, st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "+05:45"]))
-def test_it_never_was_after_now(when: datetime, zone: str) -> None:
+def test_the_latest_match_is_never_in_the_future(when: datetime, zone: str) -> None:
     now = (when - EPOCH).total_seconds()
     latest = Cron("*/10 * * * *").latest(now, zone_of(zone))
     assert latest is not None
@@ -75,7 +75,7 @@ def test_it_never_was_after_now(when: datetime, zone: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Berlin", "", "../etc/passwd", "+25:00", "+5"])
-def test_what_is_no_time_zone_is_said(name: str) -> None:
+def test_an_unknown_time_zone_is_an_error(name: str) -> None:
     with pytest.raises(
         ValueError, match=f'there is no time zone "{re.escape(name)}" here; write for example Europe/Berlin'
     ):
@@ -90,24 +90,24 @@ def test_what_is_no_time_zone_is_said(name: str) -> None:
         ("0 8 31 2,4,6,9,11 *", "there is no day 31 in feb or apr or jun or sep or nov"),
     ],
 )
-def test_what_never_comes_is_refused(text: str, why: str) -> None:
+def test_a_date_that_never_comes_is_an_error(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=f'"{re.escape(text)}" never comes: {why}'):
         Cron(text)
 
 
 @pytest.mark.parametrize("text", ["0 0 29 2 *", "0 0 30,29 2 *", "0 0 31 2,3 *", "0 0 31 2 mon"])
-def test_what_is_rare_is_not(text: str) -> None:
+def test_a_rare_date_is_allowed(text: str) -> None:
     assert Cron(text).latest(at("2025-03-05 09:00")) is not None
 
 
-def test_what_was_not_for_eight_years_was_never() -> None:
+def test_matches_older_than_eight_years_are_ignored() -> None:
     first_of_february_and_monday = Cron("0 0 */31 2 mon")
     assert first_of_february_and_monday.latest(at("2027-02-01 09:00")) == at("2027-02-01 00:00")
     assert first_of_february_and_monday.latest(at("2037-03-05 09:00")) is None
 
 
 @given(MOMENTS, st.sampled_from(["* * * * *", "*/7 3-20/4 * * *", "0 9 * * 1-5", "15 2 1,15 * *", "1 1 13 * 5"]))
-def test_minute_by_minute_it_is_the_same(when: datetime, text: str) -> None:
+def test_matches_agree_with_a_naive_reading(when: datetime, text: str) -> None:
     """A minute is one of its moments exactly if it is the latest one at that minute."""
     cron, minute, hour, day, _, weekday = Cron(text), *text.split()
     now = ((when - EPOCH).total_seconds() // 60) * 60
@@ -152,11 +152,11 @@ def matches(field: str, value: int) -> bool:
         ("a-b-c 9 * * *", "is no minute; write for example"),
     ],
 )
-def test_what_is_no_cron_expression_is_said(text: str, message: str) -> None:
+def test_an_invalid_cron_expression_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Cron(text)
 
 
-def test_what_is_written_down_is_to_the_second_and_in_utc() -> None:
+def test_times_are_written_in_utc() -> None:
     assert in_utc(1_741_179_605.9) == "2025-03-05T13:00:05Z"
     assert datetime.fromisoformat(in_utc(1_741_179_605.9)).timestamp() == 1_741_179_605

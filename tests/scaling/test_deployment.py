@@ -1,4 +1,4 @@
-"""What is seen of a deployment that is scaled, and what it may spare for others: without a plane."""
+"""A scaled deployment: start-ups, replicas, and what it can spare."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> S
 
 
 def instance(name: str, phase: Phase = Phase.READY, **facts: Any) -> InstanceStatus:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "host": "",
         "port": 0,
         "tls": False,
@@ -36,14 +36,14 @@ def instance(name: str, phase: Phase = Phase.READY, **facts: Any) -> InstanceSta
         "endpoint": None,
         **facts,
     }
-    return InstanceStatus(id=name, deployment=name.rpartition("-")[0], phase=phase, **told)
+    return InstanceStatus(id=name, deployment=name.rpartition("-")[0], phase=phase, **fields)
 
 
 def see(one: ScaledDeployment, instances: list[InstanceStatus], now: float) -> None:
     one.observed.observe_replicas(replica_counts(instances, one.members), now)
 
 
-def test_every_start_of_a_process_is_counted_once() -> None:
+def test_each_start_up_is_counted_once() -> None:
     one = scaled()
     see(one, [instance("m-1", Phase.STARTING)], 0.0)
     assert one.start_up_s is None
@@ -56,10 +56,10 @@ def test_every_start_of_a_process_is_counted_once() -> None:
     see(one, [instance("m-1", process="2", start_up_s=8.0)], 5.0)
     assert one.start_up_s == 8.0, "the median of 4, 9 and 8"
     see(one, [instance("m-1", process="3")], 6.0)
-    assert one.start_up_s == 8.0, "it was adopted: nobody saw it start"
+    assert one.start_up_s == 8.0, "it was adopted, and its start was not seen"
 
 
-def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
+def test_a_replica_of_a_sharded_node_is_one_instance_of_each_shard() -> None:
     one = scaled("m.0", ("m.1",))
     shards = [
         instance("m.0-1"),
@@ -87,9 +87,7 @@ def test_a_replica_of_a_node_with_shards_is_one_of_each() -> None:
         (3, {"min_replicas": 1}, 11.0, 600.0, 2),  # or ten seconds
     ],
 )
-def test_what_may_go_for_somebody_else(
-    ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, free: int
-) -> None:
+def test_spare_replicas(ready: int, limits: dict[str, Any], loaded_s: float, start_up_s: float, free: int) -> None:
     one = scaled(**limits)
     see(one, [instance(f"m-{number}", start_up_s=start_up_s) for number in range(ready)], 100.0)
     assert spare_replicas(one, 100.0 + loaded_s) == free
@@ -97,19 +95,19 @@ def test_what_may_go_for_somebody_else(
     assert spare_replicas(one, 100.0 + loaded_s) == 0, "ordered to stay"
 
 
-def test_shards_go_all_or_not_at_all() -> None:
+def test_a_sharded_node_has_no_spare_replicas() -> None:
     one = scaled("m.0", ("m.1",), min_replicas=0)
     see(one, [instance("m.0-1", start_up_s=1.0), instance("m.1-1", start_up_s=1.0)], 0.0)
     assert (one.observed.replicas.ready, spare_replicas(one, 1e6)) == (1, 0)
 
 
-def test_the_last_change_says_what_bounded_it_and_what_came_after_is_not_one() -> None:
+def test_the_summary_has_the_last_change_and_its_bounds() -> None:
     one = scaled(min_replicas=1)
     assert scaling_summary(one)["last"] is None
     one.guard.limits = ScalingLimits(min_replicas=3, max_replicas=8)
-    one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "nobody asks: 0"))
+    one.decide(DeploymentView(name="m", now=100.0, replicas=1, target=1), Wish(0, "no requests: 0"))
     one.note(Reason("waits-for-room"), 101.0, Reason("instances-unplaced"))
     last = scaling_summary(one)["last"]
-    assert (last["before"], last["after"], last["why"]) == (1, 3, "nobody asks: 0")
+    assert (last["before"], last["after"], last["why"]) == (1, 3, "no requests: 0")
     assert last["bounded"] == ["at least 3 (min)"]
     assert [record.by for record in one.records] == ["", "pointsman"]

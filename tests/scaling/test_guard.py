@@ -1,4 +1,4 @@
-"""The guard: bounds, delays, steps and rests hold for every policy, and nonsense changes nothing."""
+"""The guard: limits hold for every policy, and invalid answers change nothing."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def guard(target: int = 4, **limits: Any) -> Guard:
 
 
 def run(guard: Guard, answers: Iterable[object], step_s: float = 10.0, **facts: Any) -> list[int]:
-    """The targets after each answer, one every few seconds."""
+    """The targets after each answer, at fixed intervals."""
     targets = []
     for number, answer in enumerate(answers):
         seen = view(now=NOON + number * step_s, target=guard.target, **facts)
@@ -55,25 +55,25 @@ def record(guard: Guard, answer: object, **facts: Any) -> ScalingRecord:
         ({"up_factor": 0.5, "max_step": 3}, [12, 12], [7, 10]),
         ({"cooldown_s": 25.0}, [5, 6, 7, 8, 2, 2, 1], [5, 5, 5, 8, 8, 8, 1]),
         ({"min_replicas": 0, "idle_timeout_s": 20.0}, [0, 0, 0, 0], [1, 1, 0, 0]),
-        # One that is wanted stays, although nobody asks.
+        # A wanted replica stays without requests.
         ({"min_replicas": 0, "idle_timeout_s": 0.0}, [1, 1], [1, 1]),
     ],
 )
-def test_what_becomes_of_answers_every_ten_seconds(limits: Any, answers: list[int], targets: list[int]) -> None:
+def test_targets_after_answers_every_ten_seconds(limits: Any, answers: list[int], targets: list[int]) -> None:
     assert run(guard(**limits), answers) == targets
 
 
-def test_with_few_questions_a_delay_is_still_as_long_as_it_says() -> None:
+def test_delays_hold_with_rare_calls() -> None:
     assert run(guard(down_delay_s=90.0), [5, 2, 2, 2, 2], step_s=60.0) == [5, 5, 5, 2, 2]
 
 
-def test_a_rest_begins_at_once_and_does_not_outlast_a_clock_that_was_put_back() -> None:
+def test_a_cooldown_survives_a_clock_that_is_set_back() -> None:
     assert run(guard(cooldown_s=1.0), [5, 6, 7, 8], step_s=0.5) == [5, 5, 7, 7]
     assert run(guard(cooldown_s=1.0), [5, 6], step_s=0.0) == [5, 5]
     assert run(guard(cooldown_s=1.0), [5, 6], step_s=-3600.0) == [5, 6]
 
 
-def test_from_zero_to_one_there_is_no_delay_and_no_rest() -> None:
+def test_the_first_replica_has_no_delay_and_no_cooldown() -> None:
     limits = {"min_replicas": 0, "up_delay_s": 60.0, "cooldown_s": 600.0, "idle_timeout_s": 0.0}
     one = guard(1, **limits)
     assert run(one, [0]) == [0]
@@ -82,7 +82,7 @@ def test_from_zero_to_one_there_is_no_delay_and_no_rest() -> None:
     assert made.bounded == ("5 after 60 s (upDelay)",)
 
 
-def test_the_last_one_stays_while_somebody_asks() -> None:
+def test_the_last_replica_stays_while_there_are_requests() -> None:
     one = guard(1, min_replicas=0, idle_timeout_s=300.0)
     assert run(one, [0] * 50, ongoing=0.4) == [1] * 50
     assert run(one, [0], idle_s=299.0) == [1]
@@ -92,25 +92,25 @@ def test_the_last_one_stays_while_somebody_asks() -> None:
     assert run(at_once, [0]) == [0]
 
 
-def test_idle_time_begins_when_the_last_request_was_here() -> None:
+def test_idle_time_begins_with_the_last_request() -> None:
     one = guard(1, min_replicas=0, idle_timeout_s=30.0)
     for seconds, load in enumerate([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]):
         one.decide(view(now=NOON + 10 * seconds, target=one.target, ongoing=load), 0)
         assert one.target == (0 if seconds == 6 else 1), seconds
 
 
-def test_the_last_one_goes_by_its_own_time_and_not_by_the_delay() -> None:
+def test_the_last_replica_goes_by_its_idle_timeout() -> None:
     one = guard(1, min_replicas=0, idle_timeout_s=10.0, down_delay_s=1000.0)
     assert run(one, [1, 0, 0], idle_s=60.0) == [1, 0, 0]
 
 
-def test_a_pair_that_is_not_needed_goes_one_after_the_other() -> None:
+def test_two_idle_replicas_go_one_after_the_other() -> None:
     one = guard(3, min_replicas=0, idle_timeout_s=60.0, down_delay_s=20.0)
     assert run(one, [0] * 8) == [3, 3, 1, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("answer", [0, ValueError("broken"), Stay()])
-def test_nobody_waits_in_vain_for_a_first_replica(answer: object) -> None:
+def test_a_waiting_request_starts_the_first_replica(answer: object) -> None:
     one = guard(0, min_replicas=0)
     made = record(one, answer, queued=1.0, replicas=0)
     assert made.after == 1
@@ -118,7 +118,7 @@ def test_nobody_waits_in_vain_for_a_first_replica(answer: object) -> None:
     assert made.by == "pointsman", "the policy wants none"
 
 
-def test_unless_the_policy_refuses_it() -> None:
+def test_a_policy_may_refuse_the_first_replica() -> None:
     one = guard(0, min_replicas=0)
     record(one, Wish(0, "", "3 of 3: nothing is left"), queued=1.0, replicas=0)
     assert one.target == 0
@@ -148,7 +148,7 @@ def test_unless_the_policy_refuses_it() -> None:
         (TooSlow(0.50004), "took more than 0.5 s (timeLimit)"),
     ],
 )
-def test_nonsense_keeps_the_last_good_target(answer: object, problem: str) -> None:
+def test_an_invalid_answer_keeps_the_last_target(answer: object, problem: str) -> None:
     one = guard()
     assert run(one, [6]) == [6]
     made = record(one, answer, now=NOON + 10)
@@ -185,12 +185,12 @@ class Unspeakable(Exception):
     ],
     ids=["nasty", "huge", "unspeakable", "long"],
 )
-def test_even_what_cannot_be_shown(answer: object, problem: str) -> None:
+def test_answers_that_cannot_be_shown_are_reported(answer: object, problem: str) -> None:
     assert re.match(problem, record(guard(), answer).problem)
 
 
 @pytest.mark.parametrize("answer", [6, 6.0, Wish(6), Wish(6.0)])  # type: ignore[arg-type]
-def test_whole_numbers_of_every_kind_will_do(answer: object) -> None:
+def test_whole_numbers_of_every_type_are_accepted(answer: object) -> None:
     one = guard()
     assert record(one, answer).after == 6
     assert one.problem is None
@@ -207,13 +207,13 @@ def test_whole_numbers_of_every_kind_will_do(answer: object) -> None:
         (3, "6 wanted"),
     ],
 )
-def test_words_are_cut_and_what_are_no_words_is_left_out(said: Any, told: str) -> None:
+def test_long_texts_are_cut_and_other_values_dropped(said: Any, told: str) -> None:
     made = record(guard(), Wish(6, said, said))
     assert made.why == told
     assert made.refused == (told if isinstance(said, str) else "")
 
 
-def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
+def test_a_problem_is_reported_when_it_begins_and_ends() -> None:
     one, told = guard(), []
     answers = [4, *(ValueError(f"attempt {number}") for number in range(30)), 4, 4]
     for number, answer in enumerate(answers):
@@ -226,7 +226,7 @@ def test_a_problem_is_told_when_it_begins_and_when_it_is_over() -> None:
     ]
 
 
-def test_a_problem_that_becomes_another_is_told_now_and_then() -> None:
+def test_a_changing_problem_is_reported_at_intervals() -> None:
     one = guard()
     record(one, ValueError("a"))
     for seconds in (0.0, 0.5, 59.9):
@@ -236,7 +236,7 @@ def test_a_problem_that_becomes_another_is_told_now_and_then() -> None:
     assert record(one, TooSlow(3.0), now=NOON).problem.startswith("took 3 s"), "the clock was put back"
 
 
-def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
+def test_a_refusal_is_reported_when_it_begins_and_ends() -> None:
     one = guard()
     assert record(one, Wish(4, "enough", "3 of 7: too dear")).refused == "3 of 7: too dear"
     assert one.decide(view(now=NOON + 1, target=4), Wish(4, "enough", "4 of 8: too dear")) is None
@@ -245,7 +245,7 @@ def test_a_refusal_is_told_when_it_begins_and_when_it_is_over() -> None:
     assert str(record(guard(), Wish(4, "enough", "all"))) == "chat: stays at 4: enough; refused: all"
 
 
-def test_nothing_new_has_no_record() -> None:
+def test_an_unchanged_target_has_no_record() -> None:
     one = guard(max_replicas=8)
     assert one.decide(view(target=4), 4) is None
     assert record(one, 100).bounded == ("at most 8 (max)",)
@@ -270,13 +270,13 @@ def test_nothing_new_has_no_record() -> None:
         ({"up_factor": 0.9}, 6, []),
     ],
 )
-def test_what_took_effect_is_named(limits: Any, answer: int, bounded: list[str]) -> None:
+def test_limits_that_took_effect_are_recorded(limits: Any, answer: int, bounded: list[str]) -> None:
     made = record(guard(**limits), answer)
     assert list(made.bounded) == bounded
     assert made.wanted == answer
 
 
-def test_what_makes_it_wait_is_named_as_soon_as_there_is_something_to_tell() -> None:
+def test_a_record_names_pending_delays() -> None:
     one = guard(down_delay_s=30.0)
     run(one, [2, 3, 2])
     assert record(one, 2, now=NOON + 30).bounded == ("fewer after 30 s (downDelay)",)
@@ -286,14 +286,14 @@ def test_what_makes_it_wait_is_named_as_soon_as_there_is_something_to_tell() -> 
     assert refusal.bounded == ("no change for 25 s after the last one (cooldown)",)
 
 
-def test_a_record_says_what_it_was_decided_from_and_reads_well() -> None:
+def test_a_record_has_its_numbers_and_its_text() -> None:
     wish = Wish(7, "12.4 requests (mean of 30 s), 2 per replica: 7")
     made = record(guard(max_replicas=6), wish, ongoing=8.0, queued=4.0, arrivals_per_s={30.0: 10 / 3, 300.0: 2.0})
     assert made.numbers == {"replicas": 2, "starting": 0, "ongoing": 8, "queued": 4, "arrivals_per_s": 3.3333}
     assert str(made) == ("chat: 4 -> 6: 12.4 requests (mean of 30 s), 2 per replica: 7; at most 6 (max)")
 
 
-def test_a_record_has_a_few_numbers_of_ones_own_and_never_in_place_of_ours() -> None:
+def test_a_record_has_a_few_custom_metrics() -> None:
     own = {"queued": flat(99.0)} | {f"own{number}": flat(float(number)) for number in range(20)}
     numbers = record(guard(), 6, queued=4.0, metrics=own).numbers
     assert numbers["queued"] == 4.0
@@ -301,11 +301,11 @@ def test_a_record_has_a_few_numbers_of_ones_own_and_never_in_place_of_ours() -> 
 
 
 @pytest.mark.parametrize(("limits", "first"), [({}, 3), ({"initial_replicas": 5}, 5), ({"initial_replicas": 99}, 8)])
-def test_it_begins_with_the_least_or_as_told(limits: Any, first: int) -> None:
+def test_the_first_target(limits: Any, first: int) -> None:
     assert Guard("chat", ScalingLimits(min_replicas=3, max_replicas=8, **limits), "mine").target == first
 
 
-def test_other_limits_hold_at_once() -> None:
+def test_new_limits_take_effect_at_once() -> None:
     one = guard(cooldown_s=600.0, down_delay_s=600.0)
     run(one, [10])
     one.limits = ScalingLimits(min_replicas=1, max_replicas=6, cooldown_s=600.0, down_delay_s=600.0)
@@ -315,7 +315,7 @@ def test_other_limits_hold_at_once() -> None:
     assert record(one, ValueError(), now=NOON + 2).after == 8, "whatever the policy says"
 
 
-def test_an_order_holds_until_it_ends() -> None:
+def test_an_override_holds_until_it_ends() -> None:
     one = guard()
     made = one.set_override(9, NOON + 3600, "alice", NOON)
     assert (made.before, made.after, made.wanted) == (4, 9, None)
@@ -330,7 +330,7 @@ def test_an_order_holds_until_it_ends() -> None:
     assert one.override is None
 
 
-def test_an_order_is_taken_back() -> None:
+def test_an_override_is_released() -> None:
     one = guard()
     assert one.release(NOON) is None
     one.set_override(9, None, "", NOON)
@@ -342,7 +342,7 @@ def test_an_order_is_taken_back() -> None:
     assert run(one, [3]) == [3]
 
 
-def test_an_order_stays_within_bounds_as_they_change() -> None:
+def test_an_override_stays_within_changing_bounds() -> None:
     one = guard(max_replicas=6)
     made = one.set_override(9, None, "alice", NOON)
     assert (made.after, made.bounded) == (6, ("at most 6 (max)",))
@@ -350,7 +350,7 @@ def test_an_order_stays_within_bounds_as_they_change() -> None:
     assert record(one, 3, now=NOON + 1).after == 9
 
 
-def test_whoever_gives_way_goes_at_once() -> None:
+def test_giving_way_scales_to_zero_at_once() -> None:
     one = guard(2, min_replicas=0, cooldown_s=600.0, down_delay_s=600.0)
     made = one.give_way(Reason("gave-way"), NOON)
     assert (made.before, made.after, made.at, made.why) == (
@@ -363,7 +363,7 @@ def test_whoever_gives_way_goes_at_once() -> None:
     assert one.target == 0
 
 
-def test_it_knows_since_when_there_are_more_and_fewer_also_after_a_restart() -> None:
+def test_times_of_the_last_changes_survive_a_restart() -> None:
     one = guard()
     assert (one.since_up_s(NOON), one.since_down_s(NOON)) == (None, None)
     run(one, [6, 6, 5, 5])
@@ -371,7 +371,7 @@ def test_it_knows_since_when_there_are_more_and_fewer_also_after_a_restart() -> 
         assert (same.since_up_s(NOON + 30), same.since_down_s(NOON + 30)) == (30.0, 10.0)
 
 
-def test_the_notes_of_a_policy_are_saved_as_far_as_they_are_plain() -> None:
+def test_plain_policy_state_is_saved() -> None:
     one = guard()
     one.decide(view(target=4, state={"seen": [1, 2], "open": object()}), 4)
     state = json.loads(json.dumps(one.state()))
@@ -380,11 +380,11 @@ def test_the_notes_of_a_policy_are_saved_as_far_as_they_are_plain() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"target": "many"}, {"target": 3, "stabilization": 7}])
-def test_what_was_not_saved_by_a_guard_is_not_taken(state: dict[str, Any]) -> None:
+def test_state_that_is_not_of_a_guard_is_ignored(state: dict[str, Any]) -> None:
     assert Guard("chat", ScalingLimits(min_replicas=2, max_replicas=5), "mine", state).target == 2
 
 
-def test_what_was_saved_under_other_limits_is_brought_within_these() -> None:
+def test_a_saved_target_is_brought_within_new_limits() -> None:
     one = Guard("chat", ScalingLimits(max_replicas=5), "mine", guard(9).state())
     assert record(one, 9).after == 5
 

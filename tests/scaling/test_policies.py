@@ -1,4 +1,4 @@
-"""What each policy wants, and how it says so."""
+"""What each policy wants, and its reason."""
 
 import re
 from typing import Any
@@ -53,7 +53,7 @@ def test_target_ongoing(facts: dict[str, Any], replicas: int) -> None:
     assert wish(TargetOngoing(target=2.0), **facts).replicas == replicas
 
 
-def test_target_ongoing_says_why() -> None:
+def test_target_ongoing_gives_its_reason() -> None:
     windows = {"ongoing_windows": {30.0: flat(10.0, 30.0)}, "queued_windows": {30.0: flat(2.4, 30.0)}}
     assert wish(TargetOngoing(), **windows).why == "12.4 requests (mean of 30 s), 2 per replica: 7"
     assert wish(TargetOngoing(look_back_s=5), ongoing=3.0).why == "3.0 requests (now), 2 per replica: 2"
@@ -71,7 +71,7 @@ def test_target_ongoing_says_why() -> None:
         (12_345.6, 1, "12345.6 requests (now), 2 per replica: 6173"),
     ],
 )
-def test_the_figures_show_why_it_is_not_one_fewer(ongoing: float, target: int, words: str) -> None:
+def test_figures_show_why_it_is_not_one_fewer(ongoing: float, target: int, words: str) -> None:
     assert wish(TargetOngoing(), ongoing=ongoing, target=target).why == words
 
 
@@ -94,7 +94,7 @@ def test_queue_depth(facts: dict[str, Any], replicas: int) -> None:
     assert wish(QueueDepth(target_queued_per_replica=2.0), **facts).replicas == replicas
 
 
-def test_queue_depth_says_why() -> None:
+def test_queue_depth_gives_its_reason() -> None:
     assert wish(QueueDepth(), queued=9.0).why == "9.0 requests wait (now), 2 per replica: 5"
     running = {"queued": 1.0, "ongoing": 8.0, "max_concurrency": 4}
     assert wish(QueueDepth(), **running).why == "1.0 requests wait (now), and 8.0 run: 2"
@@ -127,7 +127,7 @@ def test_token_throughput(tokens: float | None, kv: float | None, facts: dict[st
     assert made.why.endswith(f": {replicas}")
 
 
-def test_token_throughput_says_why() -> None:
+def test_token_throughput_gives_its_reason() -> None:
     made = wish(TokenThroughput(1000.0), tokens_per_s=3500.0, kv_usage=flat(0.1))
     assert made.why == "3500 tokens/s, 1000 per replica: 4"
     made = wish(TokenThroughput(), kv_usage=flat(0.1), queued=3.0)
@@ -165,9 +165,9 @@ def test_slo_attainment(parameters: dict[str, Any], facts: dict[str, Any], repli
     assert wish(SloAttainment(**parameters), **usual | facts).replicas == replicas
 
 
-def test_slo_attainment_does_not_go_back_to_what_was_too_little() -> None:
-    policy, notes = SloAttainment(), dict[str, Any]()
-    usual: dict[str, Any] = {"ongoing": 9.0, "latency_ms": flat(500.0), "state": notes}
+def test_slo_attainment_does_not_return_to_a_number_that_missed() -> None:
+    policy, state = SloAttainment(), dict[str, Any]()
+    usual: dict[str, Any] = {"ongoing": 9.0, "latency_ms": flat(500.0), "state": state}
     early = {30.0: 6.0, 300.0: 12.0, 3600.0: 90.0}  # an hour says nothing about latencies of five minutes
     assert wish(policy, replicas=2, target=2, slo_attainment=0.9, arrivals_per_s=early, **usual).replicas == 3
 
@@ -182,7 +182,7 @@ def test_slo_attainment_does_not_go_back_to_what_was_too_little() -> None:
     assert fewer(NOON + 24 * HOUR, short=12.0, long=12.0) == 2, "it may be faster now"
 
 
-def test_slo_attainment_says_why() -> None:
+def test_slo_attainment_gives_its_reason() -> None:
     facts = {"replicas": 4, "target": 4, "ongoing": 9.0, "latency_ms": flat(500.0)}
     made = wish(SloAttainment(ttft_ms=200.0), ttft_ms=flat(300.0), **facts)
     assert made.why == "first token after 300 ms (p90 of 300 s), 200 wanted: 6"
@@ -197,36 +197,34 @@ def loads(long: float, short: float) -> dict[str, Any]:
     return {"ongoing_windows": {6.0: flat(short, 6.0), 60.0: flat(long, 60.0)}, "queued_windows": {}}
 
 
-def test_panic_follows_the_long_window_in_calm() -> None:
+def test_panic_follows_the_stable_window() -> None:
     assert wish(Panic(), **loads(5.0, 7.0)).replicas == 3
     assert wish(Panic(), **loads(1.0, 1.0)).replicas == 1
     assert wish(Panic(stable_s=6.0), **loads(5.0, 7.0)).replicas == 4
 
 
-def test_panic_goes_up_in_a_burst_and_not_down_before_it_is_over() -> None:
-    notes: dict[str, Any] = {}
-    made = wish(Panic(), **loads(3.0, 16.0), state=notes)
+def test_panic_does_not_scale_down_during_a_burst() -> None:
+    state: dict[str, Any] = {}
+    made = wish(Panic(), **loads(3.0, 16.0), state=state)
     assert made.replicas == 8
     assert made.why.startswith("burst: 16.0 requests (mean of 6 s), 2 per replica: 8")
-    later = {"replicas": 8, "target": 8, "state": notes}
+    later = {"replicas": 8, "target": 8, "state": state}
     assert wish(Panic(), now=NOON + 30, **loads(6.0, 2.0), **later).replicas == 8
     assert wish(Panic(), now=NOON + 59, **loads(6.0, 2.0), **later).replicas == 8
     assert wish(Panic(), now=NOON + 60, **loads(6.0, 2.0), **later).replicas == 4
-    assert notes == {}
+    assert state == {}
 
 
 @pytest.mark.parametrize(
     ("replicas", "short", "panics"),
     [(2, 8.0, True), (2, 7.9, False), (1, 4.0, True), (0, 4.0, True), (0, 3.9, False), (0, 0.0, False)],
 )
-def test_panic_begins_where_the_short_window_needs_twice_as_many_as_there_are(
-    replicas: int, short: float, panics: bool
-) -> None:
+def test_panic_begins_at_the_threshold(replicas: int, short: float, panics: bool) -> None:
     made = wish(Panic(), **loads(0.0, short), replicas=replicas, target=0)
     assert made.why.startswith("burst") == panics
 
 
-def test_panic_without_its_windows_looks_at_now() -> None:
+def test_panic_without_its_windows_uses_the_present_load() -> None:
     assert wish(Panic(), ongoing=16.0, ongoing_windows={30.0: flat(3.0)}).replicas == 8
 
 
@@ -258,7 +256,7 @@ def test_scheduled(entries: list[ScheduleEntry], hours: float, zone: str, replic
     assert wish(Scheduled(entries, zone), now=NOON + hours * HOUR).replicas == replicas
 
 
-def test_scheduled_says_why() -> None:
+def test_scheduled_gives_its_reason() -> None:
     assert wish(Scheduled(DAYS)).why == 'scheduled "0 11 * * *" since 2025-03-05 11:00: 6'
     assert wish(Scheduled(DAYS), now=NOON + 10 * HOUR).why == "the schedule has nothing for 2025-03-05 22:00"
     assert wish(Scheduled(DAYS, "Asia/Tokyo")).why == "the schedule has nothing for 2025-03-05 21:00"
@@ -298,41 +296,41 @@ def test_budget(money: dict[str, float], facts: dict[str, Any], replicas: int) -
     assert wish(Budget(wants(8), **money), **facts).replicas == replicas
 
 
-def test_budget_says_what_it_refuses() -> None:
+def test_budget_reports_what_it_refuses() -> None:
     made = wish(Budget(wants(8), per_hour=10.0), cost_per_replica_hour=2.0)
     assert made.why == "they are needed; 10 per hour pays for 5"
     assert made.refused == "3 of 8: 10 per hour pays for 5 at 2 per replica-hour"
     assert wish(Budget(wants(5), per_hour=10.0), cost_per_replica_hour=2.0) == Wish(5, "they are needed")
 
 
-def test_a_budget_that_pays_for_none_refuses_also_the_first_one() -> None:
+def test_a_budget_may_refuse_the_first_replica() -> None:
     poor = Budget(wants(0), per_hour=5.0)
     waits = wish(poor, replicas=0, target=0, queued=1.0, cost_per_replica_hour=20.0)
     assert (waits.replicas, waits.refused) == (0, "1 of 1: 5 per hour pays for 0 at 20 per replica-hour")
     guard = Guard("m", ScalingLimits(min_replicas=0, max_replicas=4), "budget")
     guard.decide(view(replicas=0, target=0, queued=1.0), waits)
     assert guard.target == 0
-    assert wish(poor, replicas=0, target=0, cost_per_replica_hour=20.0).refused == "", "nobody waits"
+    assert wish(poor, replicas=0, target=0, cost_per_replica_hour=20.0).refused == "", "no request waits"
 
 
-def test_budget_of_a_month_is_spent_and_begins_again() -> None:
-    policy, notes = Budget(wants(8), per_month=200.0, cost_per_replica_hour=2.0), dict[str, Any]()
-    running = {"replicas": 6, "starting": 2, "state": notes}
+def test_a_monthly_budget_is_spent_and_renewed() -> None:
+    policy, state = Budget(wants(8), per_month=200.0, cost_per_replica_hour=2.0), dict[str, Any]()
+    running = {"replicas": 6, "starting": 2, "state": state}
     seen = [wish(policy, now=NOON + hour * HOUR, **running).replicas for hour in range(15)]
     assert seen == [8] * 12 + [4, 0, 0], "16 an hour, of 200"
-    assert notes["spent"] == pytest.approx(14 * 16.0)
+    assert state["spent"] == pytest.approx(14 * 16.0)
     april = NOON + 27 * 24 * HOUR
-    assert wish(policy, now=april, replicas=0, state=notes).replicas == 8
-    assert notes["spent"] == 0.0
+    assert wish(policy, now=april, replicas=0, state=state).replicas == 8
+    assert state["spent"] == 0.0
 
 
-def test_budget_without_a_price_is_a_problem() -> None:
+def test_a_budget_without_a_cost_is_a_problem() -> None:
     answer = invoke(Budget(wants(8), per_hour=10.0), view())
     assert isinstance(answer, ValueError)
     assert "the cost of a replica per hour is unknown; set costPerReplicaHour" in str(answer)
 
 
-def test_the_most_and_the_least_of_several() -> None:
+def test_the_largest_and_smallest_of_several() -> None:
     policies = [TargetOngoing(), wants(5), wants(2, refused="1 of 3: too dear")]
     made = wish(MaxOf(policies), ongoing=12.0)
     assert made.replicas == 6
@@ -344,15 +342,15 @@ def test_the_most_and_the_least_of_several() -> None:
     assert made.why == "least of target-ongoing 6, fixed 5, fixed 2; fixed: they are needed"
 
 
-def test_each_of_several_keeps_its_own_notes() -> None:
-    notes: dict[str, Any] = {}
+def test_each_inner_policy_has_its_own_state() -> None:
+    state: dict[str, Any] = {}
     policy = MaxOf([wants(3), Budget(wants(4), per_hour=5.0, cost_per_replica_hour=1.0)])
     for _ in range(2):
-        wish(policy, state=notes)
-    assert notes == {"0": {"asked": 2}, "1": {"policy": {"asked": 2}}}
+        wish(policy, state=state)
+    assert state == {"0": {"asked": 2}, "1": {"policy": {"asked": 2}}}
 
 
-def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
+def test_a_failing_inner_policy_fails_the_whole() -> None:
     class Broken:
         def desired_replicas(self, view: DeploymentView) -> Any:
             return "many"
@@ -393,11 +391,11 @@ def test_if_one_of_several_breaks_its_contract_none_decides() -> None:
         (lambda: MaxOf([]), "policies is empty; name at least one"),
     ],
 )
-def test_parameters_that_make_no_sense_are_said(build: Any, message: str) -> None:
+def test_invalid_parameters_are_errors(build: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build()
 
 
-def test_policies_have_the_names_that_configuration_gives_them() -> None:
+def test_policies_have_their_configured_names() -> None:
     assert policy_name(TargetOngoing()) == "target-ongoing"
     assert policy_name(wish) == "wish"

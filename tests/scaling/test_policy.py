@@ -1,4 +1,4 @@
-"""Asking never raises, and an application's answer is taken apart by node."""
+"""Calling a policy never raises; the answer for an application is split by node."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def leaves(view: DeploymentView) -> int:
     raise SystemExit(2)
 
 
-def test_an_object_and_a_function_are_asked_alike() -> None:
+def test_objects_and_functions_are_called_alike() -> None:
     assert invoke(Method(), view()) == 3
     assert invoke(function, view()) == Wish(3)
     assert invoke(lambda view: "many", view()) == "many"
@@ -54,7 +54,7 @@ def test_an_object_and_a_function_are_asked_alike() -> None:
         (lambda: 3, TypeError, "takes 0 positional arguments"),
     ],
 )
-def test_whatever_it_raises_is_an_answer(policy: Any, kind: type, message: str) -> None:
+def test_an_exception_is_returned(policy: Any, kind: type, message: str) -> None:
     answer = invoke(policy, view())
     assert isinstance(answer, kind)
     assert message in str(answer)
@@ -78,12 +78,12 @@ def decided(policy: Callable[[ApplicationView], object], *names: str) -> dict[st
     return {name: (guard.target, str(guard.problem or "")) for name, guard in kept.items()}
 
 
-def test_nodes_that_are_left_out_stay_as_they_are() -> None:
+def test_nodes_that_are_left_out_keep_their_targets() -> None:
     answer = {"ocr": 5, "rank": Wish(3, "as many as ocr needs")}
     assert decided(lambda view: answer, "ocr", "rank", "chat") == {"ocr": (5, ""), "rank": (3, ""), "chat": (2, "")}
 
 
-def test_nonsense_for_one_node_is_its_own() -> None:
+def test_an_invalid_number_affects_its_node_only() -> None:
     targets = decided(lambda view: {"ocr": 5, "rank": "many"}, "ocr", "rank")
     assert targets["ocr"] == (5, "")
     assert targets["rank"][0] == 2
@@ -99,13 +99,13 @@ def test_nonsense_for_one_node_is_its_own() -> None:
         (lambda view: None, "found NoneType"),
     ],
 )
-def test_a_bad_answer_is_bad_for_all(policy: Any, problem: str) -> None:
+def test_an_invalid_answer_affects_all_nodes(policy: Any, problem: str) -> None:
     for target, said in decided(policy, "ocr", "rank").values():
         assert target == 2
         assert problem in said
 
 
-def test_what_came_too_late_came_too_late_for_all() -> None:
+def test_a_late_answer_is_late_for_all_nodes() -> None:
     assert by_node(TooSlow(2.0), ["a", "b"]) == {"a": TooSlow(2.0), "b": TooSlow(2.0)}
     assert by_node({}, ["a"]) == {"a": Stay()}
     assert isinstance(by_node({"c": 1}, ["a"])["a"], UnknownName)

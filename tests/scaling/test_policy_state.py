@@ -1,4 +1,4 @@
-"""Notes of policies: small, plain, and copied before somebody else writes to them."""
+"""The state of policies: small, plain, and copied before each call."""
 
 import math
 from threading import Lock
@@ -28,11 +28,11 @@ def writes(note: Any) -> Any:
 
 
 @pytest.mark.parametrize("note", [0, "x" * (MAX_STATE_BYTES - 20), [math.inf], Lock()])
-def test_a_little_may_be_written_down(note: Any) -> None:
+def test_small_state_is_kept(note: Any) -> None:
     assert invoke_with_state(writes(note), view(state={})) == 3
 
 
-def test_whoever_writes_too_much_has_said_nothing() -> None:
+def test_too_much_state_voids_the_answer() -> None:
     answer = invoke_with_state(writes("x" * 2**20), view(state={}))
     assert answer == StateTooLarge(2**20 + len('{"note":""}'), MAX_STATE_BYTES)
     assert str(parse_answer(answer)) == (
@@ -45,14 +45,14 @@ def test_whoever_writes_too_much_has_said_nothing() -> None:
     assert (guard.target, record.problem.startswith("wrote 1024 KiB")) == (2, True)
 
 
-def test_what_cannot_be_saved_takes_no_room() -> None:
+def test_unsavable_state_does_not_count() -> None:
     assert savable_state({"lock": Lock(), "kept": [1, "a"]}) == {"kept": [1, "a"]}
     assert state_size({"lock": Lock(), "kept": [1, "a"]}) == len('{"kept":[1,"a"]}')
 
 
-def test_a_copy_is_written_to_unless_there_is_none() -> None:
-    notes: dict[str, Any] = {"seen": [1]}
-    copy_state(notes)["seen"].append(2)
-    assert notes == {"seen": [1]}
+def test_state_is_copied_where_possible() -> None:
+    state: dict[str, Any] = {"seen": [1]}
+    copy_state(state)["seen"].append(2)
+    assert state == {"seen": [1]}
     odd = {"lock": Lock()}
     assert copy_state(odd) is odd

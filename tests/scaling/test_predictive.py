@@ -1,4 +1,4 @@
-"""What load to be ready for: what is learned from the past, and what becomes of it now."""
+"""Forecasts: what is learned from the past, and how it is applied."""
 
 import math
 import random
@@ -37,7 +37,7 @@ RATES = st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=200)
 
 
 def view_of(rates: Sequence[float], now: float, **more: Any) -> DeploymentView:
-    """After so many bins, with this rate now."""
+    """With this history, and this rate now."""
     given: dict[str, Any] = {
         "arrivals_per_s": {30.0: now, 300.0: now, 3600.0: now},
         "start_up_s": 600.0,
@@ -59,9 +59,7 @@ def noisy(bins: int, seed: int = 1, size: float = 0.1) -> list[float]:
 
 
 @given(RATES, st.floats(0.0, 1000.0), st.sampled_from([1.0, 30.0, 600.0, 3000.0]))
-def test_never_fewer_than_the_load_of_now_and_never_far_beyond_what_was_seen(
-    rates: list[float], now: float, start_up_s: float
-) -> None:
+def test_the_target_is_between_the_present_load_and_the_peak(rates: list[float], now: float, start_up_s: float) -> None:
     wanted = wish(rates, now, start_up_s=start_up_s).replicas
     assert wanted >= math.ceil(now / 10 - 1e-9)
     if len(rates) >= UNSETTLED + 4 * 5 and len(rates) >= 36:
@@ -69,7 +67,7 @@ def test_never_fewer_than_the_load_of_now_and_never_far_beyond_what_was_seen(
 
 
 @given(RATES, st.integers(1, 5), st.data())
-def test_nothing_is_made_from_what_came_later(rates: list[float], ahead: int, data: st.DataObject) -> None:
+def test_forecasts_use_no_later_bins(rates: list[float], ahead: int, data: st.DataObject) -> None:
     until = data.draw(st.integers(1, len(rates)))
     everything, then = np.array(rates), np.array(rates[:until])
     assert np.allclose(spread(everything)[:until], spread(then))
@@ -80,7 +78,7 @@ def test_nothing_is_made_from_what_came_later(rates: list[float], ahead: int, da
 
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=40), st.integers(1, 4), st.sampled_from([1, 2, 5, 12]))
-def test_every_part_of_a_forecast_is_what_a_loop_over_bins_says(rates: list[float], ahead: int, bins: int) -> None:
+def test_forecasts_agree_with_a_loop_over_bins(rates: list[float], ahead: int, bins: int) -> None:
     everything = np.array(rates)
     moved = [0.0, *(abs(after - first) for first, after in pairwise(rates))]
     for now in range(len(rates)):
@@ -97,7 +95,7 @@ def test_every_part_of_a_forecast_is_what_a_loop_over_bins_says(rates: list[floa
         assert before(everything, bins, ahead)[now] == (rates[then] if bins > ahead and then >= 0 else 0.0)
 
 
-def test_a_level_is_of_now_of_the_most_of_late_and_of_other_days() -> None:
+def test_the_parts_of_a_level() -> None:
     rates = np.array([1.0, 9.0, 4.0, 2.0])
     two_bins = WEEK_S / 2
     assert list(levels(rates, Shape(), 1, two_bins)) == [1, 9, 4, 2]
@@ -117,7 +115,7 @@ def test_a_level_is_of_now_of_the_most_of_late_and_of_other_days() -> None:
         (Shape(3, 0.3, before_s=DAY_S), "30% of the maximum in 3 bins and at least the rate of a day before"),
     ],
 )
-def test_a_shape_says_what_it_looks_at(shape: Shape, words: str) -> None:
+def test_a_shape_as_text(shape: Shape, words: str) -> None:
     assert str(shape) == words
 
 
@@ -125,9 +123,7 @@ def test_a_shape_says_what_it_looks_at(shape: Shape, words: str) -> None:
     st.lists(st.tuples(st.floats(-5.0, 5.0), st.floats(0.1, 10.0)), min_size=1, max_size=50),
     st.floats(0.0, 50.0),
 )
-def test_the_margin_is_the_smallest_that_leaves_no_more_than_allowed(
-    errors: list[tuple[float, float]], allowed: float
-) -> None:
+def test_the_margin_is_the_smallest_possible(errors: list[tuple[float, float]], allowed: float) -> None:
     scores, weights = (np.array(part) for part in zip(*errors, strict=True))
     margin = smallest_margin(scores, weights, allowed)
 
@@ -138,7 +134,7 @@ def test_the_margin_is_the_smallest_that_leaves_no_more_than_allowed(
     assert margin == 0 or short(margin - 1e-3) > allowed - 1e-6
 
 
-def test_what_was_learned_would_have_left_no_more_than_allowed() -> None:
+def test_the_learned_margin_would_have_been_enough() -> None:
     rates = np.array(noisy(2 * DAY))
     lesson = learn(rates, 1, 0.002, BIN_S)
     planned = levels(rates, SHAPES[lesson.shape], 1, BIN_S) + lesson.margin * spread(rates)
@@ -149,13 +145,13 @@ def test_what_was_learned_would_have_left_no_more_than_allowed() -> None:
 @pytest.mark.parametrize(
     ("learn_bins", "start_up_s", "enough"), [(36, 600.0, 36), (12, 600.0, 12), (4, 600.0, 12), (12, 3000.0, 26)]
 )
-def test_a_headroom_holds_while_there_is_little_history(learn_bins: int, start_up_s: float, enough: int) -> None:
+def test_the_headroom_holds_while_there_is_little_history(learn_bins: int, start_up_s: float, enough: int) -> None:
     policy = Predictive(10.0, learn_bins=learn_bins)
     for bins, replicas in ((0, 15), (enough - 1, 15), (enough, 10)):
         assert wish([100.0] * bins, 100.0, policy, start_up_s=start_up_s).replicas == replicas
 
 
-def test_it_says_why() -> None:
+def test_predictive_gives_its_reason() -> None:
     said = wish([100.0] * 36, 100.0)
     assert (
         said.why
@@ -163,10 +159,10 @@ def test_it_says_why() -> None:
     )
 
     said = wish([], 100.0, start_up_s=None)
-    assert "be ready for 150/s within 90 s (1.5 times it, as there is little history)" in said.why
+    assert "150/s expected within 90 s (1.5 times the present rate, as there is little history)" in said.why
 
 
-def test_what_was_learned_is_applied_to_now_with_the_part_of_a_bin_that_is_exposed() -> None:
+def test_the_margin_counts_the_exposed_part_of_a_bin() -> None:
     rates = noisy(DAY)
     lesson = learn(np.array(rates), 1, 0.75 * 0.002 / (630 / 600), BIN_S)
     so_far = np.array([*rates, 260.0])
@@ -175,12 +171,12 @@ def test_what_was_learned_is_applied_to_now_with_the_part_of_a_bin_that_is_expos
     assert wish(rates, 260.0, Predictive(0.1)).replicas == math.ceil((level + lesson.margin * moves) / 0.1 - 1e-9)
 
 
-def test_more_than_a_fifth_beyond_the_highest_is_not_prepared_for() -> None:
+def test_a_forecast_is_bounded_by_the_peak() -> None:
     wild = ([0.1] * 9 + [1000.0]) * 6
     assert wish(wild, 1000.0).replicas == 120
 
 
-def test_it_learns_with_every_bin_and_not_in_between() -> None:
+def test_it_learns_once_per_bin() -> None:
     notes: dict[str, Any] = {}
     calm, wild = noisy(DAY, size=0.01), noisy(DAY, size=0.3)
     wish(calm, 200.0, state=notes)
@@ -190,11 +186,11 @@ def test_it_learns_with_every_bin_and_not_in_between() -> None:
     assert "margin 0)" in wish(calm + wild, 200.0, state=notes, start_up_s=1800.0).why
 
 
-def test_what_starts_at_once_is_predicted_as_well() -> None:
+def test_a_start_up_of_zero() -> None:
     assert wish([100.0] * 36, 100.0, Predictive(10.0, react_s=0.0), start_up_s=0.0).replicas == 10
 
 
-def test_a_load_that_moves_more_has_a_larger_margin() -> None:
+def test_a_variable_load_has_a_larger_margin() -> None:
     calm, wild = (wish(noisy(DAY, size=size), 200.0).replicas for size in (0.02, 0.2))
     assert 20 <= calm < wild
 
@@ -214,8 +210,8 @@ def test_a_larger_share_has_a_smaller_margin() -> None:
     assert loose < strict
 
 
-def test_it_is_there_before_the_load_that_comes_every_day() -> None:
-    """At nine every morning the load trebles: after some days the replicas are there one start-up earlier."""
+def test_replicas_are_ready_before_a_daily_increase() -> None:
+    """The load triples at nine every morning: after some days replicas are ready before it."""
     day = [100.0 if place < 54 or place >= 108 else 300.0 for place in range(DAY)]
     before, at_nine = day * 9 + day[:53], day[53]
     assert wish(before, at_nine).replicas >= 30
@@ -223,8 +219,8 @@ def test_it_is_there_before_the_load_that_comes_every_day() -> None:
     assert wish(much_earlier, day[40]).replicas <= 15
 
 
-def test_what_a_replica_serves_is_learned_from_how_long_requests_take() -> None:
-    """200 come per second and 400 are here: each stays for 2 s, so that 8 at once are 4 per second."""
+def test_the_rate_of_a_replica_follows_from_the_duration_of_requests() -> None:
+    """200 arrive per second and 400 are in flight: each takes 2 s, so 8 at once are 4 per second."""
     windows = {300.0: Window(300.0, mean=400.0)}
     said = wish([], 200.0, Predictive(ongoing_per_replica=8.0), ongoing_windows=windows)
     assert said.replicas == math.ceil(1.5 * 200 / 4)
@@ -232,20 +228,20 @@ def test_what_a_replica_serves_is_learned_from_how_long_requests_take() -> None:
     assert known.replicas == said.replicas
 
 
-def test_without_any_rate_the_requests_that_are_here_count() -> None:
+def test_without_a_rate_the_present_requests_count() -> None:
     assert wish([], 0.0, Predictive(ongoing_per_replica=4.0), ongoing=9.0).replicas == 3
     assert wish([], 0.0, Predictive(), ongoing=9.0, max_concurrency=8).replicas == 2
     assert wish([], 0.0, Predictive(), ongoing=9.0).replicas == 9
 
 
-def test_a_hundred_arrivals_are_enough_to_know_how_long_requests_take() -> None:
+def test_a_hundred_arrivals_are_enough_for_the_duration() -> None:
     windows = {100.0: Window(100.0, mean=2.0)}
     enough, few = (
         wish([], 0.0, Predictive(ongoing_per_replica=4.0), ongoing_windows=windows, arrivals_per_s={100.0: rate})
         for rate in (1.0, 0.99)
     )
     assert "a replica serves 2/s" in enough.why
-    assert "no rate known yet" in few.why
+    assert "no rate is known yet" in few.why
 
 
 @pytest.mark.parametrize(
@@ -253,19 +249,17 @@ def test_a_hundred_arrivals_are_enough_to_know_how_long_requests_take() -> None:
     [
         ({30.0: 10.0, 300.0: 8.0, 3600.0: 7.0}, 10.0),
         ({30.0: 2.0, 300.0: 1.0, 3600.0: 1.5}, 1.0),  # 60 in 30 s may be chance, 600 in 300 s are not
-        ({30.0: 0.0, 300.0: 90.0, 3600.0: 100.0}, 0.0),  # nobody came where 3,000 would have
+        ({30.0: 0.0, 300.0: 90.0, 3600.0: 100.0}, 0.0),  # no arrivals where 3,000 were expected
         ({30.0: 1.0, 100.0: 0.5, 3600.0: 0.7}, 0.5),  # a hundred are enough
         ({30.0: 0.0, 300.0: 0.0, 3600.0: 0.01}, 0.01),
         ({}, 0.0),
     ],
 )
-def test_the_rate_of_now_is_that_of_the_shortest_window_that_says_anything(
-    rates: dict[float, float], expected: float
-) -> None:
+def test_the_present_rate_uses_the_shortest_sufficient_window(rates: dict[float, float], expected: float) -> None:
     assert rate_now(view_of([], 0.0, arrivals_per_s=rates)) == expected
 
 
-def test_its_notes_are_plain_and_it_goes_on_from_them() -> None:
+def test_predictive_state_is_plain() -> None:
     rates, notes = noisy(DAY), dict[str, Any]()
     first = wish(rates, 200.0, state=notes)
     saved = msgspec.json.decode(msgspec.json.encode(notes))
@@ -284,6 +278,6 @@ def test_its_notes_are_plain_and_it_goes_on_from_them() -> None:
         ({"headroom": 0.5}, "headroom must be 1 or more, found 0.5"),
     ],
 )
-def test_bad_parameters_are_told(parameters: dict[str, Any], words: str) -> None:
+def test_invalid_predictive_parameters_are_errors(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Predictive(**parameters)

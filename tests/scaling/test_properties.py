@@ -1,4 +1,4 @@
-"""Whatever the load and whatever the policy: bounds and delays hold, steady load settles, and nothing is forgotten."""
+"""For any load and any policy: limits hold, a constant load settles, and state survives."""
 
 import copy
 import json
@@ -73,7 +73,7 @@ def test_every_built_in_policy_is_here() -> None:
 
 @settings(max_examples=300)
 @given(LIMITS, TALES)
-def test_bounds_delays_steps_and_rests_hold_whatever_is_answered(limits: ScalingLimits, tale: Any) -> None:
+def test_limits_hold_for_any_answers(limits: ScalingLimits, tale: Any) -> None:
     guard = Guard("chat", limits, "any")
     now, wanted, changed_at = NOON, [(-1e18, guard.target)], None
     for step, answer, load in tale:
@@ -99,19 +99,19 @@ def test_bounds_delays_steps_and_rests_hold_whatever_is_answered(limits: Scaling
         if after < before > 1:
             assert all(said <= after or after == 1 for said in held(wanted, now, limits.down_delay_s))
         assert sensible or woken, "nonsense changes nothing"
-        assert after > 0 or load == 0.0, "nobody who has a request on it goes"
+        assert after > 0 or load == 0.0, "the last replica stays while there are requests"
         changed_at = now
 
 
 def held(wanted: list[tuple[float, int]], now: float, delay_s: float) -> list[int]:
-    """What was wanted at any moment of the delay."""
+    """What was wanted at any time within the delay."""
     ends = [*(start for start, _ in wanted[1:]), now]
     spans = zip(wanted, ends, strict=True)
     return [*(said for (_, said), end in spans if end > now - delay_s), wanted[-1][1]]
 
 
 @given(LIMITS, TALES, st.integers(0, 50))
-def test_a_guard_that_was_saved_goes_on_the_same(limits: ScalingLimits, tale: Any, place: int) -> None:
+def test_a_restored_guard_continues(limits: ScalingLimits, tale: Any, place: int) -> None:
     one = Guard("chat", limits, "any")
     other, now = one, NOON
     for number, (step, answer, load) in enumerate(tale):
@@ -134,7 +134,7 @@ def test_a_guard_that_was_saved_goes_on_the_same(limits: ScalingLimits, tale: An
     start_up_s=st.sampled_from([0.0, 45.0]),
     down_delay_s=st.sampled_from([0.0, 300.0]),
 )
-def test_a_load_that_stays_the_same_settles(
+def test_a_constant_load_settles(
     name: str, load: float, concurrency: int, start_up_s: float, down_delay_s: float
 ) -> None:
     limits = ScalingLimits(min_replicas=0, max_replicas=16, down_delay_s=down_delay_s, idle_timeout_s=60.0)
@@ -183,7 +183,7 @@ VIEWS = st.builds(
 
 
 def filled(seen: DeploymentView) -> DeploymentView:
-    """Windows where only numbers were drawn."""
+    """Replaces drawn numbers by windows."""
     given = {name: getattr(seen, name) for name in ("ttft_ms", "latency_ms", "kv_usage")}
     windows: dict[str, Any] = {name: flat(value) for name, value in given.items() if value is not None}
     windows |= {name: msgspec.structs.replace(view().ttft_ms) for name, value in given.items() if value is None}
@@ -194,7 +194,7 @@ def filled(seen: DeploymentView) -> DeploymentView:
 @pytest.mark.parametrize("name", BUILT_IN)
 @settings(max_examples=50)
 @given(seen=VIEWS.map(filled))
-def test_only_its_notes_are_changed_and_it_answers_the_same_again(name: str, seen: DeploymentView) -> None:
+def test_policies_change_only_their_state_and_are_deterministic(name: str, seen: DeploymentView) -> None:
     policy = BUILT_IN[name]()
     before = copy.deepcopy(seen)
     answer = invoke(policy, seen)

@@ -1,4 +1,4 @@
-"""What is worth telling: beginnings, ends, and not the same every second."""
+"""What is reported: when a problem begins, changes or ends, at a limited rate."""
 
 from itertools import pairwise
 
@@ -7,8 +7,8 @@ import pytest
 from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle
 
 
-def told(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
-    """Of states one after the other, those that were told, by number."""
+def reported(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
+    """The states that are reported, with their index."""
     news = ReportThrottle()
     return [(number, words) for number, words in enumerate(states) if news.is_news(words, number * apart_s)]
 
@@ -24,12 +24,12 @@ def told(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
     ],
 )
 def test_news(states: list[str], news: list[tuple[int, str]]) -> None:
-    assert told(*states) == news
+    assert reported(*states) == news
 
 
 @pytest.mark.parametrize("states", [["bad 1", "bad 2"] * 150, ["bad", ""] * 150])
-def test_what_never_comes_to_rest_is_told_once_a_minute(states: list[str]) -> None:
-    begun = [number for number, words in told(*states) if words]
+def test_a_changing_state_is_reported_once_a_minute(states: list[str]) -> None:
+    begun = [number for number, words in reported(*states) if words]
     assert len(begun) == 300 / REPORT_INTERVAL_S
     assert all(after - before >= REPORT_INTERVAL_S for before, after in pairwise(begun))
-    assert told("bad", "", "bad", apart_s=REPORT_INTERVAL_S) == [(0, "bad"), (1, ""), (2, "bad")]
+    assert reported("bad", "", "bad", apart_s=REPORT_INTERVAL_S) == [(0, "bad"), (1, ""), (2, "bad")]

@@ -1,4 +1,4 @@
-"""Windows in bounded memory say what a list of everything would say."""
+"""Windows in bounded memory agree with a list of all samples."""
 
 from itertools import pairwise
 from math import ceil, inf, nan
@@ -15,7 +15,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 30).
 
 
 def naive_gauge(samples: list[tuple[float, float]], seconds: float, now: float) -> tuple[float, float]:
-    """Mean by time, and the most."""
+    """Mean by time, and maximum."""
     held = [(start, end, value) for (start, value), (end, _) in pairwise([*samples, (now, 0.0)])]
     parts = [(min(end, now) - max(start, now - seconds), value) for start, end, value in held]
     parts = [(length, value) for length, value in parts if length > 0]
@@ -43,7 +43,7 @@ def test_a_gauge_is_weighted_by_time(steps: list[tuple[float, float]], seconds: 
 
 @settings(max_examples=10)
 @given(st.integers(0, 1000), st.sampled_from([30.0, 300.0, 3600.0]))
-def test_old_samples_are_merged_and_still_tell_nearly_the_same(seed: int, seconds: float) -> None:
+def test_merged_samples_are_nearly_the_same(seed: int, seconds: float) -> None:
     gauge, samples, chance = Gauge(3600.0), [], Random(seed)
     for second in range(8000):
         value = 10 + 5 * (second // 600 % 3) + chance.random() if second != 6000 else 40.0
@@ -58,7 +58,7 @@ def test_old_samples_are_merged_and_still_tell_nearly_the_same(seed: int, second
     assert gauge._bins[0].end > 8000 - 3600 - 700, "and what is too old goes"
 
 
-def test_percentiles_of_a_gauge_are_shares_of_time() -> None:
+def test_percentiles_of_a_gauge_are_weighted_by_time() -> None:
     gauge = Gauge()
     gauge.add(0.0, 1.0)
     gauge.add(60.0, 5.0)
@@ -67,21 +67,21 @@ def test_percentiles_of_a_gauge_are_shares_of_time() -> None:
     assert (window.p50, window.p90, window.p99) == (1.0, 5.0, 100.0)
 
 
-def test_what_ended_when_the_window_began_is_not_in_it() -> None:
+def test_a_value_that_ended_before_the_window_is_left_out() -> None:
     gauge = Gauge()
     gauge.add(0.0, 9.0)
     gauge.add(10.0, 1.0)
     assert gauge.window(10.0, 20.0).max == 1.0
 
 
-def test_of_two_at_the_same_moment_the_last_counts_also_if_the_clock_was_put_back() -> None:
+def test_of_two_samples_at_one_moment_the_last_counts() -> None:
     gauge = Gauge()
     for now, value in ((20.0, 1.0), (30.0, 8.0), (30.0, 2.0), (25.0, 3.0)):
         gauge.add(now, value)
     assert gauge.window(60.0, 32.0).mean == pytest.approx((10 * 1.0 + 2 * 3.0) / 12)
 
 
-def test_a_gauge_that_nobody_knows_any_more_has_no_value() -> None:
+def test_an_unknown_gauge_has_no_value() -> None:
     gauge = Gauge()
     assert gauge.window(30.0, 5.0) == Window(30.0)
     gauge.add(0.0, 4.0)
@@ -93,7 +93,7 @@ def test_a_gauge_that_nobody_knows_any_more_has_no_value() -> None:
     assert gauge.window(5.0, 30.0) == Window(5.0)
 
 
-def test_the_same_value_again_takes_no_memory_and_counts() -> None:
+def test_a_repeated_value_takes_no_memory() -> None:
     gauge = Gauge()
     for second in range(1000):
         gauge.add(float(second), 3.0)
@@ -101,7 +101,7 @@ def test_the_same_value_again_takes_no_memory_and_counts() -> None:
     assert gauge.window(30.0, 1000.0).count == 30
 
 
-def test_of_the_oldest_bin_as_many_samples_count_as_are_in_the_window() -> None:
+def test_samples_of_the_oldest_bin_count_in_part() -> None:
     gauge = Gauge()
     for second in range(20, 30):
         gauge.add(float(second), 3.0)
@@ -140,7 +140,7 @@ def test_events_leave_the_window() -> None:
     assert events.window(300.0, 1301.0) == Window(300.0), "what is no number never happened"
 
 
-def test_events_are_told_for_as_long_as_their_slice_is_in_the_window() -> None:
+def test_events_stay_as_long_as_their_slice() -> None:
     events = Events(300.0)
     events.add(5.0, 1.0)
     assert events.window(300.0, 300.0).count == 1
@@ -157,7 +157,7 @@ def test_very_many_events_take_little_memory() -> None:
     assert max(len(part.sizes) for part in events._slices) < 700
 
 
-def test_what_nobody_looks_at_is_not_made_and_nothing_is_made_twice() -> None:
+def test_windows_are_computed_once_and_on_access() -> None:
     made: list[float] = []
 
     def make(seconds: float) -> float:
@@ -171,7 +171,7 @@ def test_what_nobody_looks_at_is_not_made_and_nothing_is_made_twice() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(30.0, 30.0), (45.0, 30.0), (6.0, None), (9999.0, 300.0)])
-def test_never_further_back_than_asked(seconds: float, found: float | None) -> None:
+def test_the_longest_window_of_at_most_this_length(seconds: float, found: float | None) -> None:
     windows = {30.0: Window(30.0), 300.0: Window(300.0)}
     window = looking_back(windows, seconds)
     assert (None if window is None else window.seconds) == found

@@ -1,4 +1,4 @@
-"""Views by hand, with only what matters in them."""
+"""Views with only the fields that matter."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ NOON = 1_741_176_000.0
 
 
 def view(**facts: Any) -> DeploymentView:
-    """A deployment of two replicas at noon, in which nothing is going on."""
+    """An idle deployment of two replicas at noon."""
     usual: dict[str, Any] = {"name": "chat", "now": NOON, "replicas": 2, "target": 2, "max_replicas": 20}
     return DeploymentView(**usual | facts)
 
 
 def flat(value: float, seconds: float = 300.0) -> Window:
-    """It was this all the time."""
+    """A window of a constant value."""
     return Window(seconds, value, value, value, value, value, value, 100)

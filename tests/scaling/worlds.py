@@ -1,4 +1,4 @@
-"""A deployment in a few lines: so many requests at once come from outside, and replicas take time to start."""
+"""A simulated deployment: a load of concurrent requests, and replicas that take time to start."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -27,7 +27,7 @@ class World:
         self.now = 1_700_000_000.0
         self.measured = Measurements(windows_of([policy]))
         self.ready_at: list[float] = [self.now] * self.guard.target
-        """Of each replica."""
+        """When each replica is ready."""
         self.records: list[ScalingRecord] = []
         self.targets: list[tuple[float, int]] = []
 
@@ -36,7 +36,7 @@ class World:
         return sum(ready <= self.now for ready in self.ready_at)
 
     def run(self, seconds: float, load: Callable[[float], float]) -> "World":
-        """So long, with so many requests here at each moment."""
+        """Run for this long under a load that depends on the time."""
         end = self.now + seconds
         while self.now < end:
             self.now += self.tick_s
@@ -44,7 +44,7 @@ class World:
         return self
 
     def tick(self, load: float) -> None:
-        """Measure, ask, decide, and do it."""
+        """Measure, call the policy, decide, and apply."""
         self._measure(load)
         view = self.measured.view(
             name="chat",

@@ -1,4 +1,4 @@
-"""Scaling on a real plane with real processes: up, down, from none, in turns, and against a machine that is full."""
+"""Scaling on a plane with real processes. Decisions on virtual time: tests/control/test_scaling.py."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ GIB = 2**30
 
 
 def scaled(name: str = "m", slots: int = 2, gib: int = 0, **scaling: Any) -> str:
-    """A deployment whose policy is asked ten times a second."""
-    told = {"max": 3, "interval": "100ms", "downDelay": "200ms", "idleTimeout": "200ms", **scaling}
-    told.setdefault("parameters", {"target": 1, "lookBack": "200ms"})
+    """A deployment whose policy is called ten times a second."""
+    section = {"max": 3, "interval": "100ms", "downDelay": "200ms", "idleTimeout": "200ms", **scaling}
+    section.setdefault("parameters", {"target": 1, "lookBack": "200ms"})
     needs = f"    placement: {{resources: {{gpus: 0, memory: {gib}Gi}}}}\n" if gib else ""
     # Without replicas, so that min is what it begins with.
-    return simulated(name, 0, slots).replace("    replicas: 0\n", "") + f"    scaling: {told}\n" + needs
+    return simulated(name, 0, slots).replace("    replicas: 0\n", "") + f"    scaling: {section}\n" + needs
 
 
 def machine(gib: float) -> Callable[..., Worker]:
@@ -47,7 +47,7 @@ def changes(scene: Stage, name: str = "m") -> list[tuple[int, int]]:
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Writes a module of somebody's own beside the manifest; its name."""
+    """Writes a module beside the manifest; returns its name."""
     made: list[str] = []
 
     def write(code: str) -> str:
@@ -61,7 +61,7 @@ def module(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         sys.modules.pop(name, None)
 
 
-def test_more_requests_more_instances_and_back(state: Path) -> None:
+def test_more_requests_bring_more_instances(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(scaled(min=1))) as scene:
             await scene.until_ready("m-1")
@@ -86,12 +86,12 @@ def test_more_requests_more_instances_and_back(state: Path) -> None:
     run(story())
 
 
-def test_from_none_and_back_to_none(state: Path) -> None:
+def test_a_deployment_scales_from_zero_and_back(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(scaled(min=0, interval="1h"))) as scene:
-            await scene.until(lambda: scene.plane.scaling.status("m")["wanted"] == 0, "the policy asked once")
+            await scene.until(lambda: scene.plane.scaling.status("m")["wanted"] == 0, "the policy called once")
             assert scene.instances() == {}
-            assert scene.plane.ready  # it rests, and comes when it is asked for
+            assert scene.plane.ready  # it is at 0, and starts on request
             scene.request("first")
             await scene.until(lambda: wanted(scene) == 1, "one wanted at once, not after an hour")
             await scene.until(lambda: len(scene.carrier.sent) == 1, "the request sent")
@@ -104,14 +104,14 @@ def test_from_none_and_back_to_none(state: Path) -> None:
             scene.request("second")
             await scene.until(lambda: len(scene.carrier.sent) == 1, "the request sent")
             scene.end("second")
-            await scene.until(lambda: scene.instances() == {}, "nobody left")
+            await scene.until(lambda: scene.instances() == {}, "no instance left")
             assert changes(scene)[-1] == (1, 0)
 
     run(story())
     run(rest())
 
 
-def test_a_target_survives_applying_and_a_restart(state: Path) -> None:
+def test_a_target_survives_a_new_manifest_and_a_restart(state: Path) -> None:
     text = manifest(scaled(min=1, max=4))
 
     async def before() -> None:
@@ -138,7 +138,7 @@ def test_a_target_survives_applying_and_a_restart(state: Path) -> None:
     run(after())
 
 
-def test_an_order_holds_until_it_ends_or_is_taken_back(state: Path) -> None:
+def test_an_override_holds_until_it_ends_or_is_released(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(scaled(min=1, max=3), simulated("fixed"))) as scene:
             scene.plane.scaling.scale("m", 3, 0.5, "Ada")
@@ -203,7 +203,7 @@ def grows(view):
         ("grows", "into view.state, which may have 64 KiB"),
     ],
 )
-def test_a_wrong_policy_changes_nothing_and_is_told_of(
+def test_a_failing_policy_changes_nothing_and_is_reported(
     policy: str, problem: str, state: Path, tmp_path: Path, module: Callable[[str], str]
 ) -> None:
     name = module(WRONG)
@@ -212,7 +212,7 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
     async def story() -> None:
         async with running(state, manifest(spec, folder=tmp_path)) as scene:
             await scene.until_ready("m-1", "m-2")
-            await scene.until(lambda: scene.plane.scaling.each()[0].errors > 5, "asked again and again")
+            await scene.until(lambda: scene.plane.scaling.each()[0].errors > 5, "called again and again")
             [told] = scene.plane.status()["problems"]
             assert problem in told
             assert told.startswith(f'the scaling policy {name}:{policy} of "m" ')
@@ -227,7 +227,7 @@ def test_a_wrong_policy_changes_nothing_and_is_told_of(
     run(story())
 
 
-def test_two_take_turns_where_there_is_room_for_one(state: Path) -> None:
+def test_two_deployments_share_room_for_one(state: Path) -> None:
     text = manifest(scaled("a", gib=3, min=0, idleTimeout="1h"), scaled("b", gib=3, min=0, idleTimeout="1h"))
 
     async def story() -> None:
@@ -261,7 +261,7 @@ def by_load(view):
 """
 
 
-def test_a_policy_sees_what_a_prometheus_knows(state: Path, tmp_path: Path, module: Callable[[str], str]) -> None:
+def test_a_policy_sees_prometheus_metrics(state: Path, tmp_path: Path, module: Callable[[str], str]) -> None:
     async def story() -> None:
         with server() as (url, _):
             queries = [
@@ -288,9 +288,7 @@ def others(view):
 """
 
 
-def test_notes_of_a_policy_survive_a_restart_and_are_not_for_another(
-    state: Path, tmp_path: Path, module: Callable[[str], str]
-) -> None:
+def test_policy_state_survives_a_restart(state: Path, tmp_path: Path, module: Callable[[str], str]) -> None:
     name, counted = module(NOTES), []
 
     def notes(scene: Stage) -> int:
@@ -329,7 +327,7 @@ together.windows = (7.0,)
 """
 
 
-def test_a_module_that_somebody_broke_meanwhile_keeps_nobody_from_serving(
+def test_a_module_that_no_longer_loads_does_not_stop_the_plane(
     state: Path, tmp_path: Path, module: Callable[[str], str]
 ) -> None:
     name = module("def two(view):\n    return 2\n")
@@ -378,7 +376,7 @@ def test_the_policy_of_an_application_sees_all_its_nodes(
     run(story())
 
 
-def test_all_shards_of_a_node_have_as_many_as_the_first(state: Path, tmp_path: Path) -> None:
+def test_all_shards_follow_the_first(state: Path, tmp_path: Path) -> None:
     grows = {
         "min": 0,
         "max": 2,

@@ -1,4 +1,4 @@
-"""Servers that somebody else started are watched, never touched."""
+"""Servers that were started elsewhere are probed, and never started or stopped."""
 
 import pytest
 
@@ -39,7 +39,7 @@ SILENT: Story = [
 ]
 
 STORIES: dict[str, Story] = {
-    "it is asked with backoff, however long it takes": [
+    "it is probed with backoff without a limit": [
         (0, LISTED, ["Probe gpu, readiness"]),
         (0, ANSWERS, []),
         (0, REFUSED, []),
@@ -118,7 +118,7 @@ STORIES: dict[str, Story] = {
         (2, PlaneStopping(), ["Update gpu, closed", "AwaitDrained gpu"]),
         (3, Drained("gpu"), ["Withdraw gpu"]),
     ],
-    "it has no process, whatever is said of one": [
+    "events of a process are ignored": [
         *READY,
         (2, launched("gpu"), []),
         (2, LaunchFailed("gpu", "what?"), []),
@@ -136,7 +136,7 @@ STORIES: dict[str, Story] = {
         (5, Applied(wish(servers(server(port=2)))), ["Probe m-gpu, readiness"]),
         (9, TICK, []),
     ],
-    "what needs no new server is told": [
+    "settings that need no new server are updated": [
         *READY,
         (2, Applied(wish(servers(server(max_concurrency=3)))), ["Update gpu"]),
         (2, Applied(wish(servers(server(max_concurrency=3, labels={"zone": "a"})))), ["Update gpu"]),
@@ -145,13 +145,13 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_the_story(story: Story) -> None:
+def test_the_controller_answers_each_event(story: Story) -> None:
     world = World()
     for at, event, expected in story:
         assert said(world.tell(event, at)) == expected, (at, event)
 
 
-def test_what_those_who_send_requests_are_told() -> None:
+def test_what_dispatchers_are_told() -> None:
     world = World()
     endpoint = server(max_concurrency=4, labels={"zone": "b", "gpu": "yes"})
     world.apply(servers(endpoint, labels={"zone": "a", "team": "x"}, aliases=("chat",), engine_slots=99))
@@ -174,7 +174,7 @@ def test_the_limit_of_a_server_comes_before_that_of_its_deployment() -> None:
     assert {name: told.max_concurrency for name, told in world.in_service.items()} == {"large": 9, "plain": 2}
 
 
-def test_an_https_server_is_spoken_to_over_tls() -> None:
+def test_an_https_server_is_reached_over_tls() -> None:
     world = World()
     endpoint = server()
     secure = type(endpoint)(name="gpu", url="https://[::1]:8443")
@@ -186,7 +186,7 @@ def test_an_https_server_is_spoken_to_over_tls() -> None:
     assert world.status("gpu").endpoint == secure
 
 
-def test_since_when_and_for_how_long() -> None:
+def test_the_times_of_its_status() -> None:
     world = World()
     world.tell(LISTED, 7.0)
     status = world.status("gpu")
@@ -196,7 +196,7 @@ def test_since_when_and_for_how_long() -> None:
     assert probe.timeout_s == 5.0
 
 
-def test_its_reason() -> None:
+def test_the_reason_of_a_silent_server() -> None:
     world = World()
     for at, event, _ in SILENT:
         world.tell(event, at)
@@ -206,7 +206,7 @@ def test_its_reason() -> None:
     assert str(world.status("gpu").reason) == "does not answer: connection refused"
 
 
-def test_names_that_are_taken_get_the_deployment_before_them() -> None:
+def test_a_taken_name_is_prefixed_with_the_deployment() -> None:
     world = World()
     world.tell(adopted("x", deployment("m")))
     both = (server("x", 1), server("m-1", 2))
@@ -220,13 +220,13 @@ def test_names_that_are_taken_get_the_deployment_before_them() -> None:
     }
 
 
-def test_names_that_are_the_same_in_one_wish() -> None:
+def test_equal_names_in_one_desired_state() -> None:
     world = World()
     world.apply(*(deployment(name, 0, endpoints=(server(),)) for name in ("a", "b")))
     assert {one.id: one.deployment for one in world.controller.instances()} == {"gpu": "a", "b-gpu": "b"}
 
 
-def test_who_was_there_keeps_its_name() -> None:
+def test_an_existing_server_keeps_its_name() -> None:
     world = World()
     first, second = deployment("b", 0, endpoints=(server(),)), deployment("a", 0, endpoints=(server(),))
     world.apply(first)
@@ -234,7 +234,7 @@ def test_who_was_there_keeps_its_name() -> None:
     assert {one.id: one.deployment for one in world.controller.instances()} == {"gpu": "b", "a-gpu": "a"}
 
 
-def test_beside_processes_of_our_own() -> None:
+def test_external_servers_beside_our_processes() -> None:
     world = World()
     world.apply(deployment(replicas=1, endpoints=(server(),), engine_slots=8))
     world.behave()
