@@ -1,4 +1,4 @@
-"""`python -m bench.gateway`: starts the peers, measures them in turns, prints the tables, ends everything."""
+"""`python -m bench.gateway`: starts the peers, measures them in turn, prints the tables, stops everything."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ import msgspec
 
 from bench.gateway import traffic
 from bench.gateway.cpu import busy_s, cpu_ns, resident_mb
-from bench.gateway.measuring import DIRECT, Bench, Figures, Proxy, ask
+from bench.gateway.measuring import DIRECT, Bench, Figures, Proxy, post
 from bench.gateway.peers import Peer, Pointsman, peers
 from bench.gateway.processes import Process, free_port
 from bench.gateway.report import tables
-from bench.gateway.results import Known, Results
+from bench.gateway.results import MeasuredProxy, Results
 from bench.gateway.scenarios import ALL, Scenario
 from bench.gateway.tools import Tools
 from bench.gateway.warm_start import WEIGHTS, warm_start
@@ -29,19 +29,19 @@ ENVIRONMENT = Path(__file__).parents[2] / ".venv-bench"
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How long things are measured."""
+    """Durations and repetitions of a run."""
 
     rounds: int
     seconds: float
     warm_s: float
-    rest_s: float
+    idle_s: float
     starts: int
     budget_s: float
-    """No round begins that would end after this."""
+    """No round starts that would end after this."""
 
 
-FULL = Pace(rounds=5, seconds=2.0, warm_s=0.3, rest_s=5.0, starts=4, budget_s=480.0)
-QUICK = Pace(rounds=3, seconds=0.4, warm_s=0.15, rest_s=2.0, starts=2, budget_s=95.0)
+FULL = Pace(rounds=5, seconds=2.0, warm_s=0.3, idle_s=5.0, starts=4, budget_s=480.0)
+QUICK = Pace(rounds=3, seconds=0.4, warm_s=0.15, idle_s=2.0, starts=2, budget_s=95.0)
 
 
 class Run:
@@ -51,14 +51,14 @@ class Run:
         self._bench, self._proxies, self._results, self._pace = bench, proxies, results, pace
 
     def all(self, scenarios: Sequence[Scenario], core: int) -> None:
-        """The rounds, and how much of the proxies' core others took meanwhile."""
+        """All rounds, and the share of the proxies' core that other processes used meanwhile."""
         begun, busy, ours = time.monotonic(), busy_s(core), self._spent_s()
         self._rounds(scenarios)
-        others = busy_s(core) - busy - (self._spent_s() - ours)
-        self._results.others = max(0.0, others / (time.monotonic() - begun))
+        other_s = busy_s(core) - busy - (self._spent_s() - ours)
+        self._results.other_share = max(0.0, other_s / (time.monotonic() - begun))
 
     def _rounds(self, scenarios: Sequence[Scenario]) -> None:
-        """Every scenario over all proxies in turn, round by round, after a short round that does not count."""
+        """Measure every scenario on all proxies in turn, in rounds, after a short warm-up that is discarded."""
         begun = time.monotonic()
         for scenario in scenarios:
             for proxy in self._proxies:
@@ -73,7 +73,7 @@ class Run:
                         self._results.add(scenario.name, proxy.name, figures)
             now = time.monotonic()
             if now - begun + (now - start) > self._pace.budget_s and number + 1 < self._pace.rounds:
-                progress(f"{number + 1} rounds must do: a further one would take too long")
+                progress(f"stopping after {number + 1} rounds: another would exceed the time budget")
                 return
 
     def memory(self) -> None:
@@ -86,11 +86,11 @@ class Run:
                     progress(f"{proxy.name}, open streams: {error}")
 
     def after(self) -> None:
-        """What they hold when all is over, and what they do when nobody asks anything."""
-        progress("at rest")
+        """Memory after all rounds, and CPU time without requests."""
+        progress("idle")
         running = [proxy for proxy in self._proxies if proxy.process]
         self._results.after_mb = {proxy.name: resident_mb(proxy.pids()) for proxy in running}
-        self._results.rest_ms = dict(self._bench.rest(running, self._pace.rest_s))
+        self._results.idle_ms = dict(self._bench.idle(running, self._pace.idle_s))
 
     def _spent_s(self) -> float:
         return sum(cpu_ns(proxy.pids()) for proxy in self._proxies) / 1e9
@@ -104,29 +104,29 @@ class Run:
 
 
 def start(peer: Peer, endpoints: Sequence[int], core: int, folder: Path, stack: ExitStack) -> Proxy:
-    """The proxy, when it has answered a request; RuntimeError if it does not."""
+    """Start a proxy and wait until it serves a request. Raises RuntimeError if it does not."""
     folder.mkdir()
     port = free_port()
     launch = peer.launch(port, endpoints, folder)
     log = folder / "output.log"
     process = stack.enter_context(Process(launch.argv, cores={core}, log=log, env=launch.env))
     deadline = time.monotonic() + START_S
-    said = "it did not listen"
+    problem = "it does not listen"
     while process.running and time.monotonic() < deadline:
         try:
             if not peer.has_all_endpoints(log):
-                raise OSError("it has not found all endpoints")
-            ask(port, traffic.small()[0])
-            return Proxy(peer.name, peer.decides, peer.version(), port, process)
+                raise OSError("it has not discovered all endpoints")
+            post(port, traffic.small()[0])
+            return Proxy(peer.name, peer.selection, peer.version(), port, process)
         except ConnectionRefusedError:
             pass
         except OSError as error:
-            said = str(error)
+            problem = str(error)
         time.sleep(0.1)
     if not process.running:
-        said = process.last_words()
+        problem = process.log_tail()
     process.stop()
-    raise RuntimeError(f"it does not serve: {said}")
+    raise RuntimeError(f"it does not serve: {problem}")
 
 
 def measure(options: argparse.Namespace, pace: Pace, cores: Sequence[int], folder: Path) -> Results:
@@ -136,67 +136,71 @@ def measure(options: argparse.Namespace, pace: Pace, cores: Sequence[int], folde
     results = Results(kind=tools.kind)
     with ExitStack() as stack:
         backend = stack.enter_context(tools.backend(ENDPOINTS))
-        endpoints = [int(port) for port in backend.hear().split()]
+        endpoints = [int(port) for port in backend.read_line().split()]
         bench = Bench(tools, endpoints, folder)
         proxies = [Proxy(DIRECT, "", "", endpoints[0])]
         for peer in peers(options.peers):
             if options.only and peer.name not in options.only:
                 continue
-            missing = peer.missing()
+            problem = peer.unavailable()
             try:
-                if not missing:
+                if not problem:
                     proxy = start(peer, endpoints, proxy_core, folder / peer.name, stack)
                     progress(f"{peer.name}: {bench.check(proxy)}")
                     proxies.append(proxy)
             except (RuntimeError, OSError, ValueError) as error:
-                missing = str(error)
-            if missing:
-                progress(f"{peer.name}: {missing}")
-                results.missing[peer.name] = missing
-        results.proxies = [Known(proxy.name, proxy.decides, proxy.version) for proxy in proxies]
+                problem = str(error)
+            if problem:
+                progress(f"{peer.name}: {problem}")
+                results.unavailable[peer.name] = problem
+        results.proxies = [MeasuredProxy(proxy.name, proxy.selection, proxy.version) for proxy in proxies]
         run = Run(bench, proxies, results, pace)
         run.memory()
         chosen = [scenario for scenario in ALL if not options.scenarios or scenario.name in options.scenarios]
         run.all(chosen, proxy_core)
         run.after()
     os.sched_setaffinity(0, set(cores))
-    if Pointsman.name not in results.missing and (not options.only or Pointsman.name in options.only):
+    if Pointsman.name not in results.unavailable and (not options.only or Pointsman.name in options.only):
         start_warm(results, pace.starts, folder)
     return results
 
 
 def start_warm(results: Results, starts: int, folder: Path) -> None:
-    """The first start fills the caches and does not count."""
+    """Measure warm starts. The first one fills the caches and is discarded."""
     if not WEIGHTS.exists():
-        results.missing["warm start"] = f"there are no weights at {WEIGHTS}"
+        results.unavailable["warm start"] = f"no weights at {WEIGHTS}"
         return
     for number in range(starts):
         progress(f"warm start {number} of {starts - 1}")
         try:
             found = warm_start(folder, number)
         except RuntimeError as error:
-            results.missing["warm start"] = f"no token: {error}"
+            results.unavailable["warm start"] = f"no token: {error}"
             return
         if number:
             results.warm_starts.append(found)
 
 
-def progress(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def progress(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under two minutes, with more noise")
-    parser.add_argument("--rounds", type=int, help="how often each proxy has its turn")
+    parser.add_argument("--rounds", type=int, help="number of rounds")
     known = [peer.name for peer in peers(ENVIRONMENT)]
-    parser.add_argument("--only", nargs="+", metavar="PROXY", choices=known, help=f"of {', '.join(known)}")
-    names = [scenario.name for scenario in ALL]
-    parser.add_argument("--scenarios", nargs="+", metavar="SCENARIO", choices=names, help=f"of {', '.join(names)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure of every round")
-    parser.add_argument("--peers", type=Path, default=ENVIRONMENT, metavar="VENV", help="where the peers are installed")
     parser.add_argument(
-        "--python", action="store_true", help="load generator and backend in Python, even with a compiler"
+        "--only", nargs="+", metavar="PROXY", choices=known, help=f"proxies to measure: {', '.join(known)}"
+    )
+    names = [scenario.name for scenario in ALL]
+    parser.add_argument(
+        "--scenarios", nargs="+", metavar="SCENARIO", choices=names, help=f"scenarios to run: {', '.join(names)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every round to this file")
+    parser.add_argument("--peers", type=Path, default=ENVIRONMENT, metavar="VENV", help="environment with the peers")
+    parser.add_argument(
+        "--python", action="store_true", help="use the Python load generator and backend even if there is a compiler"
     )
     return parser.parse_args()
 
@@ -205,7 +209,7 @@ def main() -> int:
     options = arguments()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        print("two cores are needed: one for the proxy, one for load and backend", file=sys.stderr)
+        print("needs two cores: one for the proxy, one for the load generator and the backend", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     pace = QUICK if options.quick else FULL
@@ -221,7 +225,7 @@ def main() -> int:
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     progress(f"done in {time.monotonic() - begun:.0f} s")
-    return 1 if results.complaints() or Pointsman.name in results.missing else 0
+    return 1 if results.first_errors() or Pointsman.name in results.unavailable else 0
 
 
 if __name__ == "__main__":

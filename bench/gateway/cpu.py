@@ -1,4 +1,4 @@
-"""What processes have used, from /proc: CPU time to the nanosecond over all threads, and resident memory."""
+"""Resource use of processes from /proc: CPU time of all threads in nanoseconds, and resident memory."""
 
 import os
 from contextlib import suppress
@@ -18,7 +18,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_ns(pids: list[int]) -> int:
-    """On a core so far, user and system, over all threads that live; read while they rest, else it lags by a tick."""
+    """User and system time of all live threads. It lags by a tick while a thread runs."""
     total = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -40,7 +40,7 @@ def resident_mb(pids: list[int]) -> float:
 
 
 def busy_s(core: int) -> float:
-    """How long a core has worked so far, for whomever; time that the hypervisor gave to others counts too."""
+    """Busy time of a core since boot, all processes and time stolen by the hypervisor included."""
     for line in (PROC / "stat").read_text().splitlines():
         if line.startswith(f"cpu{core} "):
             user, nice, system, _, _, irq, softirq, steal = map(int, line.split()[1:9])

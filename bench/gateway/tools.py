@@ -15,26 +15,26 @@ from bench.gateway.processes import Process
 HERE = Path(__file__).parent
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """What a load generator saw."""
+class LoadResult(msgspec.Struct, frozen=True):
+    """The result of a load generator."""
 
     requests: int
     errors: int
     events: int
     seconds: float
     cpu_s: float
-    """Its own."""
+    """CPU time of the load generator."""
     latency_p50_us: float
     latency_p99_us: float
     first_p50_us: float
-    """To the first event of a stream."""
+    """Time to the first event of a stream."""
     first_p99_us: float
-    complaint: str
-    """The beginning of the first wrong answer."""
+    first_error: str
+    """Start of the first wrong response; empty if all were right."""
 
 
 class Tools:
-    """How to start the load generator and the backend, beside the proxies' core."""
+    """Starts the load generator and the backend, on another core than the proxies."""
 
     def __init__(self, folder: Path, core: int, *, native: bool = True) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class Tools:
 
     def backend(self, ports: int) -> Process:
         return Process(
-            [*self._commands["backend"], str(ports)], cores={self._core}, log=self._folder / "backend.log", talks=True
+            [*self._commands["backend"], str(ports)], cores={self._core}, log=self._folder / "backend.log", piped=True
         )
 
     def load(
@@ -64,13 +64,13 @@ class Tools:
         spread_ms: float,
         events: int,
     ) -> Process:
-        """Clients of one port: "ready" when they are warm; after a line from us they send, then print `Loaded`."""
-        figures = [port, connections, warm_s, seconds, spread_ms, events]
+        """Clients of one port. They print "ready" when warm, start on a line of input, and print a `LoadResult`."""
+        arguments = [port, connections, warm_s, seconds, spread_ms, events]
         return Process(
-            [*self._commands["load"], *map(str, figures), requests],
+            [*self._commands["load"], *map(str, arguments), requests],
             cores={self._core},
             log=self._folder / "load.log",
-            talks=True,
+            piped=True,
         )
 
     def _compiled(self, compiler: str, name: str) -> str:

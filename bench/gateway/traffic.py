@@ -1,6 +1,6 @@
-"""What clients send: whole HTTP requests, made once, in sessions that share the beginning of their prompts.
+"""The requests that clients send, as bytes, in sessions whose prompts share a prefix.
 
-Sessions are twice as many as endpoints, so that a router that keeps each of them on one endpoint can still use all.
+There are twice as many sessions as endpoints, so that a router with session affinity can use all endpoints.
 """
 
 import json
@@ -19,7 +19,7 @@ coupling tunnel bridge northbound express local shunt brake wagon station gate s
 
 
 def chat(prefix: str, question: str, tokens: int, pace_ms: int, *, stream: bool) -> bytes:
-    """A request as an OpenAI client would send it; `seed` tells the backend its pace (see native/backend.c)."""
+    """A request as an OpenAI client would send it; `seed` sets the backend's pace (see native/backend.c)."""
     body = json.dumps(
         {
             "model": MODEL,
@@ -39,18 +39,18 @@ def chat(prefix: str, question: str, tokens: int, pace_ms: int, *, stream: bool)
 
 @cache
 def text(size: int, seed: int) -> str:
-    """About so many bytes of words, in lines."""
+    """About `size` bytes of words, in lines."""
     rng, words = random.Random(seed), WORDS.split()
     lines: list[str] = []
     length = 0
     while length < size:
         lines.append(" ".join(rng.choices(words, k=10)))
-        length += len(lines[-1]) + 2  # a line's end is written \n in JSON
+        length += len(lines[-1]) + 2  # JSON escapes a newline as two characters
     return "\n".join(lines)[: size - len(lines)]
 
 
 def small(tokens: int = 16, pace_ms: int = 5, *, stream: bool = False) -> list[bytes]:
-    """Bodies of about 500 bytes, most of it the session's: long enough for a block of prefix hashing."""
+    """Bodies of about 500 bytes, mostly the session's prefix: long enough for one block of prefix hashing."""
     return [
         chat(text(310, session), f"Question {number}: {text(40, number)}", tokens, pace_ms, stream=stream)
         for number in range(QUESTIONS)
@@ -68,11 +68,11 @@ def big(size: int) -> list[bytes]:
 
 
 def body_bytes(requests: Sequence[bytes]) -> float:
-    """The mean size of their bodies."""
+    """Mean size of the bodies."""
     return sum(len(request.partition(b"\r\n\r\n")[2]) for request in requests) / len(requests)
 
 
 def write(requests: Sequence[bytes], file: Path) -> Path:
-    """As load generators read them: each after its length."""
+    """Write requests in the load generator's format: each after its length."""
     file.write_bytes(b"".join(struct.pack("<I", len(request)) + request for request in requests))
     return file

@@ -1,4 +1,4 @@
-"""`pointsman up` with two tiny llama.cpp instances, from its start to the first token."""
+"""Time from `pointsman up` with two tiny llama.cpp instances to the first token."""
 
 import http.client
 import json
@@ -12,7 +12,7 @@ from bench.gateway.peers import Pointsman
 from bench.gateway.processes import Process, free_port
 
 WEIGHTS = Path(__file__).parents[2] / "tests" / "models" / "tiny-pydoc-q8_0.gguf"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class WarmStart(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class WarmStart(msgspec.Struct, frozen=True):
 
 
 def warm_start(folder: Path, number: int) -> WarmStart:
-    """One start with a state directory of its own, on all cores; raises RuntimeError if no token comes."""
+    """One start with a new state directory, on all cores. Raises RuntimeError if no token arrives."""
     port = free_port()
     manifest = folder / f"warm-start-{number}.yaml"
     manifest.write_text(_manifest(port))
@@ -31,7 +31,7 @@ def warm_start(folder: Path, number: int) -> WarmStart:
     begun = time.monotonic()
     with Process(command, cores=os.sched_getaffinity(0), log=folder / "warm-start.log") as process:
         listening = 0.0
-        while process.running and time.monotonic() < begun + PATIENCE_S:
+        while process.running and time.monotonic() < begun + TIMEOUT_S:
             try:
                 if _first_token(port):
                     now = time.monotonic() - begun
@@ -40,11 +40,11 @@ def warm_start(folder: Path, number: int) -> WarmStart:
             except OSError:
                 pass
             time.sleep(0.01)
-        raise RuntimeError(process.last_words())
+        raise RuntimeError(process.log_tail())
 
 
 def _first_token(port: int) -> bool:
-    """True when a streamed answer has brought its first event; False if it is refused; OSError if nobody is there."""
+    """Whether a streamed request gets its first event; False on an error status. Raises OSError if nothing listens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Return the"}], "max_tokens": 4, "stream": True}
     try:

@@ -1,1 +1,1 @@
-"""native/*.c in Python, for machines without a C compiler: the same command lines, the same lines in and out."""
+"""native/*.c in Python, for machines without a C compiler, with the same command lines, input and output."""

@@ -38,16 +38,16 @@ PLAIN = page(b"application/json", ANSWER)
 
 
 class Port:
-    """One of the engines."""
+    """One simulated engine."""
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.requests = self.open = 0
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.socket.setblocking(False)
 
     def page(self, path: bytes) -> bytes:
-        """Answers to everything but work."""
+        """Responses to everything except completions."""
         if path.startswith(b"/health"):
             return page(b"text/plain", b"ok")
         if path.startswith(b"/counts"):
@@ -69,52 +69,52 @@ class Port:
 
 
 class Client:
-    """A connection to a port."""
+    """A client connection."""
 
     def __init__(self, connection: socket.socket, port: Port) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.port = connection, port
         self.received = bytearray()
-        self.left, self.pace, self.gone = 0, 0.0, False
+        self.events_left, self.pace, self.closed = 0, 0.0, False
 
 
 class Backend:
-    """All ports, in one loop."""
+    """All ports in one event loop."""
 
     def __init__(self, ports: int) -> None:
-        self.ports = [Port(place) for place in range(ports)]
+        self.ports = [Port(index) for index in range(ports)]
         self._poll = select.epoll()
         self._listeners = {port.socket.fileno(): port for port in self.ports}
         self._clients: dict[int, Client] = {}
-        self._turns: list[tuple[float, int, Client]] = []
+        self._due: list[tuple[float, int, Client]] = []
         self._order = itertools.count()
         for listener in self._listeners:
             self._poll.register(listener, select.EPOLLIN)
         self._poll.register(0, select.EPOLLIN | select.EPOLLRDHUP)
 
     def serve(self) -> None:
-        """Until the input ends."""
+        """Serve until standard input ends."""
         while True:
-            pause = max(0.0, self._turns[0][0] - time.monotonic()) if self._turns else -1
+            pause = max(0.0, self._due[0][0] - time.monotonic()) if self._due else -1
             for number, _ in self._poll.poll(pause):
                 if number == 0:
                     return
                 if number in self._listeners:
-                    self._welcome(self._listeners[number])
+                    self._accept(self._listeners[number])
                 elif not self._read(self._clients[number]):
                     self._drop(number)
             self._send_due()
 
-    def _welcome(self, port: Port) -> None:
+    def _accept(self, port: Port) -> None:
         client = Client(port.socket.accept()[0], port)
         self._clients[client.socket.fileno()] = client
         self._poll.register(client.socket.fileno(), select.EPOLLIN)
 
     def _drop(self, number: int) -> None:
         client = self._clients.pop(number)
-        client.gone = True
-        client.port.open -= client.left > 0
+        client.closed = True
+        client.port.open -= client.events_left > 0
         client.socket.close()
 
     def _read(self, client: Client) -> bool:
@@ -144,29 +144,29 @@ class Backend:
             client.socket.send(PLAIN)
             return
         tokens, pace = TOKENS.search(fields), PACE.search(fields)
-        client.left = int(tokens[1]) if tokens else 16
+        client.events_left = int(tokens[1]) if tokens else 16
         client.pace = int(pace[1]) / 1000 if pace else 0.005
         client.port.open += 1
         now = time.monotonic()
-        phase = client.pace * client.port.place / len(self.ports)
-        self._say(client, now - (now - phase) % client.pace if client.pace else now, STREAM)
+        phase = client.pace * client.port.index / len(self.ports)
+        self._send_event(client, now - (now - phase) % client.pace if client.pace else now, STREAM)
 
-    def _say(self, client: Client, due: float, before: bytes = b"") -> None:
-        """One event of a step that was due then; the next comes with the port's next step."""
-        client.left -= 1
-        client.socket.send(before + EVENT_CHUNK + (b"" if client.left else LAST_CHUNK))
-        if client.left:
-            heapq.heappush(self._turns, (due + client.pace, next(self._order), client))
+    def _send_event(self, client: Client, due: float, head: bytes = b"") -> None:
+        """Send one event; the next is due at the port's next step."""
+        client.events_left -= 1
+        client.socket.send(head + EVENT_CHUNK + (b"" if client.events_left else LAST_CHUNK))
+        if client.events_left:
+            heapq.heappush(self._due, (due + client.pace, next(self._order), client))
         else:
             client.port.open -= 1
 
     def _send_due(self) -> None:
         now = time.monotonic()
-        while self._turns and self._turns[0][0] <= now:
-            due, _, client = heapq.heappop(self._turns)
-            if not client.gone:
+        while self._due and self._due[0][0] <= now:
+            due, _, client = heapq.heappop(self._due)
+            if not client.closed:
                 try:
-                    self._say(client, due)
+                    self._send_event(client, due)
                 except OSError:
                     self._drop(client.socket.fileno())
 

@@ -10,13 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE_S = 20
-MOST_ERRORS = 1000
+TIMEOUT_S = 20
+MAX_ERRORS = 1000
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class Client:
-    """A connection and the request that is under way on it."""
+    """A connection and its request in flight."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
@@ -25,10 +25,10 @@ class Client:
         self.unsent = memoryview(b"")
         self.busy = False
         self.received = b""
-        self.begun = self.first = 0.0
+        self.begun = self.first_at = 0.0
 
     def begin(self, request: bytes) -> None:
-        self.unsent, self.received, self.first, self.busy = memoryview(request), b"", 0.0, True
+        self.unsent, self.received, self.first_at, self.busy = memoryview(request), b"", 0.0, True
         self.begun = time.perf_counter()
         self.write()
 
@@ -38,7 +38,7 @@ class Client:
                 self.unsent = self.unsent[self.socket.send(self.unsent) :]
         except BlockingIOError:
             pass
-        except OSError:  # reading will tell
+        except OSError:  # the next read reports it
             self.unsent = memoryview(b"")
 
     def complete(self) -> bool:
@@ -48,18 +48,18 @@ class Client:
         length = LENGTH.search(self.received, 0, head)
         if length:
             return len(self.received) >= head + 4 + int(length[1])
-        if not self.first and b"\n\n" in self.received:
-            self.first = time.perf_counter()
+        if not self.first_at and b"\n\n" in self.received:
+            self.first_at = time.perf_counter()
         return self.received.endswith(b"\r\n0\r\n\r\n")
 
 
 class Load:
-    """All connections, in one loop."""
+    """All connections in one event loop."""
 
     def __init__(self, port: int, connections: int, events: int, requests: list[bytes]) -> None:
         self._address = ("127.0.0.1", port)
         self._requests = itertools.cycle(requests)
-        self._wanted = events
+        self._expected_events = events
         self._poll = select.epoll()
         self._clients: dict[int, Client] = {}
         self._stop_at = 0.0
@@ -69,9 +69,9 @@ class Load:
 
     def run(self, seconds: float, spread_ms: float) -> dict[str, float | str]:
         self.wrong = self.events = 0
-        self.complaint = ""
-        self.whole: list[float] = []
-        self.first: list[float] = []
+        self.first_error = ""
+        self.latencies: list[float] = []
+        self.first_latencies: list[float] = []
         start, cpu = time.perf_counter(), time.process_time()
         self._stop_at = start + seconds
         for number, client in enumerate(list(self._clients.values())):
@@ -80,19 +80,19 @@ class Load:
             self._begin(client)
         while self._open:
             self._serve(1.0)
-            if time.perf_counter() > self._stop_at + PATIENCE_S:
-                sys.exit("load: requests got no answer")
+            if time.perf_counter() > self._stop_at + TIMEOUT_S:
+                sys.exit("load: requests got no response")
         return {
-            "requests": len(self.whole),
+            "requests": len(self.latencies),
             "errors": self.wrong,
             "events": self.events,
             "seconds": time.perf_counter() - start,
             "cpu_s": time.process_time() - cpu,
-            "latency_p50_us": at(self.whole, 0.5),
-            "latency_p99_us": at(self.whole, 0.99),
-            "first_p50_us": at(self.first, 0.5),
-            "first_p99_us": at(self.first, 0.99),
-            "complaint": self.complaint,
+            "latency_p50_us": at(self.latencies, 0.5),
+            "latency_p99_us": at(self.latencies, 0.99),
+            "first_p50_us": at(self.first_latencies, 0.5),
+            "first_p99_us": at(self.first_latencies, 0.99),
+            "first_error": self.first_error,
         }
 
     def _connect(self) -> Client:
@@ -129,13 +129,13 @@ class Load:
         now = time.perf_counter()
         events = client.received.count(b"\n\n")
         if client.received[8:12] != b" 200":
-            self._complain(client.received[:150].decode(errors="replace"))
-        elif events != self._wanted:
-            self._complain("an answer with another number of events")
+            self._error(client.received[:150].decode(errors="replace"))
+        elif events != self._expected_events:
+            self._error("a response with another number of events")
         self.events += events
-        self.whole.append(now - client.begun)
-        if client.first:
-            self.first.append(client.first - client.begun)
+        self.latencies.append(now - client.begun)
+        if client.first_at:
+            self.first_latencies.append(client.first_at - client.begun)
         client.busy = False
         self._open -= 1
         if now < self._stop_at:
@@ -148,15 +148,15 @@ class Load:
         if not client.busy:
             return
         self._open -= 1
-        self._complain("the connection was closed before the end of an answer")
+        self._error("the connection was closed before the end of a response")
         if time.perf_counter() < self._stop_at:
             self._begin(again)
 
-    def _complain(self, what: str) -> None:
+    def _error(self, message: str) -> None:
         self.wrong += 1
-        self.complaint = self.complaint or what
-        if self.wrong > MOST_ERRORS:
-            sys.exit(f"load: too many wrong answers: {self.complaint}")
+        self.first_error = self.first_error or message
+        if self.wrong > MAX_ERRORS:
+            sys.exit(f"load: too many wrong responses: {self.first_error}")
 
 
 def at(times: list[float], share: float) -> float:

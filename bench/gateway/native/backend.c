@@ -1,11 +1,11 @@
-/* The engines behind the proxies: one process, several ports, OpenAI's chat API with made-up tokens.
+/* The engines behind the proxies: one process, several ports, OpenAI's chat API with constant tokens.
  *
- *     backend PORTS      prints the ports it listens on, in one line, and serves until its input ends
+ *     backend PORTS      prints its ports in one line, and serves until standard input ends
  *
- * A chat request is answered at once, or, with "stream": true, with "max_tokens" events: the first at once, then one at
- * each step of its port, every "seed" milliseconds (5 if left out). As with continuous batching, a step serves all
- * streams of its port; the ports are out of step. (No router drops these fields, though one renames "max_tokens" to
- * "max_completion_tokens".) GET /counts says how many chat requests a port has had and how many streams it has open.
+ * A chat request gets its response at once, or, with "stream": true, "max_tokens" events: the first at once, then one at
+ * each step of its port, every "seed" milliseconds (default 5). As with continuous batching, a step serves all streams
+ * of its port; the ports are not synchronized. (No router drops these fields, though one renames "max_tokens" to
+ * "max_completion_tokens".) GET /counts returns the number of chat requests and of open streams of a port.
  * fallback/backend.py does the same in Python.
  */
 #define _GNU_SOURCE
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_PORTS = 64, EVENTS = 256, FIRST_ROOM = 4096, MOST_BODY = 16 << 20, EDGE = 2048 };
+enum { MAX_PORTS = 64, EVENTS = 256, FIRST_ROOM = 4096, MOST_BODY = 16 << 20, EDGE = 2048 };
 enum { GONE = EPOLLRDHUP | EPOLLHUP | EPOLLERR };
 
 #define EVENT "data: {\"id\":\"chatcmpl-bench\",\"object\":\"chat.completion.chunk\",\"created\":1700000000," \
@@ -38,27 +38,27 @@ enum { GONE = EPOLLRDHUP | EPOLLHUP | EPOLLERR };
 
 enum kind { LISTENER, TIMER, INPUT, CLIENT };
 
-struct source {              /* what an epoll event is about */
+struct source {              /* the source of an epoll event */
     enum kind kind;
     int fd;
-    int port;                /* number of the port, from 0 */
+    int port;                /* index of the port */
 };
 
 struct client {
     struct source source;
-    char *in;                /* the request under way */
+    char *in;                /* the request being received */
     size_t used, room;
-    size_t head, whole;      /* length of its head and of all of it; 0: head not complete yet */
+    size_t head, whole;      /* bytes of the head and of the request; 0: head incomplete */
     int left;                /* events still to send; 0: not streaming */
     uint64_t due, pace;      /* when the next event is due, and the time between two steps, in ns */
-    bool gone;               /* closed while it waited for its turn */
+    bool closed;               /* closed while its next event was due */
 };
 
-struct port { int number; long requests, open; } ports[MOST_PORTS];
+struct port { int number; long requests, open; } ports[MAX_PORTS];
 
 static int ports_used, poll_fd, timer_fd;
-static struct client **turns;            /* streams by `due`: a binary heap */
-static int turns_used, turns_room;
+static struct client **due_streams;            /* binary heap of streams, by `due` */
+static int due_used, due_room;
 static char event_chunk[512], last_chunk[1024], answer[2048];
 static size_t event_size, last_size, answer_size;
 
@@ -70,43 +70,43 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
 }
 
-/* Turns */
+/* Due events */
 
 static void put(struct client *client) {
-    if (turns_used == turns_room) {
-        turns_room = turns_room ? 2 * turns_room : 256;
-        if (!(turns = realloc(turns, turns_room * sizeof *turns))) fail("memory");
+    if (due_used == due_room) {
+        due_room = due_room ? 2 * due_room : 256;
+        if (!(due_streams = realloc(due_streams, due_room * sizeof *due_streams))) fail("memory");
     }
-    int at = turns_used++;
-    while (at && turns[(at - 1) / 2]->due > client->due) {
-        turns[at] = turns[(at - 1) / 2];
+    int at = due_used++;
+    while (at && due_streams[(at - 1) / 2]->due > client->due) {
+        due_streams[at] = due_streams[(at - 1) / 2];
         at = (at - 1) / 2;
     }
-    turns[at] = client;
+    due_streams[at] = client;
 }
 
 static struct client *take(void) {
-    struct client *first = turns[0], *last = turns[--turns_used];
+    struct client *first = due_streams[0], *last = due_streams[--due_used];
     int at = 0;
-    for (int child; (child = 2 * at + 1) < turns_used; at = child) {
-        if (child + 1 < turns_used && turns[child + 1]->due < turns[child]->due) child++;
-        if (turns[child]->due >= last->due) break;
-        turns[at] = turns[child];
+    for (int child; (child = 2 * at + 1) < due_used; at = child) {
+        if (child + 1 < due_used && due_streams[child + 1]->due < due_streams[child]->due) child++;
+        if (due_streams[child]->due >= last->due) break;
+        due_streams[at] = due_streams[child];
     }
-    turns[at] = last;
+    due_streams[at] = last;
     return first;
 }
 
 static void set_timer(void) {
     static uint64_t set_for;
-    uint64_t due = turns_used ? turns[0]->due : 0;
+    uint64_t due = due_used ? due_streams[0]->due : 0;
     if (due == set_for) return;
     struct itimerspec spec = {.it_value = {.tv_sec = due / 1000000000u, .tv_nsec = due % 1000000000u}};
     timerfd_settime(timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
     set_for = due;
 }
 
-/* Answers */
+/* Responses */
 
 static void drop(struct client *client) {
     close(client->source.fd);
@@ -114,13 +114,13 @@ static void drop(struct client *client) {
     client->in = NULL;
     if (client->left) {
         ports[client->source.port].open--;
-        client->gone = true;             /* freed when its turn comes */
+        client->closed = true;             /* freed when its event is due */
     } else {
         free(client);
     }
 }
 
-/* Answers are small next to a socket's buffer: whoever lets it fill up is cut off. */
+/* Responses are small compared with a socket buffer: a client that lets it fill up is disconnected. */
 static bool say(struct client *client, const void *text, size_t size) {
     return send(client->source.fd, text, size, MSG_NOSIGNAL) == (ssize_t)size;
 }
@@ -132,7 +132,7 @@ static bool say_page(struct client *client, const char *status, const char *type
     return say(client, page, size);
 }
 
-static bool say_events(struct client *client, bool first) {
+static bool send_events(struct client *client, bool first) {
     char text[sizeof STREAM + sizeof event_chunk + sizeof last_chunk];
     size_t size = 0;
     if (first) size += sizeof STREAM - 1, memcpy(text, STREAM, size);
@@ -152,7 +152,7 @@ static long number_of(const char *text, size_t size, const char *name, long othe
     return *found >= '0' && *found <= '9' ? strtol(found, NULL, 10) : otherwise;
 }
 
-/* A field stands before or after the messages: of a big prompt, only the edges are searched. */
+/* A field comes before or after the messages, so only the edges of a big body are searched. */
 static long field_of(struct client *client, const char *name, long otherwise) {
     const char *body = client->in + client->head;
     size_t size = client->whole - client->head;
@@ -170,9 +170,9 @@ static bool answer_chat(struct client *client) {
     client->pace = (uint64_t)field_of(client, "\"seed\"", 5) * 1000000u;
     uint64_t now = now_ns(), phase = client->pace * client->source.port / ports_used;
     client->due = client->pace ? now - (now - phase) % client->pace + client->pace : now;
-    bool said = say_events(client, true);
+    bool sent = send_events(client, true);
     if (--client->left) port->open++, put(client);
-    return said;
+    return sent;
 }
 
 static bool answer_page(struct client *client) {
@@ -241,19 +241,19 @@ static bool read_client(struct client *client) {
         client->in[client->used] = 0;
         if (!client->whole && !find_head(client)) return false;
         if (client->whole && client->used >= client->whole && !answer_request(client)) return false;
-        if ((size_t)got < free_room) return true;   /* edge-triggered: nothing is left to read */
+        if ((size_t)got < free_room) return true;   /* edge-triggered: everything was read */
     }
 }
 
 static void send_due(void) {
     uint64_t now = now_ns();
-    while (turns_used && turns[0]->due <= now) {
+    while (due_used && due_streams[0]->due <= now) {
         struct client *client = take();
-        if (client->gone) {
+        if (client->closed) {
             free(client);
             continue;
         }
-        bool well = say_events(client, false);
+        bool well = send_events(client, false);
         if (--client->left == 0) ports[client->source.port].open--;
         else client->due += client->pace, put(client);
         if (!well) drop(client);
@@ -267,15 +267,15 @@ static void watch(struct source *source, uint32_t events) {
     if (epoll_ctl(poll_fd, EPOLL_CTL_ADD, source->fd, &event)) fail("epoll_ctl");
 }
 
-static void listen_on(int place) {
+static void listen_on(int index) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof address;
     struct source *source = calloc(1, sizeof *source);
     source->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    source->port = place;
+    source->port = index;
     if (bind(source->fd, (struct sockaddr *)&address, size) || listen(source->fd, 1024)) fail("listen");
     getsockname(source->fd, (struct sockaddr *)&address, &size);
-    ports[place].number = ntohs(address.sin_port);
+    ports[index].number = ntohs(address.sin_port);
     watch(source, EPOLLIN);
 }
 
@@ -298,14 +298,14 @@ static void write_answers(void) {
 
 int main(int count, char **words) {
     ports_used = count > 1 ? atoi(words[1]) : 8;
-    if (ports_used < 1 || ports_used > MOST_PORTS) return fprintf(stderr, "backend PORTS (1 to %d)\n", MOST_PORTS), 2;
+    if (ports_used < 1 || ports_used > MAX_PORTS) return fprintf(stderr, "backend PORTS (1 to %d)\n", MAX_PORTS), 2;
     write_answers();
     poll_fd = epoll_create1(EPOLL_CLOEXEC);
     timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     watch(&(struct source){TIMER, timer_fd, 0}, EPOLLIN);
     watch(&(struct source){INPUT, 0, 0}, EPOLLIN | EPOLLRDHUP);
-    for (int place = 0; place < ports_used; place++) listen_on(place);
-    for (int place = 0; place < ports_used; place++) printf("%d ", ports[place].number);
+    for (int index = 0; index < ports_used; index++) listen_on(index);
+    for (int index = 0; index < ports_used; index++) printf("%d ", ports[index].number);
     printf("\n");
     fflush(stdout);
     for (struct epoll_event events[EVENTS];;) {

@@ -1,11 +1,11 @@
-/* Clients of one proxy: connections that each send a request as soon as their last one is answered.
+/* Clients of one proxy: connections that each send a request as soon as the last response is complete.
  *
  *     load PORT CONNECTIONS WARM_S SECONDS SPREAD_MS EVENTS FILE
  *
- * FILE holds whole HTTP requests, each after its length (4 bytes, little-endian); connections take them in turn. It
- * connects, warms up for WARM_S, lets everything end, prints "ready", waits for a line, sends for SECONDS (0: one
- * request each), waits for the answers that are under way, and prints one line of JSON. The first requests are spread
- * over SPREAD_MS. An answer is right if its status is 200 and it has EVENTS server-sent events (0: it is plain).
+ * FILE holds HTTP requests, each after its length (4 bytes, little-endian); connections take them in turn. The program
+ * connects, warms up for WARM_S, waits for all responses, prints "ready", waits for a line of input, sends for SECONDS
+ * (0: one request each), waits for the responses in flight, and prints one line of JSON. The first requests are spread
+ * over SPREAD_MS. A response is right if its status is 200 and it has EVENTS server-sent events (0 if not streamed).
  * fallback/load.py does the same in Python.
  */
 #define _GNU_SOURCE
@@ -24,22 +24,22 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { READY = 256, MOST_HEAD = 8192, BUFFER = 1 << 18, MOST_ERRORS = 1000, PATIENCE_S = 20 };
+enum { READY = 256, MAX_HEAD = 8192, BUFFER = 1 << 18, MAX_ERRORS = 1000, TIMEOUT_S = 20 };
 
 struct request { const char *text; size_t size; };
 
-enum place { HEAD, COUNTED, CHUNKED };           /* of an answer: before its body, in one of known length or not */
+enum state { HEAD, SIZED, CHUNKED };           /* of a response: before its body, with content-length, chunked */
 
 struct client {
     int fd;
-    const struct request *request;               /* NULL: nothing under way */
+    const struct request *request;               /* NULL: none in flight */
     size_t sent;
-    uint64_t begun, first;                       /* ns: when it was sent, when the first event was here (0: not yet) */
-    enum place place;
+    uint64_t begun, first;                       /* ns: when it was sent, when the first event arrived (0: not yet) */
+    enum state state;
     bool right;
-    char head[MOST_HEAD + 1];
+    char head[MAX_HEAD + 1];
     size_t head_used;
-    size_t left;                                 /* COUNTED: bytes of the body to come */
+    size_t left;                                 /* SIZED: bytes of the body still to come */
     long events;                                 /* CHUNKED: server-sent events so far */
     char tail[7];                                /* CHUNKED: the last bytes */
 };
@@ -51,10 +51,10 @@ static struct client *clients;
 static struct request *requests;
 static size_t request_count, next_request;
 static int poll_fd, connections, open_requests;
-static long done, wrong, events_seen, events_wanted;
+static long done, wrong, events_seen, events_expected;
 static uint64_t stop_at;                         /* no new request after this */
 static struct samples whole_times, first_times;
-static char complaint[200];                      /* the beginning of the first wrong answer */
+static char first_error[200];                      /* start of the first wrong response */
 
 static void fail(const char *what) { fprintf(stderr, "load: %s: %s\n", what, strerror(errno)); exit(1); }
 
@@ -86,7 +86,7 @@ static void write_client(struct client *client) {
     while (client->request && client->sent < client->request->size) {
         const char *from = client->request->text + client->sent;
         ssize_t sent = send(client->fd, from, client->request->size - client->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0) return;                    /* full, or closed: reading will tell */
+        if (sent < 0) return;                    /* full, or closed: the next read reports it */
         client->sent += sent;
     }
 }
@@ -94,25 +94,25 @@ static void write_client(struct client *client) {
 static void begin(struct client *client) {
     client->request = &requests[next_request++ % request_count];
     client->sent = client->first = client->head_used = client->events = 0;
-    client->place = HEAD;
+    client->state = HEAD;
     memset(client->tail, 0, sizeof client->tail);
     client->begun = now_ns();
     open_requests++;
     write_client(client);
 }
 
-/* Answers */
+/* Responses */
 
-static void complain(const char *text, size_t size) {
+static void report_error(const char *text, size_t size) {
     wrong++;
-    if (!complaint[0]) snprintf(complaint, sizeof complaint, "%.*s", (int)(size < 150 ? size : 150), text);
-    if (wrong > MOST_ERRORS) fprintf(stderr, "load: too many wrong answers: %s\n", complaint), exit(1);
+    if (!first_error[0]) snprintf(first_error, sizeof first_error, "%.*s", (int)(size < 150 ? size : 150), text);
+    if (wrong > MAX_ERRORS) fprintf(stderr, "load: too many wrong responses: %s\n", first_error), exit(1);
 }
 
 static void end(struct client *client) {
     uint64_t now = now_ns();
-    if (!client->right) complain(client->head, client->head_used);
-    else if (client->events != events_wanted) complain("an answer with another number of events", 39);
+    if (!client->right) report_error(client->head, client->head_used);
+    else if (client->events != events_expected) report_error("a response with another number of events", 40);
     done++;
     events_seen += client->events;
     note(&whole_times, now - client->begun);
@@ -123,7 +123,7 @@ static void end(struct client *client) {
 }
 
 static void lose(struct client *client) {
-    complain("the connection was closed before the end of an answer", 53);
+    report_error("the connection was closed before the end of a response", 54);
     close(client->fd);
     client->request = NULL;
     open_requests--;
@@ -131,7 +131,7 @@ static void lose(struct client *client) {
     if (now_ns() < stop_at) begin(client);
 }
 
-/* Server-sent events end with an empty line; HTTP's own lines end with CR LF, so "\n\n" is nothing else. */
+/* Server-sent events end with an empty line; HTTP's own lines end with CR LF, so "\n\n" is unambiguous. */
 static void read_chunks(struct client *client, const char *text, size_t size) {
     const char *end_of_text = text + size;
     char before = client->tail[6];
@@ -146,7 +146,7 @@ static void read_chunks(struct client *client, const char *text, size_t size) {
 }
 
 static void read_body(struct client *client, const char *text, size_t size) {
-    if (client->place == CHUNKED) {
+    if (client->state == CHUNKED) {
         read_chunks(client, text, size);
     } else {
         client->left -= size < client->left ? size : client->left;
@@ -156,16 +156,16 @@ static void read_body(struct client *client, const char *text, size_t size) {
 
 static void read_head(struct client *client, const char *text, size_t size) {
     size_t before = client->head_used;
-    size_t taken = size < MOST_HEAD - before ? size : MOST_HEAD - before;
+    size_t taken = size < MAX_HEAD - before ? size : MAX_HEAD - before;
     memcpy(client->head + before, text, taken);
     client->head_used += taken;
     char *last = memmem(client->head, client->head_used, "\r\n\r\n", 4);
-    if (!last) return client->head_used == MOST_HEAD ? lose(client) : (void)0;
+    if (!last) return client->head_used == MAX_HEAD ? lose(client) : (void)0;
     client->right = client->head_used > 12 && !memcmp(client->head + 8, " 200", 4);
-    client->place = CHUNKED;
+    client->state = CHUNKED;
     for (char *line = client->head; line < last; line = (char *)memmem(line, last + 2 - line, "\r\n", 2) + 2)
         if (!strncasecmp(line, "content-length:", 15)) {
-            client->place = COUNTED;
+            client->state = SIZED;
             client->left = strtoul(line + 15, NULL, 10);
         }
     size_t head = last + 4 - client->head - before;          /* of `text` */
@@ -177,15 +177,15 @@ static void read_client(struct client *client) {
     for (;;) {
         ssize_t got = recv(client->fd, buffer, BUFFER, MSG_DONTWAIT);
         if (got < 0 && errno == EAGAIN) return;
-        if (!client->request) {                  /* closed between two requests, or more than was asked for */
+        if (!client->request) {                  /* closed between two requests, or surplus data */
             if (got <= 0) close(client->fd), connect_client(client);
-            else complain(buffer, got);
+            else report_error(buffer, got);
             return;
         }
         if (got <= 0) return lose(client);
-        if (client->place == HEAD) read_head(client, buffer, got);
+        if (client->state == HEAD) read_head(client, buffer, got);
         else read_body(client, buffer, got);
-        if (got < BUFFER) return;                /* edge-triggered: nothing is left to read */
+        if (got < BUFFER) return;                /* edge-triggered: everything was read */
     }
 }
 
@@ -203,10 +203,10 @@ static void serve(int timeout_ms) {
 
 static double run(double seconds, double spread_ms) {
     uint64_t start = now_ns(), spread = (uint64_t)(spread_ms * 1e6);
-    uint64_t give_up = start + (uint64_t)((seconds + PATIENCE_S) * 1e9);
+    uint64_t give_up = start + (uint64_t)((seconds + TIMEOUT_S) * 1e9);
     stop_at = start + (uint64_t)(seconds * 1e9);
     done = wrong = events_seen = 0;
-    whole_times.used = first_times.used = complaint[0] = 0;
+    whole_times.used = first_times.used = first_error[0] = 0;
     for (int number = 0; number < connections; number++) {
         while (now_ns() < start + spread * number / connections) serve(0);
         begin(&clients[number]);
@@ -254,7 +254,7 @@ int main(int count, char **words) {
     address.sin_port = htons(atoi(words[1]));
     connections = atoi(words[2]);
     double warm = atof(words[3]), seconds = atof(words[4]), spread_ms = atof(words[5]);
-    events_wanted = atol(words[6]);
+    events_expected = atol(words[6]);
     read_requests(words[7]);
     if (!request_count || connections < 1) return fprintf(stderr, "load: nothing to send\n"), 2;
     poll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -269,7 +269,7 @@ int main(int count, char **words) {
            events_seen, took, cpu_s() - before);
     print_times("latency", &whole_times);
     print_times("first", &first_times);
-    for (char *c = complaint; *c; c++) if (*c < ' ' || *c == '"' || *c == '\\') *c = ' ';
-    printf(", \"complaint\": \"%s\"}\n", complaint);
+    for (char *c = first_error; *c; c++) if (*c < ' ' || *c == '"' || *c == '\\') *c = ' ';
+    printf(", \"first_error\": \"%s\"}\n", first_error);
     return 0;
 }
