@@ -144,7 +144,7 @@ def _notes(results: Results) -> str:
     versions = ", ".join(f"{known.name} {known.version}" for known in results.proxies if known.version)
     lines = [
         f"Load generator and backend: {results.kind}. Measured: {versions}.",
-        f"Other processes used {results.other_share:.0%} of the proxies' core; a high share makes the figures unreliable.",
+        f"Other processes used {results.other_share:.0%} of the proxies' core; a high share distorts the figures.",
     ]
     lines += [f"Not measured: {name}: {why}" for name, why in results.unavailable.items()]
     lines += [f"Wrong responses of {name}: {first_error}" for name, first_error in results.first_errors().items()]

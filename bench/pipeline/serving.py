@@ -105,7 +105,7 @@ def wait_until_right(app: str, port: int, path: str, process: Process) -> None:
         except OSError as error:
             said = str(error)
         time.sleep(0.1)
-    raise RuntimeError(f"it does not serve: {said if process.running else process.last_words()}")
+    raise RuntimeError(f"it does not serve: {said if process.running else process.log_tail()}")
 
 
 def end(process: Process) -> None:

@@ -24,7 +24,7 @@ def test_our_manifest_asks_for_full_scheduling() -> None:
 @pytest.mark.parametrize("kind", [Envoy, VllmRouter, SglangRouter])
 def test_a_missing_package_says_what_to_do(kind: type[Packaged], tmp_path: Path) -> None:
     peer = kind(tmp_path)
-    assert "requirements/bench-gateway.txt" in peer.missing()
+    assert "requirements/bench-gateway.txt" in peer.unavailable()
     assert peer.version() == ""
 
 

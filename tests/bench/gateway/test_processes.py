@@ -28,7 +28,7 @@ while True:
 
 
 def python(code: str, folder: Path) -> Process:
-    return Process([sys.executable, "-c", code], cores={CORE}, log=folder / "log", talks=True)
+    return Process([sys.executable, "-c", code], cores={CORE}, log=folder / "log", piped=True)
 
 
 def gone(pid: int) -> bool:
@@ -48,7 +48,7 @@ def assert_goes(pid: int) -> None:
 
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
     with python(PARENT, tmp_path) as parent:
-        child = int(parent.hear())
+        child = int(parent.read_line())
         assert family(parent.pid) == [parent.pid, child]
         assert resident_mb([parent.pid, child]) > resident_mb([child]) > 0
     assert_goes(parent.pid)
@@ -57,27 +57,27 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
 
 def test_a_process_that_will_not_end_is_ended(tmp_path: Path) -> None:
     with python(STUBBORN, tmp_path) as process:
-        process.hear()
-        process.stop(patience_s=0.05)
+        process.read_line()
+        process.stop(timeout_s=0.05)
     assert gone(process.pid)
 
 
 def test_nothing_outlives_the_run_even_if_it_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from bench.gateway.processes import Process\n"
-        f"kept = Process([sys.executable, '-c', 'input()'], cores={{{CORE}}}, log=Path('log'), talks=True)\n"
+        f"kept = Process([sys.executable, '-c', 'input()'], cores={{{CORE}}}, log=Path('log'), piped=True)\n"
         "print(kept.pid, flush=True); input()"
     )
     with python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", tmp_path) as run:
-        kept = int(run.hear())
+        kept = int(run.read_line())
         os.kill(run.pid, signal.SIGKILL)
         assert_goes(kept)
 
 
-def test_a_process_that_ends_early_has_last_words(tmp_path: Path) -> None:
-    ended = pytest.raises(RuntimeError, match="ended before it had answered: no such option")
+def test_a_process_that_ends_early_shows_its_log(tmp_path: Path) -> None:
+    ended = pytest.raises(RuntimeError, match="ended without an answer: no such option")
     with python("raise SystemExit('no such option')", tmp_path) as process, ended:
-        process.hear()
+        process.read_line()
 
 
 def test_work_is_counted(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_work_is_counted(tmp_path: Path) -> None:
         spent = []
         for amount in (1, 3_000_000):
             before, busy = cpu_ns([process.pid]), busy_s(CORE)
-            process.tell(str(amount))
-            process.hear()
+            process.write_line(str(amount))
+            process.read_line()
             spent.append(cpu_ns([process.pid]) - before)
             assert busy_s(CORE) >= busy
         assert spent[1] > spent[0]

@@ -4,7 +4,7 @@ import pytest
 
 from bench.gateway.measuring import DIRECT, Figures, Memory
 from bench.gateway.report import tables
-from bench.gateway.results import Known, Results
+from bench.gateway.results import MeasuredProxy, Results
 from bench.gateway.scenarios import FIRST_TOKEN, PLAIN
 from bench.gateway.warm_start import WarmStart
 
@@ -29,7 +29,7 @@ def test_a_ratio_is_taken_within_each_round() -> None:
         "plain", ours=[figures(10), figures(20), figures(400)], envoy=[figures(20), figures(40), figures(50)]
     )
     assert made.median("plain", "ours", lambda run: run.us_per_request) == 20
-    assert made.least("plain", "ours", lambda run: run.us_per_request) == 10
+    assert made.minimum("plain", "ours", lambda run: run.us_per_request) == 10
     assert made.ratio("plain", "ours", "envoy", lambda run: run.us_per_request) == 0.5
 
 
@@ -38,7 +38,7 @@ def test_a_failed_round_is_no_figure_but_an_error() -> None:
     assert made.median("plain", "ours", lambda run: run.us_per_request) == 20
     assert made.ratio("plain", "ours", "envoy", lambda run: run.us_per_request) == 0.5
     assert made.errors("plain", "ours") == 1
-    assert made.complaints() == {"ours": "plain: it fell over"}
+    assert made.first_errors() == {"ours": "plain: it fell over"}
 
 
 def test_nothing_measured_is_no_figure() -> None:
@@ -67,8 +67,8 @@ def test_the_tables_say_who_is_missing_and_what_was_missed() -> None:
     made.add(FIRST_TOKEN.name, DIRECT, figures(1, first_us=30))
     made.add(FIRST_TOKEN.name, "envoy", figures(1, first_us=130))
     made.add(FIRST_TOKEN.name, "pointsman", figures(1, first_us=80))
-    made.proxies = [Known("envoy", "round robin", "1.40.0"), Known("pointsman", "prefix", "")]
-    made.missing = {"nginx": "nginx is not installed"}
+    made.proxies = [MeasuredProxy("envoy", "round robin", "1.40.0"), MeasuredProxy("pointsman", "prefix", "")]
+    made.unavailable = {"nginx": "nginx is not installed"}
     made.memory = {"pointsman": Memory(30.0, 45.0, 256)}
     made.warm_starts = [WarmStart(0.5, 2.5)]
     lines = [" ".join(line.split()) for line in tables(made).splitlines()]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bench.gateway import traffic
-from bench.gateway.tools import Loaded, Tools
+from bench.gateway.tools import LoadResult, Tools
 
 CORE = min(os.sched_getaffinity(0))
 COMPILER = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
@@ -25,7 +25,7 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Tools:
 @pytest.fixture
 def ports(tools: Tools) -> Iterator[list[int]]:
     with tools.backend(2) as backend:
-        yield [int(port) for port in backend.hear().split()]
+        yield [int(port) for port in backend.read_line().split()]
 
 
 def page(port: int, path: str) -> str:
@@ -38,18 +38,18 @@ def page(port: int, path: str) -> str:
 
 def loaded(
     tools: Tools, port: int, requests: list[bytes], folder: Path, *, events: int, seconds: float = 0.0
-) -> Loaded:
+) -> LoadResult:
     file = traffic.write(requests, folder / "requests")
     with tools.load(port, file, connections=4, warm_s=0.01, seconds=seconds, spread_ms=1, events=events) as load:
-        assert load.hear() == "ready"
-        load.tell("go")
-        return msgspec.json.decode(load.hear(), type=Loaded)
+        assert load.read_line() == "ready"
+        load.write_line("go")
+        return msgspec.json.decode(load.read_line(), type=LoadResult)
 
 
 def test_every_request_is_answered_and_counted(tools: Tools, ports: list[int], tmp_path: Path) -> None:
     seen = loaded(tools, ports[0], traffic.small(), tmp_path, events=0, seconds=0.05)
     assert seen.requests >= 4
-    assert (seen.errors, seen.events, seen.complaint) == (0, 0, "")
+    assert (seen.errors, seen.events, seen.first_error) == (0, 0, "")
     assert 0 < seen.latency_p50_us <= seen.latency_p99_us
     assert json.loads(page(ports[0], "/counts"))["requests"] >= seen.requests
     assert json.loads(page(ports[1], "/counts")) == {"requests": 0, "open": 0}
@@ -70,16 +70,16 @@ def test_a_wrong_answer_is_an_error(tools: Tools, ports: list[int], tmp_path: Pa
     lost = [request.replace(b"/v1/chat/completions", b"/nowhere") for request in traffic.small()]
     seen = loaded(tools, ports[0], lost, tmp_path, events=0)
     assert (seen.requests, seen.errors) == (4, 4)
-    assert seen.complaint.startswith("HTTP/1.1 404")
+    assert seen.first_error.startswith("HTTP/1.1 404")
     short = loaded(tools, ports[0], traffic.small(5, 1, stream=True), tmp_path, events=7)
-    assert (short.errors, short.complaint) == (4, "an answer with another number of events")
+    assert (short.errors, short.first_error) == (4, "a response with another number of events")
 
 
 def test_a_proxy_that_is_not_there_ends_the_load(tools: Tools, ports: list[int], tmp_path: Path) -> None:
     file = traffic.write(traffic.small(), tmp_path / "requests")
-    ended = pytest.raises(RuntimeError, match=r"ended before it had answered.*refused")
+    ended = pytest.raises(RuntimeError, match=r"ended without an answer.*refused")
     with tools.load(1, file, connections=1, warm_s=0, seconds=0, spread_ms=0, events=0) as load, ended:
-        load.hear()
+        load.read_line()
 
 
 def test_the_backend_says_what_routers_ask(tools: Tools, ports: list[int]) -> None:
