@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NotAdmitted(PointsmanError):
-    """A request is refused before it reaches a dispatcher: how it is answered."""
+    """A request is refused before it reaches a dispatcher; says how to answer it."""
 
     def __init__(self, status: int, why: str, code: str, retry_after_s: int | None = None) -> None:
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
@@ -39,7 +39,7 @@ class Denial(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """Fills with time up to a minute's worth; what is taken may be known only afterwards, so it can be in debt."""
+    """A token bucket that holds at most a minute's worth. It may go into debt: usage is known only afterwards."""
 
     __slots__ = ("_at", "_left", "per_minute")
 
@@ -49,7 +49,7 @@ class Bucket:
         self._at: float | None = None
 
     def has(self, amount: float, now: float) -> bool:
-        """Whether so much is left."""
+        """Whether this amount is left."""
         if self._at is not None:
             self._left = min(self.per_minute, self._left + (now - self._at) * self.per_minute / 60.0)
         self._at = now
@@ -59,17 +59,17 @@ class Bucket:
         self._left -= amount
 
     def seconds_until(self, amount: float) -> int:
-        """When so much will be there again, at the earliest a second from now."""
+        """Seconds until this amount is available, at least 1."""
         missing = amount - self._left
         return max(1, ceil(missing / self.per_minute * 60.0)) if self.per_minute else 3600
 
-    def go_on_from(self, other: "Bucket") -> None:
-        """Take over what is left in another."""
+    def continue_from(self, other: "Bucket") -> None:
+        """Start with what is left in another bucket."""
         self._left, self._at = min(other._left, self.per_minute), other._at
 
 
 class Tenant:
-    """Somebody who sends requests."""
+    """The limits of a tenant, and what it has used of them."""
 
     __slots__ = ("_cost", "_period_ends", "_requests", "_tokens", "name", "spec")
 
@@ -82,20 +82,22 @@ class Tenant:
         """In the current period."""
         self._period_ends: float | None = None
 
-    def go_on_from(self, other: "Tenant") -> None:
-        """The same tenant with other limits."""
+    def continue_from(self, other: "Tenant") -> None:
+        """Start with what the same tenant has used under its old limits."""
         self._cost, self._period_ends = other._cost, other._period_ends
-        for mine, theirs in ((self._requests, other._requests), (self._tokens, other._tokens)):
-            if mine is not None and theirs is not None:
-                mine.go_on_from(theirs)
+        for new, old in ((self._requests, other._requests), (self._tokens, other._tokens)):
+            if new is not None and old is not None:
+                new.continue_from(old)
 
     def bounded(self, request: RequestMetadata) -> RequestMetadata:
-        """The request, with no more priority than this tenant may ask for."""
-        most = self.spec.max_priority
-        return request if most is None or request.priority <= most else msgspec.structs.replace(request, priority=most)
+        """The request, with at most the priority that this tenant may use."""
+        limit = self.spec.max_priority
+        if limit is None or request.priority <= limit:
+            return request
+        return msgspec.structs.replace(request, priority=limit)
 
     def denial(self, request: RequestMetadata, now: float) -> Denial | None:
-        """Why this request is too much; None if it is not, and then it is counted."""
+        """Why this request exceeds the limits; None if it does not, and then it is counted."""
         requests, tokens, spec = self._requests, self._tokens, self.spec
         if requests is not None and not requests.has(1, now):
             why = f'"{self.name}" may send {spec.requests_per_minute:g} requests per minute'
@@ -119,7 +121,7 @@ class Tenant:
     def used(
         self, request: RequestMetadata, usage: Usage | None, counted: int | None, price: PriceSpec | None, now: float
     ) -> None:
-        """A request was answered: what it really took, as the engine says, or else as it was counted here."""
+        """Charge a request that was answered: the usage that the engine reported, else the tokens counted here."""
         prompt = request.input_tokens if usage is None or usage.input is None else usage.input
         answer = counted if usage is None or usage.output is None else usage.output
         answer = answer or 0
@@ -141,7 +143,7 @@ class Keys:
     def __init__(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str = "") -> None:
         self.tenants = {spec.name: Tenant(spec) for spec in tenants}
         self._by_start: dict[bytes, list[tuple[bytes, Tenant]]] = {}
-        """Hashes by their first bytes, so that many keys need not all be compared."""
+        """Hashes by their first bytes, so that few have to be compared."""
         for key in keys:
             digest = bytes.fromhex(key.sha256)
             self._by_start.setdefault(digest[:2], []).append((digest, self.tenants[key.tenant]))
@@ -150,15 +152,15 @@ class Keys:
         """Whether requests need a key."""
 
     def changed_to(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str) -> "Keys":
-        """Other keys and tenants; what those who stay have used is not forgotten."""
+        """New keys and tenants; tenants that remain keep what they have used."""
         changed = Keys(keys, tenants, admin_sha256)
         for name, tenant in changed.tenants.items():
             if name in self.tenants:
-                tenant.go_on_from(self.tenants[name])
+                tenant.continue_from(self.tenants[name])
         return changed
 
     def tenant_of(self, request: HttpRequest, client: "GatewayConnection | None") -> Tenant | None:
-        """Whose key a request has; None if it has none, or an unknown one. `client` caches the last one."""
+        """The tenant whose key a request has; None if it has no key or an unknown one. `client` caches the last one."""
         credentials = _credentials(request)
         memo = None if client is None else client.key_memo
         if memo is not None and memo[0] is self and memo[1] == credentials:
@@ -169,7 +171,7 @@ class Keys:
         return tenant
 
     def opens_admin(self, request: HttpRequest) -> bool:
-        """Whether it has the key of the admin API. If there is no such key, nobody has it."""
+        """Whether it has the key of the admin API; False if none is configured."""
         digest = sha256(_credentials(request)).digest()
         return bool(self._admin) and compare_digest(digest, self._admin)
 
@@ -208,7 +210,7 @@ class Admission:
         self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
 
     def tenant_of(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
-        """Whose key a request has; None if no keys are required. Raises `NotAdmitted`."""
+        """The tenant whose key a request has; None if no keys are required. Raises `NotAdmitted`."""
         if not self.keys.required:
             return None
         tenant = self.keys.tenant_of(http, client)
@@ -217,7 +219,7 @@ class Admission:
         return tenant
 
     def admit(self, request: RequestMetadata, tenant: Tenant, now: float) -> RequestMetadata:
-        """The request, with no more priority than its tenant may ask for, and counted. Raises `NotAdmitted`."""
+        """The request, with at most the priority that its tenant may use, and counted. Raises `NotAdmitted`."""
         request = tenant.bounded(request)
         denial = tenant.denial(request, now)
         if denial is not None:
@@ -226,7 +228,7 @@ class Admission:
         return request
 
     def request_id(self, http: HttpRequest) -> str:
-        """The client's own, if it has one that no other request has; else a new one."""
+        """The id that the client sent, if it is valid and no request in flight has it; else a new one."""
         given = http.headers.get(b"x-request-id")
         if given is not None:
             del http.headers[b"x-request-id"]

@@ -56,7 +56,7 @@ class ApplicationHandle:
 
     async def _answer(self, body: bytes) -> Any:
         headers = {"content-type": ARGUMENTS.decode(), "accept": BLOB}
-        async with self._transport.ask(f"/{self.name}", body, headers) as answer:
+        async with self._transport.post(f"/{self.name}", body, headers) as answer:
             said = await answer.read()
         if answer.status != 200:
             raise CallFailed.from_answer(answer.status, said)
@@ -64,7 +64,7 @@ class ApplicationHandle:
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
         headers = {"content-type": ARGUMENTS.decode(), "accept": f"{BLOB}; pieces"}
-        async with self._transport.ask(f"/{self.name}", body, headers) as answer:
+        async with self._transport.post(f"/{self.name}", body, headers) as answer:
             if answer.status != 200:
                 raise CallFailed.from_answer(answer.status, await answer.read())
             held = b""

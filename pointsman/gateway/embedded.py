@@ -36,9 +36,9 @@ class Embedded:
         self.grpc = GrpcListener(self.gateway, self.applications, lambda: self.plane.ready)
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
-        self.gateway.metrics.others.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
+        self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
         add_pages(self.gateway, lambda: self.plane.ready)
-        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications.told)
+        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications.record_of)
 
     @property
     def url(self) -> str:
@@ -92,7 +92,7 @@ class Embedded:
         """What runs, how it is doing, and where requests go."""
         status = self.plane.status()
         for deployment in status["deployments"]:
-            deployment.update(self.gateway.metrics.told(deployment["name"]))
+            deployment.update(self.gateway.metrics.summary(deployment["name"]))
         return {**status, "url": self.url}
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:

@@ -19,11 +19,11 @@ BACKLOG = 2048
 
 
 class CannotListen(PointsmanError):
-    """The address cannot be had."""
+    """The address is not available."""
 
 
 class Listeners:
-    """The open doors of a gateway."""
+    """Where a gateway listens for HTTP."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -50,7 +50,7 @@ class Listeners:
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{port}"
 
     def close(self) -> None:
-        """Take no new connections."""
+        """Accept no new connections."""
         for server in self._servers:
             server.close()
 
@@ -64,18 +64,18 @@ class GrpcListener:
         self._is_ready = is_ready
         self._server: PredictServer | None = None
         self.address = ""
-        """Where clients connect to: host:port; empty: nowhere."""
+        """host:port; empty if it is not open."""
 
     async def open(self, listen: str) -> int:
-        """Listen there, in the running loop, with the certificate of the gateway if it has one; empty: nowhere. The
-        port, or 0."""
+        """Listen at this address, with the certificate of the gateway if it has one. Returns the port; 0 if the address
+        is empty, which opens nothing."""
         if not listen:
             return 0
         try:
             from pointsman.gateway.grpc.server import PredictServer
         except ImportError as error:
             raise PointsmanError(
-                f"gateway.grpcListen is {listen}, which takes packages that are not installed ({error.name}); "
+                f"gateway.grpcListen is {listen}, which needs packages that are not installed ({error.name}); "
                 "run: pip install 'pointsman[grpc]'"
             ) from error
         server = PredictServer(self._gateway, self._applications, self._is_ready)
@@ -90,7 +90,7 @@ class GrpcListener:
         return port
 
     async def close(self, grace_s: float) -> None:
-        """Take no new calls; those under way get so long to end. Asked again: with less patience."""
+        """Accept no new calls; those in flight have `grace_s` to end. A second call may shorten that."""
         if self._server is not None:
             await self._server.stop(grace_s)
 

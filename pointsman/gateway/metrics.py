@@ -1,4 +1,4 @@
-"""What the gateway counts, and everything that `/metrics` says. docs/metrics.md has the meaning of each number."""
+"""What the gateway counts, and the page `/metrics`. docs/metrics.md explains each metric."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,14 +27,14 @@ class DeploymentCounts:
         self.between_tokens = Histogram(TOKEN_SECONDS)
         """Seconds between two pieces of a stream."""
         self.abandoned = 0
-        """Requests whose client went away."""
+        """Requests whose client disconnected."""
         self.broken_off = 0
         """Answers that ended with an error after they had begun."""
         self.tokens: Counter[str] = Counter()
         """As engines counted them: input, cached, output."""
 
     def used(self, usage: Usage) -> None:
-        """Count what an engine said an answer took."""
+        """Count the usage that an engine reported."""
         tokens = self.tokens
         tokens["input"] += usage.input or 0
         tokens["output"] += usage.output or 0
@@ -42,16 +42,16 @@ class DeploymentCounts:
 
 
 class GatewayMetrics:
-    """Counts of the front door, by deployment."""
+    """Counts of the gateway, by deployment."""
 
     def __init__(self) -> None:
         self._deployments: dict[str, DeploymentCounts] = {}
         self.unread: Counter[int] = Counter()
         """Requests that could not be read, by status."""
         self.limited: Counter[str] = Counter()
-        """Requests beyond what their tenant may send, by tenant."""
-        self.others: list[Callable[[Page], None]] = []
-        """What others have to say on the page."""
+        """Requests beyond the limits of their tenant, by tenant."""
+        self.sources: list[Callable[[Page], None]] = []
+        """Add metrics of other components to the page."""
 
     def of(self, deployment: str) -> DeploymentCounts:
         """The counts of a deployment."""
@@ -60,8 +60,8 @@ class GatewayMetrics:
             counts = self._deployments[deployment] = DeploymentCounts()
         return counts
 
-    def told(self, deployment: str) -> dict[str, float | None]:
-        """The counts of a deployment in short, for its status."""
+    def summary(self, deployment: str) -> dict[str, float | None]:
+        """The counts of a deployment, for its status."""
         counts = self._deployments.get(deployment) or DeploymentCounts()
         ended = sum(counts.total.counts)
         failed = sum(number for status, number in counts.statuses.items() if status >= 500)
@@ -72,15 +72,15 @@ class GatewayMetrics:
         }
 
     def text(self, traffic: Traffic, connections: int) -> str:
-        """Everything, as Prometheus reads it."""
+        """The page, in the format of Prometheus."""
         page = Page()
-        page.gauge("connections", "Connections of clients now.", {(): connections})
+        page.gauge("connections", "Open client connections.", {(): connections})
         page.counter("unread_requests", "Requests that could not be read.", _labelled(self.unread, "status"))
         page.counter("limited_requests", "Requests beyond their tenant's limits.", _labelled(self.limited, "tenant"))
         self._requests(page)
         _decisions(page, traffic.lanes.values())
         _now(page, traffic.lanes.values())
-        for add in self.others:
+        for add in self.sources:
             add(page)
         return page.text()
 
@@ -96,8 +96,10 @@ class GatewayMetrics:
         page.histogram(
             "between_tokens_seconds", "Between two pieces of a stream.", {one: c.between_tokens for one, c in each}
         )
-        page.counter("abandoned_requests", "Requests whose client left.", {one: c.abandoned for one, c in each})
-        page.counter("broken_off_answers", "Answers that failed midway.", {one: c.broken_off for one, c in each})
+        page.counter("abandoned_requests", "Requests whose client disconnected.", {one: c.abandoned for one, c in each})
+        page.counter(
+            "broken_off_answers", "Answers that failed after they had begun.", {one: c.broken_off for one, c in each}
+        )
         page.counter(
             "tokens",
             "Tokens as the engines counted them.",
@@ -109,7 +111,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Page:
-    """Prometheus text, put together line by line."""
+    """A page in the format of Prometheus."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -124,11 +126,11 @@ class Page:
         if values:
             self._head(name, "histogram", meaning)
         for labels, histogram in values.items():
-            told = histogram.as_dict()
-            for bound, count in told["buckets"].items():
+            content = histogram.as_dict()
+            for bound, count in content["buckets"].items():
                 self._line(f"{name}_bucket", (*labels, ("le", bound)), count)
-            self._line(f"{name}_sum", labels, told["sum"])
-            self._line(f"{name}_count", labels, told["count"])
+            self._line(f"{name}_sum", labels, content["sum"])
+            self._line(f"{name}_count", labels, content["count"])
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
@@ -162,23 +164,23 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Requests with a deadline that ended in time, or not.",
         {(*k, ("met", word)): n for k, a in deadlines for word, n in (("true", a.met), ("false", a.missed))},
     )
-    tallies = [(one, lane.dispatcher.counters) for one, lane in each]
+    counted = [(one, lane.dispatcher.counters) for one, lane in each]
     page.counter(
         "outcomes",
         "Requests by how they ended.",
-        {(*one, ("outcome", what)): n for one, counters in tallies for what, n in sorted(counters.outcomes.items())},
+        {(*one, ("outcome", what)): n for one, counters in counted for what, n in sorted(counters.outcomes.items())},
     )
     page.counter(
         "failed_tries",
         "Tries that failed; each was retried or refused.",
-        {(*one, ("instance", who)): n for one, counters in tallies for who, n in sorted(counters.retries.items())},
+        {(*one, ("instance", who)): n for one, counters in counted for who, n in sorted(counters.retries.items())},
     )
     page.counter(
         "policy_errors",
         "Exceptions and broken promises of policies and plugins.",
         {
             one: sum(counters.policy_errors.values()) + sum(counters.broken_promises.values())
-            for one, counters in tallies
+            for one, counters in counted
         },
     )
     prefixes = [(one, producer) for one, lane in each for producer in prefix_producers(lane)]
@@ -208,13 +210,10 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# What `/metrics` says of deployments that are scaled.
-
-
 def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
-    """Add them to the page."""
+    """Add the metrics of deployments that are scaled."""
     each = [((("deployment", one.name), ("policy", one.policy_name)), one) for one in scaled]
-    page.gauge("scaling_target", "Instances that were decided on.", {labels: one.target for labels, one in each})
+    page.gauge("scaling_target", "Target number of instances.", {labels: one.target for labels, one in each})
     page.gauge(
         "scaling_wanted",
         "Instances that the policy wants, before limits and delays.",
@@ -223,6 +222,6 @@ def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
     page.counter("scaling_changes", "Changes of the target.", {labels: one.changes for labels, one in each})
     page.counter(
         "scaling_policy_errors",
-        "Times that a scaling policy raised, was too slow, or returned nonsense.",
+        "Times that a scaling policy raised, was too slow, or returned an invalid number.",
         {labels: one.errors for labels, one in each},
     )

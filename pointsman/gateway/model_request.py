@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import (
-    READ_UP_TO_BYTES,
+    MAX_USAGE_BYTES,
     STREAMS_END_WITH_DONE,
     Usage,
     error_body,
@@ -47,9 +47,9 @@ class ModelRequest(InFlight, eq=False):
     _http: HttpRequest
     _tenant: "Tenant | None"
     _request_head: bytes = b""
-    """With which it was sent last."""
+    """The head that was sent last."""
     _lines: bytes = b""
-    """Header lines of ours for the answer."""
+    """Header lines that the gateway adds to the answer."""
     _events: EventStream | None = None
     _stream: ResponseStream | None = None
     """The answer, once part of it has gone to the client."""
@@ -108,12 +108,11 @@ class ModelRequest(InFlight, eq=False):
     # The response of the instance
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
-        """The whole answer."""
         if head.status in RETRIED:
             self._failed(f"it answered {head.status}: {body[:200].decode('utf-8', 'replace')}")
             return
         usage: Usage | None = None
-        if head.status == 200 and len(body) <= READ_UP_TO_BYTES:
+        if head.status == 200 and len(body) <= MAX_USAGE_BYTES:
             try:
                 usage = usage_of(body)
             except msgspec.DecodeError as error:
@@ -127,12 +126,12 @@ class ModelRequest(InFlight, eq=False):
         self._ended(head.status, usage, None if usage is None else usage.output)
 
     def stream_began(self, head: ResponseHead) -> None:
-        """Nothing goes out yet: as long as no event has come, another instance can take over."""
+        """Send nothing yet: until an event has arrived, another instance can take over."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
 
     def stream_piece(self, payload: bytes) -> None:
-        """Pass on what has come, event by event."""
+        """Pass on what has arrived, event by event."""
         events, now = self._events, time.monotonic()
         self.deadline = now + self.upstream.settings.stall_timeout
         if events is not None:
@@ -148,16 +147,15 @@ class ModelRequest(InFlight, eq=False):
         if self._head.status in RETRIED:
             self._failed(f"it answered {self._head.status}: {payload[:200].decode('utf-8', 'replace')}")
         elif events is not None and not payload.startswith(FIELDS):
-            self._failed(f"its stream is no stream of events: {payload[:60]!r}")
+            self._failed(f"its stream is not a stream of events: {payload[:60]!r}")
         else:
             self._begin(payload, now)
 
     def stream_ended(self) -> None:
-        """The stream is over."""
         events, head = self._events, self._head
         assert head is not None
         if self._client.paused:
-            self.resume()  # its connection may be somebody else's from here on
+            self.resume()  # another request may use its connection from here on
         self._attempt = None
         rest = b"" if events is None else events.held
         has_mark = self._http.path in STREAMS_END_WITH_DONE or not (head.chunked or head.length is not None)
@@ -183,14 +181,14 @@ class ModelRequest(InFlight, eq=False):
     def timed_out(self) -> None:
         settings = self.upstream.settings
         if self._stream is not None:
-            self._failed(f"nothing came for {settings.stall_timeout:g} s")
+            self._failed(f"no more of the answer within {settings.stall_timeout:g} s")
         else:
             self._failed(f"no answer within {settings.first_token_timeout:g} s")
 
     # The end
 
     def _failed(self, why: str) -> None:
-        """This try has come to nothing, unless all was said before it broke off."""
+        """This try has failed, unless the response was complete before the connection broke."""
         self.let_go()
         events = self._events
         if self._stream is not None and events is not None and not events.held and ends_with_done(events.last):
@@ -216,7 +214,7 @@ class ModelRequest(InFlight, eq=False):
         return stream
 
     def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
-        """It was answered."""
+        """Tell the dispatcher, and count."""
         now = time.monotonic()
         request, lane = self.request, self.lane
         self.upstream.leave(request.request_id)
@@ -234,12 +232,12 @@ class ModelRequest(InFlight, eq=False):
             self._tenant.used(request, usage, output_tokens, lane.plan.price, now)
 
     def _charge_part(self) -> None:
-        """What was answered before the end is charged too; else whoever leaves just before it would pay nothing."""
+        """Charge for the part that was sent: else a client that disconnects just before the end would pay nothing."""
         if self._tenant is not None and self._stream is not None and self._events is not None:
             self._tenant.used(self.request, None, self._events.events, self.lane.plan.price, time.monotonic())
 
     def _break_off(self, stream: ResponseStream, why: str) -> None:
-        """The answer had begun and cannot go on: say so in it."""
+        """End an answer that has begun with an error, if its form allows one."""
         events = self._events
         self.counts.broken_off += 1
         self._charge_part()

@@ -17,7 +17,7 @@ from pointsman.types import Priority, RequestMetadata
 
 
 class ClientHeaders(Mapping[str, str]):
-    """Headers as they came, and what was said elsewhere in a header's stead."""
+    """The headers of a request as text, decoded when they are read."""
 
     __slots__ = ("_raw",)
 
@@ -42,16 +42,16 @@ class ClientHeaders(Mapping[str, str]):
 
 
 STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
-"""Whose streams end with `data: [DONE]`."""
+"""Paths whose streams end with `data: [DONE]`."""
 
-MOST_PRIORITY = 1_000_000
-"""Or as little, below 0."""
+MAX_PRIORITY = 1_000_000
+"""The minimum is -MAX_PRIORITY."""
 
 PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority.value for priority in Priority}
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, for its author."""
+    """A request that its author must correct."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class BadRequest(Exception):
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """The object `pointsman` in a body: what the OpenAI API has no field for. Headers say the same, and win."""
+    """The object `pointsman` in a body: settings that the OpenAI API has no field for. Headers take precedence."""
 
     priority: int | str | None = None
     deadline_ms: float | None = None
@@ -70,7 +70,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Body(msgspec.Struct):
-    """What is read of a body; everything else is passed over."""
+    """The fields of a body that are read."""
 
     model: str = ""
     stream: bool | None = False
@@ -86,12 +86,12 @@ class Body(msgspec.Struct):
     pointsman: Extension | None = None
 
     def as_prompt(self) -> bytes | memoryview:
-        """The prompt as it was written: requests that go on from one another begin with the same bytes."""
-        said = memoryview(self.messages) or memoryview(self.prompt) or memoryview(self.input)
-        ahead = bytes(self.tools) or bytes(self.instructions)
-        if ahead:
-            return ahead + said
-        return said if len(said) > COPIED_BYTES else bytes(said)
+        """The prompt as it was sent: the next turn of a conversation begins with the same bytes."""
+        prompt = memoryview(self.messages) or memoryview(self.prompt) or memoryview(self.input)
+        prefix = bytes(self.tools) or bytes(self.instructions)
+        if prefix:
+            return prefix + prompt
+        return prompt if len(prompt) > COPIED_BYTES else bytes(prompt)
 
 
 _decode = msgspec.json.Decoder(Body).decode
@@ -102,7 +102,7 @@ def read_body(body: Bytes) -> Body:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the body is not as the API wants it: {error}") from None
+        raise BadRequest(f"the body does not match the API: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -110,16 +110,16 @@ def read_body(body: Bytes) -> Body:
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:
-    """A request as the dispatcher knows it. `tenant` is who the key belongs to; empty: whoever they say they are.
+    """A request as the dispatcher sees it. `tenant`: the owner of the key; if empty, the client names its tenant.
 
     Raises `BadRequest`.
     """
-    asked = _NOTHING
+    settings = _DEFAULTS
     if body.pointsman is not None or not raw.keys().isdisjoint(_NAMES):
-        asked = _checked(_with_headers(raw, body.pointsman or Extension()))
-    if asked.session:
-        raw[b"x-session-id"] = asked.session.encode()
-    if tenant:  # with whom it shares its turns is not for the client to say
+        settings = _checked(_with_headers(raw, body.pointsman or Extension()))
+    if settings.session:
+        raw[b"x-session-id"] = settings.session.encode()
+    if tenant:  # its tenant decides its share of the queue, not a header
         raw.pop(FAIRNESS_HEADER.encode(), None)
         raw.pop(FAIRNESS_ALIAS.encode(), None)
     return RequestMetadata(
@@ -127,23 +127,23 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
         body.as_prompt(),
         _tokens(body.max_tokens or body.max_completion_tokens or body.max_output_tokens),
         body.model,
-        asked.priority,  # type: ignore[arg-type]  # a number, as it has been checked
-        asked.deadline_ms,
-        tenant or asked.tenant,
+        settings.priority,  # type: ignore[arg-type]  # a number, once checked
+        settings.deadline_ms,
+        tenant or settings.tenant,
         now,
-        asked.cost_budget,
-        asked.timeout_s,
+        settings.cost_budget,
+        settings.timeout_s,
         ClientHeaders(raw),
         cache_salt=body.cache_salt or "",
     )
 
 
-def asked_in_headers(raw: dict[bytes, bytes]) -> Extension:
-    """What headers ask for, with the priority as a number. Raises `BadRequest`."""
-    return _NOTHING if raw.keys().isdisjoint(_NAMES) else _checked(_with_headers(raw, Extension()))
+def settings_in_headers(raw: dict[bytes, bytes]) -> Extension:
+    """The settings in headers, with the priority as a number. Raises `BadRequest`."""
+    return _DEFAULTS if raw.keys().isdisjoint(_NAMES) else _checked(_with_headers(raw, Extension()))
 
 
-_NOTHING = Extension(priority=Priority.NORMAL)
+_DEFAULTS = Extension(priority=Priority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
 _NAMES = frozenset(_HEADERS.values())
 _KINDS: Mapping[str, object] = {"priority": str, "tenant": str, "session": str}
@@ -152,57 +152,57 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
-    """What headers and body ask for together."""
-    asked = msgspec.structs.replace(extension)
+    """The settings of headers and body together."""
+    settings = msgspec.structs.replace(extension)
     for field, header in _HEADERS.items():
         value = raw.get(header)
         if value is not None:
             written = value.decode("latin-1").strip()
             try:
-                setattr(asked, field, msgspec.convert(written, _KINDS.get(field, float), strict=False))
+                setattr(settings, field, msgspec.convert(written, _KINDS.get(field, float), strict=False))
             except msgspec.ValidationError:
                 raise BadRequest(f"{header.decode()}: expected a number, found {value[:60]!r}", field) from None
-    return asked
+    return settings
 
 
-def _checked(asked: Extension) -> Extension:
+def _checked(settings: Extension) -> Extension:
     """The same, with its priority as a number. Raises `BadRequest`."""
-    if _CONTROL.search(asked.session):
-        raise BadRequest("session has a control character in it; it goes on as a header", "session")
+    if _CONTROL.search(settings.session):
+        raise BadRequest("session has a control character in it; it is sent on as a header", "session")
     for field in ("deadline_ms", "cost_budget", "timeout_s"):
-        value = getattr(asked, field)
+        value = getattr(settings, field)
         if value is not None and not 0 < value < 1e15:
             raise BadRequest(f"{field} is {value:g}; it must be above 0 and below 1e15", field)
-    asked.priority = _priority(asked.priority)
-    return asked
+    settings.priority = _priority(settings.priority)
+    return settings
 
 
-def _priority(asked: int | str | None) -> int:
-    if asked is None:
+def _priority(value: int | str | None) -> int:
+    if value is None:
         return Priority.NORMAL
-    if isinstance(asked, str):
-        found = PRIORITIES.get(asked.lower())
-        if found is None and not _WHOLE.fullmatch(asked):
+    if isinstance(value, str):
+        named = PRIORITIES.get(value.lower())
+        if named is None and not _WHOLE.fullmatch(value):
             known = ", ".join(PRIORITIES)
-            raise BadRequest(f'priority is "{asked[:60]}"; it must be a whole number or one of {known}', "priority")
-        asked = int(asked) if found is None else found
-    if abs(asked) > MOST_PRIORITY:
-        raise BadRequest(f"priority must be within {MOST_PRIORITY} of 0", "priority")
-    return asked
+            raise BadRequest(f'priority is "{value[:60]}"; it must be a whole number or one of {known}', "priority")
+        value = int(value) if named is None else named
+    if abs(value) > MAX_PRIORITY:
+        raise BadRequest(f"priority must be within {MAX_PRIORITY} of 0", "priority")
+    return value
 
 
-def _tokens(asked: int | None) -> int | None:
-    """As far as it is a bound: what -1 or a number without end means is for the engine to say."""
-    return asked if asked is not None and 0 < asked < 1 << 53 else None
+def _tokens(limit: int | None) -> int | None:
+    """None if it limits nothing; the engine decides what -1 or a huge number means."""
+    return limit if limit is not None and 0 < limit < 1 << 53 else None
 
 
 # Usage
 
-READ_UP_TO_BYTES = 1024 * 1024
-"""Answers longer than this are not read."""
+MAX_USAGE_BYTES = 1024 * 1024
+"""Longer responses are not searched for usage."""
 
 Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
-"""What an engine says beyond that is nonsense, and is passed over."""
+"""Numbers beyond that are ignored."""
 
 
 class _Details(msgspec.Struct):
@@ -210,7 +210,7 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens, as the engine counted them; None: it did not say."""
+    """Tokens, as the engine counted them; None where it did not say."""
 
     input: int | None
     """Of the prompt."""
@@ -220,8 +220,8 @@ class Usage(msgspec.Struct):
     """Of the prompt, that were in the prefix cache."""
 
 
-class _Said(msgspec.Struct):
-    """Prompt and completion; in the responses API input and output."""
+class _ReportedUsage(msgspec.Struct):
+    """The responses API has input and output instead of prompt and completion."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
@@ -232,11 +232,11 @@ class _Said(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    usage: _Said | None = None
+    usage: _ReportedUsage | None = None
 
 
 class _UsageBody(msgspec.Struct):
-    usage: _Said | None = None
+    usage: _ReportedUsage | None = None
     response: _Response | None = None
 
 
@@ -244,20 +244,20 @@ _decode_usage = msgspec.json.Decoder(_UsageBody).decode
 
 
 def usage_of(body: bytes) -> Usage | None:
-    """The usage in a JSON answer; None if it has none. Raises `msgspec.DecodeError` if it is not JSON."""
+    """The usage in a JSON response; None if it has none. Raises `msgspec.DecodeError` if it is not JSON."""
     try:
         read = _decode_usage(body)
     except (msgspec.ValidationError, RecursionError):  # JSON of another shape
         return None
-    said = read.usage
-    if said is None and read.response is not None:
-        said = read.response.usage
-    if said is None:
+    reported = read.usage
+    if reported is None and read.response is not None:
+        reported = read.response.usage
+    if reported is None:
         return None
-    details = said.prompt_tokens_details or said.input_tokens_details
+    details = reported.prompt_tokens_details or reported.input_tokens_details
     return Usage(
-        said.input_tokens if said.prompt_tokens is None else said.prompt_tokens,
-        said.output_tokens if said.completion_tokens is None else said.completion_tokens,
+        reported.input_tokens if reported.prompt_tokens is None else reported.prompt_tokens,
+        reported.output_tokens if reported.completion_tokens is None else reported.completion_tokens,
         None if details is None else details.cached_tokens,
     )
 

@@ -1,4 +1,4 @@
-"""What the gateway answers itself: whether it lives, whether it is ready, its metrics, its models."""
+"""Pages that the gateway answers itself: health, readiness, metrics and models."""
 
 from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
@@ -14,7 +14,7 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
-    """Put the pages up."""
+    """Add the pages to a gateway."""
 
     def health(client: GatewayConnection, _: HttpRequest) -> None:
         client.answer(200, b'{"status":"ok"}')
@@ -52,13 +52,13 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
 
 
 def only_read(page: GatewayPage) -> GatewayPage:
-    """The page, for GET and HEAD alone."""
+    """The page, for GET and HEAD only."""
 
     def read(client: GatewayConnection, request: HttpRequest) -> None:
         if request.method in (b"GET", b"HEAD"):
             page(client, request)
         else:
-            client.error(405, "this can only be read", lines=b"allow: GET, HEAD\r\n")
+            client.error(405, "only GET and HEAD are allowed here", lines=b"allow: GET, HEAD\r\n")
 
     return read
 

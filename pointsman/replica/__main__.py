@@ -1,4 +1,4 @@
-"""`python -m pointsman.replica --host H --port P`, with what to run in POINTSMAN_REPLICA."""
+"""`python -m pointsman.replica --host H --port P`; POINTSMAN_REPLICA says what to run."""
 
 import argparse
 import asyncio
@@ -20,28 +20,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until told to stop."""
     parser = argparse.ArgumentParser(prog="pointsman.replica")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed")
-    wanted = parser.parse_args(arguments)
+    parser.add_argument("--port", type=int, default=0, help="default 0: a free one, which is printed")
+    options = parser.parse_args(arguments)
     try:
         recipe, surroundings = read_environment(os.environ)
     except PointsmanError as error:
         fail(str(error))
-    uvloop.run(serve(wanted.host, wanted.port, recipe, surroundings))
+    uvloop.run(serve(options.host, options.port, recipe, surroundings))
 
 
 async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings) -> None:
-    """Listen at once, so that health can be asked while the code is loaded."""
+    """Listen at once, so that health checks are answered while the code is loaded."""
     server = ReplicaServer(recipe, surroundings)
     loop = asyncio.get_running_loop()
     try:
         taken = await server.listen(host, port)
     except OSError as error:
-        fail(f"port {port} of {host} cannot be used: {os.strerror(error.errno or 0)}")
+        fail(f"port {port} of {host} is not available: {os.strerror(error.errno or 0)}")
     loading = loop.create_task(server.load())
 
     def stop() -> None:
         if not loading.done():
-            leave(0)
+            exit_now(0)
         server.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,16 +54,16 @@ async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings
     await server.done()
 
 
-def fail(why: str, because: BaseException | None = None) -> NoReturn:
-    """Say why, and give up; the last line is the one that others show."""
-    if because is not None:
-        traceback.print_exception(because)
+def fail(why: str, cause: BaseException | None = None) -> NoReturn:
+    """Print the reason and exit. The last line is shown in the status of the plane."""
+    if cause is not None:
+        traceback.print_exception(cause)
     print(f"the replica cannot start: {why}", file=sys.stderr)
-    leave(1)
+    exit_now(1)
 
 
-def leave(code: int) -> NoReturn:
-    """Gone at once, whatever the code that was being loaded is doing."""
+def exit_now(code: int) -> NoReturn:
+    """Exit at once, whatever the code that is being loaded does."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Calls of a method that takes batches: collected while the one before runs, at most so many, and not for long."""
+"""Calls of a method that takes batches: collected while the batch before runs, up to a size and a waiting time."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from pointsman.replica.methods import Method
 
 
 class Batches:
-    """Of one method. One batch runs at a time; meanwhile the next one fills."""
+    """The batches of one method. One runs at a time; meanwhile the next one fills."""
 
     def __init__(self, method: Method, batching: Batching, calling: Calling) -> None:
         self._method = method
@@ -19,12 +19,12 @@ class Batches:
         self._calling = calling
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[ReplicaCall, float]] = deque()
-        """With the time that each came."""
+        """With their arrival times."""
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 
     def add(self, call: ReplicaCall) -> None:
-        """It runs with the next batch."""
+        """Run it with the next batch."""
         self._waiting.append((call, self._loop.time()))
         if self._running is None:
             self._begin_or_wait()
@@ -40,7 +40,7 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch = self._taken()
+        batch = self._take()
         if batch:
             token = CURRENT.set(batch[0].context)
             self._running = self._loop.create_task(self._run(batch))
@@ -48,8 +48,8 @@ class Batches:
             for call in batch:
                 call.task = _Share(batch, self._running)
 
-    def _taken(self) -> list[ReplicaCall]:
-        """The calls that go together: as many arguments, the same names, and still wanted."""
+    def _take(self) -> list[ReplicaCall]:
+        """The next batch: calls with the same number of arguments and the same names, without those that are over."""
         batch: list[ReplicaCall] = []
         while self._waiting and len(batch) < self._batching.max_batch_size:
             call, _ = self._waiting[0]
@@ -76,7 +76,7 @@ class Batches:
 
 
 class _Share:
-    """The part that a call has in a batch: who is the last to leave ends it."""
+    """A call's part in a batch: the batch is cancelled when all its calls are over."""
 
     def __init__(self, batch: list[ReplicaCall], running: "asyncio.Task[None]") -> None:
         self._batch = batch

@@ -1,7 +1,7 @@
 """How calls are made: async code on the loop, plain code in threads, and quick plain code on the loop as well.
 
-A plain method is quick if its last calls were (`Pace`). It goes to the threads all the same when they are all busy,
-since only so many plain calls may run side by side, and when it may wait for others through a handle.
+A plain method is quick if its last calls were (`MethodPace`). Even a quick one runs in a thread when all threads are
+busy, since the number of plain calls side by side is limited, and when it may wait for other nodes through a handle.
 """
 
 import asyncio
@@ -18,14 +18,11 @@ from pointsman.replica.calls import ReplicaCall, StreamedAnswer
 from pointsman.replica.methods import Method, MethodKind
 from pointsman.wire import COLLECTED
 
-# Threads for code that is not async: so many calls of it run side by side, and no more.
-
-
 Job = Callable[[], None]
 
 
 class Threads:
-    """Daemon threads, started when first needed: code of the user that never ends must not keep the process."""
+    """Threads for code that is not async. They are daemons: user code that never ends must not keep the process."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -33,15 +30,15 @@ class Threads:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._started = 0
         self.busy = 0
-        """Jobs that wait or run; only the loop's thread may look."""
+        """Jobs that wait or run; only the thread of the loop may read it."""
 
     @property
     def has_room(self) -> bool:
-        """Whether one more call would run at once."""
+        """Whether one more job would run at once."""
         return self.busy < self._count
 
     def run(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run a job in a thread; `done(result, error)` follows on the loop."""
+        """Run a job in a thread, then `done(result, error)` on the loop."""
         loop = asyncio.get_running_loop()
         self.busy += 1
 
@@ -62,8 +59,8 @@ class Threads:
             self._started += 1
             threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
 
-    async def wait_for(self, job: Callable[[], Any]) -> Any:
-        """Run a job in a thread, and wait for it."""
+    async def result_of(self, job: Callable[[], Any]) -> Any:
+        """The result of a job that runs in a thread."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -92,7 +89,7 @@ def _as_exception(error: BaseException) -> BaseException:
 
 
 PIECES_AHEAD = 32
-"""That a generator in a thread may be ahead of the loop."""
+"""Pieces by which a generator in a thread may be ahead of the loop."""
 
 
 class Calling:
@@ -101,11 +98,11 @@ class Calling:
     def __init__(self, threads: Threads, *, may_wait: bool) -> None:
         self._threads = threads
         self._may_wait = may_wait
-        """The object holds handles."""
+        """The object holds handles: its methods may wait for other nodes."""
         self._loop = asyncio.get_running_loop()
 
     def begin(self, call: ReplicaCall) -> None:
-        """Make a call; it ends when its code does."""
+        """Start a call."""
         match call.method.kind:
             case MethodKind.PLAIN:
                 self._plain(call)
@@ -117,14 +114,14 @@ class Calling:
                 self._iterate(call)
 
     async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        """What a call of ours gives: of the preprocessor, of `reconfigure`, of a batch."""
+        """The result of a method: of the preprocessor, of `reconfigure`, of a batch."""
         if method.kind is MethodKind.ASYNC:
             return await method.function(*args, **kwargs)
         context = CURRENT.get()
         if self._is_quick(method):
             result = _timed(method, args, kwargs, context, on_loop=True)
         else:
-            result = await self._threads.wait_for(lambda: _timed(method, args, kwargs, context))
+            result = await self._threads.result_of(lambda: _timed(method, args, kwargs, context))
         return await result if inspect.isawaitable(result) else result
 
     # Plain code
@@ -155,7 +152,7 @@ class Calling:
         self._threads.run(job, done)
 
     def _returned(self, call: ReplicaCall, result: Any) -> None:
-        """Usually that is the answer; a plain function may also return something that is yet to be run."""
+        """Usually that is the result; a plain function may also return a generator or a coroutine."""
         if inspect.isgenerator(result):
             self._iterate(call, result)
         elif inspect.isasyncgen(result):
@@ -183,7 +180,7 @@ class Calling:
             else:
                 call.finish(result)
         except asyncio.CancelledError as error:
-            call.fail(error)  # unless it was us who cancelled it
+            call.fail(error)  # nothing, if the call itself was cancelled
             raise
         except BaseException as error:
             call.fail(error)

@@ -1,4 +1,4 @@
-"""What code returned or raised, as it is answered: a value for the next step, JSON or events for a client, an error."""
+"""Calls in flight, and their answers: a value for the next step, JSON or events for a client, or an error."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ TEXT = b"text/plain; charset=utf-8"
 LINES = b"application/x-ndjson"
 BYTES = b"application/octet-stream"
 BLOB_TYPE, PIECES_TYPE = BLOB.encode(), PIECES.encode()
-_OURS = os.path.dirname(__file__)  # noqa: PTH120 - compared with the names in frames, as they are
+_HERE = os.path.dirname(__file__)  # noqa: PTH120 - compared with file names of frames
 
 
 class CallRefused(PointsmanError):
-    """What a client sent cannot be the input; `detail` says which field and why."""
+    """The input of a client is not valid; `detail` says which field and why."""
 
     def __init__(self, detail: Any, status: int = 422) -> None:
         self.detail = detail
@@ -46,7 +46,7 @@ def whole_answer(value: Any, form: Form, shared: SharedBuffers | None) -> tuple[
 
 
 class Pieces:
-    """What a generator yields, as it goes out."""
+    """Encodes what a generator yields."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -54,7 +54,7 @@ class Pieces:
         self.end = DONE if form == "events" else b""
 
     def kind_for(self, first: Any) -> bytes:
-        """The content type, which the first piece decides."""
+        """The content type, which depends on the first piece."""
         if self._form == "events":
             return EVENTS
         if self._form == "pieces":
@@ -73,46 +73,46 @@ class Pieces:
         return to_json(piece) + b"\n"
 
     def failed(self, error: BaseException) -> bytes:
-        """What can still be said when the beginning is out already; the connection is cut after it."""
+        """The last piece of an answer that breaks off, if its form allows one."""
         if self._form != "events":
             return b""
-        said = {"type": type(error).__name__, "message": str(error)}
-        return event(msgspec.json.encode({"error": said}))
+        problem = {"type": type(error).__name__, "message": str(error)}
+        return event(msgspec.json.encode({"error": problem}))
 
 
 def to_json(value: Any) -> bytes:
-    """A value as clients read it. Raises TypeError for what has no JSON."""
-    return msgspec.json.encode(value, enc_hook=_plainer)
+    """A value as JSON. Raises TypeError if it has none."""
+    return msgspec.json.encode(value, enc_hook=_as_plain)
 
 
 def error_answer(error: BaseException) -> tuple[int, bytes]:
-    """Status and body for what the user's code raised."""
+    """Status and body for an exception of the user's code."""
     if isinstance(error, CallRefused):
         return error.status, to_json({"detail": error.detail})
-    said: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": _own_traceback(error)}
+    body: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": _own_traceback(error)}
     status = 500
-    if isinstance(error, CallFailed):  # of a node that this one called: who called it was not at fault
-        said |= {"message": error.message, "type": error.kind or said["type"], "node": error.node}
-        said["traceback"] = error.trace or said["traceback"]
+    if isinstance(error, CallFailed):  # of a node that this one called
+        body |= {"message": error.message, "type": error.kind or body["type"], "node": error.node}
+        body["traceback"] = error.trace or body["traceback"]
         status = 504 if error.status == 504 else 500
-    return status, to_json(said)
+    return status, to_json(body)
 
 
 def problem(kind: str, message: str) -> bytes:
-    """The body of an answer that says what was wrong, where no code of the user's was run."""
+    """The body of an error before any user code ran."""
     return msgspec.json.encode({"type": kind, "message": message, "traceback": ""})
 
 
 def _own_traceback(error: BaseException) -> str:
-    """From where the user's code begins."""
+    """The traceback, without the frames above the user's code."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS) and frames.tb_next is not None:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE) and frames.tb_next is not None:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _plainer(value: Any) -> Any:
-    """What JSON does not know, in terms of what it does: pydantic, arrays, numbers of numpy, iterables."""
+def _as_plain(value: Any) -> Any:
+    """A value of pydantic, numpy and others as a value that JSON has."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if hasattr(value, "tolist"):
@@ -232,7 +232,7 @@ class ReplicaCall:
         connection.serving = self
 
     def watch(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """Give it so long."""
+        """Fail it after this time."""
         self._timer = loop.call_later(seconds, self._expire)
 
     def finish(self, value: Any) -> None:
@@ -300,10 +300,10 @@ class ReplicaCall:
         if self.task is not None:
             self.task.cancel()
         if self._streamed is not None:
-            self._streamed.break_off(TimeoutError("its time was over"))
+            self._streamed.break_off(TimeoutError("its deadline was exceeded"))
         else:
-            said = f"{self.method.name} was not done when its time was over"
-            self._connection.answer(504, problem("DeadlineExceeded", said))
+            why = f"{self.method.name} did not end before its deadline"
+            self._connection.answer(504, problem("DeadlineExceeded", why))
 
     def _end(self) -> None:
         self.is_over = True

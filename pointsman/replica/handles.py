@@ -1,7 +1,7 @@
-"""Handles: other nodes, as the code that was given them calls them.
+"""Handles: how user code calls other nodes and models.
 
 Enters: arguments, from async code or from plain code in a thread. Leaves: a `Response`, which can be awaited, or waited
-for with `.result()`. The one rule: what the current call knows (request, priority, tenant, time left) goes along.
+for with `.result()`. The one rule: a call inherits request, priority, tenant and remaining time.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CALL_PATH = "/pipelines/call"
 
 
 class CallAnswer(Protocol):
-    """What came back."""
+    """The response of the gateway."""
 
     @property
     def status(self) -> int: ...
@@ -37,8 +37,8 @@ class CallAnswer(Protocol):
 class Transport(Protocol):
     """The way to the gateway."""
 
-    def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
-        """POST, and the answer; leaving before its end gives it up. Raises `CallFailed`."""
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
+        """Send a POST; leaving before the end of the response closes the connection. Raises `CallFailed`."""
 
 
 class GatewayTransport:
@@ -50,7 +50,7 @@ class GatewayTransport:
         self._client = HttpClient(UnixSocket(socket))
 
     @asynccontextmanager
-    async def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
         lines = self._headers + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
             async with self._client.stream("POST", path, body, lines) as response:
@@ -62,11 +62,11 @@ class GatewayTransport:
 
 
 class HandleLink(NamedTuple):
-    """All that handles of one process share."""
+    """What the handles of one process share."""
 
     transport: Transport
     loop: asyncio.AbstractEventLoop
-    """On which the transport lives; handles may be used from anywhere."""
+    """The loop of the transport; handles may be used from any thread."""
     encode: Callable[[Any], bytes]
     """A value as a blob, and back."""
     decode: Callable[[bytes], Any]
@@ -74,31 +74,31 @@ class HandleLink(NamedTuple):
 
 
 class Response:
-    """An answer to come. It is under way already; whoever awaits it and is cancelled gives it up."""
+    """The answer to a call, which was sent already. Cancelling code that awaits it cancels the call."""
 
     def __init__(self, running: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._at_home = _loop_here() is loop
+        self._on_loop = _loop_here() is loop
         self._awaited: Any = (
-            loop.create_task(running) if self._at_home else asyncio.run_coroutine_threadsafe(running, loop)
+            loop.create_task(running) if self._on_loop else asyncio.run_coroutine_threadsafe(running, loop)
         )
 
     def __await__(self) -> Generator[Any, None, Any]:
-        awaited = self._awaited if self._at_home else asyncio.wrap_future(self._awaited)
+        awaited = self._awaited if self._on_loop else asyncio.wrap_future(self._awaited)
         return awaited.__await__()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for it, in plain code. Raises TimeoutError if it has not come by then; it stays under way."""
+        """Wait for it, in plain code. Raises TimeoutError if there is no answer in time; the call goes on."""
         if _loop_here() is self._loop:
-            raise PointsmanError("result() would keep everybody waiting here; in async code, await the response")
+            raise PointsmanError("result() would block the event loop; in async code, await the response")
         awaited = self._awaited
-        if self._at_home:
+        if self._on_loop:
             awaited = asyncio.run_coroutine_threadsafe(_outcome(awaited), self._loop)
         return awaited.result(timeout_s)
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
-        if self._at_home:
+        """Cancel the call."""
+        if self._on_loop:
             self._loop.call_soon_threadsafe(self._awaited.cancel)
         else:
             self._awaited.cancel()
@@ -112,30 +112,30 @@ class Stream:
         self._loop = loop
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        at_home = _loop_here() is self._loop
+        on_loop = _loop_here() is self._loop
         try:
             while True:
                 step = _next(self._pieces)
-                there, piece = await (
-                    step if at_home else asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step, self._loop))
+                has_piece, piece = await (
+                    step if on_loop else asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step, self._loop))
                 )
-                if not there:
+                if not has_piece:
                     return
                 yield piece
         finally:
             closing = _closed(self._pieces)
-            if at_home:
+            if on_loop:
                 await closing
             else:
                 asyncio.run_coroutine_threadsafe(closing, self._loop)
 
     def __iter__(self) -> Iterator[Any]:
         if _loop_here() is self._loop:
-            raise PointsmanError("a plain for would keep everybody waiting here; in async code, write async for")
+            raise PointsmanError("a plain for would block the event loop; in async code, write async for")
         try:
             while True:
-                there, piece = asyncio.run_coroutine_threadsafe(_next(self._pieces), self._loop).result()
-                if not there:
+                has_piece, piece = asyncio.run_coroutine_threadsafe(_next(self._pieces), self._loop).result()
+                if not has_piece:
                     return
                 yield piece
         finally:
@@ -166,8 +166,8 @@ class HandleMethod:
         context = current()
         head = CallHead(
             method=self._method,
-            args=template([placeholder(place) for place in range(len(args))]),
-            kwargs=template({name: placeholder(len(args) + place) for place, name in enumerate(kwargs)}),
+            args=template([placeholder(index) for index in range(len(args))]),
+            kwargs=template({name: placeholder(len(args) + index) for index, name in enumerate(kwargs)}),
             form=form,
             request_id=context.request_id,
             deadline_s=context.time_left_s,
@@ -180,14 +180,14 @@ class HandleMethod:
         return encode_call(head, [self._link.encode(value) for value in (*args, *kwargs.values())])
 
     async def _answer(self, body: bytes) -> Any:
-        async with self._link.transport.ask(CALL_PATH, body, {}) as answer:
+        async with self._link.transport.post(CALL_PATH, body, {}) as answer:
             said = await answer.read()
         if answer.status != 200:
             raise CallFailed.from_answer(answer.status, said, self._node)
         return self._link.decode(said)
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
-        async with self._link.transport.ask(CALL_PATH, body, {}) as answer:
+        async with self._link.transport.post(CALL_PATH, body, {}) as answer:
             if answer.status != 200:
                 raise CallFailed.from_answer(answer.status, await answer.read(), self._node)
             held = b""
@@ -235,34 +235,31 @@ async def _closed(pieces: Any) -> None:
     await pieces.aclose()
 
 
-# Handles to models of the manifest: a request to one is scheduled like any client's.
-
-
 class ModelMethod:
-    """One kind of request to a model."""
+    """One kind of request to a model. It is scheduled like a client's."""
 
-    def __init__(self, link: HandleLink, model: str, path: str, asked: str, text: Callable[[Any], str]) -> None:
+    def __init__(self, link: HandleLink, model: str, path: str, field: str, text: Callable[[Any], str]) -> None:
         self._link = link
         self._model = model
         self._path = path
-        self._asked = asked
+        self._field = field
         self._text = text
 
-    def __call__(self, asked: Any, **params: Any) -> Response:
+    def __call__(self, prompt: Any, **params: Any) -> Response:
         """The text of the first choice."""
-        return Response(self._text_of(self._request(asked, params)), self._link.loop)
+        return Response(self._text_of(self._request(prompt, params)), self._link.loop)
 
     remote = __call__
 
-    def raw(self, asked: Any, **params: Any) -> Response:
-        """The whole answer, as the model gave it."""
-        return Response(self._answer(self._request(asked, params)), self._link.loop)
+    def raw(self, prompt: Any, **params: Any) -> Response:
+        """The whole response of the model."""
+        return Response(self._answer(self._request(prompt, params)), self._link.loop)
 
-    def stream(self, asked: Any, **params: Any) -> Stream:
-        """The text of the first choice, as it is written."""
-        return Stream(self._texts(self._request(asked, params | {"stream": True})), self._link.loop)
+    def stream(self, prompt: Any, **params: Any) -> Stream:
+        """The text of the first choice, as it is generated."""
+        return Stream(self._texts(self._request(prompt, params | {"stream": True})), self._link.loop)
 
-    def _request(self, asked: Any, params: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
+    def _request(self, prompt: Any, params: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
         context = current()
         headers = {"content-type": "application/json"}
         if context.request_id:
@@ -273,10 +270,10 @@ class ModelMethod:
         if (left_s := context.time_left_s) is not None:
             left_s = max(left_s, 0.001)
             headers |= {"x-pointsman-timeout-s": f"{left_s:.3f}", "x-pointsman-deadline-ms": f"{left_s * 1000:.0f}"}
-        return msgspec.json.encode({"model": self._model, self._asked: asked, **params}), headers
+        return msgspec.json.encode({"model": self._model, self._field: prompt, **params}), headers
 
     async def _answer(self, request: tuple[bytes, dict[str, str]]) -> Any:
-        async with self._link.transport.ask(self._path, *request) as answer:
+        async with self._link.transport.post(self._path, *request) as answer:
             said = await answer.read()
         if answer.status != 200:
             raise CallFailed.from_answer(answer.status, said, self._model)
@@ -286,7 +283,7 @@ class ModelMethod:
         return self._text((await self._answer(request))["choices"][0])
 
     async def _texts(self, request: tuple[bytes, dict[str, str]]) -> AsyncIterator[str]:
-        async with self._link.transport.ask(self._path, *request) as answer:
+        async with self._link.transport.post(self._path, *request) as answer:
             if answer.status != 200:
                 raise CallFailed.from_answer(answer.status, await answer.read(), self._model)
             held = b""

@@ -1,4 +1,4 @@
-"""Code of the user that makes the input of a request: a preprocessor, a schema, or one after the other."""
+"""User code that makes the input of a request: a preprocessor, a schema, or both in this order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +13,9 @@ from pointsman.replica.calls import CallRefused
 from pointsman.replica.methods import Method
 from pointsman.wire import HttpHead, SharedBuffers, encode_value
 
-# A client's request, for a preprocessor: the part of Starlette's `Request` that makes sense once it is whole.
-
 
 class Headers(Mapping[str, str]):
-    """By name, in whatever case."""
+    """Headers by name, in any case."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = {name.lower(): value for name, value in headers.items()}
@@ -36,7 +34,7 @@ class Headers(Mapping[str, str]):
 
 
 class QueryParams(Mapping[str, str]):
-    """By name: the last value that was given; `getlist` has all of them."""
+    """By name: the last value; `getlist` has all values."""
 
     def __init__(self, query: str) -> None:
         self._pairs = parse_qsl(query, keep_blank_values=True)
@@ -66,7 +64,7 @@ class Url(NamedTuple):
 
 
 class Request:
-    """The request of a client, read whole."""
+    """A client's request for a preprocessor: the part of Starlette's `Request` that applies to a complete request."""
 
     def __init__(self, head: HttpHead, body: bytes) -> None:
         self.method = head.method
@@ -89,7 +87,7 @@ class Request:
 
 
 class Ingress:
-    """What an ingress replica is called for. Its methods are called like those of any object."""
+    """The object of an ingress replica. Its methods are called like those of any node."""
 
     def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedBuffers | None) -> None:
         self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
@@ -100,8 +98,8 @@ class Ingress:
     async def input(
         self, request: Request, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
     ) -> list[bytes]:
-        """The parts of the input that are wanted, each as a blob. Raises `CallRefused` for input that cannot be."""
-        value = await self._made(request)
+        """The parts of the input at these paths, each as a blob. Raises `CallRefused` if the input is not valid."""
+        value = await self._input_of(request)
         try:
             parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
         except BadInput as error:
@@ -109,11 +107,11 @@ class Ingress:
         return [encode_value(part, self._shared) for part in parts]
 
     async def openapi(self) -> Any:
-        """The JSON schema of the input; None: nothing is known of it."""
+        """The JSON schema of the input; None if it is unknown."""
         describe = getattr(self._schema, "model_json_schema", None)
         return None if describe is None else describe()
 
-    async def _made(self, request: Request) -> Any:
+    async def _input_of(self, request: Request) -> Any:
         if self._preprocessor is None:
             try:
                 value = await request.json()
@@ -134,7 +132,7 @@ class Ingress:
                 raise CallRefused(getattr(error, "detail", str(error)), status) from error
             if problems := _problems(error):
                 raise CallRefused(problems) from error
-            if isinstance(error, ValueError):  # what came could not be read as what it should be
+            if isinstance(error, ValueError):  # the usual error for input that cannot be parsed
                 raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from error
             raise
 
@@ -150,7 +148,7 @@ class Ingress:
 
 
 def _problems(error: Exception) -> list[dict[str, Any]]:
-    """What pydantic found; empty: this is none of its errors."""
+    """The problems of a pydantic error; empty for other errors."""
     errors = getattr(error, "errors", None)
     if not callable(errors) or type(error).__name__ != "ValidationError":
         return []

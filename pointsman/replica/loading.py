@@ -1,7 +1,7 @@
-"""Code of the user, by `module:Name` or `path/to/file.py:Name`.
+"""Loads user code named `module:Name` or `path/to/file.py:Name`.
 
-Enters: where code is. Leaves: the classes and functions themselves. The one rule: a script is loaded only as far as it
-defines what is wanted; where it begins to run its own pipeline, loading stops.
+Enters: names. Leaves: classes and functions. The one rule: a script is loaded only until it has defined what is wanted;
+loading stops where the script would run its own pipeline.
 """
 
 import importlib
@@ -20,11 +20,11 @@ from pointsman.pipeline.context import LOADING, LoadedEnough, Loading
 
 
 class LoadFailed(PointsmanError):
-    """Code cannot be loaded, or its object cannot be made; the message says where it broke."""
+    """Code cannot be loaded, or its object cannot be made; the message says where."""
 
 
 def load(codes: Iterable[str], folder: str) -> list[Any]:
-    """What the names stand for, in order. Raises `LoadFailed`."""
+    """The classes and functions of these names, in order. Raises `LoadFailed`."""
     if folder:
         _find_from(folder)
     split = [_split(code) for code in codes]
@@ -36,7 +36,7 @@ def load(codes: Iterable[str], folder: str) -> list[Any]:
 
 
 def first_own_frame(error: BaseException, files: Iterable[str] = ()) -> str:
-    """file:line of the user's code that an error came out of, the innermost of these files if it is among them."""
+    """file:line where an error was raised: the innermost frame in these files, else the innermost frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -47,7 +47,7 @@ def first_own_frame(error: BaseException, files: Iterable[str] = ()) -> str:
 def _split(code: str) -> tuple[str, str]:
     module, _, name = code.rpartition(":")
     if not module or not name:
-        raise LoadFailed(f'"{code}" says no code; write module:Name or path/to/file.py:Name')
+        raise LoadFailed(f'"{code}" names no code; write module:Name or path/to/file.py:Name')
     return module, name
 
 
@@ -55,7 +55,7 @@ def _module(module: str, folder: Path, wanted: frozenset[str]) -> ModuleType:
     if module.endswith(".py"):
         path = (folder / module).resolve()
         if not path.is_file():
-            raise LoadFailed(f"{module} is not there (looked for {path})")
+            raise LoadFailed(f"{module} does not exist (looked for {path})")
         _find_from(str(path.parent))
         return _executed(_spec_of_file(path), module, wanted)
     known = sys.modules.get(module)
@@ -63,7 +63,7 @@ def _module(module: str, folder: Path, wanted: frozenset[str]) -> ModuleType:
         return known
     try:
         spec = importlib.util.find_spec(module)
-    except Exception as error:  # a package on the way that is missing, or raises
+    except Exception as error:  # a parent package is missing, or raises
         raise _failed(module, error) from error
     if spec is None or spec.loader is None:
         raise LoadFailed(f"there is no module {module} (looked in {', '.join(sys.path)})")
@@ -75,7 +75,7 @@ def _module(module: str, folder: Path, wanted: frozenset[str]) -> ModuleType:
 
 
 def _spec_of_file(path: Path) -> ModuleSpec:
-    """Under the name that an import from its own folder would give it, unless that name belongs to another module."""
+    """A spec with the name that an import from its own folder would give it, unless another module has that name."""
     name = path.stem
     try:
         own = name.isidentifier() and name not in sys.stdlib_module_names and name != "__main__"
@@ -90,7 +90,7 @@ def _spec_of_file(path: Path) -> ModuleSpec:
 
 
 def _executed(spec: ModuleSpec, where: str, wanted: frozenset[str]) -> ModuleType:
-    """The module, run up to its end or to where it has everything that is wanted and would run its pipeline."""
+    """The module, executed to its end, or until it has defined what is wanted and would run its pipeline."""
     module = importlib.util.module_from_spec(spec)
     assert spec.loader is not None
     sys.modules[spec.name] = module

@@ -1,4 +1,4 @@
-"""What can be called of the user's object, and how: async or plain, at once or piece by piece, alone or in batches."""
+"""The methods of the user's object, and how they run: async or plain, whole or in pieces, alone or in batches."""
 
 import inspect
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from pointsman.pipeline.batching import Batching, batching_of
 from pointsman.pipeline.graph import CALL
 
 QUICK_S = 0.0002
-"""Handing a call to a thread and back costs about as much."""
-HANGING_S = 0.2
-"""A call that has kept the loop for so long once is not made on it again."""
-CALLS_TO_TELL = 8
-"""Before a method is called quick."""
-MEMORY = 16
-"""The running mean is that of about so many calls."""
+"""About the cost of running a call in a thread."""
+BLOCKING_S = 0.2
+"""A method that has once blocked the loop for longer does not run on it again."""
+MIN_CALLS = 8
+"""Before a method counts as quick."""
+MEAN_OF = 16
+"""Calls that the running mean covers, approximately."""
 
 
 class MethodKind(Enum):
@@ -30,26 +30,26 @@ class MethodKind(Enum):
 
 
 class MethodPace:
-    """Whether calls of a plain method are so quick that they are made right on the loop.
+    """Whether calls of a plain method are quick enough to run on the loop.
 
-    One slow call lifts the mean far above, and it takes the longer to come down the slower it was.
+    One slow call raises the mean far above the limit; the slower it was, the longer that lasts.
     """
 
-    __slots__ = ("_hangs", "_mean_s", "_seen")
+    __slots__ = ("_blocks", "_mean_s", "_seen")
 
     def __init__(self) -> None:
         self._mean_s = 0.0
         self._seen = 0
-        self._hangs = False
+        self._blocks = False
 
     @property
     def is_quick(self) -> bool:
-        return self._mean_s < QUICK_S and self._seen >= CALLS_TO_TELL and not self._hangs
+        return self._mean_s < QUICK_S and self._seen >= MIN_CALLS and not self._blocks
 
     def took(self, seconds: float, *, on_loop: bool = False) -> None:
         self._seen += 1
-        self._mean_s += (seconds - self._mean_s) / min(self._seen, MEMORY)
-        self._hangs = self._hangs or (on_loop and seconds > HANGING_S)
+        self._mean_s += (seconds - self._mean_s) / min(self._seen, MEAN_OF)
+        self._blocks = self._blocks or (on_loop and seconds > BLOCKING_S)
 
 
 class Method:
@@ -66,7 +66,7 @@ class Method:
 
 
 class Methods:
-    """The methods of one object, found when first called."""
+    """The methods of one object, looked up at their first call."""
 
     def __init__(self, target: Any, owner: str, *, is_function: bool = False) -> None:
         self._target = target
@@ -79,20 +79,20 @@ class Methods:
         return self._known.get(name) or self._found(name)
 
     def optional(self, name: str) -> Method | None:
-        """A method that the user may have written for us, such as check_health; None: they have not."""
+        """A method that the object may have, such as check_health; None if it has not."""
         if self._is_function or not callable(getattr(self._target, name, None)):
             return None
         return self.find(name)
 
     def check(self) -> None:
-        """Raises for what could never be called."""
+        """Raises if a method could never be called."""
         for name in () if self._is_function else dir(type(self._target)):
             written = getattr(type(self._target), name, None)
             if batching_of(written) is not None and _kind_of(written) in (
                 MethodKind.GENERATOR,
                 MethodKind.ASYNC_GENERATOR,
             ):
-                raise PointsmanError(f"{self._owner}.{name} is a generator, and generators cannot take batches")
+                raise PointsmanError(f"{self._owner}.{name} is a generator; generators cannot take batches")
 
     def _found(self, name: str) -> Method:
         if self._is_function and name == CALL:

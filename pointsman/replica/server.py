@@ -1,4 +1,4 @@
-"""Who asks what of a replica, and when it has had enough."""
+"""The server of a replica: its life, its pages, and the calls it takes."""
 
 import asyncio
 import hmac
@@ -21,30 +21,27 @@ from pointsman.replica.methods import Method
 from pointsman.replica.target import Handles, Recipe, Surroundings, Target
 from pointsman.wire import CallHead, HandleAt, SharedBuffers, arguments, decode_call, decode_plain
 
-# Numbers of the author's own, as a replica tells them to whoever asks.
-
-
-MOST = 100
-"""Names that are kept; beyond that, the one that was recorded longest ago goes."""
+MAX_METRICS = 100
+"""Beyond that, the metric that was recorded longest ago is dropped."""
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class RecordedMetrics:
-    """The last value of each. Any thread may record."""
+    """Metrics that user code records: the last value of each. Thread-safe."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
 
     def record(self, name: str, value: float) -> None:
-        """It is this from now on."""
+        """Set the value of a metric."""
         values = {other: known for other, known in self._values.items() if other != name}
         values[name] = value
-        if len(values) > MOST:
+        if len(values) > MAX_METRICS:
             del values[next(iter(values))]
-        self._values = values  # in one step: others may be reading
+        self._values = values  # in one step: another thread may be reading
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """In the format of Prometheus."""
         lines = ["# TYPE pointsman_custom_metric gauge"]
         lines += [f'pointsman_custom_metric{{name="{_escaped(name)}"}} {value}' for name, value in self._values.items()]
         return ("\n".join(lines) + "\n").encode()
@@ -56,8 +53,8 @@ def _escaped(text: str) -> str:
 
 OK = b'{"status":"ok"}'
 SECRET = b"x-pointsman-secret"
-LOADING = "its code is being loaded"
-STOPPING = "it is being stopped"
+LOADING = "its code is loading"
+STOPPING = "it is stopping"
 
 
 class CallsInFlight:
@@ -90,7 +87,7 @@ class CallsInFlight:
             call()
 
     def begin(self, client: ServerConnection, request: HttpRequest) -> None:
-        """Make a call, or answer why it cannot be made."""
+        """Start a call, or answer why it cannot be made."""
         assert self._target.methods is not None
         handed: list[HandleAt] = []
 
@@ -101,7 +98,7 @@ class CallsInFlight:
         try:
             head, blobs = decode_call(request.body)
             if head.deadline_s is not None and head.deadline_s <= 0:
-                client.answer(504, problem("DeadlineExceeded", f"the time for {head.method} was over already"))
+                client.answer(504, problem("DeadlineExceeded", f"the deadline of {head.method} was exceeded already"))
                 return
             method = self._target.methods.find(head.method)
             args, kwargs = arguments(head, blobs, self._shared, handle)
@@ -136,7 +133,7 @@ class CallsInFlight:
             priority=head.priority,
             tenant=head.tenant,
             deadline=deadline,
-            clock=monotonic,  # the loop's own stands still while it waits
+            clock=monotonic,  # the clock of the loop is cached per turn
             recorder=self._recorder,
         )
 
@@ -175,7 +172,7 @@ class ReplicaServer:
         self._http = HttpServer(self._handle)
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_ready = LOADING
-        """Why no call is taken; empty: they are."""
+        """Why calls are refused; empty if they are accepted."""
         self._loaded = asyncio.Event()
         self._done = asyncio.Event()
         self._routes: Mapping[tuple[bytes, bytes], tuple[bool, ReplicaRoute]] = {
@@ -185,16 +182,16 @@ class ReplicaServer:
             (b"POST", b"/configure"): (True, self._configure),
             (b"POST", b"/call"): (True, self._call),
         }
-        """(needs the secret, what is done)"""
+        """(whether it needs the secret, the handler)"""
 
-    # From its beginning to its end
+    # Life cycle
 
     async def listen(self, host: str, port: int) -> int:
-        """Take connections; the port that was taken."""
+        """Accept connections. Returns the port."""
         return await self._http.listen(host, port)
 
     async def load(self) -> None:
-        """Make the object and configure it; calls are taken from then on. Raises what that raises."""
+        """Make the object and configure it, then accept calls. Raises what that raises."""
         await self._target.load()
         if self._config is not None:
             await self._target.configure(self._config)
@@ -203,13 +200,13 @@ class ReplicaServer:
             self._not_ready = ""
 
     def stop(self) -> None:
-        """Take no more calls, finish what is under way, then be `done`."""
+        """Refuse new calls, and finish those in flight; then it is `done`."""
         self._http.draining = True
-        self._not_ready = STOPPING  # who asks is told so: a connection that is merely closed looks like a failure
+        self._not_ready = STOPPING  # new calls are answered so: a closed connection looks like a failure
         self._calls.when_idle(lambda: self._loop.call_soon(self._done.set))  # after the answer is written
 
     async def done(self) -> None:
-        """Wait until it was stopped, everything has ended, and the answers are out."""
+        """Wait until it was stopped, all calls have ended, and their answers are sent."""
         await self._done.wait()
         self._http.stop_listening()
         for connection in list(self._http.connections):
@@ -227,7 +224,7 @@ class ReplicaServer:
         route = self._routes.get((request.method, request.path))
         if route is None:
             asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
-            client.answer(404, problem("UnknownPath", f"{asked} is nothing that a replica answers"))
+            client.answer(404, problem("UnknownPath", f"{asked} is unknown to a replica"))
             return
         needs_secret, answer = route
         if needs_secret and not hmac.compare_digest(request.headers.get(SECRET, b""), self._secret):
@@ -246,7 +243,7 @@ class ReplicaServer:
             client.answer(200, OK)
 
     def _health(self, client: ServerConnection, _: HttpRequest) -> None:
-        self._soon(_done_or_why(client, self._target.check_health()))
+        self._soon(_answer_with(client, self._target.check_health()))
 
     def _configure(self, client: ServerConnection, request: HttpRequest) -> None:
         try:
@@ -254,7 +251,7 @@ class ReplicaServer:
         except msgspec.DecodeError as error:
             client.answer(400, problem("BadRequest", f"the user config is not JSON: {error}"))
             return
-        self._soon(_done_or_why(client, self._configured(config)))
+        self._soon(_answer_with(client, self._configured(config)))
 
     async def _configured(self, config: Any) -> None:
         await self._loaded.wait()
@@ -272,8 +269,8 @@ class ReplicaServer:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _done_or_why(client: ServerConnection, work: Awaitable[None]) -> None:
-    """Answer when it is done, or with what it raised."""
+async def _answer_with(client: ServerConnection, work: Awaitable[None]) -> None:
+    """Answer when the work is done, or with what it raised."""
     try:
         await work
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The user's object, made from a recipe: loaded, given its arguments and handles, and configured."""
+"""The user's object: made from a recipe with its arguments and handles, and configured."""
 
 import asyncio
 import inspect
@@ -17,11 +17,9 @@ from pointsman.replica.loading import LoadFailed, first_own_frame, load
 from pointsman.replica.methods import Methods
 from pointsman.wire import HandleAt, SharedBuffers, decode_value, encode_value
 
-# What a replica is told when it is started: the parameters of the engine type `python`, and where its plane is.
-
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Which code to run, and with what. `pointsman/engines/python.py` says what each is."""
+    """Which code to run, and with what. `pointsman/engines/python.py` explains each field."""
 
     app: str = ""
     node: str = ""
@@ -40,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds_handles(self) -> bool:
-        """Whether its object can call other nodes, and so may wait for them."""
+        """Whether its object can call other nodes, and may wait for them."""
         return any(map(_is_handle_deep, [*self.args, *self.kwargs.values()]))
 
 
@@ -51,21 +49,21 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """The gateway's, for calls of other nodes."""
     shared_memory: str = ""
-    """A folder; empty: large values travel like small ones."""
+    """A folder; if empty, large values are sent like small ones."""
     user_config: Any = None
     """For `reconfigure`, before the first call."""
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundings]:
-    """What the variables say. Raises `ConfigError`."""
+    """Recipe and surroundings from environment variables. Raises `ConfigError`."""
     try:
         recipe = msgspec.json.decode(environment.get("POINTSMAN_REPLICA", ""), type=Recipe)
         config = msgspec.json.decode(environment.get("POINTSMAN_USER_CONFIG") or "null")
     except msgspec.DecodeError as error:
         raise ConfigError([f"POINTSMAN_REPLICA must say as JSON what to run: {error}"]) from None
     secret = environment.get("POINTSMAN_SECRET", "")
-    if not secret:  # calls may hold anything, also code
-        raise ConfigError(["POINTSMAN_SECRET must be set: only those who know it may call"])
+    if not secret:  # a call may contain code
+        raise ConfigError(["POINTSMAN_SECRET must be set: calls need it"])
     return recipe, Surroundings(
         secret=secret,
         socket=environment.get("POINTSMAN_SOCKET", ""),
@@ -74,8 +72,8 @@ def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundin
     )
 
 
-def handle_named_by(value: Any) -> tuple[str, bool] | None:
-    """(name, whether it is a model) if this is how arguments write a handle."""
+def handle_in(value: Any) -> tuple[str, bool] | None:
+    """(name, whether it is a model) if this is a handle as arguments write it; else None."""
     if type(value) is dict and len(value) == 1:
         if type(name := value.get("$handle")) is str:
             return name, False
@@ -85,7 +83,7 @@ def handle_named_by(value: Any) -> tuple[str, bool] | None:
 
 
 def _is_handle_deep(value: Any) -> bool:
-    if handle_named_by(value):
+    if handle_in(value):
         return True
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(map(_is_handle_deep, inside))
@@ -106,17 +104,17 @@ class Handles:
     def __call__(self, to: HandleAt) -> Handle | ModelHandle:
         return ModelHandle(self._link, to.name) if to.model else Handle(self._link, to.name)
 
-    def put_into(self, value: Any) -> Any:
-        """A value with handles where they are named in it."""
-        if named := handle_named_by(value):
+    def fill(self, value: Any) -> Any:
+        """The value with handles in place of their names."""
+        if named := handle_in(value):
             return self(HandleAt(*named))
         if isinstance(value, dict):
-            return {name: self.put_into(inside) for name, inside in value.items()}
-        return [self.put_into(inside) for inside in value] if isinstance(value, list) else value
+            return {name: self.fill(inside) for name, inside in value.items()}
+        return [self.fill(inside) for inside in value] if isinstance(value, list) else value
 
 
 class Target:
-    """What is called, once it is there."""
+    """The object that is called."""
 
     def __init__(
         self,
@@ -135,35 +133,35 @@ class Target:
         self._checks = Threads(1, "health")
         self._checking: asyncio.Task[Any] | None = None
         self._configuring = asyncio.Lock()
-        """One config after the other, in the order in which they came."""
+        """Configs are applied one at a time, in order."""
         self._methods: Methods | None = None
-        self._nobody = CallContext(
+        self._no_call = CallContext(
             app=recipe.app, node=recipe.node, rank=recipe.rank, shards=recipe.shards, recorder=recorder
         )
 
     @property
     def methods(self) -> Methods | None:
-        """None: it is not there yet."""
+        """None until it is loaded."""
         return self._methods
 
     async def load(self) -> None:
         """Load the code and make the object. Raises `LoadFailed`."""
-        made = await self._threads.wait_for(self._made)
+        made = await self._threads.result_of(self._made)
         methods = Methods(made, self.recipe.node or self.recipe.code, is_function=self.recipe.kind == "function")
         methods.check()
         self._methods = methods
 
     async def configure(self, config: Any) -> None:
-        """Hand a user config over, if the object takes one."""
+        """Pass a user config to the object, if it takes one."""
         assert self._methods is not None
         method = self._methods.optional("reconfigure")
         if method is not None:
             async with self._configuring:
-                CURRENT.set(self._nobody)
+                CURRENT.set(self._no_call)
                 await self._calling.value(method, config)
 
     async def check_health(self) -> None:
-        """Ask the object how it is, if it can say. Raises what it raises. Long calls do not keep it waiting."""
+        """Call the health check of the object, if it has one. Raises what it raises. Long calls do not delay it."""
         if self._methods is None or self.recipe.kind == "ingress":
             return
         method = self._methods.optional("check_health")
@@ -177,10 +175,10 @@ class Target:
         if inspect.iscoroutinefunction(check):
             await check()
         else:
-            await self._checks.wait_for(check)
+            await self._checks.result_of(check)
 
     def _made(self) -> Any:
-        """In a thread: loading may take long."""
+        """Runs in a thread, since loading may take long."""
         recipe = self.recipe
         if recipe.kind == "ingress":
             wanted = [code for code in (recipe.preprocessor, recipe.schema) if code]
@@ -189,11 +187,11 @@ class Target:
         (body,) = load([recipe.code], recipe.folder)
         if recipe.kind == "function":
             return body
-        args, kwargs = self._handles.put_into(recipe.args), self._handles.put_into(recipe.kwargs)
-        CURRENT.set(self._nobody)
+        args, kwargs = self._handles.fill(recipe.args), self._handles.fill(recipe.kwargs)
+        CURRENT.set(self._no_call)
         try:
             return body(*args, **kwargs)
         except (Exception, SystemExit) as error:
             file = getattr(inspect.getmodule(body), "__file__", "") or ""
             where = first_own_frame(error, [file])
-            raise LoadFailed(f"{where}: {type(error).__name__}: {error}, when {recipe.code} was made") from error
+            raise LoadFailed(f"{where}: {type(error).__name__}: {error}, while {recipe.code} was made") from error

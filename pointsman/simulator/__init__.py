@@ -1,5 +1,5 @@
-"""A model server that only acts like one: the OpenAI API, vLLM's metrics, the pace of measured hardware, any fault.
+"""A simulated model server: the OpenAI API, vLLM's metrics, the pace of measured hardware, and faults.
 
-Enters: HTTP. Leaves: answers whose words are numbered, so that a missing, doubled or foreign one is seen. The one rule:
-it is small and quick (no msgspec, no numpy), so that a fleet of them fits into one machine.
+Enters: HTTP. Leaves: answers with numbered words, which show if one is missing, doubled or from another answer. The one
+rule: it is small and quick (no msgspec, no numpy), so that a fleet of them fits on one machine.
 """

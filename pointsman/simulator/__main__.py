@@ -20,86 +20,90 @@ from pointsman.simulator.server import Settings, SimulatedServer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until told to stop."""
-    wanted = options().parse_args(arguments)
+    """Serve until stopped."""
+    options = parser().parse_args(arguments)
     try:
-        measured = hardware(wanted.hardware)
-        pace = pace_of(wanted, measured)
+        measured = hardware(options.hardware)
+        pace = pace_of(options, measured)
     except ValueError as error:
         fail(str(error))
-    kv_tokens = wanted.kv_tokens or measured.kv_tokens
+    kv_tokens = options.kv_tokens or measured.kv_tokens
     settings = Settings(
-        model=wanted.model,
-        output_tokens=wanted.output_tokens,
-        context_tokens=min(wanted.context_tokens, kv_tokens // wanted.block_size * wanted.block_size),
-        block_size=wanted.block_size,
+        model=options.model,
+        output_tokens=options.output_tokens,
+        context_tokens=min(options.context_tokens, kv_tokens // options.block_size * options.block_size),
+        block_size=options.block_size,
         kv_tokens=kv_tokens,
         hashes_prompts=isinstance(pace, ContinuousBatching),
     )
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    time.sleep(wanted.start_seconds)
-    uvloop.run(serve(wanted, settings, pace))
+    time.sleep(options.start_seconds)
+    uvloop.run(serve(options, settings, pace))
 
 
-def options() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="pointsman.simulator")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed")
-    parser.add_argument("--model", required=True, help="what clients call the model")
-    parser.add_argument("--hardware", default="8B|h100_sxm|vllm|tp1", help="whose pace it keeps")
-    parser.add_argument("--time-scale", type=float, default=1.0, help="2: twice as fast")
-    parser.add_argument("--tokens-per-second", type=float, help="a fixed pace for every answer, whatever else runs")
-    parser.add_argument("--first-token-ms", type=float, help="a fixed time to the first token")
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at once")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="tokens in one step")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
-    parser.add_argument("--kv-tokens", type=int, help="tokens in the KV cache, if not what the hardware has")
-    parser.add_argument("--context-tokens", type=int, default=32_768, help="prompt and answer together, at most")
-    parser.add_argument("--output-tokens", type=int, default=128, help="how long an answer is by itself")
-    parser.add_argument("--start-seconds", type=float, default=0.0, help="until it listens")
-    parser.add_argument("--seed", type=int, default=0, help="for faults with a probability")
-    parser.add_argument("--fault", action="append", default=[], metavar="JSON", help="see faults.py")
-    return parser
+    made = argparse.ArgumentParser(prog="pointsman.simulator")
+    made.add_argument("--host", default="127.0.0.1")
+    made.add_argument("--port", type=int, default=0, help="default 0: a free one, which is printed")
+    made.add_argument("--model", required=True, help="the name of the model")
+    made.add_argument("--hardware", default="8B|h100_sxm|vllm|tp1", help="the hardware whose pace it simulates")
+    made.add_argument("--time-scale", type=float, default=1.0, help="speed factor; 2 is twice as fast")
+    made.add_argument("--tokens-per-second", type=float, help="fixed pace of every answer, whatever the load")
+    made.add_argument("--first-token-ms", type=float, help="fixed time to the first token")
+    made.add_argument("--max-num-seqs", type=int, default=256, help="maximum requests at once")
+    made.add_argument("--max-num-batched-tokens", type=int, default=8192, help="maximum tokens per step")
+    made.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
+    made.add_argument("--kv-tokens", type=int, help="tokens in the KV cache (default: that of the hardware)")
+    made.add_argument("--context-tokens", type=int, default=32_768, help="maximum tokens of prompt and answer together")
+    made.add_argument("--output-tokens", type=int, default=128, help="tokens of an answer without max_tokens")
+    made.add_argument("--start-seconds", type=float, default=0.0, help="delay before it listens")
+    made.add_argument("--seed", type=int, default=0, help="seed for faults with a probability")
+    made.add_argument("--fault", action="append", default=[], metavar="JSON", help="see faults.py")
+    return made
 
 
-def pace_of(wanted: argparse.Namespace, measured: Hardware) -> Pace:
-    """Tokens as hardware would give them, or at a fixed pace."""
-    if wanted.tokens_per_second is None and wanted.first_token_ms is None:
+def pace_of(options: argparse.Namespace, measured: Hardware) -> Pace:
+    """The pace of hardware, or a fixed one."""
+    if options.tokens_per_second is None and options.first_token_ms is None:
         limits = Limits(
-            wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.block_size, wanted.kv_tokens, wanted.time_scale
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.block_size,
+            options.kv_tokens,
+            options.time_scale,
         )
         return ContinuousBatching(measured, limits)
-    token_s = 1.0 / wanted.tokens_per_second if wanted.tokens_per_second else 0.0
-    first_token_s = (wanted.first_token_ms or 0.0) / 1000.0
-    scale = wanted.time_scale
-    kv_tokens = wanted.kv_tokens or measured.kv_tokens
-    return FixedPace(first_token_s / scale, token_s / scale, wanted.max_num_seqs, kv_tokens)
+    token_s = 1.0 / options.tokens_per_second if options.tokens_per_second else 0.0
+    first_token_s = (options.first_token_ms or 0.0) / 1000.0
+    scale = options.time_scale
+    kv_tokens = options.kv_tokens or measured.kv_tokens
+    return FixedPace(first_token_s / scale, token_s / scale, options.max_num_seqs, kv_tokens)
 
 
-async def serve(wanted: argparse.Namespace, settings: Settings, pace: Pace) -> None:
-    """Listen, and do what comes."""
-    server = SimulatedServer(settings, ROUTES, pace, f"{wanted.seed}:{wanted.port}")
+async def serve(options: argparse.Namespace, settings: Settings, pace: Pace) -> None:
+    """Serve until the process is stopped."""
+    server = SimulatedServer(settings, ROUTES, pace, f"{options.seed}:{options.port}")
     try:
-        port = await server.listen(wanted.host, wanted.port)
+        port = await server.listen(options.host, options.port)
     except OSError as error:
-        fail(f"port {wanted.port} of {wanted.host} cannot be used: {os.strerror(error.errno or 0)}")
+        fail(f"port {options.port} of {options.host} is not available: {os.strerror(error.errno or 0)}")
     try:
-        server.add_faults([json.loads(fault) for fault in wanted.fault])
+        server.add_faults([json.loads(fault) for fault in options.fault])
     except ValueError as error:
         fail(f"--fault: {error}")
-    print(f"{settings.model} is simulated at http://{wanted.host}:{port}", flush=True)
+    print(f"{settings.model} is simulated at http://{options.host}:{port}", flush=True)
     await asyncio.get_running_loop().create_future()
 
 
 def leave(*_: object) -> None:
-    """Gone at once: there is nothing to save."""
+    """Exit at once: there is nothing to save."""
     os._exit(0)
 
 
 def fail(why: str) -> NoReturn:
-    """Say why, and give up."""
+    """Exit with the reason."""
     sys.exit(f"the simulated engine cannot start: {why}")
 
 

@@ -1,7 +1,7 @@
-"""Requests as clients write them -> what is to be answered, and in which bytes.
+"""Requests of clients, and the answers to them as bytes.
 
-An answer is a word that names its prompt, then numbers: `5f2c91aa 1 2 3`. Each of them counts as one token; four
-characters of a prompt do.
+An answer is a word that identifies its prompt, then numbers: `5f2c91aa 1 2 3`. Each counts as one token; so do four
+characters of a prompt.
 """
 
 import json
@@ -14,11 +14,11 @@ from pointsman.http.events import DONE, event
 
 CHARACTERS_PER_TOKEN = 4
 DIMENSIONS = 8
-"""Of embeddings."""
+"""Of an embedding."""
 
 
 class BadCompletionRequest(Exception):
-    """A request that cannot be answered: status, and why."""
+    """A request that is refused: status and reason."""
 
     def __init__(self, status: int, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -26,57 +26,57 @@ class BadCompletionRequest(Exception):
 
 
 class CompletionRequest(NamedTuple):
-    """What a client wants."""
+    """A request for a completion."""
 
     model: str
     prompt: str
-    most_tokens: int | None
-    """None: as many as the answer has."""
+    max_tokens: int | None
+    """None if the request sets no limit."""
     stream: bool
     with_usage: bool
-    """In a stream, a last chunk says what it took."""
-    whole: bool
-    """Write `most_tokens` tokens, however long the answer would be."""
+    """The last chunk of a stream reports usage."""
+    ignore_eos: bool
+    """Write `max_tokens` tokens, however long the answer would be."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """A JSON object."""
+    """The JSON object in a body."""
     try:
         data = json.loads(body)
     except ValueError as error:
-        raise BadCompletionRequest(400, f"the body is no JSON: {error}") from None
+        raise BadCompletionRequest(400, f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise BadCompletionRequest(400, "the body is no JSON object")
+        raise BadCompletionRequest(400, "the body is not a JSON object")
     return data
 
 
-def read_ask(data: dict[str, Any], prompt: str) -> CompletionRequest:
+def read_request(data: dict[str, Any], prompt: str) -> CompletionRequest:
     """The fields that chat and completions share."""
-    most = data.get("max_completion_tokens", data.get("max_tokens"))
-    if most is not None and (not isinstance(most, int) or most < 1):
-        raise BadCompletionRequest(400, f"max_tokens must be at least 1, got {most}", "max_tokens")
+    limit = data.get("max_completion_tokens", data.get("max_tokens"))
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise BadCompletionRequest(400, f"max_tokens must be at least 1, found {limit}", "max_tokens")
     if data.get("n") not in (None, 1):
-        raise BadCompletionRequest(400, "a simulated server answers with one choice only", "n")
+        raise BadCompletionRequest(400, "a simulated server returns one choice only", "n")
     options = data.get("stream_options") or {}
     return CompletionRequest(
         model=str(data.get("model") or ""),
         prompt=prompt,
-        most_tokens=most,
+        max_tokens=limit,
         stream=bool(data.get("stream")),
         with_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        whole=bool(data.get("ignore_eos")),
+        ignore_eos=bool(data.get("ignore_eos")),
     )
 
 
 def chat_prompt(data: dict[str, Any]) -> str:
-    """The messages as one text. The next turn of a conversation begins with the text of this one and its answer."""
+    """The messages as one text. The text of the next turn begins with the text of this one and its answer."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadCompletionRequest(400, "messages must be a list with at least one message", "messages")
     lines = []
     for message in messages:
         if not isinstance(message, dict):
-            raise BadCompletionRequest(400, "a message is an object with a role and a content", "messages")
+            raise BadCompletionRequest(400, "a message must be an object with role and content", "messages")
         lines.append(f"{message.get('role', '')}: {_text(message.get('content'))}\n")
     return "".join(lines) + "assistant: "
 
@@ -90,7 +90,7 @@ def completion_prompt(data: dict[str, Any]) -> str:
         return _token_text(prompt)
     if not isinstance(prompt, str):
         raise BadCompletionRequest(
-            400, "a simulated server answers one prompt at a time: text, or a list of token numbers", "prompt"
+            400, "a simulated server takes one prompt: text, or a list of token numbers", "prompt"
         )
     return prompt
 
@@ -109,14 +109,14 @@ def embedding_inputs(data: dict[str, Any]) -> list[str]:
 
 
 def _text(content: object) -> str:
-    """A message's content: text, or parts some of which are text."""
+    """The text in the content of a message: text, or parts of which some are text."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return "" if content is None else str(content)
 
 
 def _token_text(tokens: list[int]) -> str:
-    """Four characters per token, so that the count is right again."""
+    """Four characters per token, so that the count of tokens stays right."""
     return "".join(f"{token % 10_000:04}" for token in tokens)
 
 
@@ -126,7 +126,7 @@ def tokens_of(text: str) -> int:
 
 
 def block_hashes(text: str, block_size: int) -> list[int]:
-    """One per full block of so many tokens; each depends on all before it."""
+    """One hash per full block of tokens; each depends on all blocks before it."""
     characters = block_size * CHARACTERS_PER_TOKEN
     hashes: list[int] = []
     before = 0
@@ -137,25 +137,25 @@ def block_hashes(text: str, block_size: int) -> list[int]:
 
 
 def answer_name(prompt: str) -> str:
-    """The first word of the answer to this prompt."""
+    """The first word of the answer to a prompt."""
     return f"{crc32(prompt.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def answer_text(prompt: str, tokens: int) -> str:
-    """The whole answer, if it has so many tokens."""
+    """The whole answer, with this many tokens."""
     return answer_name(prompt) + "".join(f" {number}" for number in range(1, tokens))
 
 
 def embedding(text: str, as_base64: bool) -> object:
     """A unit vector that depends on the text only."""
-    raw = [crc32(f"{place}{text}".encode("utf-8", "surrogatepass")) / 2**31 - 1 for place in range(DIMENSIONS)]
+    raw = [crc32(f"{index}{text}".encode("utf-8", "surrogatepass")) / 2**31 - 1 for index in range(DIMENSIONS)]
     length = sum(value * value for value in raw) ** 0.5 or 1.0
     vector = [value / length for value in raw]
     return b64encode(struct.pack(f"<{DIMENSIONS}f", *vector)).decode() if as_base64 else vector
 
 
 def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any]:
-    """What an answer took."""
+    """The usage of an answer."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
@@ -165,36 +165,36 @@ def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any
 
 
 def head_for(length: int) -> bytes:
-    """The head of an answer in JSON that is to have so many bytes, for an answer that will not be as it says."""
+    """The head of a JSON answer of this length, for faults that do not keep the promise."""
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
 
 
 def error_body(status: int, why: str, param: str | None = None) -> bytes:
-    """An error in OpenAI's shape."""
+    """An error in the form of the OpenAI API."""
     kind = {400: "BadRequestError", 404: "NotFoundError"}.get(status, "InternalServerError")
     return json.dumps({"error": {"message": why, "type": kind, "param": param, "code": status}}).encode()
 
 
 class Wording:
-    """The bytes of one answer, of a chat or of a completion, as a stream or as a whole."""
+    """The bytes of one answer to a chat or a completion, as a stream or as a whole."""
 
-    def __init__(self, ask: CompletionRequest, chat: bool, number: int, created: int) -> None:
+    def __init__(self, request: CompletionRequest, chat: bool, number: int, created: int) -> None:
         self._chat = chat
-        self._name = answer_name(ask.prompt)
+        self._name = answer_name(request.prompt)
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
             "object": "chat.completion" if chat else "text_completion",
             "created": created,
-            "model": ask.model,
+            "model": request.model,
         }
-        if chat and ask.stream:
+        if chat and request.stream:
             self._head["object"] = "chat.completion.chunk"
         opening = json.dumps(self._head)[:-1] + ', "choices": [{"index": 0, '
         self._before = b"data: " + opening.encode() + (b'"delta": {"content": "' if chat else b'"text": "')
         self._after = (b'"}' if chat else b'"') + b', "logprobs": null, "finish_reason": null}]}\n\n'
 
     def first(self) -> bytes:
-        """What comes before the first token of a stream."""
+        """The event before the first token of a stream."""
         return self._event({"role": "assistant", "content": ""}, None) if self._chat else b""
 
     def token(self, number: int) -> bytes:
@@ -203,7 +203,7 @@ class Wording:
         return self._before + word + self._after
 
     def last(self, reason: str, used: dict[str, Any] | None) -> bytes:
-        """What comes after the last token of a stream."""
+        """The events after the last token of a stream."""
         tail = self._event({} if self._chat else "", reason)
         if used is not None:
             tail += event(json.dumps({**self._head, "choices": [], "usage": used}).encode())
@@ -212,11 +212,11 @@ class Wording:
     def whole(self, tokens: int, reason: str, used: dict[str, Any]) -> bytes:
         """The answer as one JSON object."""
         text = self._name + "".join(f" {number}" for number in range(1, tokens))
-        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
         return json.dumps({**self._head, "choices": [choice], "usage": used}).encode()
 
-    def _event(self, said: object, reason: str | None) -> bytes:
+    def _event(self, content: object, reason: str | None) -> bytes:
         key = "delta" if self._chat else "text"
-        choice = {"index": 0, key: said, "logprobs": None, "finish_reason": reason}
+        choice = {"index": 0, key: content, "logprobs": None, "finish_reason": reason}
         return event(json.dumps({**self._head, "choices": [choice]}).encode())

@@ -1,13 +1,13 @@
-"""An engine that batches continuously, as vLLM does: every step carries on all answers and reads some of the prompts.
+"""An engine that batches continuously, as vLLM does: every step extends all answers and reads some of the prompts.
 
 Theory of operation. Jobs wait in order, are admitted while there are seats (`max_num_seqs`), budget
-(`max_num_batched_tokens`) and KV blocks, read their prompt in as many steps as the budget makes of it, then write one
-token per step. Answers under way come first: when one needs a block and none is left, the job that was admitted last
-loses its seat and starts again at the head of the queue. A step's length is worked out when it begins; its tokens are
-there when it ends.
+(`max_num_batched_tokens`) and KV blocks, read their prompt in as many steps as the budget requires, then write a token
+per step. Running answers come first: when one needs a block and none is left, the job that was admitted last loses its
+seat and starts again at the head of the queue. The duration of a step is computed when it begins; its tokens are there
+when it ends.
 
-All that a step does to answers is counted, not done job by job: which of them need a block, and which are finished, is
-known in advance by the number of the step.
+The effects of a step on answers are counted, not applied job by job: which answers need a block and which end is known
+in advance by the number of the step.
 """
 
 from collections.abc import Sequence
@@ -18,33 +18,33 @@ from pointsman.simulator.performance import Counts, EngineStep, Hardware, Job
 
 
 class Limits(NamedTuple):
-    """How an engine is set up; the names are vLLM's."""
+    """Settings of an engine; the names are vLLM's."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     kv_tokens: int | None = None
-    """None: what the hardware has."""
+    """None for that of the hardware."""
     time_scale: float = 1.0
-    """2: twice as fast."""
+    """2 is twice as fast."""
 
 
 class _Seat:
-    """What is kept of a job that runs."""
+    """The state of a running job."""
 
     __slots__ = ("computed", "lease", "since", "target")
 
     def __init__(self, lease: Lease, target: int, computed: int) -> None:
         self.lease = lease
         self.target = target
-        """Tokens to read before it writes: the prompt, and what it had written before it was sent back."""
+        """Tokens to read before it writes: the prompt, and what it had written before it was preempted."""
         self.computed = computed
         self.since = -1
-        """The step in which it wrote first; -1: it still reads."""
+        """The step in which it wrote first; -1 while it reads."""
 
 
 class ContinuousBatching:
-    """A `Pace` that works as engines do."""
+    """A `Pace` with continuous batching."""
 
     def __init__(self, hardware: Hardware, limits: Limits = Limits()) -> None:  # noqa: B008
         if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -54,25 +54,25 @@ class ContinuousBatching:
         self._hardware = hardware
         self._limits = limits
         self._waiting: dict[Job, None] = {}
-        self._sent_back: list[Job] = []
-        """Those that lost their seat; the last comes first."""
+        self._preempted: list[Job] = []
+        """Jobs that lost their seat; the last comes first."""
         self._seats: dict[Job, _Seat] = {}
         """In the order of admission."""
         self._reading: dict[Job, _Seat] = {}
         self._writing: dict[Job, _Seat] = {}
         self._context = 0
-        """Tokens in the caches of all that write."""
+        """Tokens in the caches of all writing jobs."""
         self._step = 0
         self._blocks_due = [0] * limits.block_size
-        """By step number modulo block size: how many of those that write need a new block in that step."""
+        """By step number modulo block size: how many writing jobs need a new block in that step."""
         self._last_steps: dict[int, dict[Job, None]] = {}
-        """Step -> those that write their last token in it."""
+        """Step -> jobs that write their last token in it."""
         self._parts: Sequence[tuple[Job, int]] = ()
-        """What the step under way reads of each prompt."""
+        """Tokens that the current step reads of each prompt."""
         self._ends_at: float | None = None
         self._has_grown = False
-        """A step is under way, and the blocks that it fills are taken."""
-        self._untold: list[EngineStep] = []
+        """The blocks that the current step fills are allocated."""
+        self._unreported: list[EngineStep] = []
 
     @property
     def running(self) -> int:
@@ -80,7 +80,7 @@ class ContinuousBatching:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._sent_back)
+        return len(self._waiting) + len(self._preempted)
 
     @property
     def kv_usage(self) -> float:
@@ -88,15 +88,17 @@ class ContinuousBatching:
 
     @property
     def next_at(self) -> float | None:
-        return self._untold[0].at if self._untold else self._ends_at
+        return self._unreported[0].at if self._unreported else self._ends_at
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether such a job could run at all, alone."""
+        """Whether such a job could run alone."""
         return self.cache.blocks_for(prompt_tokens + output_tokens) <= self.cache.capacity
 
     def submit(self, job: Job, now: float) -> None:
         if job.output_tokens < 1 or job.prompt_tokens < 1:
-            raise ValueError(f"a job has tokens to read and to write, not {job.prompt_tokens} and {job.output_tokens}")
+            raise ValueError(
+                f"a job must have tokens to read and to write, found {job.prompt_tokens} and {job.output_tokens}"
+            )
         if not self.fits(job.prompt_tokens, job.output_tokens):
             tokens = job.prompt_tokens + job.output_tokens
             room = self.cache.capacity * self.cache.block_size
@@ -111,18 +113,18 @@ class ContinuousBatching:
         self._run_until(now)
         if job in self._waiting:
             del self._waiting[job]
-        elif job in self._sent_back:
-            self._sent_back.remove(job)
+        elif job in self._preempted:
+            self._preempted.remove(job)
         elif job in self._seats:
             self._leave(job)
 
     def advance(self, now: float) -> list[EngineStep]:
         self._run_until(now)
-        told, self._untold = self._untold, []
-        return told
+        steps, self._unreported = self._unreported, []
+        return steps
 
     def generated(self, job: Job) -> int:
-        """Tokens that it has written."""
+        """Tokens that a job has written."""
         seat = self._writing.get(job)
         return job.generated if seat is None else job.generated + self._step - seat.since
 
@@ -131,11 +133,11 @@ class ContinuousBatching:
     def _run_until(self, now: float) -> None:
         while self._ends_at is not None and self._ends_at <= now:
             ended = self._ends_at
-            self._untold.append(self._end(ended))
+            self._unreported.append(self._end(ended))
             self._begin(ended)
 
     def _begin(self, now: float) -> None:
-        """Decide what the next step does, and how long it takes."""
+        """Decide what the next step does and how long it takes."""
         may_admit = self._grow_answers()
         writing = len(self._writing)
         budget = self._limits.max_num_batched_tokens - writing
@@ -160,7 +162,7 @@ class ContinuousBatching:
         self._ends_at = now + duration_ms / 1000.0 / self._limits.time_scale
 
     def _end(self, now: float) -> EngineStep:
-        """Everybody who wrote has one token more; who has read everything has his first."""
+        """Jobs that write have one more token; jobs that have read their prompt have their first."""
         produced = list(self._writing)
         finished = list(self._last_steps.pop(self._step, ()))
         self._step += 1
@@ -180,20 +182,20 @@ class ContinuousBatching:
         return EngineStep(now, produced, finished)
 
     def _admit(self) -> Job | None:
-        """Seat the job at the head of the queue; None: nobody waits, or there is no room."""
+        """Seat the job at the head of the queue; None if there is none, or no room."""
         if len(self._seats) >= self._limits.max_num_seqs:
             return None
-        job = self._sent_back[-1] if self._sent_back else next(iter(self._waiting), None)
+        job = self._preempted[-1] if self._preempted else next(iter(self._waiting), None)
         if job is None:
             return None
         target = job.prompt_tokens + job.generated
-        # At least one token is computed, or there would be nothing to go on from.
+        # At least one token must be computed, to continue from.
         known = self.cache.known(job.hashes, (target - 1) // self.cache.block_size)
         lease = self.cache.lease(job.hashes, known, self.cache.blocks_for(target))
         if lease is None:
             return None
-        if self._sent_back:
-            self._sent_back.pop()
+        if self._preempted:
+            self._preempted.pop()
         else:
             del self._waiting[job]
             job.cached_tokens = known * self.cache.block_size
@@ -205,7 +207,7 @@ class ContinuousBatching:
     # Answers
 
     def _start_writing(self, job: Job, seat: _Seat) -> bool:
-        """It has read everything and written one token; True: that was its last."""
+        """It has read its prompt and written one token. True if that was its last."""
         job.generated += 1
         if job.generated == job.output_tokens:
             del self._reading[job]
@@ -221,23 +223,23 @@ class ContinuousBatching:
         return False
 
     def _grow_answers(self) -> bool:
-        """Blocks for the tokens that this step adds to answers; False: somebody was sent back to make room."""
+        """Allocate blocks for the tokens that this step adds to answers. False if a job was preempted to make room."""
         due = self._step % self.cache.block_size
         room = True
         while not self.cache.has_room(self._blocks_due[due]):
-            self._send_back(next(reversed(self._seats)))
+            self._preempt(next(reversed(self._seats)))
             room = False
         self.cache.extend(self._blocks_due[due])
         self._has_grown = True
         return room
 
-    def _send_back(self, job: Job) -> None:
+    def _preempt(self, job: Job) -> None:
         self._leave(job)
-        self._sent_back.append(job)
+        self._preempted.append(job)
         self.counts.preemptions += 1
 
     def _leave(self, job: Job) -> None:
-        """It gives up its seat; `generated` says how far it came."""
+        """Take its seat away; `generated` says how far it got."""
         seat = self._seats[job]
         if self._reading.pop(job, None) is not None:
             self._forget(job, seat, seat.computed)
@@ -255,13 +257,13 @@ class ContinuousBatching:
         self._forget(job, seat, tokens)
 
     def _forget(self, job: Job, seat: _Seat, tokens: int) -> None:
-        """Its blocks are given back; those that are full may serve others."""
+        """Free its blocks; full ones may be reused by other prompts."""
         del self._seats[job]
         self.cache.publish(seat.lease, job.hashes, tokens // self.cache.block_size)
         self.cache.release(seat.lease)
 
     def _residue(self, seat: _Seat) -> int:
-        """The steps in which an answer needs a block: those in which its tokens fill all that it has."""
+        """The steps in which an answer needs a block, modulo block size."""
         return (seat.since - seat.target) % self.cache.block_size
 
     def _last_step(self, job: Job, seat: _Seat) -> int:

@@ -1,8 +1,8 @@
-"""Everything that can be made to go wrong, in one table.
+"""The faults that can be injected.
 
-A fault is `{"fault": NAME}` with, if wanted: `on` (work, health, metrics, models, all), and when: `count` (the next n
-requests), `probability`, `seconds` (from now); without any of them until it is cleared. Those of the first table take
-`afterTokens` too: left out, they happen instead of an answer; n, after n tokens of it.
+A fault is `{"fault": NAME}` with optional fields: `on` (work, health, metrics, models, all; default work), and `count`
+(the next n requests), `probability` and `seconds` (from now), which limit it; else it lasts until it is cleared. Faults
+of the first table also take `afterTokens`: they strike after n tokens of an answer; without it, instead of the answer.
 """
 
 import os
@@ -24,23 +24,23 @@ NONSENSE = b"\x00\xff<<< this is not what you asked for >>>\r\n\r\n"
 
 
 class Fault:
-    """One of them, and when it strikes."""
+    """One fault, and when it strikes."""
 
-    def __init__(self, name: str, now: float, told: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, now: float, fields: Mapping[str, Any]) -> None:
         self.name = name
-        self.on: str = told.get("on", "work")
-        self.count: int | None = told.get("count")
-        self.probability: float = told.get("probability", 1.0)
-        self.until: float | None = now + told["seconds"] if "seconds" in told else None
-        self.after_tokens: int | None = told.get("afterTokens")
-        self.delay_s: float = told.get("delayMs", 1000.0) / 1000.0
-        self.status: int = told.get("status", 500)
+        self.on: str = fields.get("on", "work")
+        self.count: int | None = fields.get("count")
+        self.probability: float = fields.get("probability", 1.0)
+        self.until: float | None = now + fields["seconds"] if "seconds" in fields else None
+        self.after_tokens: int | None = fields.get("afterTokens")
+        self.delay_s: float = fields.get("delayMs", 1000.0) / 1000.0
+        self.status: int = fields.get("status", 500)
         self.kept: bytes | None = None
-        """What it remembers from its first time."""
-        self.told = dict(told)
+        """The answer of its first strike, for `stale`."""
+        self.fields = dict(fields)
 
     def strikes(self, place: str, now: float, chance: Callable[[], float]) -> bool:
-        """Whether it happens to this request; if so, that counts as once."""
+        """Whether it strikes this request; if so, that is counted."""
         if self.on not in (place, "all") or self.is_over(now):
             return False
         if self.probability < 1.0 and chance() >= self.probability:
@@ -112,14 +112,14 @@ ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 
 def status(answering: "Answering", fault: Fault) -> None:
-    """An error answer; `status` says which (500)."""
+    """An error with this `status` (default 500)."""
     answering.connection.answer(
-        fault.status, error_body(fault.status, f"this server was told to answer {fault.status}")
+        fault.status, error_body(fault.status, f"a fault makes this server answer {fault.status}")
     )
 
 
 def garbage_body(answering: "Answering", _: Fault) -> None:
-    """200, and a body that means nothing."""
+    """200, and a meaningless body."""
     answering.connection.answer(200, NONSENSE)
 
 
@@ -136,18 +136,18 @@ def long_body(answering: "Answering", _: Fault) -> None:
 
 
 def slow_headers(answering: "Answering", fault: Fault) -> None:
-    """The answer begins `delayMs` (1000) late."""
+    """The answer begins late by `delayMs` (default 1000)."""
     answering.later(fault.delay_s, answering.answer)
 
 
 def slow_tokens(answering: "Answering", fault: Fault) -> None:
-    """`delayMs` (1000) pass between two tokens, at least."""
+    """At least `delayMs` (default 1000) between two tokens."""
     answering.token_delay_s = fault.delay_s
     answering.answer()
 
 
 def stale(answering: "Answering", fault: Fault) -> None:
-    """The same answer as the first time; for metrics."""
+    """The same metrics as at the first strike."""
     fault.kept = fault.kept or answering.server.metrics().encode()
     answering.connection.answer(200, fault.kept, b"text/plain; version=0.0.4")
 
@@ -162,11 +162,11 @@ AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
     "stale": stale,
 }
 
-# Not of one request but of the whole server, from the moment they are asked for
+# Faults of the whole server, from now on
 
 
 def refuse(server: "SimulatedServer", fault: Fault) -> None:
-    """Nobody listens on the port; answers under way go on. After `seconds`, somebody does again."""
+    """The server stops listening, for `seconds` if given; answers in flight go on."""
     server.stop_listening(fault.until)
 
 
@@ -180,37 +180,37 @@ _NUMBERS: Mapping[str, tuple[bool, float, float]] = {
     "delayMs": (False, 0, float("inf")),
     "status": (True, 100, 599),
 }
-"""Whole numbers only?, least, most."""
+"""(whether whole numbers only, minimum, maximum)"""
 
 
-def read_fault(told: object, now: float) -> Fault:
-    """A fault as it is written in JSON. Raises ValueError that says what is wrong."""
-    if not isinstance(told, dict):
+def read_fault(fields: object, now: float) -> Fault:
+    """A fault from JSON. Raises ValueError."""
+    if not isinstance(fields, dict):
         raise ValueError('a fault is written {"fault": NAME, ...}')
-    name = told.get("fault")
+    name = fields.get("fault")
     known = [*ANY_TIME, *AT_THE_START, *AT_ONCE]
     if name not in known:
         raise ValueError(f"there is no fault {name!r}; known: {', '.join(known)}")
-    if told.get("on", "work") not in PLACES:
-        raise ValueError(f"on is one of {', '.join(PLACES)}, not {told['on']!r}")
-    for key, value in told.items():
+    if fields.get("on", "work") not in PLACES:
+        raise ValueError(f"on is one of {', '.join(PLACES)}, not {fields['on']!r}")
+    for key, value in fields.items():
         if key in ("fault", "on"):
             continue
         if key not in _NUMBERS:
-            raise ValueError(f"{key!r} says nothing about a fault; known: fault, on, {', '.join(_NUMBERS)}")
-        whole, least, most = _NUMBERS[key]
+            raise ValueError(f"{key!r} is not a field of a fault; known: fault, on, {', '.join(_NUMBERS)}")
+        whole, minimum, maximum = _NUMBERS[key]
         kinds = int if whole else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            raise ValueError(f"{key} must be a number from {least:g} to {most:g}, not {value!r}")
-    if "afterTokens" in told and name not in ANY_TIME:
-        raise ValueError(f"{name} cannot happen after tokens; these can: {', '.join(ANY_TIME)}")
-    if name in AT_ONCE and ({"on", "count", "probability"} & told.keys()):
-        raise ValueError(f"{name} strikes the whole server at once; it takes seconds only")
-    return Fault(name, now, told)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not minimum <= value <= maximum:
+            raise ValueError(f"{key} must be a number from {minimum:g} to {maximum:g}, not {value!r}")
+    if "afterTokens" in fields and name not in ANY_TIME:
+        raise ValueError(f"{name} cannot strike after tokens; these can: {', '.join(ANY_TIME)}")
+    if name in AT_ONCE and ({"on", "count", "probability"} & fields.keys()):
+        raise ValueError(f"{name} strikes the whole server; it takes seconds only")
+    return Fault(name, now, fields)
 
 
 class Faults:
-    """Those that are switched on, in the order in which they came; the first that strikes is done."""
+    """The active faults, in order; the first that strikes a request applies."""
 
     def __init__(self, seed: str) -> None:
         self._on: list[Fault] = []
@@ -223,19 +223,19 @@ class Faults:
     def clear(self) -> None:
         self._on.clear()
 
-    def told(self, now: float) -> list[dict[str, Any]]:
-        """Those that still are on, as they were written."""
-        return [fault.told for fault in self._current(now)]
+    def active(self, now: float) -> list[dict[str, Any]]:
+        """The active faults, as JSON."""
+        return [fault.fields for fault in self._current(now)]
 
     def strike(self, place: str, now: float) -> Fault | None:
-        """The fault that this request meets."""
+        """The fault that strikes this request; None if none does."""
         if not self._on:
             return None
         return next((fault for fault in self._current(now) if fault.strikes(place, now, self._chance)), None)
 
     def _chance(self) -> float:
         if self._random is None:
-            from random import Random  # most servers need none of it
+            from random import Random  # most servers do not need it
 
             self._random = Random(self._seed)
         return self._random.random()

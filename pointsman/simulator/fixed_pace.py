@@ -1,4 +1,4 @@
-"""Tokens at a fixed pace, whatever else runs: for tests that want to know when things happen."""
+"""Tokens at a fixed pace, whatever the load: for tests with known times."""
 
 from collections import deque
 from heapq import heappop, heappush
@@ -7,7 +7,7 @@ from pointsman.simulator.performance import KV_TOKENS_IF_UNKNOWN, Counts, Engine
 
 
 class FixedPace:
-    """A `Pace` in which every job is served as if it were alone; only the seats are limited."""
+    """A `Pace` that serves every job as if it were alone; only the number of seats is limited."""
 
     def __init__(
         self, first_token_s: float, token_s: float, max_num_seqs: int = 256, kv_tokens: int = KV_TOKENS_IF_UNKNOWN
@@ -21,7 +21,7 @@ class FixedPace:
         self._waiting: deque[Job] = deque()
         self._running: dict[Job, None] = {}
         self._due: list[tuple[float, int, Job]] = []
-        """A heap; the number keeps those that are due together in their order."""
+        """A heap; the number keeps the order of jobs that are due together."""
         self._numbers = 0
 
     @property

@@ -1,7 +1,7 @@
-"""The blocks of a KV cache: whose they are, what they hold, and which are given up first.
+"""The blocks of a KV cache: owners, content, and eviction.
 
-A block is free, or it belongs to running jobs, or it holds the known beginning of some text and waits to be asked for
-again. Waiting blocks are given up in the order in which they were last used, the ends of texts before their beginnings.
+A block is free, or used by running jobs, or idle: it holds part of a text that may be asked for again. Idle blocks are
+evicted in the order of their last use, the end of a text before its beginning.
 """
 
 from collections import OrderedDict
@@ -15,21 +15,21 @@ class Lease:
 
     def __init__(self) -> None:
         self.shared: list[int] = []
-        """Hashes of blocks that others may use too; always those at the beginning."""
+        """Hashes of blocks that other jobs may use too; always those at the beginning."""
         self.own = 0
-        """Blocks of its own after them."""
+        """Further blocks, of this job only."""
 
 
 class KvCache:
-    """Counts blocks; it holds nothing."""
+    """Counts blocks; it stores no data."""
 
     def __init__(self, kv_tokens: int, block_size: int) -> None:
         self.block_size = block_size
         self.capacity = kv_tokens // block_size
         self._users: dict[int, int] = {}
-        """Hash -> leases that share the block."""
+        """Hash -> number of leases that share the block."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Hashes of blocks that nobody uses now, the longest unused first."""
+        """Hashes of idle blocks, the least recently used first."""
         self._own = 0
 
     @property
@@ -39,7 +39,7 @@ class KvCache:
 
     @property
     def idle(self) -> int:
-        """Blocks that nobody uses, and that still hold something."""
+        """Idle blocks."""
         return len(self._idle)
 
     @property
@@ -47,19 +47,19 @@ class KvCache:
         return self.used / self.capacity if self.capacity else 1.0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens fill, the last one perhaps in part."""
+        """Blocks for this many tokens."""
         return -(-tokens // self.block_size)
 
-    def known(self, hashes: Sequence[int], most: int) -> int:
-        """How many blocks at the beginning are there already."""
+    def known(self, hashes: Sequence[int], limit: int) -> int:
+        """How many blocks at the beginning are cached, at most `limit`."""
         users, idle = self._users, self._idle
-        for place, block in enumerate(hashes):
-            if place == most or (block not in users and block not in idle):
-                return place
-        return min(len(hashes), most)
+        for index, block in enumerate(hashes):
+            if index == limit or (block not in users and block not in idle):
+                return index
+        return min(len(hashes), limit)
 
     def lease(self, hashes: Sequence[int], known: int, blocks: int) -> Lease | None:
-        """So many blocks, the first `known` of which are there already; None: there is not enough room."""
+        """Allocate blocks, of which the first `known` are cached; None if there is not enough room."""
         idle_hits = sum(block in self._idle for block in hashes[:known])
         if self.used + idle_hits + blocks - known > self.capacity:
             return None
@@ -76,28 +76,28 @@ class KvCache:
         return self.used + blocks <= self.capacity
 
     def extend(self, blocks: int) -> None:
-        """Take blocks, for which idle ones are given up; `settle` says later whose they were."""
+        """Allocate blocks, evicting idle ones; `settle` assigns them to a lease later."""
         self._own += blocks
         while len(self._users) + len(self._idle) + self._own > self.capacity:
             self._idle.popitem(last=False)
 
     def settle(self, lease: Lease, blocks: int) -> None:
-        """The job holds so many blocks now: those beyond its lease were taken with `extend`."""
+        """Assign to a job the blocks that were allocated with `extend`: it has this many now."""
         lease.own = blocks - len(lease.shared)
 
     def publish(self, lease: Lease, hashes: Sequence[int], blocks: int) -> None:
-        """The first `blocks` blocks are computed: others may share them, unless somebody else computed the same."""
+        """The first `blocks` blocks are computed: other jobs may share them, unless another job computed the same."""
         for block in hashes[len(lease.shared) : blocks]:
             if block in self._users:
                 break
-            self._idle.pop(block, None)  # computed anew although it was there: the old one is given up
+            self._idle.pop(block, None)  # computed again although it was cached: the old one is evicted
             self._users[block] = 1
             lease.shared.append(block)
             lease.own -= 1
             self._own -= 1
 
     def release(self, lease: Lease) -> None:
-        """The job is gone; what it shared stays until the room is needed."""
+        """Free the blocks of a job; shared ones stay until the room is needed."""
         self._own -= lease.own
         for block in reversed(lease.shared):
             users = self._users.pop(block) - 1

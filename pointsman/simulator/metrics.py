@@ -1,4 +1,4 @@
-"""What the server says of itself, in vLLM's names and format."""
+"""The metrics of the server, with vLLM's names and format."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -41,17 +41,17 @@ class SimulatedHistogram:
 
 
 class SimulatedCounters:
-    """What the server counts from its start."""
+    """Counters since the start of the server."""
 
     def __init__(self) -> None:
         self.requests = 0
         """For work: chat, completions, embeddings."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
-        """abort: the client went away before the end."""
+        """abort: the client disconnected before the end."""
         self.prompt_tokens = 0
         self.written_tokens = 0
         self.faults: dict[str, int] = {}
-        """How often each was done."""
+        """How often each has struck."""
         self.first_token = SimulatedHistogram(FIRST_TOKEN_S)
         self.between_tokens = SimulatedHistogram(BETWEEN_TOKENS_S)
         self.whole = SimulatedHistogram(WHOLE_S)

@@ -1,4 +1,4 @@
-"""How long one step of an engine takes on measured hardware, and what anything that paces tokens looks like."""
+"""The duration of an engine's step on measured hardware, and the interface of paces."""
 
 import json
 import os
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 KV_TOKENS_IF_UNKNOWN = 262_144
-"""Where the constants do not say how many tokens fit into the KV cache."""
+"""Tokens in the KV cache, if the constants do not say."""
 
-# Not pathlib: it is a thirtieth of the memory of a simulated engine.
+# Not pathlib: that would be a thirtieth of the memory of a simulated engine.
 _CONSTANTS = os.path.join(os.path.dirname(__file__), "engine_constants.json")  # noqa: PTH118, PTH120
 
 
 class Hardware(NamedTuple):
-    """Constants of a model on an accelerator under an engine, in milliseconds; see engine_constants.json."""
+    """Constants of a model, an accelerator and an engine, in milliseconds; see engine_constants.json."""
 
     c0: float
-    """Of every step."""
+    """Every step."""
     cw: float
     """Reading the weights once."""
     cc: float
@@ -30,16 +30,16 @@ class Hardware(NamedTuple):
     kv_tokens: int = KV_TOKENS_IF_UNKNOWN
 
     def step_ms(self, tokens: int, attended: float, context: int, decoding: int) -> float:
-        """A step that computes `tokens`, of which `decoding` extend answers with `context` tokens before them.
+        """The duration of a step that computes `tokens`, of which `decoding` extend answers with `context` tokens.
 
-        `attended` is the sum over prompts of n * (p + n / 2): n tokens computed now, p there already.
+        `attended` is the sum over prompts of n * (p + n / 2): n tokens computed now, p computed before.
         """
         matrices: float = (self.cw**4 + (self.cc * tokens) ** 4) ** 0.25
         return self.c0 + matrices + self.ca * attended + self.ck * context + self.cb * decoding
 
 
 def hardware(name: str) -> Hardware:
-    """The constants of this name, such as 8B|h100_sxm|vllm|tp1. Raises ValueError if there are none."""
+    """The constants with this name, such as 8B|h100_sxm|vllm|tp1. Raises ValueError if there are none."""
     known = constants()
     if name not in known:
         raise ValueError(f'there is no hardware "{name}"; known: {", ".join(known)}')
@@ -47,12 +47,12 @@ def hardware(name: str) -> Hardware:
 
 
 def constants() -> dict[str, Hardware]:
-    """All that are known."""
+    """All constants, by name."""
     with open(_CONSTANTS, encoding="utf-8") as file:  # noqa: PTH123
         text = json.load(file)
     return {
-        name: Hardware(**{key: value for key, value in told.items() if value is not None})
-        for name, told in text.items()
+        name: Hardware(**{key: value for key, value in fields.items() if value is not None})
+        for name, fields in text.items()
         if not name.startswith("_")
     }
 
@@ -69,42 +69,42 @@ class Job:
         self.output_tokens = output_tokens
         """At least 1."""
         self.hashes = hashes
-        """Of each full block of the prompt, and of the answer as far as known; equal ones have equal beginnings."""
+        """Of each full block of prompt and answer; equal hashes mean equal texts up to there."""
         self.owner = owner
-        """Whose it is; nothing here looks at it."""
+        """For the caller; not used here."""
         self.arrived = 0.0
         self.cached_tokens = 0
-        """Of the prompt, those that did not have to be computed."""
+        """Tokens of the prompt that did not have to be computed."""
         self.generated = 0
-        """Tokens written when it was last begun or ended; while it runs, `EngineStep.produced` tells of each."""
+        """Tokens written, as of its last admission or end; while it runs, `EngineStep.produced` reports each."""
 
 
 class EngineStep(NamedTuple):
-    """Something that an engine has done."""
+    """A step that an engine has done."""
 
     at: float
-    """When it was done."""
+    """When it ended."""
     produced: Sequence[Job]
-    """One token each."""
+    """Jobs with one more token."""
     finished: Sequence[Job]
-    """Those of them that have all their tokens now."""
+    """Those of them that have all their tokens."""
 
 
 class Counts:
-    """What an engine counts from its start."""
+    """Counters since the start of an engine."""
 
     __slots__ = ("preemptions", "prefix_hits", "prefix_queries")
 
     def __init__(self) -> None:
         self.prefix_queries = 0
-        """Prompt tokens that were looked up."""
+        """Prompt tokens looked up in the cache."""
         self.prefix_hits = 0
-        """Those that were in the cache."""
+        """Prompt tokens found there."""
         self.preemptions = 0
 
 
 class Pace(Protocol):
-    """Says when jobs get their tokens."""
+    """Decides when jobs get their tokens."""
 
     counts: Counts
 
@@ -121,21 +121,21 @@ class Pace(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When `advance` has something to tell next; None: not before the next job comes."""
+        """When `advance` has something to report; None: not before the next job."""
         ...
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether such a job could run at all, alone."""
+        """Whether such a job could run alone."""
         ...
 
     def submit(self, job: Job, now: float) -> None:
-        """Take a job that fits. Times never go backwards."""
+        """Add a job that fits. Times never go backwards."""
         ...
 
     def cancel(self, job: Job, now: float) -> None:
-        """Forget a job; it gets no more tokens."""
+        """Remove a job; it gets no more tokens."""
         ...
 
     def advance(self, now: float) -> list[EngineStep]:
-        """What has been done until now, and was not told yet."""
+        """The steps that have ended since the last call."""
         ...

@@ -1,4 +1,4 @@
-"""What the server answers: the OpenAI API, health and metrics as vLLM has them, and the switches for faults."""
+"""The pages of the server: the OpenAI API, health and metrics as vLLM has them, and faults."""
 
 import json
 import time
@@ -13,12 +13,12 @@ from pointsman.simulator.server import Answering, Routes, SimulatedRoute
 
 def chat(answering: Answering) -> None:
     data = answers.read_body(bytes(answering.request.body))
-    _write(answering, answers.read_ask(data, answers.chat_prompt(data)), is_chat=True)
+    _write(answering, answers.read_request(data, answers.chat_prompt(data)), is_chat=True)
 
 
 def completions(answering: Answering) -> None:
     data = answers.read_body(bytes(answering.request.body))
-    _write(answering, answers.read_ask(data, answers.completion_prompt(data)), is_chat=False)
+    _write(answering, answers.read_request(data, answers.completion_prompt(data)), is_chat=False)
 
 
 def embeddings(answering: Answering) -> None:
@@ -46,9 +46,9 @@ def metrics(answering: Answering) -> None:
 
 
 def stats(answering: Answering) -> None:
-    """What tests want to know and metrics do not say."""
+    """Numbers for tests that are not among the metrics."""
     server, counters = answering.server, answering.server.counters
-    told = {
+    numbers = {
         "requests": counters.requests,
         "running": server.pace.running,
         "waiting": server.pace.waiting,
@@ -58,12 +58,12 @@ def stats(answering: Answering) -> None:
         "writtenTokens": counters.written_tokens,
         "faults": counters.faults,
     }
-    answering.connection.answer(200, json.dumps(told).encode())
+    answering.connection.answer(200, json.dumps(numbers).encode())
 
 
 def show_faults(answering: Answering) -> None:
     server = answering.server
-    answering.connection.answer(200, json.dumps(server.faults.told(server.clock.now())).encode())
+    answering.connection.answer(200, json.dumps(server.faults.active(server.clock.now())).encode())
 
 
 def add_faults(answering: Answering) -> None:
@@ -103,82 +103,82 @@ def _check_model(answering: Answering, model: str) -> None:
 
 
 def _check_room(answering: Answering, prompt_tokens: int, output_tokens: int) -> None:
-    most = answering.server.settings.context_tokens
-    if prompt_tokens + output_tokens > most:
+    limit = answering.server.settings.context_tokens
+    if prompt_tokens + output_tokens > limit:
         asked = f"{prompt_tokens} of the prompt and {output_tokens} of the answer"
         raise BadCompletionRequest(
-            400, f"This model's maximum context length is {most} tokens, and you asked for {asked}."
+            400, f"This model's maximum context length is {limit} tokens, and you asked for {asked}."
         )
 
 
-def _write(answering: Answering, ask: CompletionRequest, *, is_chat: bool) -> None:
-    """Decide how long the answer is, and begin it."""
+def _write(answering: Answering, request: CompletionRequest, *, is_chat: bool) -> None:
+    """Decide the length of the answer, and start it."""
     settings = answering.server.settings
-    _check_model(answering, ask.model)
-    prompt_tokens = answers.tokens_of(ask.prompt)
-    _check_room(answering, prompt_tokens, ask.most_tokens or 1)
-    by_itself = min(settings.output_tokens, settings.context_tokens - prompt_tokens)
-    tokens, reason = by_itself, "stop"
-    if ask.most_tokens is not None and (ask.whole or ask.most_tokens < by_itself):
-        tokens, reason = ask.most_tokens, "length"
-    wording = Wording(ask, is_chat, next(answering.server.answer_numbers), int(time.time()))
-    _Writing(answering, ask, wording, tokens, reason).begin(prompt_tokens)
+    _check_model(answering, request.model)
+    prompt_tokens = answers.tokens_of(request.prompt)
+    _check_room(answering, prompt_tokens, request.max_tokens or 1)
+    natural = min(settings.output_tokens, settings.context_tokens - prompt_tokens)
+    tokens, reason = natural, "stop"
+    if request.max_tokens is not None and (request.ignore_eos or request.max_tokens < natural):
+        tokens, reason = request.max_tokens, "length"
+    wording = Wording(request, is_chat, next(answering.server.answer_numbers), int(time.time()))
+    _Writing(answering, request, wording, tokens, reason).begin(prompt_tokens)
 
 
 class _Writing:
-    """An answer in words."""
+    """An answer of text."""
 
     def __init__(
-        self, answering: Answering, ask: CompletionRequest, wording: Wording, tokens: int, reason: str
+        self, answering: Answering, request: CompletionRequest, wording: Wording, tokens: int, reason: str
     ) -> None:
         self._answering = answering
-        self._ask = ask
+        self._request = request
         self._wording = wording
         self._tokens = tokens
         self._reason = reason
         self._written = 0
         self._last_at = 0.0
         self._held = 0
-        """Tokens that the pace gave and that a fault holds back."""
+        """Tokens that a fault holds back."""
         fault = answering.fault
         self._strikes_at = None if fault is None or fault.after_tokens is None else min(fault.after_tokens, tokens)
 
     def begin(self, prompt_tokens: int) -> None:
         answering = self._answering
-        if self._ask.stream:
+        if self._request.stream:
             # Engines send the head at once, long before the first token.
             lines = b"content-type: %b\r\n" % CONTENT_TYPE
             answering.stream = ResponseStream(answering.connection, lines)
             if self._strikes_at == 0:
                 self._strike()
                 return
-        text = self._ask.prompt + answers.answer_text(self._ask.prompt, self._tokens)
+        text = self._request.prompt + answers.answer_text(self._request.prompt, self._tokens)
         answering.start(self, text, prompt_tokens, self._tokens)
 
     def token(self, at: float) -> None:
         self._observe(at)
         if not self._answering.token_delay_s:
-            self._say()
+            self._write_next()
             return
         self._held += 1
         if self._held == 1:
-            self._answering.later(self._answering.token_delay_s, self._say_held)
+            self._answering.later(self._answering.token_delay_s, self._write_held)
 
     def so_far(self) -> bytes:
-        """Half an answer, as far as it is not a stream."""
-        if self._ask.stream or self._written == 0:
+        """Half of the answer, if it is not a stream and has begun."""
+        if self._request.stream or self._written == 0:
             return b""
         body = self._wording.whole(self._tokens, self._reason, self._usage())
         return answers.head_for(len(body)) + body[: len(body) // 2]
 
-    def _say_held(self) -> None:
-        self._say()
+    def _write_held(self) -> None:
+        self._write_next()
         self._held -= 1
         if self._held:
-            self._answering.later(self._answering.token_delay_s, self._say_held)
+            self._answering.later(self._answering.token_delay_s, self._write_held)
 
-    def _say(self) -> None:
-        """The next word; after the last one, the end."""
+    def _write_next(self) -> None:
+        """Write the next word; after the last one, the end."""
         stream = self._answering.stream
         if self._strikes_at is not None and self._written >= self._strikes_at:
             self._strike()
@@ -200,7 +200,7 @@ class _Writing:
         stream, connection = self._answering.stream, self._answering.connection
         self._answering.finish(self._reason)
         if stream is not None:
-            stream.end(self._wording.last(self._reason, used if self._ask.with_usage else None))
+            stream.end(self._wording.last(self._reason, used if self._request.with_usage else None))
         else:
             connection.answer(200, self._wording.whole(self._tokens, self._reason, used))
 
@@ -224,11 +224,11 @@ class _Writing:
     def _usage(self) -> dict[str, object]:
         job = self._answering.job
         cached = job.cached_tokens if job is not None else 0
-        return answers.usage(answers.tokens_of(self._ask.prompt), cached, self._tokens)
+        return answers.usage(answers.tokens_of(self._request.prompt), cached, self._tokens)
 
 
 class _Embedding:
-    """An answer in numbers, there as soon as the input is read."""
+    """An answer of vectors, complete as soon as the input is read."""
 
     def __init__(self, answering: Answering, texts: list[str], as_base64: bool) -> None:
         self._answering = answering
@@ -239,8 +239,8 @@ class _Embedding:
         answering = self._answering
         tokens = sum(map(answers.tokens_of, self._texts))
         vectors = [
-            {"object": "embedding", "index": place, "embedding": answers.embedding(text, self._as_base64)}
-            for place, text in enumerate(self._texts)
+            {"object": "embedding", "index": index, "embedding": answers.embedding(text, self._as_base64)}
+            for index, text in enumerate(self._texts)
         ]
         used = {"prompt_tokens": tokens, "total_tokens": tokens}
         body = {"object": "list", "data": vectors, "model": answering.server.settings.model, "usage": used}

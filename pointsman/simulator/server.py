@@ -1,7 +1,7 @@
-"""The server: who asks what, when the pace lets answers go on, and which fault strikes.
+"""The server: requests, the tokens that the pace produces for them, and the faults that strike.
 
-Everything happens in callbacks of one loop: a request arrives, the timer of the pace's next step fires, or a client is
-gone. Times are those of `now`: the loop's clock, held back while the machine cannot keep up.
+Everything happens in callbacks of one loop: a request arrives, the timer of the pace's next step fires, or a client
+disconnects. Times are simulated: those of the loop's clock, held back while the machine cannot keep up.
 """
 
 import asyncio
@@ -16,18 +16,16 @@ from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, F
 from pointsman.simulator.metrics import SimulatedCounters, metrics_text
 from pointsman.simulator.performance import Job, Pace
 
-# One request on its way to its answer: its work for the pace, the fault that it meets, the client that goes away.
-
 
 class Work(Protocol):
-    """What becomes of the tokens."""
+    """Turns tokens into an answer."""
 
     def token(self, at: float) -> None:
-        """One more."""
+        """One more token."""
         ...
 
     def so_far(self) -> bytes:
-        """What has been said when a fault strikes, if it is not on its way already."""
+        """What a fault sends of an unfinished answer, if nothing was sent yet."""
         ...
 
 
@@ -48,7 +46,7 @@ class Answering:
         """Strikes after `after_tokens` tokens."""
         self.token_delay_s = 0.0
         self.stream: ResponseStream | None = None
-        """None: the head of a stream was not sent."""
+        """None until the head of a stream was sent."""
         self.job: Job | None = None
         self._answer = answer
         self._work: Work | None = None
@@ -74,7 +72,7 @@ class Answering:
         self.connection.serving = self
 
     def start(self, work: Work, prompt: str, prompt_tokens: int, output_tokens: int) -> Job:
-        """Give work to the pace. `prompt`: what later prompts may begin with."""
+        """Give work to the pace. `prompt`: text that later prompts may begin with."""
         settings = self.server.settings
         hashes = block_hashes(prompt, settings.block_size) if settings.hashes_prompts else ()
         self._work = work
@@ -101,7 +99,7 @@ class Answering:
         self.server.counters.ended[reason] += 1
 
     def stop(self) -> bool:
-        """Do no more for it. What it has written so far is sent; True if that is half of an answer in one piece."""
+        """Stop working on it, and send what it has written. True if that is half of an answer in one piece."""
         self.connection.serving = None
         for timer in self._timers:
             timer.cancel()
@@ -126,16 +124,16 @@ class Answering:
     def resume(self) -> None: ...
 
 
-MOST_BEHIND_S = 0.05
-"""If the machine is further behind than this, simulated time waits for it."""
+MAX_BEHIND_S = 0.05
+"""If the machine is further behind, simulated time waits for it."""
 
 
 class Settings(NamedTuple):
-    """What does not change while it runs."""
+    """Settings of a simulated engine."""
 
     model: str
     output_tokens: int
-    """How long an answer is unless the client wants it shorter."""
+    """Of an answer without max_tokens."""
     context_tokens: int
     block_size: int
     kv_tokens: int
@@ -144,10 +142,10 @@ class Settings(NamedTuple):
 
 
 class SimulatedRoute(NamedTuple):
-    """What is done for a request."""
+    """How a request is answered."""
 
     place: str
-    """What faults call it; empty: none strikes here."""
+    """The name of the page in faults; empty if no fault strikes here."""
     answer: Callable[[Answering], None]
 
 
@@ -156,7 +154,7 @@ Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
 
 
 class PaceClock:
-    """Hands out the tokens that the pace produces, in time."""
+    """Passes on the tokens that the pace produces, in time."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -190,11 +188,11 @@ class PaceClock:
         self._timer = self._loop.call_at(at, self._hand_out)
 
     def _hand_out(self) -> None:
-        """Hand out the tokens that are due."""
+        """Pass on the tokens that are due."""
         self._timer = None
         due = self._pace.next_at
-        if due is not None and self.now() > due + MOST_BEHIND_S:
-            self._held_back += self.now() - due - MOST_BEHIND_S
+        if due is not None and self.now() > due + MAX_BEHIND_S:
+            self._held_back += self.now() - due - MAX_BEHIND_S
         written: dict[Answering, None] = {}
         for step in self._pace.advance(self.now()):
             for job in step.produced:
@@ -225,13 +223,13 @@ class SimulatedServer:
     # Listening
 
     async def listen(self, host: str, port: int) -> int:
-        """Take connections; the port that was taken."""
+        """Accept connections. Returns the port."""
         taken = await self._http.listen(host, port)
         self._address = (host, taken)
         return taken
 
     def stop_listening(self, until: float | None) -> None:
-        """Refuse connections, until then or for good; idle ones are closed."""
+        """Refuse connections until then, or for good if None; idle ones are closed."""
         self._http.stop_listening()
         for connection in list(self._http.connections):
             connection.drain()
@@ -248,7 +246,7 @@ class SimulatedServer:
         route = self._routes.get((request.method, request.path))
         if route is None:
             asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
-            connection.answer(404, error_body(404, f"{asked} is nothing that a simulated server answers"))
+            connection.answer(404, error_body(404, f"{asked} is unknown to a simulated server"))
             return
         answering = Answering(self, connection, request, route.answer)
         if route.place == "work":
@@ -266,16 +264,16 @@ class SimulatedServer:
             answering.answer()
 
     def strike(self, answering: Answering, fault: Fault) -> None:
-        """A fault ends an answer, or takes its place."""
+        """Let a fault end an answer, or replace it."""
         self.done(fault)
         ANY_TIME[fault.name](answering, fault)
 
     def done(self, fault: Fault) -> None:
         self.counters.faults[fault.name] = self.counters.faults.get(fault.name, 0) + 1
 
-    def add_faults(self, told: object) -> None:
-        """Switch faults on. Raises ValueError, and then none of them is."""
-        read = [read_fault(one, self.clock.now()) for one in (told if isinstance(told, list) else [told])]
+    def add_faults(self, faults: object) -> None:
+        """Switch faults on: one, or a list. Raises ValueError if any is not valid, and adds none."""
+        read = [read_fault(one, self.clock.now()) for one in (faults if isinstance(faults, list) else [faults])]
         for fault in read:
             if fault.name in AT_ONCE:
                 self.done(fault)

@@ -1,7 +1,7 @@
-"""What gateway, replicas and handles say to each other: calls, and values as blobs.
+"""The format between gateway, replicas and handles: calls, and values as blobs.
 
-Enters: values of the user's code. Leaves: bytes, and from them the same values, type for type. The one rule: whoever is
-not a replica reads plain blobs only (`decode_plain`), for the others may hold anything, also code.
+Enters: values of user code. Leaves: bytes, and from them the same values, type for type. The one rule: only replicas
+decode blobs that are not plain (`decode_value`), because those may contain code.
 """
 
 from pointsman.wire.blobs import (

@@ -1,13 +1,13 @@
-"""One value as bytes. The first byte says how.
+"""One value as bytes; the first byte is its kind.
 
     0  msgpack       None, bool, int of 64 bits, float, str, bytes, list, dict with str keys; small arrays as Ext 2
     1  pickle        anything else that has no buffers
     2  with buffers  pickle, and the buffers of arrays beside it: large ones in shared memory, small ones behind it
-    3  composed      a list or dict with other blobs in it, put together by somebody who may not look into them
+    3  composed      a list or dict with other blobs in it, made by the gateway, which does not decode them
 
-Arrays arrive read-only, large or small: large ones are shared, and code that writes into what it was given must not
-work for small inputs and fail for large ones. Copy what is to be changed. (Arrays that are not in one piece, and those
-of dates or objects, have no buffer to share: they are pickled, and arrive as copies.)
+Arrays arrive read-only. Large ones are shared, and code that writes to its arguments must not work for small inputs and
+fail for large ones: copy an array before changing it. (Arrays that are not contiguous, and those of dates or objects,
+have no buffer to share: they are pickled, and arrive as copies.)
 """
 
 import pickle
@@ -27,20 +27,20 @@ Bytes: TypeAlias = bytes | memoryview
 
 KIND_PLAIN, KIND_PICKLED, KIND_WITH_BUFFERS, KIND_COMPOSED = 0, 1, 2, 3
 LARGE_BYTES = 256 * 1024
-"""Buffers of a value that are larger in all go through shared memory."""
+"""Values whose buffers have more bytes in total go through shared memory."""
 EXT_BLOB, EXT_ARRAY = 1, 2
-DEEPEST = 64
-"""Lists and dicts inside each other; what is nested more deeply is pickled."""
+MAX_DEPTH = 64
+"""Of nested lists and dicts; deeper values are pickled."""
 
 _SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
 _NAMES = frozenset({str})
 
 
 class _Buffers(msgspec.Struct, array_like=True):
-    """The head of a blob with buffers."""
+    """The content of a blob with buffers."""
 
     file: str
-    """In shared memory; empty: the buffers are here."""
+    """In shared memory; empty if the buffers are inline."""
     length: int
     spans: list[Span]
     pickled: bytes
@@ -68,19 +68,19 @@ def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
         try:
             return b"\x00" + _encode(value)
         except (OverflowError, UnicodeEncodeError, RecursionError):
-            pass  # integers beyond 64 bits, half characters
+            pass  # integers beyond 64 bits, lone surrogates
     buffers: list[memoryview] = []
 
-    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+    def is_inline(buffer: pickle.PickleBuffer) -> bool:
         try:
             buffers.append(buffer.raw())
-        except BufferError:  # not in one piece
+        except BufferError:  # not contiguous
             return True
         return False
 
     try:
-        pickled = pickle.dumps(value, protocol=5, buffer_callback=keep_inside)
-    except Exception as error:  # whatever a class of the user's raises while it is taken apart
+        pickled = pickle.dumps(value, protocol=5, buffer_callback=is_inline)
+    except Exception as error:  # whatever a user's class raises while it is pickled
         raise Unsendable(
             f"a value of type {type(value).__name__} cannot be sent to another process: {error}"
         ) from error
@@ -90,19 +90,19 @@ def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
         try:
             name, length, spans = shared.put(buffers)
         except OSError:
-            pass  # no room: then they travel with the rest
+            pass  # no room: send them inline
         else:
             return b"\x02" + _encode(_Buffers(name, length, spans, pickled, []))
     return b"\x02" + _encode(_Buffers("", 0, [], pickled, buffers))
 
 
 def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
-    """The value of a blob that a replica of this plane made: it may run code. Raises `UnreadableBlob`."""
+    """The value of a blob from a replica of this plane; decoding may run code. Raises `UnreadableBlob`."""
     kind, rest = _parts(blob)
     if kind == KIND_PLAIN:
         return _decoded(rest)
     if kind == KIND_COMPOSED:
-        return _taken_apart(rest, shared)
+        return _decompose(rest, shared)
     try:
         if kind == KIND_PICKLED:
             return pickle.loads(rest)
@@ -110,18 +110,18 @@ def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
         if not head.file:
             return pickle.loads(head.pickled, buffers=[buffer.toreadonly() for buffer in head.inline])
         if shared is None:
-            raise UnreadableBlob("a value is in shared memory, and this process was not told where that is")
+            raise UnreadableBlob("a value is in shared memory, and this process has none")
         memory = shared.get(head.file, head.length)
         buffers = [memory[span.offset : span.offset + span.length] for span in head.spans]
         return pickle.loads(head.pickled, buffers=buffers)
     except UnreadableBlob:
         raise
-    except Exception as error:  # the class is not there, or does not want to be put together
-        raise UnreadableBlob(f"a value cannot be put together here: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the class is missing, or raises
+        raise UnreadableBlob(f"a value cannot be restored here: {type(error).__name__}: {error}") from error
 
 
 def files_of(blob: Bytes) -> str | None:
-    """The file of a blob in shared memory, read without running any code; None: it has none."""
+    """The file of a blob in shared memory, found without running any code; None if it has none."""
     if not blob or blob[0] != KIND_WITH_BUFFERS:
         return None
     try:
@@ -130,15 +130,15 @@ def files_of(blob: Bytes) -> str | None:
         return None
 
 
-# Values that are made of others
+# Values made of other blobs
 
 
 def composed(template: Any, blobs: Sequence[bytes]) -> bytes:
-    """A blob of plain data with `placeholder`s in it, for the values of these blobs."""
+    """A blob of plain data with `placeholder`s for the values of these blobs."""
     return b"\x03" + _encode([Raw(_encode(template)), blobs])
 
 
-def _taken_apart(rest: memoryview, shared: SharedBuffers | None) -> Any:
+def _decompose(rest: memoryview, shared: SharedBuffers | None) -> Any:
     try:
         content = _decode_composed(rest)
     except msgspec.DecodeError as error:
@@ -156,9 +156,9 @@ def _taken_apart(rest: memoryview, shared: SharedBuffers | None) -> Any:
 
 
 def encode_plain(value: Any) -> bytes:
-    """A value as a plain blob. Raises `Unsendable`, and says what is not plain, and where."""
+    """A value as a plain blob. Raises `Unsendable`, which says what is not plain."""
     if _bytes_of_arrays(value) < 0:
-        raise Unsendable(_what_is_not_plain(value, "the value"))
+        raise Unsendable(_plainness_problem(value, "the value"))
     try:
         return b"\x00" + _encode(value)
     except OverflowError:
@@ -171,12 +171,12 @@ def decode_plain(blob: Bytes) -> Any:
     """The value of a plain blob; no other kind is read. Raises `UnreadableBlob`."""
     kind, rest = _parts(blob)
     if kind != KIND_PLAIN:
-        raise UnreadableBlob("the value is not plain data, and only replicas may read others")
+        raise UnreadableBlob("the value is not plain data; only replicas may decode others")
     return _decoded(rest)
 
 
 def _bytes_of_arrays(value: Any) -> int:
-    """How many bytes of arrays a plain value has; -1: it is not plain."""
+    """Bytes of the arrays in a plain value; -1 if it is not plain."""
     return _measured(value, getattr(sys.modules.get("numpy"), "ndarray", None), 0)
 
 
@@ -195,9 +195,9 @@ def _measured(value: Any, array: type | None, depth: int) -> int:
         return int(value.nbytes)
     else:
         return -1
-    if _SCALARS.issuperset(map(type, inside)):  # most lists, and quicker than a loop
+    if _SCALARS.issuperset(map(type, inside)):  # true of most lists, and faster than a loop
         return 0
-    if depth == DEEPEST:
+    if depth == MAX_DEPTH:
         return -1
     total = 0
     for one in inside:
@@ -210,25 +210,25 @@ def _measured(value: Any, array: type | None, depth: int) -> int:
 
 
 def _is_simple(array: Any) -> bool:
-    """Whether shape, type and bytes say everything about it."""
+    """Whether shape, type and bytes describe it completely."""
     dtype = array.dtype
     return bool(dtype.kind in "biufc" and array.flags.c_contiguous and array.size and dtype.metadata is None)
 
 
-def _what_is_not_plain(value: Any, where: str) -> str:
-    """In words, for the first such thing."""
+def _plainness_problem(value: Any, where: str) -> str:
+    """Why a value is not plain: its first part that is not."""
     if type(value) is dict:
         for name, inside in value.items():
             if type(name) is not str:
                 return f"{where} has the key {name!r} of type {type(name).__name__}; keys must be str"
             if _bytes_of_arrays(inside) < 0:
-                return _what_is_not_plain(inside, f"{where}[{name!r}]")
+                return _plainness_problem(inside, f"{where}[{name!r}]")
     if type(value) is list:
-        for place, inside in enumerate(value):
+        for index, inside in enumerate(value):
             if _bytes_of_arrays(inside) < 0:
-                return _what_is_not_plain(inside, f"{where}[{place}]")
+                return _plainness_problem(inside, f"{where}[{index}]")
     if type(value) in (list, dict):
-        return f"{where} is nested more than {DEEPEST} deep"
+        return f"{where} is nested more than {MAX_DEPTH} deep"
     return (
         f"{where} is of type {type(value).__name__}; plain are None, bool, int, float, str, bytes, list, dict and "
         "arrays of numbers"
@@ -238,7 +238,7 @@ def _what_is_not_plain(value: Any, where: str) -> str:
 def _parts(blob: Bytes) -> tuple[int, memoryview]:
     view = memoryview(blob)
     if not view.nbytes or view[0] > KIND_COMPOSED:
-        raise UnreadableBlob(f"{bytes(view[:20])!r} does not begin as a value does")
+        raise UnreadableBlob(f"{bytes(view[:20])!r} does not begin like a value")
     return view[0], view[1:]
 
 
@@ -252,7 +252,7 @@ def _decoded(rest: memoryview) -> Any:
 
 
 def array_as_ext(value: Any) -> Ext:
-    """Of what msgpack does not know there are only arrays by then."""
+    """An array as an extension; no other type gets here."""
     return Ext(EXT_ARRAY, _encode([value.dtype.str, value.shape, value.data.cast("B")]))
 
 

@@ -1,4 +1,4 @@
-"""A call as bytes: 4 bytes that say how long the head is, the head, and the blobs one after the other."""
+"""A call as bytes: 4 bytes with the length of the head, the head, and the blobs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -12,14 +12,14 @@ from pointsman.wire.failures import UnreadableBlob
 from pointsman.wire.shared_memory import SharedBuffers
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
-"""How the answer is wanted: as one value for the next step, or for a program outside (without shared memory); as a
-client reads it, perhaps piece by piece, or in any case whole; as events; as a value per piece."""
+"""Of an answer: blob: one value for the next step; value: the same without shared memory, for a program outside; json:
+for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per piece."""
 COLLECTED: frozenset[Form] = frozenset({"blob", "value", "whole"})
-"""Forms in which what a generator yields is one list."""
+"""Forms in which the values of a generator are one list."""
 
 BLOB = "application/x-pointsman-blob"
 PIECES = "application/x-pointsman-pieces"
-"""Piece by piece: 4 bytes that say how long a blob is, and the blob. None of them is in shared memory."""
+"""Pieces, each with its length in 4 bytes before it. None is in shared memory."""
 
 EXT_HANDLE = 3
 
@@ -29,7 +29,7 @@ _encode = Encoder(enc_hook=array_as_ext).encode
 class BlobAt(msgspec.Struct, frozen=True):
     """In a template: the value of a blob of the call."""
 
-    place: int
+    index: int
 
 
 class HandleAt(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class HandleAt(msgspec.Struct, frozen=True):
 
 
 class HttpHead(msgspec.Struct, array_like=True, frozen=True):
-    """The request of a client, for code that makes the input of it. Its body is the call's first blob."""
+    """The request of a client, for code that makes the input. Its body is the first blob of the call."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class HttpHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 def template(value: Any) -> Raw:
-    """Arguments for a head: plain data, with `placeholder`s in it. Whoever calls often makes it once."""
+    """Encoded arguments: plain data with `placeholder`s. Reusable for many calls."""
     return Raw(_encode(value))
 
 
@@ -66,21 +66,21 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     kwargs: Raw = NO_KWARGS
     """A template that is a dict."""
     blobs: list[int] = []
-    """How long each is; `encode_call` writes it."""
+    """Their lengths; set by `encode_call`."""
     form: Form = "blob"
     request_id: str = ""
     deadline_s: float | None = None
-    """What is left until the answer is due; None: it is not due at any time."""
+    """Time left until the deadline; None if there is none."""
     priority: int = 0
     tenant: str = ""
     app: str = ""
-    """In calls through handles: of which application,"""
+    """In calls through handles: the application,"""
     node: str = ""
-    """and of which node of it."""
+    """and the node that is called."""
     step: str = ""
-    """Which step of the request this is; in calls through handles, the step that makes them."""
+    """The step of the request; in calls through handles, the step that makes the call."""
     http: HttpHead | None = None
-    """Only for code that makes the input of a request."""
+    """Only in calls of code that makes the input of a request."""
 
 
 def encode_call(head: CallHead, blobs: Sequence[Bytes] = ()) -> bytes:
@@ -91,19 +91,19 @@ def encode_call(head: CallHead, blobs: Sequence[Bytes] = ()) -> bytes:
 
 
 def decode_call(body: Bytes) -> tuple[CallHead, list[memoryview]]:
-    """A call and its blobs, which are not looked into. Raises `UnreadableBlob`."""
+    """A call and its blobs, which are not decoded. Raises `UnreadableBlob`."""
     view = memoryview(body)
     start = 4 + int.from_bytes(view[:4], "little")
     try:
         head = _decode_head(view[4:start])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableBlob(f"this is no call: {error}") from None
+        raise UnreadableBlob(f"this is not a call: {error}") from None
     blobs = []
     for length in head.blobs:
         blobs.append(view[start : start + length])
         start += length
     if start != view.nbytes:
-        raise UnreadableBlob(f"this is no call: it should have {start} bytes, and has {view.nbytes}")
+        raise UnreadableBlob(f"this is not a call: it should have {start} bytes, and has {view.nbytes}")
     return head, blobs
 
 
@@ -113,15 +113,15 @@ def arguments(
     shared: SharedBuffers | None = None,
     handle: Callable[[HandleAt], Any] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What a method is called with. Raises `UnreadableBlob`."""
+    """The arguments of a call. Raises `UnreadableBlob`."""
 
     def value_of(code: int, data: memoryview) -> Any:
         found = _reference(code, data)
         if isinstance(found, BlobAt):
-            return decode_value(blobs[found.place], shared)
+            return decode_value(blobs[found.index], shared)
         if isinstance(found, HandleAt):
             if handle is None:
-                raise UnreadableBlob(f'a handle to "{found.name}" has no place here')
+                raise UnreadableBlob(f'a handle to "{found.name}" is not allowed here')
             return handle(found)
         return found
 
@@ -135,13 +135,13 @@ def arguments(
     return args, kwargs
 
 
-def placeholder(place: int) -> Ext:
+def placeholder(index: int) -> Ext:
     """In a template, the value of the n-th blob."""
-    return Ext(EXT_BLOB, place.to_bytes(4, "little"))
+    return Ext(EXT_BLOB, index.to_bytes(4, "little"))
 
 
 def placeholder_of_handle(name: str, *, model: bool = False) -> Ext:
-    """In a template, a handle to a node or to a model: whoever is called can call it."""
+    """In a template, a handle to a node or to a model, which the method that is called can use."""
     return Ext(EXT_HANDLE, f"{'model' if model else 'node'}:{name}".encode())
 
 

@@ -216,7 +216,7 @@ def test_open_over_tcp_with_the_key(office: Office, line: str) -> None:
     assert (got.status, got.json()["ready"]) == (200, True)
 
 
-def test_scaling_is_told_in_plain_numbers_and_can_be_ordered(office: Office) -> None:
+def test_scaling_can_be_read_and_ordered(office: Office) -> None:
     got = office.ask(call("GET", "deployments/diamond%2Fm1/scaling")).json()
     assert (got["desired"], got["ongoing"], got["queued"]) == (3, 7, 2)
     assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 4, "for_s": 60})).json()["desired"] == 3
@@ -233,7 +233,7 @@ def test_scaling_is_told_in_plain_numbers_and_can_be_ordered(office: Office) -> 
     assert ("scaling", "diamond/m1") in office.plane.asked
 
 
-def test_what_has_come_can_be_asked_for(office: Office) -> None:
+def test_recorded_load_can_be_read(office: Office) -> None:
     got = office.ask(call("GET", "deployments/diamond%2Fm1/load")).json()
     assert (got["bin_s"], got["bins"]) == (600.0, [{"began": 0.0, "per_second": 2.5}])
     assert office.plane.asked == [("load", "diamond/m1")]
@@ -251,12 +251,12 @@ def test_what_has_come_can_be_asked_for(office: Office) -> None:
         {"n": 1},
     ],
 )
-def test_an_order_that_is_none(office: Office, body: object) -> None:
+def test_an_invalid_scale_order_is_refused(office: Office, body: object) -> None:
     assert office.ask(call("POST", "deployments/chat/scale", body)).status == 400
     assert office.plane.asked == []
 
 
-def test_an_order_for_longer_than_a_year_says_what_to_do(office: Office) -> None:
+def test_a_scale_order_for_more_than_a_year_is_refused(office: Office) -> None:
     got = office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
     assert got.error["message"] == (
         "for_s may be a year at most, which is 31622400, found 1e+308; leave it out to have it until it is released"
@@ -291,7 +291,7 @@ def test_plan_and_apply(office: Office) -> None:
     [b"", b"{", [], {"text": 5, "folder": "."}, {}, b"\xff", b"[" * 99999],
     ids=["empty", "no JSON", "a list", "another type", "fields missing", "no UTF-8", "too deep"],
 )
-def test_a_manifest_that_is_none(office: Office, body: object) -> None:
+def test_what_is_not_a_manifest_is_refused(office: Office, body: object) -> None:
     got = office.ask(call("POST", "apply", body))
     assert got.status == 400
     assert got.error["message"]
@@ -315,7 +315,7 @@ def raises(error: Exception) -> Callable[[], Any]:
     ],
     ids=["problems", "unknown", "refused", "broken"],
 )
-def test_errors_of_the_plane_are_told(office: Office, error: Exception, status: int) -> None:
+def test_errors_of_the_plane_are_answered(office: Office, error: Exception, status: int) -> None:
     office.plane.answers = raises(error)
     for asked in (call("GET", "status"), call("POST", "apply", {"text": "", "folder": "."})):
         got = office.ask(asked)
@@ -327,7 +327,7 @@ def test_errors_of_the_plane_are_told(office: Office, error: Exception, status: 
     assert office.ask(call("GET", "status")).status == 200
 
 
-def test_applications_are_deployed_looked_at_rolled_back_and_deleted(office: Office) -> None:
+def test_applications_are_deployed_read_rolled_back_and_deleted(office: Office) -> None:
     document = {"text": "kind: Application", "folder": "/somewhere", "file": "app.yaml"}
     written = ManifestText("kind: Application", "/somewhere", "app.yaml")
     assert office.ask(call("POST", "applications/plan", document)).json()["changes"][0]["what"] == "start"
@@ -352,7 +352,7 @@ def test_logs_and_draining(office: Office) -> None:
 
 @pytest.mark.parametrize("number", ["-1", "x", "1.5", "%C2%B2", "9" * 5000, "1e3", "%D9%A3"])
 @pytest.mark.parametrize("path", ["instances/chat-0/logs?lines=", "requests?limit="])
-def test_numbers_that_are_none(office: Office, path: str, number: str) -> None:
+def test_invalid_numbers_in_queries(office: Office, path: str, number: str) -> None:
     got = office.ask(call("GET", path + number))
     assert got.status == 400
     assert "whole number" in got.error["message"]
@@ -364,7 +364,7 @@ def test_stopping(office: Office) -> None:
 
 
 @pytest.mark.parametrize("asked", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
-def test_what_is_not_offered(office: Office, asked: bytes) -> None:
+def test_unknown_methods(office: Office, asked: bytes) -> None:
     assert office.ask(asked).error["code"] == "not_found"
 
 
@@ -399,7 +399,7 @@ def test_the_records_newest_first(office: Office) -> None:
     assert found("instance=nobody") == found("state=waiting") == found("model=x") == []
 
 
-def test_the_record_of_one(office: Office) -> None:
+def test_the_record_of_a_request(office: Office) -> None:
     bed = office.bed
     bed.backend(answers(answer({"error": "oops"}, 500), OK))
     bed.ask(chat("x-request-id: a/b c", "x-pointsman-priority: high"))
@@ -413,7 +413,7 @@ def test_the_record_of_one(office: Office) -> None:
     assert "tried chat-0" in told["text"]
 
 
-def test_the_record_of_one_that_waits_has_the_reasons_of_this_moment(office: Office) -> None:
+def test_the_record_of_a_waiting_request_has_current_reasons(office: Office) -> None:
     bed = office.bed
     bed.backend(hangs(), max_concurrency=1)
     first, second = bed.client(), bed.client()
@@ -426,7 +426,7 @@ def test_the_record_of_one_that_waits_has_the_reasons_of_this_moment(office: Off
     assert "chat-0" in told["rejected"]
 
 
-def test_nothing_is_known_of_others(office: Office) -> None:
+def test_other_services_are_unknown(office: Office) -> None:
     got = office.ask(call("GET", "requests/nobody"))
     assert (got.status, got.error["code"]) == (404, "not_found")
     assert "nobody" in got.error["message"]
@@ -435,7 +435,7 @@ def test_nothing_is_known_of_others(office: Office) -> None:
 # Clients that leave
 
 
-def test_what_was_asked_for_is_done_although_nobody_waits_for_it(office: Office) -> None:
+def test_admin_work_is_done_although_its_client_disconnects(office: Office) -> None:
     slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
     client = office.client()
     client.send(call("POST", "apply", {"text": "", "folder": "."}))
@@ -447,7 +447,7 @@ def test_what_was_asked_for_is_done_although_nobody_waits_for_it(office: Office)
     wait_for(lambda: not office.admin._tasks)
 
 
-def test_others_are_answered_while_something_takes_long(office: Office) -> None:
+def test_slow_admin_requests_do_not_delay_others(office: Office) -> None:
     slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
     client = office.client()
     client.send(call("POST", "apply", {"text": "", "folder": "."}) + call("GET", "status"))
@@ -459,7 +459,7 @@ def test_others_are_answered_while_something_takes_long(office: Office) -> None:
     assert [client.answer().status for _ in range(2)] == [200, 200]
 
 
-def test_the_fleet_can_be_taken_over_as_it_is(office: Office) -> None:
+def test_the_fleet_is_complete_for_a_rehearsal(office: Office) -> None:
     told = msgspec.convert(office.ask(call("GET", "fleet")).json(), Snapshot)
     assert told == office.plane.fleet()
     assert "m-1" in told.fleet().occupants

@@ -88,7 +88,7 @@ def test_connections_are_kept_and_used_again(bed: Bed) -> None:
     assert len(backend.lines) == 1
 
 
-def test_connections_that_nobody_uses_are_closed(lay: Lay) -> None:
+def test_idle_connections_are_closed(lay: Lay) -> None:
     bed = lay({"upstream": {"idleTimeout": "50ms"}})
     backend = bed.backend()
     assert bed.ask(chat()).status == 200
@@ -105,7 +105,7 @@ def test_connections_to_an_instance_that_has_left_are_closed(bed: Bed) -> None:
     assert bed.gateway.upstream._pools == {}
 
 
-def test_a_connection_on_which_something_comes_unasked_is_not_used_again(bed: Bed) -> None:
+def test_a_connection_with_unsolicited_bytes_is_not_used_again(bed: Bed) -> None:
     def talkative(line: Line) -> None:
         line.request()
         line.send(OK)
@@ -120,7 +120,7 @@ def test_a_connection_on_which_something_comes_unasked_is_not_used_again(bed: Be
     assert bed.record("it").failures == ()
 
 
-def test_what_an_instance_says_of_itself_is_passed_on(bed: Bed) -> None:
+def test_headers_of_an_instance_are_passed_on(bed: Bed) -> None:
     lines = [
         "Content-Type: application/json", "x-custom: 1", "X-Custom: 2", "set-cookie: a=b", "openai-model: m",
         "server: engine", "date: today", "x-request-id: its-own", "X-Pointsman-Instance: me",
@@ -234,7 +234,7 @@ WELL_FRAMED = {"500", "502", "503", "504", "500 in chunks", "500 as a stream", "
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_whoever_answers_badly_is_replaced_by_another(bed: Bed, name: str) -> None:
+def test_an_instance_that_fails_is_replaced_by_another(bed: Bed, name: str) -> None:
     """Nothing of a bad answer reaches the client; the try is in the record."""
     bad = bed.backend(BAD[name])
     good = bed.backend(max_concurrency=1, current_load=1)  # full: the first try goes to the other
@@ -258,7 +258,7 @@ def instance_at(backend: Backend) -> ExecutionInstance:
     return ExecutionInstance(instance_id="chat-1", host="127.0.0.1", port=backend.port, model_name="m")
 
 
-def test_a_refused_connection_is_no_matter(bed: Bed) -> None:
+def test_a_refused_connection_is_retried_elsewhere(bed: Bed) -> None:
     gone = bed.backend()
     gone.stop_listening()
     good = bed.backend()
@@ -268,7 +268,7 @@ def test_a_refused_connection_is_no_matter(bed: Bed) -> None:
     assert "no connection" in next(r for r in bed.dispatcher().records.newest() if r.failures).failures[0][1]
 
 
-def test_nobody_hears_of_a_connection_that_was_closed_while_it_was_idle(bed: Bed) -> None:
+def test_a_connection_closed_while_idle_is_replaced_silently(bed: Bed) -> None:
     """Engines close connections that are idle for long; the request goes out once more, on a new one."""
     backend = bed.backend(says(OK))
     failing: list[str] = []

@@ -17,7 +17,7 @@ def asked(memory: Memory) -> int:
     return sum(bytes(transport.written).count(b"POST ") for _, transport in memory.pool.made)
 
 
-def test_the_first_few_go_at_once_and_the_others_together() -> None:
+def test_the_first_requests_are_decided_at_once_and_the_others_together() -> None:
     memory = Memory()
     clients = [memory.client() for _ in range(MANY)]
     for client, _ in clients:
@@ -30,7 +30,7 @@ def test_the_first_few_go_at_once_and_the_others_together() -> None:
     memory.forget()
 
 
-def test_a_client_that_leaves_in_the_same_turn_is_not_sent() -> None:
+def test_a_client_that_disconnects_in_the_same_turn_is_not_sent() -> None:
     memory = Memory()
     clients = [memory.client() for _ in range(MANY)]
     for client, _ in clients:
@@ -44,7 +44,7 @@ def test_a_client_that_leaves_in_the_same_turn_is_not_sent() -> None:
     memory.forget()
 
 
-def test_one_that_cannot_be_decided_takes_nobody_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_decided_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory()
     reported: list[dict[str, Any]] = []
     monkeypatch.setattr(memory.loop, "call_exception_handler", reported.append)

@@ -140,7 +140,7 @@ def closed(bed: Bed, name: str) -> Any:
     return msgspec.structs.replace(bed.dispatcher().fleet[name].instance, can_accept_request=False)
 
 
-def test_a_deployment_is_taken_away_under_load(lay: Lay) -> None:
+def test_a_deployment_is_removed_under_load(lay: Lay) -> None:
     """Who is there already is served to the end; who comes later is told that there is no such model."""
     bed = lay({}, CHAT_DEPLOYMENT, SECOND)
     bed.backend(lively)
@@ -164,7 +164,7 @@ def test_a_deployment_is_taken_away_under_load(lay: Lay) -> None:
     assert [lane.plan.name for lane in bed.gateway.traffic.all_lanes()] == ["chat"]
 
 
-def test_a_request_that_waits_for_a_deployment_that_is_taken_away_is_told(lay: Lay) -> None:
+def test_a_request_that_waits_for_a_removed_deployment_is_refused(lay: Lay) -> None:
     bed = lay({}, CHAT_DEPLOYMENT, SECOND)
     client = bed.client()
     client.send(chat("x-request-id: it", model="n"))
@@ -176,7 +176,7 @@ def test_a_request_that_waits_for_a_deployment_that_is_taken_away_is_told(lay: L
     assert client.stays_open()
 
 
-def test_a_deployment_that_drains_is_done_when_the_last_who_waited_gives_up(lay: Lay) -> None:
+def test_a_draining_deployment_ends_when_its_last_waiting_client_disconnects(lay: Lay) -> None:
     bed = lay({}, CHAT_DEPLOYMENT, SECOND)
     bed.backend(deployment="second", max_concurrency=1, current_load=1)
     idle = threading.Event()

@@ -74,7 +74,7 @@ def told(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bo
 
 @given(st.data())
 @settings(max_examples=1000)
-def test_almost_good_requests(memory: Memory, data: st.DataObject) -> None:
+def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
     """However the bytes are cut, the same is answered and the same is forwarded."""
     sent = data.draw(mutated(REQUESTS))
     at_once = told(memory, [sent])
@@ -86,7 +86,7 @@ def test_almost_good_requests(memory: Memory, data: st.DataObject) -> None:
 
 @given(st.binary(max_size=300), st.data())
 @settings(max_examples=500)
-def test_bytes_without_sense(memory: Memory, sent: bytes, data: st.DataObject) -> None:
+def test_random_bytes(memory: Memory, sent: bytes, data: st.DataObject) -> None:
     _, bodies, _ = told(memory, data.draw(pieces(sent)))
     assert bodies == []
 
@@ -123,7 +123,7 @@ def test_clients_that_leave_at_any_point(memory: Memory, data: st.DataObject) ->
 
 @given(st.data())
 @settings(max_examples=600)
-def test_almost_good_answers(memory: Memory, data: st.DataObject) -> None:
+def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
     """Whatever an instance says before it closes, its client gets one whole answer, or sees that it is cut."""
     said = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
     client, transport = memory.client()
@@ -266,7 +266,7 @@ def lively(line: Line) -> None:
         line.send(stream(event(0), event(1), DONE) if b'"stream": true' in request.body else OK)
 
 
-def test_almost_good_requests_over_sockets() -> None:
+def test_mutated_requests_over_sockets() -> None:
     bed = Bed({"limits": {"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3}})
     backend = bed.backend(lively)
 
@@ -292,7 +292,7 @@ def test_almost_good_requests_over_sockets() -> None:
         bed.close()
 
 
-def test_almost_good_answers_over_sockets() -> None:
+def test_mutated_responses_over_sockets() -> None:
     bed = Bed({"upstream": {"maxTries": 2, "stallTimeout": "2s", "firstTokenTimeout": "2s"}})
     said = b""
     lock = threading.Lock()

@@ -50,7 +50,7 @@ def by(key: str, *headers: str, **fields: Any) -> bytes:
         f"x-api-key: {RED}",
     ],
 )
-def test_whoever_has_a_key_comes_in_as_its_tenant(lay: Lay, line: str) -> None:
+def test_a_key_identifies_its_tenant(lay: Lay, line: str) -> None:
     bed = lay(*guarded())
     bed.backend()
     assert bed.ask(chat(line, "x-request-id: it", "x-pointsman-tenant: blue")).status == 200
@@ -77,7 +77,7 @@ def test_whoever_has_a_key_comes_in_as_its_tenant(lay: Lay, line: str) -> None:
     ],
     ids=lambda lines: lines[0].replace(RED, "RED")[:40] if lines else "nothing",
 )
-def test_nobody_comes_in_without_one(lay: Lay, lines: list[str]) -> None:
+def test_requests_without_a_key_are_refused(lay: Lay, lines: list[str]) -> None:
     bed = lay(*guarded())
     backend = bed.backend()
     client = bed.client()
@@ -89,7 +89,7 @@ def test_nobody_comes_in_without_one(lay: Lay, lines: list[str]) -> None:
     assert client.stays_open()
 
 
-def test_nobody_is_told_more_than_that_a_key_is_missing(lay: Lay) -> None:
+def test_an_unknown_key_is_answered_like_a_missing_one(lay: Lay) -> None:
     """Neither whether a model exists nor what is wrong with a body."""
     bed = lay(*guarded())
     told = {bed.ask(request).body for request in (chat(), chat(model="nobody"), post(b"{"), post(b""))}
@@ -120,7 +120,7 @@ def test_a_key_is_good_for_one_request_and_not_for_the_connection(lay: Lay) -> N
     assert [bed.record(name).user_id for name in ("first", "second", "third")] == ["red", "blue", "red"]
 
 
-def test_a_key_that_is_taken_away_is_gone_at_once(lay: Lay) -> None:
+def test_a_key_that_is_removed_is_invalid_at_once(lay: Lay) -> None:
     bed = lay(*guarded())
     bed.backend()
     client = bed.client()
@@ -131,7 +131,7 @@ def test_a_key_that_is_taken_away_is_gone_at_once(lay: Lay) -> None:
     assert client.ask(by(BLUE)).status == 200
 
 
-def test_keys_go_nowhere(lay: Lay, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_are_not_passed_on(lay: Lay, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """Not to an instance, not into a record, not into a log, not back to the client."""
     bed = lay(*guarded({"name": "red", "requestsPerMinute": 3}))
     backend = bed.backend(answers(answer({"error": "x"}, 500), OK))
@@ -198,7 +198,7 @@ def test_tokens_per_minute_are_counted_as_the_engine_says(lay: Lay) -> None:
     assert bed.ask(by(BLUE)).status == 200
 
 
-def test_a_prompt_that_is_too_long_at_once_is_told_so(lay: Lay) -> None:
+def test_a_prompt_beyond_the_limit_of_a_minute_is_refused(lay: Lay) -> None:
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 100}))
     got = bed.ask(by(RED, messages=[{"role": "user", "content": "x" * 1000}]))
     assert got.status == 429
@@ -245,7 +245,7 @@ def test_a_cost_budget(lay: Lay) -> None:
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(2, 0), (1, 0), (0, 0), (-1, -1), ("critical", 0)])
-def test_the_most_important_a_tenant_may_be(lay: Lay, asked: int | str, granted: int) -> None:
+def test_priorities_are_limited_to_that_of_the_tenant(lay: Lay, asked: int | str, granted: int) -> None:
     bed = lay(*guarded({"name": "red", "maxPriority": 0}))
     bed.backend()
     bed.ask(by(RED, "x-request-id: it", pointsman={"priority": asked}))
@@ -263,7 +263,7 @@ def test_a_tenant_cannot_take_the_turns_of_others(header: str) -> None:
     assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "somebody else"
 
 
-def test_what_was_used_is_not_forgotten_when_settings_change(lay: Lay) -> None:
+def test_usage_of_tenants_survives_new_settings(lay: Lay) -> None:
     gateway, deployment = guarded({"name": "red", "requestsPerMinute": 3})
     bed = lay(gateway, deployment)
     bed.backend()
@@ -302,7 +302,7 @@ def test_a_denied_request_costs_nothing() -> None:
     assert tenant.denial(request(), 60.0) is None
 
 
-def test_what_was_guessed_is_corrected_by_what_was_used() -> None:
+def test_estimated_tokens_are_corrected_by_usage() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
     assert tenant.denial(request(), 0.0) is None  # 10 tokens, as far as can be guessed
     tenant.used(request(), Usage(4, 6, None), None, None, 0.0)
@@ -322,14 +322,14 @@ def test_what_was_guessed_is_corrected_by_what_was_used() -> None:
         (None, None, 10 * 1),
     ],
 )
-def test_what_an_answer_costs(usage: Usage | None, counted: int | None, spent: float) -> None:
+def test_the_cost_of_an_answer(usage: Usage | None, counted: int | None, spent: float) -> None:
     tenant = Tenant(TenantSpec(name="t", cost_budget=1.0))
     price = PriceSpec(per_million_input_tokens=1.0, per_million_output_tokens=2.0)
     tenant.used(request(), usage, counted, price, 0.0)
     assert tenant._spent(0.0) == pytest.approx(spent / 1e6)
 
 
-def test_a_budget_begins_anew_with_each_period() -> None:
+def test_a_budget_is_renewed_with_each_period() -> None:
     tenant = Tenant(TenantSpec(name="t", cost_budget=1.0, cost_period=100.0))
     price = PriceSpec(per_million_output_tokens=1e6)
     assert tenant.denial(request(), 0.0) is None
@@ -341,7 +341,7 @@ def test_a_budget_begins_anew_with_each_period() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])
-def test_limits_hold_for_every_api(lay: Lay, path: bytes) -> None:
+def test_limits_apply_to_every_api(lay: Lay, path: bytes) -> None:
     bed = lay(*guarded({"name": "red", "requestsPerMinute": 1}))
     bed.backend()
     asked = post({"model": "m", "input": "x"}, path, [f"authorization: Bearer {RED}"])

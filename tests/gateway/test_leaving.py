@@ -43,7 +43,7 @@ def test_while_it_waits_for_an_instance(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_while_nobody_serves_its_model(bed: Bed, how: str) -> None:
+def test_while_no_instance_serves_its_model(bed: Bed, how: str) -> None:
     client = bed.client()
     client.send(chat("x-request-id: it"))
     wait_for(lambda: bed.waiting() == 1)
@@ -146,7 +146,7 @@ def test_in_the_middle_of_its_request(bed: Bed) -> None:
     assert backend.received == []
 
 
-def test_its_place_is_for_the_next_at_once(bed: Bed) -> None:
+def test_the_seat_of_a_cancelled_request_is_free_at_once(bed: Bed) -> None:
     """One place, held by a client that leaves: the next in the queue is served."""
     backend = bed.backend(hangs(), answers(OK), max_concurrency=1)
     leaving, staying = bed.client(), bed.client()

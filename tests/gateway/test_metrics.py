@@ -97,14 +97,14 @@ def value(families: dict[str, Family], name: str, **labels: str) -> float:
     return sum(v for (sample, known), v in family.samples.items() if sample == f"pointsman_{name}" and wanted <= known)
 
 
-def test_before_anybody_came(bed: Bed) -> None:
+def test_metrics_before_the_first_request(bed: Bed) -> None:
     families = page(bed)
     assert value(families, "connections") == 1
     assert value(families, "instances", deployment="chat") == 0
     assert value(families, "waiting_requests", deployment="chat") == 0
 
 
-def test_traffic_that_is_known(lay: Lay) -> None:
+def test_metrics_of_known_traffic(lay: Lay) -> None:
     bed = lay({"upstream": {"maxTries": 2}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     bed.backend()
     for _ in range(7):
@@ -132,7 +132,7 @@ def test_traffic_that_is_known(lay: Lay) -> None:
     assert value(families, "first_token_seconds_count") == 0
 
 
-def test_what_runs_and_what_waits(bed: Bed) -> None:
+def test_running_and_waiting_requests(bed: Bed) -> None:
     bed.backend(hangs(), max_concurrency=1)
     clients = [bed.client() for _ in range(3)]
     for client in clients:
@@ -171,7 +171,7 @@ def test_time_to_the_first_token_and_between_tokens(bed: Bed) -> None:
     assert 0 < value(families, "first_token_seconds_sum") <= value(families, "request_seconds_sum")
 
 
-def test_large_counts_are_told_to_the_last_digit(bed: Bed) -> None:
+def test_large_counts_are_exact(bed: Bed) -> None:
     usage = {"prompt_tokens": 123_456_789, "completion_tokens": 987_654_321}
     bed.backend(answers(answer({"choices": [], "usage": usage})))
     bed.ask(chat())

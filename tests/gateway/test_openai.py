@@ -92,12 +92,12 @@ def test_tokens_as_the_engine_counted_them(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"hello", b"\x00", b'{"usage": {"prompt_tokens": 5}'])
-def test_what_is_no_json_says_so(body: bytes) -> None:
+def test_values_without_json_say_so(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         usage_of(body)
 
 
-def test_an_answer_as_deep_as_a_well_has_no_usage() -> None:
+def test_a_deeply_nested_response_has_no_usage() -> None:
     assert usage_of(b'{"x": ' + b"[" * 100_000) is None
 
 

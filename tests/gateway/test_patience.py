@@ -26,7 +26,7 @@ def limits(**changed: object) -> dict[str, object]:
     return {"limits": changed}
 
 
-def test_a_client_that_says_nothing_is_left(lay: Lay) -> None:
+def test_a_client_that_sends_nothing_is_disconnected(lay: Lay) -> None:
     client = lay(limits(headerTimeout="100ms")).client()
     assert client.is_closed()
 
@@ -83,7 +83,7 @@ def test_a_slow_body(lay: Lay) -> None:
     assert backend.received == []
 
 
-def test_a_body_that_trickles_in_is_slow_too(lay: Lay) -> None:
+def test_a_body_that_trickles_in_times_out(lay: Lay) -> None:
     client = lay(limits(bodyTimeout="200ms")).client()
     client.send(b"POST %b HTTP/1.1\r\nhost: gateway\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT)
     assert trickle(client, b"1\r\n \r\n") == 408
@@ -98,7 +98,7 @@ def test_a_slow_request_behind_others(lay: Lay) -> None:
     assert client.is_closed()
 
 
-def test_an_idle_connection_is_closed_in_silence(lay: Lay) -> None:
+def test_an_idle_connection_is_closed_without_an_answer(lay: Lay) -> None:
     bed = lay(limits(idleTimeout="100ms"))
     bed.backend()
     client = bed.client()
@@ -241,7 +241,7 @@ def test_a_client_that_sends_requests_and_never_reads_is_not_served_for_ever(lay
     assert len(backend.received) < 200
 
 
-def test_pages_that_nobody_reads_do_not_pile_up(lay: Lay) -> None:
+def test_pages_for_a_client_that_does_not_read_are_not_buffered(lay: Lay) -> None:
     bed = lay(limits(writeTimeout="300ms", maxPipelined=4))
     client = bed.client(narrow=True)
     client.socket.settimeout(0.5)
@@ -278,7 +278,7 @@ def test_the_next_request_is_answered_when_the_last_answer_has_been_read(bed: Be
     assert client.is_closed()
 
 
-def test_a_last_answer_that_is_never_read_is_given_up(lay: Lay) -> None:
+def test_the_last_answer_times_out_if_it_is_never_read(lay: Lay) -> None:
     bed = lay(limits(writeTimeout="200ms"))
     bed.backend(answers(answer(b'{"x": "' + b"y" * 3_000_000 + b'"}')))
     client = bed.client(narrow=True)
@@ -287,7 +287,7 @@ def test_a_last_answer_that_is_never_read_is_given_up(lay: Lay) -> None:
     wait_for(lambda: not bed.gateway.clients, "it must be given up")
 
 
-def test_a_last_answer_that_is_read_almost_to_its_end_is_given_up_too() -> None:
+def test_the_last_answer_times_out_if_it_is_read_almost_to_its_end() -> None:
     """The last bytes fit below the mark under which nobody is told that the client does not read."""
     memory = Memory()
     client, _ = memory.client()
@@ -298,7 +298,7 @@ def test_a_last_answer_that_is_read_almost_to_its_end_is_given_up_too() -> None:
     memory.forget()
 
 
-def test_whoever_goes_on_sending_a_refused_request_is_left_after_a_while(
+def test_a_client_that_goes_on_sending_a_refused_request_is_disconnected(
     lay: Lay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "LINGER_S", 0.2)
@@ -338,7 +338,7 @@ def test_draining_lets_streams_end_and_takes_nothing_new(bed: Bed) -> None:
     assert draining.result(PATIENCE_S) == 0
 
 
-def test_whoever_is_not_done_when_the_gateway_leaves_is_told(bed: Bed) -> None:
+def test_requests_cut_off_at_shutdown_are_answered(bed: Bed) -> None:
     """One streams, one is worked on, one waits."""
     backend = bed.backend(hangs(STREAM + chunk(event(0))), hangs(), max_concurrency=2)
     streaming, working, waiting = (bed.client() for _ in range(3))
@@ -358,7 +358,7 @@ def test_whoever_is_not_done_when_the_gateway_leaves_is_told(bed: Bed) -> None:
     wait_for(backend.all_over)
 
 
-def test_draining_ends_when_its_time_is_over(bed: Bed) -> None:
+def test_draining_ends_after_its_timeout(bed: Bed) -> None:
     gate = Gate()
     bed.backend(gate)
     client = bed.client()

@@ -191,7 +191,7 @@ def test_answers_come_in_the_order_of_the_requests(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_however_few_are_read_ahead_all_are_answered(lay: Lay, most: int) -> None:
+def test_all_pipelined_requests_are_answered_whatever_the_limit(lay: Lay, most: int) -> None:
     bed = lay({"limits": {"maxPipelined": most}})
     bed.backend()
     client = bed.client()
@@ -232,7 +232,7 @@ def test_http_1_0_is_told_that_the_connection_stays(bed: Bed) -> None:
 # Expect: 100-continue
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(bed: Bed) -> None:
+def test_a_client_that_expects_100_continue_is_answered(bed: Bed) -> None:
     backend = bed.backend()
     client = bed.client()
     head, _, body = chat("expect: 100-continue").partition(b"\r\n\r\n")
@@ -245,7 +245,7 @@ def test_a_client_that_asks_first_is_told_to_go_on(bed: Bed) -> None:
     assert client.stays_open()
 
 
-def test_a_client_that_asks_behind_others_is_told_when_its_turn_comes(bed: Bed) -> None:
+def test_100_continue_waits_for_the_answers_before(bed: Bed) -> None:
     bed.backend()
     client = bed.client()
     head, _, body = chat("expect: 100-continue").partition(b"\r\n\r\n")
@@ -264,7 +264,7 @@ def test_a_client_that_asks_behind_others_is_told_when_its_turn_comes(bed: Bed) 
         ("transfer-encoding: gzip, chunked\r\nexpect: 100-continue", 501),
     ],
 )
-def test_nobody_is_told_to_go_on_with_a_body_that_is_refused(lay: Lay, lines: str, status: int) -> None:
+def test_100_continue_is_not_sent_for_a_refused_body(lay: Lay, lines: str, status: int) -> None:
     bed = lay({"limits": {"maxBodyBytes": 1000}})
     client = bed.client()
     client.send(HEAD + lines.encode() + b"\r\n\r\n")
@@ -304,14 +304,14 @@ def test_heads_are_bounded(lay: Lay, large: bytes, piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [0, 1, 500], ids=lambda size: f"in pieces of {size}" if size else "at once")
-def test_a_head_within_bounds_is_taken(lay: Lay, piece: int) -> None:
+def test_a_head_within_the_limits_is_accepted(lay: Lay, piece: int) -> None:
     client = lay(LIMITS).client()
     for _ in range(3):
         client.send(get(b"/health", b"x: " + b"y" * 3500), piece=piece)
         assert client.answer().status == 200
 
 
-def test_the_bound_is_for_each_head_however_they_are_packed(lay: Lay) -> None:
+def test_the_limit_applies_to_each_head_however_they_are_packed(lay: Lay) -> None:
     client = lay(LIMITS).client()
     client.send(get(b"/health", b"x: " + b"y" * 1000) * 20)
     assert [client.answer().status for _ in range(20)] == [200] * 20
@@ -342,7 +342,7 @@ def test_bodies_are_bounded(lay: Lay, large: bytes, piece: int) -> None:
     assert backend.received == []
 
 
-def test_a_body_of_exactly_the_bound_is_taken(lay: Lay) -> None:
+def test_a_body_of_exactly_the_limit_is_accepted(lay: Lay) -> None:
     bed = lay(LIMITS)
     backend = bed.backend()
     body = BODY + b" " * (10_000 - len(BODY))
@@ -351,7 +351,7 @@ def test_a_body_of_exactly_the_bound_is_taken(lay: Lay) -> None:
     assert [len(request.body) for request in backend.received] == [10_000, 10_000]
 
 
-def test_a_client_hears_that_its_body_is_too_large_although_it_goes_on_sending(lay: Lay) -> None:
+def test_a_client_reads_that_its_body_is_too_large_although_it_goes_on_sending(lay: Lay) -> None:
     """A connection that is closed with unread bytes is reset, and a reset may overtake the answer."""
     bed = lay({"limits": {"maxBodyBytes": "1M"}})
     client = bed.client()
@@ -377,7 +377,7 @@ def test_trailers_are_bounded(lay: Lay, trailer: bytes) -> None:
     assert client.is_closed()
 
 
-def test_a_body_of_tiny_chunks_takes_no_more_room_than_its_bytes(lay: Lay) -> None:
+def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(lay: Lay) -> None:
     bed = lay({"limits": {"maxBodyBytes": "4M"}})
     client = bed.client()
     size = 400_000
@@ -429,7 +429,7 @@ def test_a_request_that_breaks_the_gateway_is_closed_and_reported(bed: Bed) -> N
     assert other.stays_open()
 
 
-def test_an_address_that_is_taken_is_named(bed: Bed) -> None:
+def test_an_address_in_use_is_named(bed: Bed) -> None:
     host, port = bed.address
     taken = plan_of({"listen": f"{host}:{port}"}).gateway
     with pytest.raises(CannotListen, match=f"cannot listen on {host}:{port}: .*set gateway.listen"):
@@ -447,7 +447,7 @@ def test_a_client_that_closes_its_side_still_gets_what_is_answered_at_once(bed: 
     assert client.is_closed()
 
 
-def test_a_client_that_only_connects_and_leaves(bed: Bed) -> None:
+def test_a_client_that_only_connects_and_disconnects(bed: Bed) -> None:
     for _ in range(20):
         bed.client().close()
         bed.client().reset()
@@ -457,7 +457,7 @@ def test_a_client_that_only_connects_and_leaves(bed: Bed) -> None:
     assert bed.ask(HEALTH).status == 200
 
 
-def test_what_is_sent_urgently_changes_nothing(bed: Bed) -> None:
+def test_urgent_data_changes_nothing(bed: Bed) -> None:
     client = bed.client()
     client.send(HEALTH[:10])
     client.socket.send(b"!", socket.MSG_OOB)

@@ -30,7 +30,7 @@ def test_a_request_is_tried_on_each_instance_once_and_then_given_up(lay: Lay) ->
     assert got.header("x-pointsman-instance") is None
 
 
-def test_one_try_is_one_try(lay: Lay) -> None:
+def test_max_tries_of_one(lay: Lay) -> None:
     bed = lay({"upstream": {"maxTries": 1}})
     backends = [bed.backend(OOPS) for _ in range(3)]
     assert bed.ask(chat()).status == 502
@@ -95,7 +95,7 @@ def test_the_budget_grows_with_requests_and_with_time() -> None:
     assert [budget.allows(100.0) for _ in range(3)] == [True, True, False]
 
 
-def test_an_instance_that_leaves_takes_nobody_with_it(bed: Bed) -> None:
+def test_requests_survive_an_instance_that_leaves(bed: Bed) -> None:
     """Not begun: somebody else takes it. Begun: the client is told."""
     bed.backend(hangs(), deployment="chat")
     client = bed.client()
@@ -108,7 +108,7 @@ def test_an_instance_that_leaves_takes_nobody_with_it(bed: Bed) -> None:
     assert bed.record("it").failures == (("chat-0", "it crashed"),)
 
 
-def test_an_instance_that_has_left_is_not_listened_to(bed: Bed) -> None:
+def test_responses_of_an_instance_that_has_left_are_ignored(bed: Bed) -> None:
     """There is nobody else yet: the request waits, and what the old instance says of it comes too late."""
     gate = Gate(then=answer({"old": True}))
     old = bed.backend(gate)
@@ -138,7 +138,7 @@ def test_an_instance_that_leaves_in_the_middle_of_a_stream(bed: Bed) -> None:
     assert client.stays_open()
 
 
-def test_an_instance_that_moves_is_found_at_its_new_place(bed: Bed) -> None:
+def test_an_instance_that_moves_is_found_at_its_new_address(bed: Bed) -> None:
     """The same name at another port: connections to the old place are not used any more."""
     old = bed.backend()
     assert bed.ask(chat()).status == 200
@@ -151,7 +151,7 @@ def test_an_instance_that_moves_is_found_at_its_new_place(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("fault", [OOPS, says(), says(b"garbage\r\n\r\n")], ids=["500", "closed", "garbage"])
-def test_three_failures_in_a_row_are_told(lay: Lay, fault: object) -> None:
+def test_three_failures_in_a_row_are_reported(lay: Lay, fault: object) -> None:
     bed = lay({"upstream": {"maxTries": 1}})
     told: list[tuple[str, str]] = []
     bed.gateway.traffic.hooks.failing = lambda instance, why: told.append((instance, why))

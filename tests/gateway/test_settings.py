@@ -24,7 +24,7 @@ FIELDS = {"priority": "priority", "deadline_ms": "deadline_ms", "tenant": "user_
 
 @pytest.mark.parametrize(("field", "value", "known"), SAID)
 @pytest.mark.parametrize("where", ["header", "body", "both"])
-def test_what_a_request_says_about_itself(bed: Bed, field: str, value: Any, known: Any, where: str) -> None:
+def test_settings_of_a_request(bed: Bed, field: str, value: Any, known: Any, where: str) -> None:
     """Headers win over the body."""
     bed.backend(throughput_tokens_per_sec=1000.0)  # what a request costs is known then
     headers = [] if where == "body" else [f"X-Pointsman-{field.replace('_', '-')}:  {value} "]
@@ -34,7 +34,7 @@ def test_what_a_request_says_about_itself(bed: Bed, field: str, value: Any, know
     assert getattr(bed.record("it"), FIELDS[field]) == known
 
 
-def test_what_nobody_said(bed: Bed) -> None:
+def test_usage_that_is_missing(bed: Bed) -> None:
     bed.backend()
     bed.ask(chat("x-request-id: it"))
     record = bed.record("it")
@@ -61,7 +61,7 @@ BAD = [
 
 @pytest.mark.parametrize(("field", "value"), BAD)
 @pytest.mark.parametrize("where", ["header", "body"])
-def test_what_cannot_be_meant_is_refused_by_name(bed: Bed, field: str, value: Any, where: str) -> None:
+def test_invalid_settings_are_refused_by_name(bed: Bed, field: str, value: Any, where: str) -> None:
     backend = bed.backend()
     client = bed.client()
     if where == "header":
@@ -101,7 +101,7 @@ def test_a_body_of_another_shape_is_refused(bed: Bed, fields: dict[str, Any], na
 
 @pytest.mark.parametrize("tokens", [-1, 0, 10**15, 10**18, 10**30, None])
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_bounds_that_are_none_are_for_the_engine_to_judge(bed: Bed, name: str, tokens: int | None) -> None:
+def test_unbounded_token_limits_are_left_to_the_engine(bed: Bed, name: str, tokens: int | None) -> None:
     backend = bed.backend()
     assert bed.ask(chat(**{name: tokens})).status == 200  # type: ignore[arg-type]
     assert json.loads(backend.received[0].body)[name] == tokens
@@ -177,7 +177,7 @@ def test_refusals_have_the_name_too(lay: Lay) -> None:
 # Refusals
 
 
-def test_no_instance_is_503_with_a_reason_and_when_to_come_back(lay: Lay) -> None:
+def test_no_instance_is_503_with_a_reason_and_retry_after(lay: Lay) -> None:
     bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
     got = bed.ask(chat())
     assert (got.status, got.error["type"], got.error["code"]) == (503, "server_error", "evicted_no_endpoints")
@@ -201,7 +201,7 @@ def full_queue(lay: Lay) -> Bed:
     return lay({}, {**CHAT_DEPLOYMENT, "scheduling": scheduling})
 
 
-def test_a_full_queue_is_429_with_a_reason_and_when_to_come_back(lay: Lay) -> None:
+def test_a_full_queue_is_429_with_a_reason_and_retry_after(lay: Lay) -> None:
     bed = full_queue(lay)
     gate = Gate()
     bed.backend(gate, max_concurrency=1)
@@ -295,7 +295,7 @@ def test_the_models(lay: Lay) -> None:
     assert (got.status, got.error["code"]) == (404, "model_not_found")
 
 
-def test_where_there_is_nothing_one_is_told_where_there_is_something(bed: Bed) -> None:
+def test_404_lists_the_known_paths(bed: Bed) -> None:
     got = bed.ask(page(b"/v1/nothing"))
     assert (got.status, got.error["code"]) == (404, "not_found")
     assert "/v1/nothing" in got.error["message"]

@@ -62,7 +62,7 @@ BEFORE = ["hang", "reset", "cut", "end", "garbage", "status", "garbage-body", "s
 
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("fault", BEFORE)
-def test_a_fault_before_the_first_byte_is_not_seen(pair: tuple[Bed, Served], fault: str, streams: bool) -> None:
+def test_a_fault_before_the_first_byte_is_hidden(pair: tuple[Bed, Served], fault: str, streams: bool) -> None:
     bed, server = pair
     server.ask("/faults", {"fault": fault, "count": 1})
     got = ask(bed, stream=streams)

@@ -216,7 +216,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_that_can_be_read(lay: Lay, 
     assert bed.gateway.metrics.of("chat").broken_off == 1
 
 
-def test_an_error_stands_alone_even_if_part_of_a_long_event_is_out(bed: Bed) -> None:
+def test_an_error_event_stands_alone_after_part_of_a_long_event(bed: Bed) -> None:
     """What is too long to be held back has gone out in parts."""
 
     def script(line: Line) -> None:
@@ -229,7 +229,7 @@ def test_an_error_stands_alone_even_if_part_of_a_long_event_is_out(bed: Bed) -> 
     assert error_of(got)["code"] == "stream_interrupted"
 
 
-def test_http_1_0_that_would_stay_is_left_after_a_stream_with_a_length(bed: Bed) -> None:
+def test_http_1_0_keep_alive_is_closed_after_a_stream(bed: Bed) -> None:
     bed.backend(GOOD["with a length"])
     client = bed.client()
     got = client.ask(chat("connection: keep-alive", stream=True, version=b"1.0"))
@@ -242,7 +242,7 @@ def test_the_end_mark_must_be_an_event_and_not_a_word(bed: Bed) -> None:
     assert error_of(got)["code"] == "stream_interrupted"
 
 
-def test_nothing_is_amiss_when_a_stream_is_cut_behind_its_end_mark(lay: Lay) -> None:
+def test_a_stream_that_is_cut_after_its_end_mark_is_complete(lay: Lay) -> None:
     """Everything that was to be said has been said."""
     bed = lay({"upstream": {"stallTimeout": "100ms"}})
     said = STREAM + chunk(b"".join(EVENTS) + DONE)
@@ -263,7 +263,7 @@ def test_streams_of_the_responses_api_need_no_end_mark(bed: Bed) -> None:
     assert bed.record("it").output_tokens == 4
 
 
-def test_but_a_stream_that_ends_with_its_connection_needs_one(bed: Bed) -> None:
+def test_a_stream_that_ends_with_its_connection_needs_an_end_mark(bed: Bed) -> None:
     bed.backend(says(PLAIN + b"event: response.created\ndata: {}\n\n"))
     got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses"))
     assert error_of(got)["code"] == "stream_interrupted"
@@ -285,7 +285,7 @@ def test_an_engine_that_answers_a_stream_with_json_is_passed_on(bed: Bed) -> Non
     assert len(backend.received) == 1
 
 
-def test_what_was_said_of_tokens_is_in_the_record(bed: Bed) -> None:
+def test_usage_is_in_the_record(bed: Bed) -> None:
     details = b'"prompt_tokens_details":{"cached_tokens":4}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,%b}}\n\n' % details
     bed.backend(answers(stream(*EVENTS, usage, DONE)))

@@ -69,7 +69,7 @@ def test_a_refusal_over_tls_can_be_read(guarded: Bed, certificate: tuple[Path, P
         assert client.is_closed()
 
 
-def test_plain_http_where_tls_is_spoken(guarded: Bed, certificate: tuple[Path, Path]) -> None:
+def test_plain_http_on_a_tls_port(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     client = guarded.client()
     client.send(HEALTH)
     client.rest()
@@ -115,7 +115,7 @@ def test_instances_over_tls(bed: Bed, certificate: tuple[Path, Path], monkeypatc
     assert len(backend.lines) == 1
 
 
-def test_an_instance_that_nobody_vouches_for_gets_no_request(bed: Bed, certificate: tuple[Path, Path]) -> None:
+def test_an_instance_with_an_untrusted_certificate_gets_no_request(bed: Bed, certificate: tuple[Path, Path]) -> None:
     backend = Backend([answers(OK)], secret(certificate))
     bed.backends.append(backend)
     bed.admit(backend.port, tls=True)

@@ -80,7 +80,7 @@ NO_ANSWERS = [
 
 
 @pytest.mark.parametrize(("said", "closes", "why"), NO_ANSWERS, ids=lambda value: str(value)[:40])
-def test_what_is_no_answer_says_why(said: bytes, closes: bool, why: str) -> None:
+def test_failed_requests_say_why(said: bytes, closes: bool, why: str) -> None:
     async def story() -> None:
         async with serving(Server(said, closes=closes)) as address:
             with pytest.raises(NoResponse, match=why):
@@ -89,7 +89,7 @@ def test_what_is_no_answer_says_why(said: bytes, closes: bool, why: str) -> None
     run(story())
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_does_not_listen() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -142,7 +142,7 @@ def certificate(tmp_path: Path) -> Path:
     return both
 
 
-def test_tls_is_spoken_to_whom_the_system_trusts(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_needs_a_certificate_that_the_system_trusts(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 

@@ -44,14 +44,14 @@ def lay(in_flight: int) -> tuple[Outbox, Turns, list[tuple[str, bytes]], Any, An
 
 
 @pytest.mark.parametrize("in_flight", [0, FEW])
-def test_with_few_requests_under_way_it_goes_out_at_once(in_flight: int) -> None:
+def test_with_few_requests_in_flight_writes_go_out_at_once(in_flight: int) -> None:
     outbox, turns, log, a, _ = lay(in_flight)
     outbox.write(a, b"1")
     assert log == [("a", b"1")]
     assert turns.soon == []
 
 
-def test_otherwise_together_and_in_order_with_one_call() -> None:
+def test_writes_of_one_turn_are_flushed_together_in_order() -> None:
     outbox, turns, log, a, b = lay(FEW + 1)
     for line, data in ((a, b"1"), (b, b"2"), (a, b"3")):
         outbox.write(line, data)
@@ -64,7 +64,7 @@ def test_otherwise_together_and_in_order_with_one_call() -> None:
     assert log[3:] == [("b", b"4")]
 
 
-def test_nothing_overtakes_what_waits() -> None:
+def test_large_writes_do_not_overtake_pending_ones() -> None:
     requests = list(range(FEW + 1))
     turns, log = Turns(), list[tuple[str, bytes]]()
     outbox, a = Outbox(cast(asyncio.AbstractEventLoop, turns), requests), cast(Any, Line(log, "a"))
@@ -76,7 +76,7 @@ def test_nothing_overtakes_what_waits() -> None:
     assert log == [("a", b"1"), ("a", b"2")]
 
 
-def test_what_is_large_goes_out_at_once_after_what_waits() -> None:
+def test_large_writes_go_out_at_once_after_pending_ones() -> None:
     outbox, turns, log, a, b = lay(FEW + 1)
     outbox.write(a, b"1")
     outbox.write(b, b"x" * (LARGE + 1))
@@ -85,7 +85,7 @@ def test_what_is_large_goes_out_at_once_after_what_waits() -> None:
     assert len(log) == 2
 
 
-def test_whoever_has_gone_is_written_nothing_and_a_flush_leaves_nothing() -> None:
+def test_closing_transports_are_skipped_and_a_flush_leaves_nothing() -> None:
     outbox, turns, log, a, b = lay(FEW + 1)
     outbox.write(a, b"1")
     outbox.write(b, b"2")

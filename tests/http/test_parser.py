@@ -47,7 +47,7 @@ class Parsed:
 
 @given(mutated([PLAIN, chat("accept: */*", "authorization: Bearer key"), chat("connection: keep-alive")], most=2))
 @settings(max_examples=1500)
-def test_what_is_plain_is_read_as_the_parser_reads_it(data: bytes) -> None:
+def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     read = read_fast(data, MOST)
     if read is None:
         return
@@ -98,12 +98,12 @@ def changed(old: bytes, new: bytes) -> bytes:
     ],
     ids=repr,
 )
-def test_what_is_left_to_the_parser(data: bytes) -> None:
+def test_unusual_requests_are_left_to_llhttp(data: bytes) -> None:
     assert read_fast(PLAIN, MOST) is not None
     assert read_fast(data, MOST) is None
 
 
-def test_requests_in_a_row_are_left_to_the_parser() -> None:
+def test_pipelined_requests_are_left_to_llhttp() -> None:
     assert read_fast(PLAIN[:-1], MOST) is not None
     assert read_fast(PLAIN + b"P", MOST) is None
 
@@ -121,7 +121,7 @@ def test_thousands_of_requests_in_one_piece_are_read_in_one_go() -> None:
     memory.forget()
 
 
-def test_a_head_that_is_too_long_is_left_to_the_parser() -> None:
+def test_a_head_that_is_too_long_is_left_to_llhttp() -> None:
     head = PLAIN.index(b"\r\n\r\n") + 4
     assert read_fast(PLAIN, head) is not None
     assert read_fast(PLAIN, head - 1) is None

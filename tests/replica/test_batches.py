@@ -86,7 +86,7 @@ def test_several_arguments_and_async_code(model: Replica) -> None:
     assert model.value("sizes_so_far") == [4]
 
 
-def test_what_cannot_go_together_does_not(model: Replica) -> None:
+def test_calls_with_different_arguments_are_not_batched(model: Replica) -> None:
     answers = at_once(model, "plain", [(1,), (1, 2), (3,)])
     assert [answer.status for answer in answers] == [200, 500, 200]
     assert "argument" in answers[1].json()["message"]
@@ -97,12 +97,12 @@ def test_an_error_fails_the_batch(model: Replica) -> None:
     assert [answer.json()["message"] for answer in answers] == ["3 at once"] * 3
 
 
-def test_there_must_be_a_result_for_each(model: Replica) -> None:
+def test_a_batch_must_return_a_result_for_each_call(model: Replica) -> None:
     for answer in at_once(model, "forgets", [(1,), (2,), (3,)]):
         assert answer.json()["message"] == "forgets was given a batch of 3 calls and returned 2 results"
 
 
-def test_who_is_gone_is_left_out_and_the_next_batch_fills_while_one_runs(model: Replica) -> None:
+def test_abandoned_calls_are_left_out_and_the_next_batch_fills_while_one_runs(model: Replica) -> None:
     with model.send("busy", 0):
         until(lambda: model.value("sizes_so_far") == [1])
         gone = model.send("busy", 1)
@@ -118,7 +118,7 @@ def test_a_call_in_a_batch_can_be_late(model: Replica) -> None:
         assert model.call("busy", 1, deadline_s=0.05).status == 504
 
 
-def test_who_leaves_last_ends_the_batch(model: Replica) -> None:
+def test_a_batch_is_cancelled_when_its_last_call_is(model: Replica) -> None:
     seen: list[Any] = []
 
     def told(what: Any) -> bool:
@@ -138,6 +138,4 @@ def test_generators_take_no_batches(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "import pointsman as pm\nclass Model:\n    @pm.batch\n    def words(self, xs):\n        yield xs\n"
     )
-    assert last_words(tmp_path, code="m.py:Model").endswith(
-        "node.words is a generator, and generators cannot take batches"
-    )
+    assert last_words(tmp_path, code="m.py:Model").endswith("node.words is a generator; generators cannot take batches")

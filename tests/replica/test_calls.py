@@ -118,7 +118,7 @@ def test_a_function(tmp_path: Path) -> None:
         assert running.call("forward", 1).status == 404
 
 
-def test_nobody_without_the_secret(model: Replica) -> None:
+def test_calls_need_the_secret(model: Replica) -> None:
     assert model.ask("POST", "/call", call("forward", 1), secret="guess").status == 403
     assert model.ask("POST", "/configure", b"1", secret="").status == 403
     assert model.ask("GET", "/health", secret="").status == 200
@@ -130,14 +130,14 @@ def test_nobody_without_the_secret(model: Replica) -> None:
     ("method", "said"),
     [("forwrad", 'did you mean "forward"?'), ("_private", "_private"), ("__init__", "__init__"), ("val", "val")],
 )
-def test_a_method_that_is_not_there(model: Replica, method: str, said: str) -> None:
+def test_an_unknown_method(model: Replica, method: str, said: str) -> None:
     answer = model.call(method)
     assert answer.status == 404
     assert answer.json()["type"] == "UnknownMethod"
     assert said in answer.json()["message"]
 
 
-def test_what_code_raises_is_told_without_our_frames(model: Replica) -> None:
+def test_tracebacks_begin_with_user_code(model: Replica) -> None:
     for _ in range(20):  # in a thread, then on the loop
         answer = model.again("raises")
         assert answer.status == 500
@@ -153,7 +153,7 @@ def test_what_code_raises_is_told_without_our_frames(model: Replica) -> None:
     assert "lock" in model.call("lock").json()["message"]
 
 
-def test_a_call_that_is_none(model: Replica) -> None:
+def test_what_is_not_a_call_is_refused(model: Replica) -> None:
     assert model.ask("POST", "/call", b"garbage").status == 400
     assert model.ask("POST", "/call", encode_call(CallHead(method="forward"))[:-1]).status == 400
 
@@ -207,7 +207,7 @@ def test_a_stream_that_breaks_is_cut(model: Replica) -> None:
     assert not said.endswith(b"0\r\n\r\n")
 
 
-def test_a_client_that_leaves_a_call_cancels_it(model: Replica) -> None:
+def test_a_client_that_disconnects_cancels_its_call(model: Replica) -> None:
     began, cancelled, _ = model.value("counts")
     with model.send("wait"):
         until(lambda: model.value("counts")[0] == began + 1)
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_a_call_cancels_it(model: Replica) -> None:
 
 @pytest.mark.parametrize("method", ["endless", "endless_plain"])
 @pytest.mark.parametrize("form", ["events", "json"])
-def test_a_client_that_leaves_a_stream_ends_it(model: Replica, method: str, form: str) -> None:
+def test_a_client_that_disconnects_ends_its_stream(model: Replica, method: str, form: str) -> None:
     closed = model.value("counts")[2]
     with model.send(method, form=form) as client:
         assert client.recv(1000)
@@ -231,7 +231,7 @@ def test_a_slow_client_does_not_fill_the_memory(model: Replica) -> None:
         assert _resident_mb(model.process.pid) < resident + 30
 
 
-def test_health_is_told_while_plain_code_runs_and_what_waits_is_not_begun_for_nobody(model: Replica) -> None:
+def test_health_is_answered_while_plain_code_runs_and_abandoned_calls_are_not_begun(model: Replica) -> None:
     began = model.value("counts")[0]
     with model.send("sleep", 1.0) as first:
         until(lambda: model.value("context_later") == "")
@@ -243,7 +243,7 @@ def test_health_is_told_while_plain_code_runs_and_what_waits_is_not_begun_for_no
     assert model.value("counts")[0] == began + 1
 
 
-def test_late_work_is_not_begun(model: Replica) -> None:
+def test_calls_past_their_deadline_are_not_begun(model: Replica) -> None:
     began = model.value("counts")[0]
     answer = model.call("sleep", 0.0, deadline_s=0.0)
     assert (answer.status, answer.json()["type"]) == (504, "DeadlineExceeded")
@@ -254,7 +254,7 @@ def test_late_work_is_not_begun(model: Replica) -> None:
     assert model.value("counts")[0] == began + 1
 
 
-def test_a_call_whose_time_is_over_is_cancelled(model: Replica) -> None:
+def test_a_call_is_cancelled_at_its_deadline(model: Replica) -> None:
     cancelled = model.value("counts")[1]
     asked = time.monotonic()
     assert model.call("wait", deadline_s=0.05).status == 504
@@ -262,12 +262,12 @@ def test_a_call_whose_time_is_over_is_cancelled(model: Replica) -> None:
     until(lambda: model.value("counts")[1] == cancelled + 1)
     with model.send("endless", form="events", deadline_s=0.1) as client:
         said = read_all(client)
-    assert b"its time was over" in said
+    assert b"its deadline was exceeded" in said
     assert b"[DONE]" not in said
     assert model.call("later", 1, deadline_s=10.0).value() == 3
 
 
-def test_code_knows_its_call(model: Replica) -> None:
+def test_code_can_read_the_context_of_its_call(model: Replica) -> None:
     known = model.value("context", request_id="r", priority=7, tenant="t", step="s", deadline_s=30.0)
     assert known[:-1] == ["app", "m1", 1, 3, "r", 7, "t", "s"]
     assert 29 < known[-1] <= 30
@@ -345,7 +345,7 @@ def test_requests_in_a_row_are_answered_in_order(model: Replica) -> None:
     assert json.loads(answers[4].partition(b"\r\n\r\n")[2]) == {"status": "ok"}
 
 
-def test_a_replica_that_sees_no_arrays_is_small(tmp_path: Path) -> None:
+def test_a_replica_without_arrays_does_not_import_numpy(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def same(x): return x")
     with replica(tmp_path, code="m.py:same", kind="function") as running:
         for _ in range(20):

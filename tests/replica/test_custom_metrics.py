@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pointsman.engines import Samples
-from pointsman.replica.server import MOST, RecordedMetrics
+from pointsman.replica.server import MAX_METRICS, RecordedMetrics
 from tests.replica.replicas import replica
 
 CODE = """
@@ -26,7 +26,7 @@ class Model:
 """
 
 
-def test_a_replica_tells_the_last_value_of_each(tmp_path: Path) -> None:
+def test_a_replica_reports_the_last_value_of_each_metric(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CODE)
     with replica(tmp_path, code="m.py:Model") as running:
 
@@ -45,11 +45,11 @@ def test_a_replica_tells_the_last_value_of_each(tmp_path: Path) -> None:
 def test_names_are_bounded_and_may_have_anything_in_them() -> None:
     metrics = RecordedMetrics()
     odd = 'a "quoted"\nname \\ {b}'
-    for number in range(MOST):
+    for number in range(MAX_METRICS):
         metrics.record(f"m{number}", number)
     metrics.record("m0", -0.5)
     metrics.record(odd, 1e-9)
     told = dict(Samples(metrics.text()).labelled("pointsman_custom_metric", "name"))
-    assert len(told) == MOST
+    assert len(told) == MAX_METRICS
     assert "m1" not in told
     assert (told["m0"], told[odd]) == (-0.5, 1e-9)

@@ -213,7 +213,7 @@ def test_a_call_through_a_handle(router: Replica, gateway: Gateway) -> None:
     assert gateway.connections == 1
 
 
-def test_what_the_call_knows_goes_along(router: Replica, gateway: Gateway) -> None:
+def test_calls_inherit_their_context(router: Replica, gateway: Gateway) -> None:
     known: dict[str, Any] = {"request_id": "r7", "priority": 3, "tenant": "t", "step": "s2", "deadline_s": 20.0}
     for method in ("both", "plain"):
         router.value(method, 1, **known)
@@ -231,7 +231,7 @@ def test_calls_side_by_side_and_from_plain_code(router: Replica, gateway: Gatewa
         assert router.again("plain", x).value() == [x, None]
 
 
-def test_waiting_where_nobody_may_wait_is_an_error(router: Replica) -> None:
+def test_blocking_on_the_loop_is_an_error(router: Replica) -> None:
     assert "await the response" in router.call("blocks").json()["message"]
 
 
@@ -243,7 +243,7 @@ def test_pieces(router: Replica, gateway: Gateway) -> None:
     assert router.value("both", 1)
 
 
-def test_what_the_other_node_raised(router: Replica) -> None:
+def test_errors_of_other_nodes(router: Replica) -> None:
     assert router.value("fails") == ["CallFailed", "cheap: ValueError: cheap is cheap", "ValueError", 500]
     answer = router.call("fails_loudly")
     assert answer.status == 500
@@ -260,7 +260,7 @@ def test_no_answer_at_all(router: Replica) -> None:
     assert "does not answer" in router.value("breaks_off", "head")
 
 
-def test_who_gives_up_lets_go_of_the_others(router: Replica, gateway: Gateway) -> None:
+def test_a_cancelled_call_cancels_the_calls_it_made(router: Replica, gateway: Gateway) -> None:
     with router.send("hangs"):
         until(lambda: len(gateway.asked) == 1)
     assert gateway.hung_up.wait(10)
@@ -308,7 +308,7 @@ def test_no_gateway(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_gateway_that_came_back(router: Replica, gateway: Gateway, tmp_path: Path) -> None:
+def test_a_gateway_that_restarts(router: Replica, gateway: Gateway, tmp_path: Path) -> None:
     """Connections that were kept are closed by then."""
     assert router.value("plain", 1) == [1, None]
     gateway.shutdown()

@@ -102,7 +102,7 @@ def test_a_schema_makes_the_input(validating: Replica) -> None:
         (b"[1]", [[]]),
     ],
 )
-def test_what_a_schema_refuses_is_told_by_field(validating: Replica, body: bytes, places: list[Any]) -> None:
+def test_invalid_input_is_reported_by_field(validating: Replica, body: bytes, places: list[Any]) -> None:
     answer = validating.input(body, WHOLE)
     assert answer.status == 422
     detail = answer.json()["detail"]
@@ -110,13 +110,13 @@ def test_what_a_schema_refuses_is_told_by_field(validating: Replica, body: bytes
     assert all(one.keys() == {"loc", "msg", "type"} for one in detail)
 
 
-def test_both_one_after_the_other(folder: Path) -> None:
+def test_a_preprocessor_and_a_schema(folder: Path) -> None:
     with replica(folder, kind="ingress", preprocessor="app.py:to_asked", schema="app.py:Asked") as running:
         assert parts(running.input(b'{"t": "y"}', [[["text", True]], [["count", True]]])) == ["y", 2]
         assert running.input(b'{"t": 5}', WHOLE).json()["detail"][0]["loc"] == ["text"]
 
 
-def test_the_schema_is_told(validating: Replica, folder: Path) -> None:
+def test_the_schema_is_reported(validating: Replica, folder: Path) -> None:
     schema = validating.value("openapi")
     assert schema["properties"]["count"]["minimum"] == 1
     assert schema["required"] == ["text"]

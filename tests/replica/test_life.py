@@ -38,12 +38,12 @@ class Model:
 """
 
 
-def test_while_code_is_loaded_it_is_alive_and_not_ready(tmp_path: Path) -> None:
+def test_a_loading_replica_is_alive_and_not_ready(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SLOW_TO_LOAD)
     with replica(tmp_path, ready=False, code="m.py:Model") as running:
         assert running.ask("GET", "/health").status == 200
         answer = running.ask("GET", "/ready")
-        assert (answer.status, answer.json()["message"]) == (503, "its code is being loaded")
+        assert (answer.status, answer.json()["message"]) == (503, "its code is loading")
         assert running.call("forward").status == 503
         (tmp_path / "gate").touch()
         until(lambda: running.ask("GET", "/ready").status == 200)
@@ -69,13 +69,13 @@ def test_configuration_comes_at_the_start_and_changes(tmp_path: Path) -> None:
         assert running.value("get") == [2]
 
 
-def test_who_takes_no_configuration_has_nothing_to_do(tmp_path: Path) -> None:
+def test_objects_without_reconfigure_ignore_user_configs(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def f(): return 1")
     with replica(tmp_path, {"POINTSMAN_USER_CONFIG": "1"}, code="m.py:f", kind="function") as running:
         assert running.ask("POST", "/configure", b"1").status == 200
 
 
-def test_health_is_what_the_object_says(tmp_path: Path) -> None:
+def test_health_is_that_of_the_object(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED)
     with replica(tmp_path, code="m.py:Model") as running:
         assert running.ask("GET", "/health").status == 200
@@ -87,7 +87,7 @@ def test_health_is_what_the_object_says(tmp_path: Path) -> None:
             assert b"slept" in client.recv(1000)
 
 
-def test_it_finishes_what_runs_and_takes_no_more(tmp_path: Path) -> None:
+def test_a_stopping_replica_finishes_calls_and_refuses_new_ones(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED)
     with replica(tmp_path, code="m.py:Model") as running:
         assert running.again("get").status == 200  # a connection that stays open
@@ -96,7 +96,7 @@ def test_it_finishes_what_runs_and_takes_no_more(tmp_path: Path) -> None:
             running.process.send_signal(signal.SIGTERM)
             until(lambda: running.ask("GET", "/ready").status == 503)
             answer = running.ask("POST", "/call", call("get"))
-            assert (answer.status, answer.json()["message"]) == (503, "it is being stopped")
+            assert (answer.status, answer.json()["message"]) == (503, "it is stopping")
             assert running.ask("GET", "/health").status == 200
             assert b"slept" in read_all(client)
             assert b"slept" in read_all(second)
@@ -104,7 +104,7 @@ def test_it_finishes_what_runs_and_takes_no_more(tmp_path: Path) -> None:
     assert list((tmp_path / "shm").iterdir()) == []
 
 
-def test_calls_that_failed_do_not_keep_it(tmp_path: Path) -> None:
+def test_failed_calls_do_not_keep_shared_memory(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED + "    async def pieces(self, n):\n        yield n\n")
     with replica(tmp_path, code="m.py:Model") as running:
         for method in ("pieces", "sleep", "nothing"):
@@ -115,7 +115,7 @@ def test_calls_that_failed_do_not_keep_it(tmp_path: Path) -> None:
         assert running.process.wait(PATIENCE_S) == 0
 
 
-def test_with_nothing_to_do_it_goes_at_once(tmp_path: Path) -> None:
+def test_an_idle_replica_stops_at_once(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED)
     with replica(tmp_path, code="m.py:Model") as running:
         running.again("get")
@@ -140,6 +140,6 @@ def test_killed_in_the_middle_of_a_call_the_client_sees_it(tmp_path: Path) -> No
         ({"POINTSMAN_REPLICA": '{"kind": "class"}'}, "POINTSMAN_SECRET must be set"),
     ],
 )
-def test_what_it_must_be_told(environment: dict[str, str], said: str) -> None:
+def test_required_environment_variables(environment: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_environment(environment)

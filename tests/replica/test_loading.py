@@ -80,7 +80,7 @@ def test_a_file_named_like_a_module_that_is_known(tmp_path: Path) -> None:
         assert running.value(CALL) == "dash"
 
 
-def test_classes_of_a_script_travel_between_its_replicas(tmp_path: Path) -> None:
+def test_classes_of_a_script_are_sent_between_its_replicas(tmp_path: Path) -> None:
     write(
         tmp_path,
         types_of_mine="""
@@ -107,20 +107,20 @@ def test_classes_of_a_script_travel_between_its_replicas(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("code", "last"),
     [
-        ("missing.py:Model", "missing.py is not there (looked for FOLDER/missing.py)"),
+        ("missing.py:Model", "missing.py does not exist (looked for FOLDER/missing.py)"),
         ("script.py:Modle", 'script.py has no "Modle"; did you mean "Model"?'),
         ("script:Modle", 'script has no "Modle"; did you mean "Model"?'),
-        ("script", '"script" says no code; write module:Name or path/to/file.py:Name'),
+        ("script", '"script" names no code; write module:Name or path/to/file.py:Name'),
         ("raises.py:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
         ("raises:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
         ("syntax.py:Model", "FOLDER/syntax.py:1: SyntaxError: invalid syntax (syntax.py, line 1)"),
         ("imports.py:Model", "FOLDER/imports.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("exits.py:Model", "FOLDER/exits.py:2: it called sys.exit('bye'); put that under if __name__ == '__main__'"),
-        ("init.py:Model", "FOLDER/init.py:3: KeyError: 'no', when init.py:Model was made"),
+        ("init.py:Model", "FOLDER/init.py:3: KeyError: 'no', while init.py:Model was made"),
         ("library.py:Model", "FOLDER/library.py:2: json.decoder.JSONDecodeError"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_the_last_line(tmp_path: Path, code: str, last: str) -> None:
+def test_the_last_line_says_what_is_wrong(tmp_path: Path, code: str, last: str) -> None:
     write(
         tmp_path,
         script="class Model: ...",
@@ -135,12 +135,12 @@ def test_what_is_wrong_is_the_last_line(tmp_path: Path, code: str, last: str) ->
     assert said.startswith(f"the replica cannot start: {last.replace('json.decoder.', '')}")
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_module(tmp_path: Path) -> None:
     assert "there is no module nothing_of_the_kind (looked in " in last_words(tmp_path, code="nothing_of_the_kind:f")
     assert "No module named 'nothing_of'" in last_words(tmp_path, code="nothing_of.the_kind:f")
 
 
-def test_deploy_above_what_is_wanted(tmp_path: Path) -> None:
+def test_names_above_the_wanted_code(tmp_path: Path) -> None:
     write(
         tmp_path,
         script="""

@@ -63,7 +63,7 @@ def test_jobs_share_steps_and_join_between_them() -> None:
     assert first_and_last(steps, second) == pytest.approx((0.02, 0.03))
 
 
-def test_seats_are_limited_and_given_in_order() -> None:
+def test_seats_are_limited_and_assigned_in_order() -> None:
     engine = ContinuousBatching(PLAIN, Limits(max_num_seqs=2))
     jobs = [Job(16, 2) for _ in range(4)]
     for job in jobs:
@@ -86,7 +86,7 @@ def test_long_prompts_are_read_in_parts_while_answers_go_on() -> None:
     assert sum(talking in step.produced for step in steps) == 19
 
 
-def test_a_known_beginning_costs_less() -> None:
+def test_a_cached_prefix_costs_less() -> None:
     engine = ContinuousBatching(H100)
     cold, warm, other = Job(3200, 1, text(1, 200)), Job(3200, 1, text(1, 200)), Job(3200, 1, text(2, 200))
     took: list[float] = []
@@ -100,7 +100,7 @@ def test_a_known_beginning_costs_less() -> None:
     assert (engine.counts.prefix_queries, engine.counts.prefix_hits) == (9600, 3184)
 
 
-def test_the_answer_is_a_beginning_too() -> None:
+def test_the_prefix_cache_includes_answers() -> None:
     engine = ContinuousBatching(PLAIN)
     engine.submit(Job(160, 33, text(1, 12)), 0.0)
     steps_of(engine)
@@ -109,7 +109,7 @@ def test_the_answer_is_a_beginning_too() -> None:
     assert next_turn.cached_tokens == 192  # 160 read and 32 written; the last token was never read
 
 
-def test_who_came_last_makes_room_and_comes_back_first() -> None:
+def test_the_job_admitted_last_is_preempted_and_resumes_first() -> None:
     engine = ContinuousBatching(PLAIN, Limits(kv_tokens=64))
     first, second, third = Job(16, 40), Job(16, 40), Job(16, 1)
     for job in (first, second, third):
@@ -139,7 +139,7 @@ def test_a_cancelled_job_is_forgotten_wherever_it_is() -> None:
     assert writing.generated == 2
 
 
-def test_what_happened_before_a_job_came_is_still_told() -> None:
+def test_steps_before_a_submit_are_still_reported() -> None:
     engine = ContinuousBatching(PLAIN)
     first = Job(16, 3)
     engine.submit(first, 0.0)
@@ -147,7 +147,7 @@ def test_what_happened_before_a_job_came_is_still_told() -> None:
     assert [step.at for step in engine.advance(1.0)] == pytest.approx([0.01, 0.02, 0.03])
 
 
-def test_what_can_never_run_is_refused() -> None:
+def test_jobs_that_can_never_run_are_refused() -> None:
     engine = ContinuousBatching(PLAIN)
     assert engine.fits(1599, 1)
     assert not engine.fits(1600, 1)
@@ -254,7 +254,7 @@ def test_the_same_load_takes_the_same_time(limits: Limits, loads: list[Load]) ->
 
 
 @given(SMALL, LOADS, st.lists(st.floats(0, 3), max_size=20))
-def test_looking_more_often_changes_nothing(limits: Limits, loads: list[Load], looks: list[float]) -> None:
+def test_advancing_more_often_changes_nothing(limits: Limits, loads: list[Load], looks: list[float]) -> None:
     def times(looks: list[float]) -> list[float]:
         engine = ContinuousBatching(H100, limits)
         now, found = 0.0, []
@@ -284,7 +284,7 @@ def test_alone_a_longer_prompt_is_never_faster(tokens: int, more: int, output: i
 
 
 @given(SMALL, LOADS)
-def test_more_seats_never_seat_more_than_there_are(limits: Limits, loads: list[Load]) -> None:
+def test_running_jobs_never_exceed_the_seats(limits: Limits, loads: list[Load]) -> None:
     engine = ContinuousBatching(H100, limits)
     for load in loads:
         engine.submit(Job(load.prompt_tokens, load.output_tokens), 0.0)

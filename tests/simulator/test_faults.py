@@ -149,7 +149,7 @@ def test_garbage_in_the_body(server: Served) -> None:
         answer.json()
 
 
-def test_lengths_that_are_not_true(server: Served) -> None:
+def test_wrong_content_lengths(server: Served) -> None:
     told(server, fault="short-body", count=1)
     with pytest.raises(http.client.IncompleteRead):
         server.ask("/v1/completions", PLAIN)
@@ -182,7 +182,7 @@ def test_slow_tokens(server: Served) -> None:
     assert is_fine(server)
 
 
-def test_health_and_work_fail_each_for_itself(server: Served) -> None:
+def test_faults_of_health_and_of_work_are_independent(server: Served) -> None:
     told(server, fault="status", on="work")
     assert server.ask("/health").status == 200
     assert server.ask("/v1/completions", PLAIN).status == 500
@@ -192,7 +192,7 @@ def test_health_and_work_fail_each_for_itself(server: Served) -> None:
     assert is_fine(server)
 
 
-def test_everything_hangs_but_the_way_back(server: Served) -> None:
+def test_when_everything_hangs_faults_can_still_be_cleared(server: Served) -> None:
     told(server, fault="hang", on="all")
     for path in ("/health", "/metrics", "/v1/models"):
         with pytest.raises(TimeoutError):
@@ -252,7 +252,7 @@ def test_faults_in_a_row(server: Served) -> None:
     assert statuses == [500, 503, 503, 200]
 
 
-def test_what_was_done_is_counted(server: Served) -> None:
+def test_strikes_are_counted(server: Served) -> None:
     before = server.ask("/stats").json()["faults"].get("garbage-body", 0)
     told(server, fault="garbage-body", count=1)
     server.ask("/v1/completions", PLAIN)
@@ -282,11 +282,11 @@ def test_crash(body: dict[str, Any] | None) -> None:
         ({}, "there is no fault None"),
         (["hang"], "a fault is written"),
         ({"fault": "hang", "on": "tuesdays"}, "on is one of work, health, metrics, models, all"),
-        ({"fault": "hang", "counts": 1}, "'counts' says nothing about a fault"),
+        ({"fault": "hang", "counts": 1}, "'counts' is not a field of a fault"),
         ({"fault": "hang", "count": 0}, "count must be a number from 1"),
         ({"fault": "hang", "probability": 2}, "from 0 to 1, not 2"),
         ({"fault": "hang", "count": True}, "count must be a number"),
-        ({"fault": "status", "afterTokens": 1}, "status cannot happen after tokens"),
+        ({"fault": "status", "afterTokens": 1}, "status cannot strike after tokens"),
         ({"fault": "refuse", "count": 1}, "refuse strikes the whole server"),
     ],
 )

@@ -11,7 +11,7 @@ def steps_of(pace: FixedPace) -> list[EngineStep]:
     return steps
 
 
-def test_everybody_is_served_as_if_alone() -> None:
+def test_every_job_is_served_as_if_alone() -> None:
     pace, first, second = FixedPace(0.1, 0.02), Job(10, 3), Job(10_000, 2)
     pace.submit(first, 1.0)
     pace.submit(second, 1.01)
@@ -23,7 +23,7 @@ def test_everybody_is_served_as_if_alone() -> None:
     assert pace.kv_usage == 0.0
 
 
-def test_but_seats_are_limited() -> None:
+def test_a_fixed_pace_has_limited_seats() -> None:
     pace, first, second, third = FixedPace(0.1, 0.0, max_num_seqs=1), Job(1, 5), Job(1, 1), Job(1, 1)
     for job in (first, second, third):
         pace.submit(job, 0.0)

@@ -12,7 +12,7 @@ def leased(cache: KvCache, hashes: list[int], blocks: int) -> Lease:
     return lease
 
 
-def test_blocks_that_are_given_back_are_found_again() -> None:
+def test_freed_blocks_are_found_again() -> None:
     cache = KvCache(kv_tokens=64, block_size=16)
     first = leased(cache, [1, 2], 3)
     assert (cache.used, cache.idle, cache.usage) == (3, 0, 0.75)
@@ -33,7 +33,7 @@ def test_blocks_in_use_are_shared() -> None:
     assert (cache.used, cache.idle) == (0, 2)
 
 
-def test_the_same_computed_twice_at_once_is_there_twice() -> None:
+def test_a_block_computed_twice_at_once_is_stored_twice() -> None:
     cache = KvCache(64, 16)
     first, second = cache.lease([1], 0, 1), cache.lease([1], 0, 1)
     assert first is not None
@@ -46,7 +46,7 @@ def test_the_same_computed_twice_at_once_is_there_twice() -> None:
     assert (cache.used, cache.idle) == (0, 1)
 
 
-def test_ends_go_before_beginnings_and_the_longest_unused_first() -> None:
+def test_eviction_is_least_recently_used_and_ends_before_beginnings() -> None:
     cache = KvCache(64, 16)
     cache.release(leased(cache, [1, 2], 2))
     cache.release(leased(cache, [3, 4], 2))

@@ -21,6 +21,6 @@ def test_known_hardware() -> None:
     assert all(min(one) > 0 for one in constants().values())
 
 
-def test_unknown_hardware_is_told_what_is_known() -> None:
+def test_unknown_hardware_lists_the_known_names() -> None:
     with pytest.raises(ValueError, match=r'there is no hardware "8B"; known: 8B\|h100_sxm\|vllm\|tp1, '):
         hardware("8B")

@@ -52,7 +52,7 @@ def test_a_chat(server: Served) -> None:
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_stream_says_the_same(server: Served, usage: bool) -> None:
+def test_a_stream_has_the_same_text(server: Served, usage: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": usage}}
     events = server.ask("/v1/chat/completions", CHAT | options).events()
     written = [event["choices"][0] for event in events if event["choices"]]
@@ -66,7 +66,7 @@ def test_a_stream_says_the_same(server: Served, usage: bool) -> None:
     assert text == answer_text("hello there", 10)
 
 
-def test_as_long_as_it_is_asked_to_be(server: Served) -> None:
+def test_an_answer_has_the_requested_length(server: Served) -> None:
     answer = server.ask("/v1/completions", HELLO | {"max_tokens": 25, "ignore_eos": True}).json()
     assert answer["choices"][0]["text"] == answer_text("hello there", 25)
     assert server.ask("/v1/completions", HELLO | {"max_tokens": 25}).json()["usage"]["completion_tokens"] == 10
@@ -87,8 +87,8 @@ def test_embeddings_as_numbers_and_as_bytes(server: Served) -> None:
     [
         ("/v1/completions", HELLO | {"model": "other"}, 404, "The model `other` does not exist"),
         ("/v1/embeddings", {"model": "other", "input": "x"}, 404, "The model `other` does not exist"),
-        ("/v1/completions", b"{", 400, "no JSON"),
-        ("/v1/completions", b"[]", 400, "no JSON object"),
+        ("/v1/completions", b"{", 400, "not JSON"),
+        ("/v1/completions", b"[]", 400, "not a JSON object"),
         ("/v1/completions", {"model": MODEL}, 400, "one prompt"),
         ("/v1/completions", HELLO | {"max_tokens": 0}, 400, "max_tokens"),
         ("/v1/completions", HELLO | {"n": 2}, 400, "one choice"),
@@ -97,7 +97,7 @@ def test_embeddings_as_numbers_and_as_bytes(server: Served) -> None:
         ("/v1/chat/completions", {"model": MODEL, "messages": []}, 400, "at least one message"),
         ("/v1/chat/completions", {"model": MODEL, "messages": ["x"]}, 400, "role"),
         ("/v1/embeddings", {"model": MODEL, "input": {}}, 400, "input"),
-        ("/v1/nothing", {}, 404, "nothing that a simulated server answers"),
+        ("/v1/nothing", {}, 404, "unknown to a simulated server"),
     ],
 )
 def test_errors_have_the_shape_that_clients_know(
@@ -122,7 +122,7 @@ def test_the_official_client(server: Served) -> None:
             client.completions.create(model="other", prompt="x")
 
 
-def test_http_as_clients_speak_it(server: Served) -> None:
+def test_chunked_pipelined_and_continued_requests(server: Served) -> None:
     body = json.dumps(HELLO).encode()
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:5], body[5:])) + b"0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
@@ -140,14 +140,14 @@ def test_http_as_clients_speak_it(server: Served) -> None:
         assert read_all(client).startswith(b"HTTP/1.1 400")
 
 
-def test_a_beginning_that_is_known_is_said_to_be(server: Served) -> None:
+def test_cached_prefix_tokens_are_reported(server: Served) -> None:
     prompt = {"model": MODEL, "prompt": "once upon a time " * 100, "max_tokens": 1}
     used = [server.ask("/v1/completions", prompt).json()["usage"] for _ in range(2)]
     assert used[0]["prompt_tokens_details"]["cached_tokens"] == 0
     assert used[1]["prompt_tokens_details"]["cached_tokens"] == 416
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
+def test_the_next_turn_of_a_conversation_finds_its_prefix_cached() -> None:
     with serving(Simulated(time_scale=100.0, output_tokens=200)) as served:
         messages = [{"role": "user", "content": "tell me something " * 20}]
         first = served.ask("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()
@@ -156,7 +156,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
-def test_metrics_in_the_words_of_vllm() -> None:
+def test_metrics_have_the_names_of_vllm() -> None:
     engine = Simulated(tokens_per_second=1000, first_token_ms=5, max_num_seqs=2, output_tokens=10_000)
     with serving(engine) as served:
         assert served.metrics(engine).block_size == 16
@@ -174,7 +174,7 @@ def test_metrics_in_the_words_of_vllm() -> None:
             client.close()
 
 
-def test_a_client_that_goes_away_stops_its_answer() -> None:
+def test_a_client_that_disconnects_stops_its_answer() -> None:
     engine = Simulated(tokens_per_second=100, max_num_seqs=1, output_tokens=10_000)
     with serving(engine) as served:
         writing = served.send("/v1/completions", HELLO | {"stream": True})
@@ -231,13 +231,13 @@ def test_it_is_small() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_when_told(number: signal.Signals) -> None:
+def test_it_stops_on_a_signal(number: signal.Signals) -> None:
     with serving(QUICK) as served:
         served.process.send_signal(number)
         assert served.process.wait(timeout=5) == 0
 
 
-def test_it_says_why_it_cannot_start() -> None:
+def test_the_last_line_says_why_it_cannot_start() -> None:
     assert 'there is no hardware "abacus"; known: 8B|' in last_words(
         "simulator", "--model", "m", "--hardware", "abacus"
     )
@@ -245,7 +245,7 @@ def test_it_says_why_it_cannot_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         words = last_words("simulator", "--model", "m", "--port", port)
-    assert words.endswith(f"port {port} of 127.0.0.1 cannot be used: Address already in use")
+    assert words.endswith(f"port {port} of 127.0.0.1 is not available: Address already in use")
 
 
 def test_it_may_take_its_time_to_start() -> None:

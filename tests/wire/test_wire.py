@@ -111,7 +111,7 @@ def test_all_values_arrive_as_they_were(value: Any) -> None:
     [(1, 2), [(1,)], {"a": {1, 2}}, {1: 2}, Point(1, 2), [Point(1, 2)], np.float32(1.5), 2**70, "\ud800",
      datetime.datetime(2024, 1, 2), bytearray(b"x"), True + 0j],
 )  # fmt: skip
-def test_what_plain_data_would_change_is_pickled(value: Any) -> None:
+def test_values_that_plain_data_would_change_are_pickled(value: Any) -> None:
     blob = encode_value(value)
     assert blob[0] == 1
     assert same(decode_value(blob), value)
@@ -148,7 +148,7 @@ def test_deep_and_circular_values_do_not_break_it() -> None:
         encode_plain(deep)
 
 
-def test_what_cannot_leave_says_so() -> None:
+def test_values_that_cannot_be_sent_say_so() -> None:
     with pytest.raises(Unsendable, match=r"of type generator cannot be sent"):
         encode_value(x for x in "abc")
 
@@ -201,18 +201,18 @@ def test_only_large_buffers_are_shared(shared: SharedBuffers, tmp_path: Path) ->
     assert len(encode_value(large, shared)) < 500
 
 
-def test_a_file_that_is_gone_is_an_error_that_says_so(shared: SharedBuffers) -> None:
+def test_a_file_that_was_removed_is_an_error(shared: SharedBuffers) -> None:
     blob = encode_value(np.zeros(LARGE_BYTES), shared)
     kept = decode_value(blob, shared)
     shared.remove(files_of(blob) or "")
-    with pytest.raises(UnreadableBlob, match="is gone: the request that it belonged to has ended"):
+    with pytest.raises(UnreadableBlob, match="is gone: its request has ended"):
         decode_value(blob, shared)
     assert not kept.any()  # who had it keeps it
-    with pytest.raises(UnreadableBlob, match="not told where"):
+    with pytest.raises(UnreadableBlob, match="this process has none"):
         decode_value(blob)
 
 
-def test_memory_is_used_again_only_when_nobody_has_it(shared: SharedBuffers, tmp_path: Path) -> None:
+def test_memory_is_reused_only_when_it_is_not_mapped(shared: SharedBuffers, tmp_path: Path) -> None:
     first = encode_value(np.full(LARGE_BYTES, 1), shared)
     held = decode_value(first, shared)
     inode = (tmp_path / (files_of(first) or "")).stat().st_ino
@@ -236,7 +236,7 @@ def test_memory_is_used_again_only_when_nobody_has_it(shared: SharedBuffers, tmp
         decode_value(first, shared)
 
 
-def test_what_is_closed_or_swept_leaves_nothing(tmp_path: Path) -> None:
+def test_closing_and_sweeping_leave_no_files(tmp_path: Path) -> None:
     shared = SharedBuffers(tmp_path)
     blob = encode_value(np.zeros(LARGE_BYTES), shared)
     shared.close()
@@ -249,7 +249,7 @@ def test_what_is_closed_or_swept_leaves_nothing(tmp_path: Path) -> None:
     shared.close()
 
 
-def test_what_the_killed_kept_is_cleared_up(tmp_path: Path, shared: SharedBuffers) -> None:
+def test_files_of_killed_processes_are_removed(tmp_path: Path, shared: SharedBuffers) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f".{dead.pid}-1").write_bytes(b"left")
@@ -262,24 +262,24 @@ def test_what_the_killed_kept_is_cleared_up(tmp_path: Path, shared: SharedBuffer
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", ".hidden"])
 def test_a_blob_cannot_name_other_files(name: str, shared: SharedBuffers) -> None:
     blob = b"\x02" + msgspec.msgpack.encode([name, 10, [[0, 10]], pickle.dumps(1), []])
-    with pytest.raises(UnreadableBlob, match="cannot be one of shared memory"):
+    with pytest.raises(UnreadableBlob, match="cannot be in shared memory"):
         decode_value(blob, shared)
 
 
-def test_no_room_is_no_error(tmp_path: Path) -> None:
+def test_without_room_in_shared_memory_values_are_sent_inline(tmp_path: Path) -> None:
     nowhere = SharedBuffers(tmp_path / "missing")
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), nowhere), None) == 1).all()
 
 
 @given(st.binary(max_size=40))
-def test_garbage_is_an_error_of_ours(garbage: bytes) -> None:
+def test_a_garbled_response_is_502(garbage: bytes) -> None:
     for read in (decode_plain, decode_call):
         with contextlib.suppress(UnreadableBlob):
             read(garbage)
     files_of(garbage)
 
 
-def test_nothing_imports_numpy_unasked() -> None:
+def test_numpy_is_imported_only_for_arrays() -> None:
     code = (
         "import sys; from pointsman.wire import *; decode_value(encode_value([1, (2, 3), {'a': b'x'}])); "
         "sys.exit('numpy' in sys.modules)"
@@ -287,7 +287,7 @@ def test_nothing_imports_numpy_unasked() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_call_there_and_back(shared: SharedBuffers) -> None:
+def test_a_call_is_decoded_as_it_was_encoded(shared: SharedBuffers) -> None:
     head = CallHead(
         method="forward",
         args=template([placeholder(1), {"deep": [placeholder(0), "plain"]}, 3]),
@@ -307,13 +307,13 @@ def test_a_call_there_and_back(shared: SharedBuffers) -> None:
         arguments(read, blobs)
 
 
-def test_a_call_that_refers_to_a_blob_that_is_not_there() -> None:
+def test_a_call_that_refers_to_a_missing_blob() -> None:
     head, blobs = decode_call(encode_call(CallHead(method="f", args=template([placeholder(3)]))))
     with pytest.raises(UnreadableBlob, match="arguments of f"):
         arguments(head, blobs)
 
 
-def test_a_call_with_something_that_has_no_meaning() -> None:
+def test_a_call_with_an_unknown_extension_is_refused() -> None:
     head, blobs = decode_call(encode_call(CallHead(method="f", args=template([msgspec.msgpack.Ext(9, b"")]))))
     with pytest.raises(UnreadableBlob, match="extension 9 has no meaning"):
         arguments(head, blobs)
@@ -342,9 +342,9 @@ def test_a_call_that_was_cut_short() -> None:
             "BadInput",
         ),
         (502, b"<html>", "n: <html>", ""),
-        (503, b"", "n: it answered 503 without a word", ""),
+        (503, b"", "n: it answered 503 without a body", ""),
     ],
 )
-def test_what_the_other_side_said(status: int, body: bytes, said: str, kind: str) -> None:
+def test_errors_in_responses(status: int, body: bytes, said: str, kind: str) -> None:
     failed = CallFailed.from_answer(status, body, "n")
     assert (str(failed), failed.kind, failed.status) == (said, kind, status)

@@ -1,4 +1,4 @@
-"""An answer as messages, each of them JSON."""
+"""The answer of an application over gRPC: messages of JSON, or a status."""
 
 import asyncio
 import codecs
@@ -22,7 +22,7 @@ BYTES = b"application/octet-stream"
 
 
 class JsonPieces:
-    """Takes the pieces out of an answer as it comes: lines of JSON, text, events (of a model), or one value."""
+    """Splits an answer into pieces as it arrives: lines of JSON, text, events (of a model), or one value."""
 
     def __init__(self, content_type: bytes) -> None:
         self._type = content_type.partition(b";")[0].strip().lower()
@@ -33,22 +33,22 @@ class JsonPieces:
 
     @property
     def are_several(self) -> bool:
-        """Whether it is an answer piece by piece, however many there are."""
+        """Whether the answer comes in pieces, however many there are."""
         return self._type in _SEVERAL
 
     def feed(self, payload: bytes) -> list[str]:
-        """The pieces that are whole now."""
+        """The pieces that are complete now."""
         if not self.are_several:
             self._whole.append(payload)
             return []
         text = self._held + self._decode(payload)
-        if not self._end:  # text has no ends: what has come is a piece
+        if not self._end:  # text has no separators: what has arrived is a piece
             return self._read(text)
         *whole, self._held = text.replace("\r\n", "\n").split(self._end)
         return [piece for part in whole for piece in self._read(part)]
 
     def end(self) -> list[str]:
-        """What is left when everything has come."""
+        """The last pieces."""
         if not self.are_several:
             whole = b"".join(self._whole)
             return [(msgspec.json.encode(whole) if self._type == BYTES else whole).decode("utf-8", "replace")]
@@ -64,7 +64,7 @@ def _as_string(text: str) -> list[str]:
 
 
 def _data(event: str) -> list[str]:
-    """What an event says; the last one says nothing."""
+    """The data of an event; none for the end mark."""
     lines = [line.partition(":")[2].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
     data = "\n".join(lines)
     if not lines or data == "[DONE]":
@@ -81,18 +81,15 @@ _SEVERAL: Mapping[bytes, tuple[str, Split]] = {
     TEXT: ("", _as_string),
     EVENTS: ("\n\n", _data),
 }
-"""By type: how a piece ends, and how it is read."""
-
-
-# A client over gRPC that waits for the answer of an application.
+"""By type: the end of a piece, and how to read one."""
 
 
 MANY, FEW = 64, 16
-"""Pieces that may wait for the client to take them; once there are so many, no more come until there are few."""
+"""Pieces that wait for the client: at MANY the response is paused, below FEW it is resumed."""
 
 
 class NotAnswered(PointsmanError):
-    """There is no answer, or no more of it: what HTTP calls that, and why."""
+    """There is no answer, or no more of it: the HTTP status, and why."""
 
     def __init__(self, status: int, why: str, retry_after_s: int | None = None) -> None:
         self.status, self.retry_after_s = status, retry_after_s
@@ -100,7 +97,7 @@ class NotAnswered(PointsmanError):
 
 
 class GrpcSink:
-    """Pieces wait here until the client has taken those before them."""
+    """A client over gRPC; pieces wait here until it has read those before them."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -113,7 +110,7 @@ class GrpcSink:
         self._failure: NotAnswered | None = None
         self._news = asyncio.Event()
 
-    # What the request says
+    # Called by the request
 
     def wait_for(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -136,7 +133,7 @@ class GrpcSink:
         self._end()
 
     def failed(self, failure: StepFailure, step: str, node: str) -> None:
-        self._failure = NotAnswered(failure.status, in_words(failure, node), failure.retry_after_s)
+        self._failure = NotAnswered(failure.status, message_of(failure, node), failure.retry_after_s)
         self._end()
 
     def _begin(self, content_type: bytes) -> None:
@@ -154,10 +151,10 @@ class GrpcSink:
         self._over = True
         self._news.set()
 
-    # What the call does
+    # Called by the gRPC call
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Every piece, as it comes. Raises `NotAnswered`, after those that have come."""
+        """Every piece, as it comes. Raises `NotAnswered` after the last one, if the request failed."""
         while True:
             while self._waiting:
                 piece = self._waiting.popleft()
@@ -173,7 +170,7 @@ class GrpcSink:
             await self._news.wait()
 
     def leave(self) -> None:
-        """The client has its answer, or has gone."""
+        """The client has its answer, or has disconnected."""
         if not self._over and self._handler is not None:
             self._handler.abandon()
         self._over = True
@@ -185,12 +182,12 @@ class _Field(msgspec.Struct):
 
 
 class _Refused(msgspec.Struct):
-    """What an ingress says of input that is not as it should be."""
+    """Invalid input, as an ingress reports it."""
 
     detail: list[_Field]
 
 
-def in_words(failure: StepFailure, node: str) -> str:
+def message_of(failure: StepFailure, node: str) -> str:
     """Why there is no answer: which field is wrong, or which node has failed."""
     if failure.body:
         try:
@@ -199,9 +196,6 @@ def in_words(failure: StepFailure, node: str) -> str:
             return f"{failure.why}: {failure.body.decode('utf-8', 'replace')}"
         return "; ".join(f"{'.'.join(map(str, field.loc)) or 'input'}: {field.msg}" for field in fields) or failure.why
     return failure.of_node(node)
-
-
-# What a failure is called in gRPC.
 
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -217,10 +211,10 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""By the status that HTTP has for it; all others are INTERNAL."""
+"""By HTTP status; all others are INTERNAL."""
 
-MOST_WORDS = 2000
-"""They go as a header, and clients take 8 KiB of those."""
+MAX_MESSAGE = 2000
+"""Characters; it is sent as a header, and clients accept 8 KiB of those."""
 
 
 async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never:
@@ -228,7 +222,7 @@ async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never
     trailing = [("x-request-id", request_id)] if request_id else []
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))
-    words = str(error)
-    if len(words) > MOST_WORDS:
-        words = f"{words[:MOST_WORDS]}…"
-    await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), words, tuple(trailing))
+    message = str(error)
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]}…"
+    await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), message, tuple(trailing))

@@ -1,4 +1,4 @@
-"""What is served over gRPC, put together."""
+"""The gRPC services, their messages, and the server."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ from pointsman.http.parser import HttpRequest
 from pointsman.pipeline.inputs import BadInput
 from pointsman.wire import Form
 
-# The messages of predict.proto, made when this is imported: generated code would go with one version of protobuf.
+# The messages of predict.proto, built at import: generated code would need one version of protobuf.
 
 
 PACKAGE = "pointsman.v1"
@@ -39,7 +39,7 @@ _STRING, _MESSAGE = FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_
 
 
 def _file() -> FileDescriptorProto:
-    """What the compiler would make of predict.proto."""
+    """The descriptor that the compiler would make of predict.proto."""
     file = FileDescriptorProto(
         name="pointsman/v1/predict.proto",
         package=PACKAGE,
@@ -92,8 +92,7 @@ PredictResponse = _class("PredictResponse")
 
 
 def plain(value: Any) -> Any:
-    """What a `google.protobuf.Value` stands for. Its numbers are doubles; those that are whole numbers are taken for
-    such."""
+    """The value of a `google.protobuf.Value`. Its numbers are doubles; whole ones become integers."""
     kind = value.WhichOneof("kind")
     if kind == "struct_value":
         return {name: plain(one) for name, one in value.struct_value.fields.items()}
@@ -105,17 +104,14 @@ def plain(value: Any) -> Any:
     return None if kind in (None, "null_value") else getattr(value, kind)
 
 
-# The standard health service: who is ready, by name.
-
-
-LOOK_S = 0.25
-"""How often it is looked for those who watch."""
+WATCH_S = 0.25
+"""How often the status is checked for clients that watch it."""
 
 HealthContext: TypeAlias = grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse]
 
 
 class Health(HealthServicer):
-    """The plane by the names "" and pointsman.v1.Predict, and every application by its own."""
+    """The standard health service: the plane as "" and pointsman.v1.Predict, and every application by its name."""
 
     def __init__(self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool]) -> None:
         self._gateway = gateway
@@ -124,28 +120,28 @@ class Health(HealthServicer):
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Nothing is ready any more, and nobody need watch."""
+        """Report that nothing is ready, and end all watches."""
         self._ending.set()
 
     async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
-        """How it is now."""
+        """The status now."""
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f'there is no service or application "{request.service}"')
         return HealthCheckResponse(status=status)
 
     async def Watch(self, request: HealthCheckRequest, context: HealthContext) -> None:  # noqa: N802
-        """How it is now, and whenever that changes."""
-        told = None
+        """The status now, and whenever it changes."""
+        last = None
         while True:
             status = self._status(request.service)
-            if status != told:
+            if status != last:
                 await context.write(HealthCheckResponse(status=status))
-                told = status
+                last = status
             if self._ending.is_set():
                 return
             try:
-                await asyncio.wait_for(self._ending.wait(), LOOK_S)
+                await asyncio.wait_for(self._ending.wait(), WATCH_S)
             except TimeoutError:
                 continue
 
@@ -157,11 +153,11 @@ class Health(HealthServicer):
             if application is None:
                 return HealthCheckResponse.SERVICE_UNKNOWN
             serves = self._can_answer(application)
-        away = self._gateway.draining or self._ending.is_set()
-        return HealthCheckResponse.SERVING if serves and not away else HealthCheckResponse.NOT_SERVING
+        stopping = self._gateway.draining or self._ending.is_set()
+        return HealthCheckResponse.SERVING if serves and not stopping else HealthCheckResponse.NOT_SERVING
 
     def _can_answer(self, application: PreparedApplication) -> bool:
-        """Whether somebody is there for each of its steps."""
+        """Whether there are instances for each of its steps."""
         traffic = self._gateway.traffic
         lanes = [
             (traffic.by_model if step.is_model else traffic.lanes).get(step.deployment) for step in application.steps
@@ -171,33 +167,28 @@ class Health(HealthServicer):
         return all(lane is not None and len(lane.dispatcher.fleet) > 0 for lane in lanes)
 
 
-# Calls on their way into applications, and their answers on the way back.
-#
-# `Predict` asks for the whole answer. `PredictStream` asks for it as HTTP clients do, in JSON: values come one to a
-# line and each is a message; text comes as it comes, and whatever has come is a message.
-
-
 class GrpcCall:
-    """One call: what it asks for, and who waits for it."""
+    """One call, and where its answer goes."""
 
     def __init__(self, form: Form) -> None:
         self.sink = GrpcSink(form)
         self.request_id = ""
-        """Empty: it has not come in."""
+        """Empty until the request is admitted."""
 
     def response(self, piece: str) -> Any:
         return PredictResponse(json=piece, request_id=self.request_id)
 
 
 class PredictService:
-    """`pointsman.v1.Predict`"""
+    """`pointsman.v1.Predict`. `Predict` returns the whole answer. `PredictStream` returns a message per piece: a
+    line of JSON, or text as it arrives."""
 
     def __init__(self, gateway: Gateway, applications: Applications) -> None:
         self._gateway = gateway
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For a server."""
+        """The handler to register with a server."""
         how = {"request_deserializer": PredictRequest.FromString, "response_serializer": _serialized}
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -229,14 +220,12 @@ class PredictService:
         except NotAnswered as error:
             await refuse(context, error, call.request_id)
         except grpc.aio.InternalError:
-            return  # it could not be written: the client has gone
+            return  # the client has disconnected
         finally:
             call.sink.leave()
 
-    # The way in
-
     def _begin(self, call: GrpcCall, message: Any, context: Context) -> None:
-        """Let the request go its way. Raises `NotAnswered`."""
+        """Start the request. Raises `NotAnswered`."""
         applications = self._applications
         http = _as_http(message, context)
         try:
@@ -263,14 +252,14 @@ class PredictService:
 
 
 def _as_http(message: Any, context: Context) -> HttpRequest:
-    """The call as a client over HTTP would have sent it: whoever reads requests need not know of others."""
-    told = {
+    """The call as a client over HTTP would have sent it."""
+    headers = {
         name.encode(): value.encode("utf-8", "replace")
         for name, value in context.invocation_metadata() or ()
         if isinstance(value, str)
     }
     path = b"/" + message.application.encode()
-    return HttpRequest(b"POST", path, path, b"", told | {b"content-type": b"application/json"})
+    return HttpRequest(b"POST", path, path, b"", headers | {b"content-type": b"application/json"})
 
 
 def _input(message: Any) -> bytes:
@@ -296,7 +285,7 @@ def _serialized(response: Any) -> bytes:
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 UNREAD = 100_000
-"""Calls that may come at once. More are dropped, as if their clients had cancelled them: we would rather say why."""
+"""Calls that may arrive at once. gRPC drops more without a reason, so the limit is high."""
 
 
 class PredictServer:
@@ -311,7 +300,7 @@ class PredictServer:
                 ("grpc.max_metadata_size", limits.max_header_bytes),
                 ("grpc.server.max_pending_requests", UNREAD),
                 ("grpc.server.max_pending_requests_hard_limit", UNREAD),
-                ("grpc.so_reuseport", 0),  # a port that somebody else has must not be shared in silence
+                ("grpc.so_reuseport", 0),  # else the port of another process would be shared silently
             )
         )
         self._health = Health(gateway, applications, is_ready)
@@ -320,7 +309,7 @@ class PredictServer:
         reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server)
 
     async def start(self, listen: str, tls: TlsSpec | None) -> int:
-        """Listen; the port. Raises RuntimeError if the address cannot be had."""
+        """Listen; the port. Raises RuntimeError if the address is not available."""
         if tls is None:
             port = self._server.add_insecure_port(listen)
         else:
@@ -330,6 +319,6 @@ class PredictServer:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls; those under way get so long to end."""
+        """Accept no new calls; those in flight have `grace_s` to end."""
         self._health.end()
         await self._server.stop(grace_s)

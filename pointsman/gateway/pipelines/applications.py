@@ -11,7 +11,7 @@ from pointsman.config.plan import ApplicationPlan
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.openai import BadRequest, Extension, asked_in_headers
+from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
 from pointsman.gateway.pages import only_read
 from pointsman.gateway.pipelines.openapi import schema_page
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CALLS = b"/pipelines/call"
 """Where replicas call each other through handles."""
 MODELS = b"/pipelines/v1/"
-"""Where they call models: the paths of the OpenAI API follow."""
+"""Where they call models; a path of the OpenAI API follows."""
 CALLER = b"x-pointsman-caller"
 """The step that calls a model."""
 
@@ -59,7 +59,7 @@ class Applications:
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""
-        self.records.most = self._gateway.settings.keep_records
+        self.records.limit = self._gateway.settings.keep_records
         pages = self._gateway.pages
         for name in self._prepared:
             pages.pop(f"/{name}".encode(), None)
@@ -101,16 +101,16 @@ class Applications:
         admission, now = self._gateway.admission, time.monotonic()
         tenant = admission.tenant_of(http, client)
         try:
-            wanted = asked_in_headers(http.headers)
+            settings = settings_in_headers(http.headers)
         except BadRequest as error:
             raise NotAdmitted(400, str(error), "invalid_header") from None
-        request = RequestMetadata(admission.request_id(http), model_name=name, priority=int(wanted.priority or 0))
+        request = RequestMetadata(admission.request_id(http), model_name=name, priority=int(settings.priority or 0))
         if tenant is not None:
             request = admission.admit(request, tenant, now)
         self._gateway.upstream.retries.requests += 1
-        whose = wanted.tenant if tenant is None else tenant.name
+        whose = settings.tenant if tenant is None else tenant.name
         trace = http.headers.get(b"traceparent", b"").decode("latin-1")
-        return RequestContext(request.request_id, request.priority, whose, _deadline(wanted, now), trace)
+        return RequestContext(request.request_id, request.priority, whose, _deadline(settings, now), trace)
 
     def begin(
         self, application: PreparedApplication, context: RequestContext, sink: ResponseSink, http: HttpRequest
@@ -139,7 +139,7 @@ class Applications:
 
     # Requests that have ended
 
-    def told(self, request_id: str) -> PipelineRecord | None:
+    def record_of(self, request_id: str) -> PipelineRecord | None:
         """The record of a request, with what is known of the models that its steps have called."""
         record = self.records.get(request_id)
         for step in () if record is None else record.steps:
@@ -235,13 +235,13 @@ class ReplicaCalls:
         secret = http.headers.pop(b"x-pointsman-secret", b"")
         if self.secret and hmac.compare_digest(secret, self.secret):
             return True
-        client.error(403, "this is for replicas of this plane alone", "forbidden")
+        client.error(403, "only replicas of this plane may call this", "forbidden")
         return False
 
 
-def _deadline(wanted: Extension, now: float) -> float | None:
-    limits = [wanted.deadline_ms / 1000] if wanted.deadline_ms is not None else []
-    limits += [wanted.timeout_s] if wanted.timeout_s is not None else []
+def _deadline(settings: Extension, now: float) -> float | None:
+    limits = [settings.deadline_ms / 1000] if settings.deadline_ms is not None else []
+    limits += [settings.timeout_s] if settings.timeout_s is not None else []
     return now + min(limits) if limits else None
 
 

@@ -43,7 +43,7 @@ class SchemaRequest:
         self._call: StepCall | None = None
 
     def send(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
-        """Ask a replica of the ingress."""
+        """Call a replica of the ingress."""
         now = time.monotonic()
         request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)
         body = encode_call(CallHead(method="openapi", request_id=request_id))
@@ -77,7 +77,6 @@ class SchemaRequest:
         self._client.error(failure.status, failure.why, failure.code)
 
     def abandon(self) -> None:
-        """The client has gone."""
         if self._call is not None:
             self._call.abandon()
 
@@ -91,9 +90,9 @@ def openapi(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     body = {"content": {"application/json": {"schema": schema}}, "required": True}
     responses = {
         "200": {"description": "the answer", "content": {"application/json": {}}},
-        "422": {"description": "the input is not as it should be; each problem with its field"},
+        "422": {"description": "the input is not valid; each problem with its field"},
         "500": {"description": "a node failed; the error says which"},
-        "504": {"description": "the deadline was over"},
+        "504": {"description": "the deadline was exceeded"},
     }
     return {
         "openapi": "3.1.0",

@@ -1,4 +1,4 @@
-"""The steps of an application, made ready once: what is known of a call before a request comes."""
+"""The steps of an application, encoded once, before a request comes."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from pointsman.wire import CallHead, placeholder, template
 
 
 class PreparedStep(msgspec.Struct, frozen=True):
-    """A step with its arguments as they are sent: what is not known yet is a number among the blobs."""
+    """A step with its arguments as they are sent; values that are not known yet are numbers of blobs."""
 
     step: Step
     deployment: str
-    """Whose lane it goes through; of a model, its name."""
+    """Its lane; for a model, the name of the model."""
     args: msgspec.Raw
     kwargs: msgspec.Raw
     sources: tuple[InputValue | StepResult, ...]
-    """What each blob is."""
+    """Where the value of each blob comes from."""
 
     @property
     def is_model(self) -> bool:
@@ -39,20 +39,20 @@ class PreparedApplication:
         self.steps = tuple(prepared(plan, step) for step in plan.flow.steps)
         paths = [[[access.key, access.attribute] for access in part.path] for part in plan.flow.inputs]
         self.input_parts = template({"paths": paths})
-        """What is asked of the ingress."""
+        """The parts of the input that the ingress must return."""
         self.ingress = deployment_name(plan.name, INGRESS) if plan.graph.has_ingress else ""
-        """The deployment that makes the input; empty: the JSON of the body is the input."""
+        """The deployment that makes the input; empty if the JSON of the body is the input."""
 
 
 class PreparedCall(PreparedApplication):
-    """One call of a node through a handle: with its arguments as they came, to all shards if there are several."""
+    """One call of a node through a handle, with its arguments as they came, to all shards if there are several."""
 
     def __init__(self, application: PreparedApplication, head: CallHead, blobs: int) -> None:
         plan = application.plan
         self.plan = plan
         self.name = plan.name
         self.flow = call_flow(plan.graph, head.node, head.method)
-        inputs = tuple(InputValue(place) for place in range(blobs))
+        inputs = tuple(InputValue(index) for index in range(blobs))
         self.steps = tuple(
             prepared(plan, step)
             if step.needs  # it joins what shards have returned
@@ -64,17 +64,17 @@ class PreparedCall(PreparedApplication):
 
 
 def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
-    """One step, ready."""
+    """One step, encoded."""
     sources: dict[Any, int] = {}
 
-    def place(reference: Any) -> Any:
+    def number(reference: Any) -> Any:
         return placeholder(sources.setdefault(reference, len(sources)))
 
-    args, kwargs = template(filled(step.args, place)), template(filled(step.kwargs, place))
+    args, kwargs = template(filled(step.args, number)), template(filled(step.kwargs, number))
     return PreparedStep(step, deployment_of(plan, step.node, step.rank), args, kwargs, tuple(sources))
 
 
 def deployment_of(plan: ApplicationPlan, node: str, rank: int | None) -> str:
-    """The deployment of a node, or of one of its shards; of a model, its name."""
+    """The deployment of a node, or of one of its shards; for a model, its name."""
     known = plan.graph.node(node)
     return known.code if known.kind is NodeKind.MODEL else deployment_name(plan.name, node, rank)

@@ -1,4 +1,4 @@
-"""What became of requests through applications, step by step: the newest are kept."""
+"""Records of pipeline requests, step by step; the newest are kept."""
 
 import os
 import time
@@ -11,23 +11,23 @@ import msgspec
 from pointsman.render.text import text_table
 
 BAR = 40
-"""Characters of the whole time in a waterfall."""
+"""Characters of the total time in a waterfall."""
 
 
 class StepRecord(msgspec.Struct, eq=False):
-    """One step. Times are those of the gateway's clock."""
+    """One step; times are on the gateway's clock."""
 
     step: str
     node: str
     request_id: str
-    """Under which the decision about it can be asked for."""
+    """Id by which the decision about it can be looked up."""
     began_at: float
     ended_at: float | None = None
     instance: str = ""
     tries: int = 0
     failure: str = ""
     depth: int = 0
-    """How many calls through handles it stands below a step of the graph."""
+    """Calls through handles between a step of the graph and this one."""
 
     def as_dict(self, since: float) -> dict[str, Any]:
         return {
@@ -55,7 +55,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
     steps: list[StepRecord]
     ended_at: float | None = None
     status: int | None = None
-    """Of the answer; None: there is none yet."""
+    """Of the answer; None if there is none."""
     failure: str = ""
 
     @property
@@ -70,7 +70,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
     def summary(self) -> dict[str, Any]:
-        """In short: plain data."""
+        """The record without its steps, ready for JSON."""
         return {
             "request_id": self.request_id,
             "application": self.application,
@@ -84,7 +84,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """The record, ready for JSON."""
         return {**self.summary(), "steps": [step.as_dict(self.arrived_at) for step in self.steps]}
 
     def __str__(self) -> str:
@@ -115,16 +115,16 @@ class PipelineRecord(msgspec.Struct, eq=False):
 
 
 class PipelineRecords:
-    """The newest, by request id."""
+    """The newest records, by request id."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._by_id: OrderedDict[str, PipelineRecord] = OrderedDict()
 
     def add(self, record: PipelineRecord) -> None:
         self._by_id[record.request_id] = record
         self._by_id.move_to_end(record.request_id)
-        while len(self._by_id) > self.most:
+        while len(self._by_id) > self.limit:
             self._by_id.popitem(last=False)
 
     def get(self, request_id: str) -> PipelineRecord | None:
@@ -135,7 +135,7 @@ class PipelineRecords:
 
 
 class StepJournal:
-    """Of one request, or of a call through a handle that is part of one: then its steps are told with the caller's."""
+    """Records the steps of one request. Those of a call through a handle are recorded with the caller's."""
 
     def __init__(self, record: PipelineRecord, caller: "StepJournal | None" = None) -> None:
         self.record = record
@@ -153,18 +153,18 @@ class StepJournal:
         self._steps.append(record)
 
     def sent(self, index: int, instance_id: str) -> None:
-        """It is on its way to an instance."""
+        """It was sent to an instance."""
         record = self._records[index]
         record.instance, record.tries = instance_id, record.tries + 1
 
     def ended(self, index: int, now: float, failure: str = "") -> None:
-        """It has a result, or will have none."""
+        """It has a result, or has failed."""
         record = self._records.get(index)
         if record is not None and record.ended_at is None:
             record.ended_at, record.failure = now, failure
 
     def over(self, status: int | None) -> float:
-        """The request has ended; how long it took."""
+        """The request has ended. Returns the seconds it took."""
         now = time.monotonic()
         self.record.ended_at, self.record.status = now, status
         return now - self.record.arrived_at
@@ -172,12 +172,12 @@ class StepJournal:
     # Calls through handles
 
     def child_of(self, step_id: str) -> str:
-        """The id of a call that one of its steps makes."""
+        """An id for a call that a step makes."""
         self._children += 1
         return f"{step_id}.{self._children}"
 
     def model_called(self, request_id: str, what: str) -> None:
-        """One of its steps calls a model."""
+        """A step calls a model."""
         self._steps.append(StepRecord(what, "", request_id, time.monotonic(), depth=self._depth + 1))
 
 
@@ -191,7 +191,7 @@ Export = Callable[[PipelineRecord, str], None]
 
 
 def exporting() -> Export | None:
-    """Where traces go, as the environment says; None: nowhere."""
+    """Exports traces as the environment says; None if it names no endpoint."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     try:
@@ -207,7 +207,7 @@ def exporting() -> Export | None:
 
 
 def exporter_to(provider: Any) -> Export:
-    """Traces by this provider."""
+    """Exports traces through this provider."""
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -227,13 +227,17 @@ def exporter_to(provider: Any) -> Export:
             {"pointsman.request_id": record.request_id, "pointsman.tenant": record.tenant},
             start_time=at(record.arrived_at),
         )
-        above = {0: set_span_in_context(whole)}
+        parents = {0: set_span_in_context(whole)}
         for step in record.steps:
-            told = {"pointsman.node": step.node, "pointsman.instance": step.instance, "pointsman.tries": step.tries}
-            told["pointsman.request_id"] = step.request_id
-            inside = above.get(step.depth, above[0])
-            span = tracer.start_span(step.step, inside, SpanKind.CLIENT, told, start_time=at(step.began_at))
-            above[step.depth + 1] = set_span_in_context(span)
+            attributes = {
+                "pointsman.node": step.node,
+                "pointsman.instance": step.instance,
+                "pointsman.tries": step.tries,
+                "pointsman.request_id": step.request_id,
+            }
+            parent = parents.get(step.depth, parents[0])
+            span = tracer.start_span(step.step, parent, SpanKind.CLIENT, attributes, start_time=at(step.began_at))
+            parents[step.depth + 1] = set_span_in_context(span)
             if step.failure:
                 span.set_status(Status(StatusCode.ERROR, step.failure))
             span.end(at(step.ended_at))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CALL = b"/call"
 NO_ARGS = template([])
-LATE = StepFailure(504, "the deadline of the request was over", "deadline_exceeded")
-LATE_STEP = StepFailure(504, "its share of the request's time was over", "deadline_exceeded")
+LATE = StepFailure(504, "the deadline of the request was exceeded", "deadline_exceeded")
+LATE_STEP = StepFailure(504, "its share of the request's time was used up", "deadline_exceeded")
 INPUT = -1
 """The index of the step that makes the input."""
 
@@ -301,7 +301,7 @@ class PipelineRequest:
     def step_piece(self, index: int, payload: bytes) -> None:
         model = self._calls.models.get(index)
         if model is not None:
-            payload = model.read_along(payload)
+            payload = model.whole_events(payload)
             if self._sink.form == PIECES:
                 payload = model.texts(payload)
         if payload:
@@ -377,7 +377,7 @@ class PipelineRequest:
     def abandon(self) -> None:
         if not self.over:
             self._run.give_up(time.monotonic())
-            self._stop_calls("the client has gone")
+            self._stop_calls("the client has disconnected")
             self._finish(None)
 
     def pause(self) -> None:

@@ -1,6 +1,6 @@
-"""What a request has so far: the parts of its input and the results of its steps, and the answer made of them.
+"""The values of a pipeline request: the parts of its input, the results of its steps, and the answer made of them.
 
-Everything is a blob that nobody here looks into, but for the parts of an answer that must be put together as JSON.
+Values are blobs that are not decoded here, except parts of an answer that must be joined as JSON.
 """
 
 from asyncio import AbstractEventLoop
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pointsman.gateway.pipelines.request import PipelineRequest
 
 ARGUMENTS = b"application/x-pointsman-arguments"
-"""The type of a body that has the arguments of a handle's call: a plain blob of args and kwargs."""
+"""The content type of the arguments of a handle's call: a plain blob of args and kwargs."""
 
 
 def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes]:
@@ -35,7 +35,7 @@ def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes
     try:
         return [encode_plain(part_of(value, part.path)) for part in application.flow.inputs]
     except Unsendable as error:  # JSON has integers of any size
-        raise BadRequest(f"the input cannot be passed on: {error}") from None
+        raise BadRequest(f"the input cannot be sent to a node: {error}") from None
 
 
 def _json(body: bytes | memoryview) -> Any:
@@ -47,8 +47,8 @@ def _json(body: bytes | memoryview) -> Any:
 
 def _arguments(body: bytes | memoryview) -> Any:
     try:
-        told = decode_plain(body)
-        return input_value(told["args"], told["kwargs"])
+        arguments = decode_plain(body)
+        return input_value(arguments["args"], arguments["kwargs"])
     except (UnreadableBlob, LookupError, TypeError) as error:
         raise BadRequest(f"the arguments cannot be read: {error}") from None
 
@@ -58,7 +58,7 @@ BLOB_TYPE = BLOB_NAME.encode()
 
 
 class Results:
-    """Of one request, for a sink that wants the answer in this form."""
+    """The values of one request, whose answer is wanted in this form."""
 
     def __init__(self, flow: Flow, form: Form) -> None:
         self._flow = flow
@@ -70,25 +70,25 @@ class Results:
         self._results[index] = blob
 
     def form_of(self, index: int) -> Form:
-        """How a step is to answer: as the sink wants it, if its result is the answer."""
+        """The form of a step's result: that of the answer, if its result is the answer."""
         if index == self._flow.streams:
             return self._form
         feeds = self._flow.steps[index].feeds
         return WHOLE if not feeds and self._form in (JSON, EVENTS, WHOLE) else BLOB
 
     def blobs_for(self, step: PreparedStep) -> list[bytes]:
-        """What a step that is ready is called with."""
+        """The arguments of a step that is ready."""
         return [self._blob(source) for source in step.sources]
 
     def _blob(self, part: InputValue | StepResult) -> bytes:
         blob = self._results[part.index] if isinstance(part, StepResult) else self.inputs[part.index]
-        assert blob is not None, "a step begins when all that it needs is there"
+        assert blob is not None, "a step begins when all that it needs is known"
         return blob
 
     # Shared memory
 
     def files(self) -> Iterator[str]:
-        """Files in shared memory that are of no use when the request has ended."""
+        """Files in shared memory that can be removed when the request has ended."""
         for blob in self.inputs:
             yield from _file_of(blob)
         for index, result in enumerate(self._results):
@@ -96,7 +96,7 @@ class Results:
                 yield from _file_of(result)
 
     def answer_files(self) -> Iterator[str]:
-        """Files that whoever gets the answer has yet to read."""
+        """Files that the receiver of the answer has yet to read."""
         index = self._flow.streams
         if index is not None and self._form == BLOB and (result := self._results[index]) is not None:
             yield from _file_of(result)
@@ -104,7 +104,7 @@ class Results:
     # The answer
 
     def answer(self, head: ResponseHead | None) -> tuple[bytes, bytes]:
-        """Content type and body; `head`: of the last step, if it said what it answers with. Raises `UnreadableBlob`."""
+        """Content type and body; `head`: of the response of the last step, if any. Raises `UnreadableBlob`."""
         flow, is_value = self._flow, self._form in (BLOB, VALUE)
         if flow.streams is not None:
             kind = BLOB_TYPE if is_value else JSON_TYPE if head is None else head.content_type or JSON_TYPE
@@ -127,32 +127,30 @@ def _file_of(blob: bytes) -> Iterator[str]:
         yield file
 
 
-# Files in shared memory that belong to requests: removed when they are not needed any more, so that senders reuse them
-
-LEFT_S = 900.0
-"""What is older is nobody's: its request has ended without our hearing of the file."""
+MAX_AGE_S = 900.0
+"""Older files are removed: their request has ended, and the gateway never saw the file."""
 SWEEP_S = 60.0
 READ_S = 30.0
-"""An answer to somebody whose request we do not know is kept so long."""
+"""How long an answer is kept for a caller whose request is unknown."""
 
 
 class SharedFiles:
-    """The files of one plane."""
+    """Removes files in shared memory when their requests need them no more, so that senders reuse them."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self._memory: SharedMemory | None = None
         self._borrowed: dict[PipelineRequest, list[str]] = {}
-        """Of calls through handles that have ended: what they answered, until the request that called them ends."""
+        """Answers of calls through handles, until the request that made the calls ends."""
 
     def use(self, memory: SharedMemory) -> None:
-        """This is where they are."""
+        """Remove files from here."""
         if self._memory is None:
             self._loop.call_later(SWEEP_S, self._sweep)
         self._memory = memory
 
     def ended(self, request: "PipelineRequest") -> None:
-        """A request needs nothing any more, but that whoever called it still has to read its answer."""
+        """Remove the files of a request, but keep its answer until its caller has read it."""
         self._remove(request.results.files())
         self._remove(self._borrowed.pop(request, ()))
         answer = list(request.results.answer_files())
@@ -168,4 +166,4 @@ class SharedFiles:
     def _sweep(self) -> None:
         self._loop.call_later(SWEEP_S, self._sweep)
         if self._memory is not None:
-            self._memory.remove_older_than(LEFT_S)
+            self._memory.remove_older_than(MAX_AGE_S)

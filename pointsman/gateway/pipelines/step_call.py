@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.gateway.openai import READ_UP_TO_BYTES, Usage, usage_of, usage_of_stream
+from pointsman.gateway.openai import MAX_USAGE_BYTES, Usage, usage_of, usage_of_stream
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.upstream import InFlight
 from pointsman.http.events import EventStream, data_in
@@ -18,21 +18,21 @@ from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
 
 NOT_BEGUN = 503
-"""A replica that answers so has not begun: somebody else may."""
-MOST_BYTES = 256 * 1024 * 1024
-"""Of a result that comes in pieces and must be had whole."""
+"""The status of a replica that has not begun the call: it may be sent to another."""
+MAX_RESULT_BYTES = 256 * 1024 * 1024
+"""Of a result that comes in pieces and is needed as a whole."""
 
 
 class StepFailure(msgspec.Struct, frozen=True):
     """Why a step has no result."""
 
     status: int
-    """What a client is told."""
+    """Of the answer to the client."""
     why: str
     code: str
     traceback: str = ""
     body: bytes = b""
-    """The answer as it is, where that says more than we could."""
+    """The response of the replica, if it is passed on as it is."""
     retry_after_s: int | None = None
     """None if trying again is of no use."""
 
@@ -42,7 +42,7 @@ class StepFailure(msgspec.Struct, frozen=True):
 
 
 class StepListener(Protocol):
-    """Whoever wants the result of steps."""
+    """Gets the results of steps."""
 
     def step_sent(self, index: int, instance_id: str) -> None: ...
 
@@ -50,7 +50,7 @@ class StepListener(Protocol):
         """The whole result."""
 
     def step_began(self, index: int, head: ResponseHead) -> None:
-        """The result comes in pieces from here on; only if they are wanted."""
+        """The result comes in pieces from here on; only if the call asked for them."""
 
     def step_piece(self, index: int, payload: bytes) -> None: ...
 
@@ -60,7 +60,7 @@ class StepListener(Protocol):
 
 
 class StepCall(InFlight, eq=False):
-    """One request of ours to a replica."""
+    """One call of a replica or a model."""
 
     _listener: StepListener
     _index: int
@@ -69,15 +69,15 @@ class StepCall(InFlight, eq=False):
     """Header lines, each with its end."""
     _body: bytes
     idempotent: bool
-    """It may be sent again although somebody may have begun it."""
+    """It may be sent again although a replica may have begun it."""
     in_pieces: bool
-    """Pieces are passed on as they come; else the whole is."""
+    """Pieces are passed on as they come; else the result is passed on as a whole."""
     _sent: bool = False
     """A replica may have begun it."""
     _pieces: list[bytes] | None = None
 
     def begin(self, now: float) -> None:
-        """Take a place in the lane."""
+        """Hand it to the dispatcher of its lane."""
         self.upstream.enter(self)
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
@@ -124,7 +124,6 @@ class StepCall(InFlight, eq=False):
         self._sent = True
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
-        """The whole answer."""
         self._attempt = None
         if head.status == NOT_BEGUN:
             self._sent = False
@@ -137,7 +136,6 @@ class StepCall(InFlight, eq=False):
             self._listener.step_failed(self._index, failure_of(head.status, body))
 
     def stream_began(self, head: ResponseHead) -> None:
-        """The answer comes in pieces."""
         self._head = head
         if self.in_pieces and head.status == 200:
             self.lane.tell(FirstToken(self.request.request_id))
@@ -151,8 +149,8 @@ class StepCall(InFlight, eq=False):
             self._listener.step_piece(self._index, payload)
             return
         self._pieces.append(payload)
-        if sum(map(len, self._pieces)) > MOST_BYTES:
-            self._failed(f"its result has more than {MOST_BYTES >> 20} MiB", retry=False)
+        if sum(map(len, self._pieces)) > MAX_RESULT_BYTES:
+            self._failed(f"its result has more than {MAX_RESULT_BYTES >> 20} MiB", retry=False)
 
     def stream_ended(self) -> None:
         head, pieces = self._head, self._pieces
@@ -177,13 +175,13 @@ class StepCall(InFlight, eq=False):
     # The end
 
     def _failed(self, why: str, *, retry: bool = True) -> None:
-        """This try has come to nothing."""
+        """This try has failed."""
         self.let_go()
         may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
         self._came_to_nothing(why, may_retry=may)
 
     def _ended(self, status: int) -> None:
-        """It was answered, whatever the answer says."""
+        """Tell the dispatcher, and count."""
         now = time.monotonic()
         self.upstream.leave(self.request.request_id)
         self.lane.tell(Ended(self.request.request_id))
@@ -193,7 +191,7 @@ class StepCall(InFlight, eq=False):
 
 
 class _Raised(msgspec.Struct):
-    """What a replica says of an error in the user's code."""
+    """An error in the user's code, as a replica reports it."""
 
     type: str = "Exception"
     message: str = ""
@@ -201,11 +199,11 @@ class _Raised(msgspec.Struct):
 
 
 def failure_of(status: int, body: bytes) -> StepFailure:
-    """What a replica answered that is no result."""
+    """The failure that a response of a replica stands for."""
     if status == 422:
-        return StepFailure(422, "the input is not as it should be", "bad_input", body=body)
+        return StepFailure(422, "the input is not valid", "bad_input", body=body)
     if status == 504:
-        return StepFailure(504, "its time was over", "deadline_exceeded")
+        return StepFailure(504, "its deadline was exceeded", "deadline_exceeded")
     try:
         raised = msgspec.json.decode(body, type=_Raised)
     except msgspec.DecodeError:
@@ -221,7 +219,7 @@ def failure_of(status: int, body: bytes) -> StepFailure:
 
 
 class NotPlain(PointsmanError):
-    """What goes to a model or comes from it is not what the API has a form for."""
+    """A value that cannot be sent to a model, or a response of a model that cannot be read."""
 
 
 _TARGETS = {
@@ -229,7 +227,7 @@ _TARGETS = {
     "complete": (b"/v1/completions", "prompt"),
     "embed": (b"/v1/embeddings", "input"),
 }
-"""Method of the node -> where it goes, and what its first argument is called there."""
+"""Method of the node -> the path, and the field for its first argument."""
 
 
 class ModelCall:
@@ -243,7 +241,7 @@ class ModelCall:
 
         def value(part: BlobAt) -> Any:
             try:
-                return decode_plain(blobs[part.place])
+                return decode_plain(blobs[part.index])
             except UnreadableBlob as error:
                 raise NotPlain(f"a model takes plain data (text, numbers, lists, mappings): {error}") from None
 
@@ -268,26 +266,26 @@ class ModelCall:
         try:
             value = self._value(msgspec.json.decode(body))
         except (msgspec.DecodeError, LookupError, TypeError) as error:
-            raise NotPlain(f"the answer of the model is not as the API says: {error}") from None
+            raise NotPlain(f"the answer of the model does not match the API: {error}") from None
         return encode_plain(value) if form in ("blob", "value") else msgspec.json.encode(value)
 
     def usage(self, body: bytes) -> Usage | None:
-        """What the model says it took; `body`: the answer, if it came whole."""
+        """The usage that the model reported; `body`: the response, if it came as a whole."""
         if self._events.events:
             return usage_of_stream(self._events)
-        return usage_of(body) if len(body) <= READ_UP_TO_BYTES else None
+        return usage_of(body) if len(body) <= MAX_USAGE_BYTES else None
 
     @property
     def output_events(self) -> int:
-        """About as many tokens as a stream had, where the model does not say."""
+        """Approximate tokens of a stream, if the model does not report them."""
         return max(self._events.events - 2, 0)
 
-    def read_along(self, payload: bytes) -> bytes:
-        """Whole events of a stream, as they may be passed on."""
+    def whole_events(self, payload: bytes) -> bytes:
+        """The part of a stream that may be passed on."""
         return self._events.feed(payload)
 
     def texts(self, events: bytes) -> bytes:
-        """Events as pieces of a handle's: the text of each, as a blob with its length before it."""
+        """Events as pieces for a handle: the text of each, as a blob with its length before it."""
         found = b""
         for data in data_in(events):
             choices = msgspec.json.decode(data).get("choices") or [{}]

@@ -17,7 +17,7 @@ from pointsman.runtimes.simulation.processes import PORT
 from pointsman.runtimes.simulation.runtime import SimulatedRuntime
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler
-from pointsman.simulator.__main__ import options, pace_of
+from pointsman.simulator.__main__ import pace_of, parser
 from pointsman.simulator.continuous_batching import ContinuousBatching
 from pointsman.simulator.performance import Pace, hardware
 from pointsman.types import RequestMetadata, Worker
@@ -123,7 +123,7 @@ def pace_of_engine(order: ProcessOrder) -> Pace:
     argv = list(order.launch("", PORT).argv)
     if SIMULATOR not in argv:
         return _default_pace()
-    wanted = options().parse_args(argv[argv.index(SIMULATOR) + 1 :])
+    wanted = parser().parse_args(argv[argv.index(SIMULATOR) + 1 :])
     return pace_of(wanted, hardware(wanted.hardware))
 
 

@@ -37,7 +37,7 @@ def test_the_methods_are_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     "value", [None, True, "1", 1, -3, 1.5, 2**60 + 0.0, [1, [None]], {"a": {"b": [2.0]}}], ids=repr
 )
-def test_values_as_what_they_stand_for(value: Any) -> None:
+def test_protobuf_values_are_converted(value: Any) -> None:
     assert plain(json_format.ParseDict(value, struct_pb2.Value())) == value
 
 

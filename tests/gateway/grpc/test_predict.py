@@ -57,7 +57,7 @@ def test_whole_answers_of_what_comes_in_pieces(door: Door) -> None:
     assert [piece.json for piece in door.stream("echo", {"a": 1})] == ['{"a":1}']
 
 
-def test_who_asks_and_how(door: Door) -> None:
+def test_requests_carry_tenant_priority_and_deadline(door: Door) -> None:
     told = {"x-pointsman-priority": "high", "x-pointsman-tenant": "me", "x-request-id": "mine"}
     answer = door.ask("asked", metadata=told)
     assert answer.request_id == "mine"
@@ -77,7 +77,7 @@ def test_the_earlier_deadline_counts(door: Door) -> None:
     assert door.applications.records.get("none").deadline_ms is None  # type: ignore[union-attr]
 
 
-def test_none_is_dropped_in_a_rush(door: Door) -> None:
+def test_many_calls_at_once_are_all_answered(door: Door) -> None:
     busy = threading.Event()
     door.thread.loop.call_soon_threadsafe(busy.wait, 10)  # the gateway takes none before all have been sent
     calls = [door.one.future(request("echo", number), timeout=60) for number in range(2500)]
@@ -88,7 +88,7 @@ def test_none_is_dropped_in_a_rush(door: Door) -> None:
 # Refusals
 
 
-def test_input_that_the_schema_refuses_is_told_by_field(door: Door) -> None:
+def test_input_that_the_schema_refuses_is_reported_by_field(door: Door) -> None:
     assert door.predict("shop", {"item": "tea", "count": 2}) == "2 x tea"
     error = door.refusal("shop", {"count": 0})
     assert error.code == "INVALID_ARGUMENT"
@@ -136,7 +136,7 @@ def test_keys_and_limits_are_those_of_http(door: Door) -> None:
         assert door.gateway.metrics.limited["t"] == 1
 
 
-def test_a_deadline_that_is_over(door: Door, tmp_path: Path) -> None:
+def test_a_deadline_that_is_exceeded(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     error = door.refusal("forever", str(mark), {"x-pointsman-deadline-ms": "300", "x-request-id": "late"})
     assert error.code == "DEADLINE_EXCEEDED"
@@ -171,7 +171,7 @@ def test_an_answer_that_is_cut_off_is_no_success(door: Door) -> None:
     assert 'node "everything"' in told.why
 
 
-def test_nobody_runs_ahead_of_a_client_that_does_not_read(door: Door, tmp_path: Path) -> None:
+def test_generators_wait_for_a_client_that_does_not_read(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     call = door.stream("large", str(mark))
     assert next(call).json.startswith("[0,0,")

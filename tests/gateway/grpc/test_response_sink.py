@@ -28,19 +28,19 @@ def read(content_type: bytes, body: bytes, cuts: list[int]) -> list[str]:
 
 @pytest.mark.parametrize(("content_type", "body", "expected"), CASES)
 @given(cuts=st.lists(st.integers(0, 60)))
-def test_each_piece_is_json_wherever_it_was_cut(
+def test_each_piece_is_json_wherever_the_bytes_are_split(
     content_type: bytes, body: bytes, expected: list[str], cuts: list[int]
 ) -> None:
     assert read(content_type, body, cuts) == expected
 
 
 @given(text=st.text(), cuts=st.lists(st.integers(0, 20)))
-def test_text_is_whole_when_it_is_put_together(text: str, cuts: list[int]) -> None:
+def test_pieces_of_text_join_to_the_whole_text(text: str, cuts: list[int]) -> None:
     pieces = read(b"text/plain; charset=utf-8", text.encode(), cuts)
     assert "".join(msgspec.json.decode(piece, type=str) for piece in pieces) == text
 
 
-def test_who_answers_piece_by_piece() -> None:
+def test_which_methods_stream() -> None:
     several = {
         kind: JsonPieces(kind).are_several
         for kind in (b"application/json", b"text/plain", b"application/x-ndjson", b"")

@@ -39,7 +39,7 @@ def test_the_plane_is_serving_while_it_is_ready(door: Door, service: str) -> Non
     assert health(door, service) == SERVING
 
 
-def test_an_application_is_serving_while_somebody_is_there_for_every_step(door: Door) -> None:
+def test_an_application_is_serving_while_every_step_has_an_instance(door: Door) -> None:
     assert health(door, "shop") == SERVING
     door.leave("shop.ingress")
     assert (health(door, "shop"), health(door, "echo")) == (NOT_SERVING, SERVING)
@@ -48,7 +48,7 @@ def test_an_application_is_serving_while_somebody_is_there_for_every_step(door: 
     assert refusal(lambda: health(door, "nothing")).code == "NOT_FOUND"
 
 
-def test_whoever_watches_is_told_of_changes(door: Door) -> None:
+def test_watches_report_changes(door: Door) -> None:
     stub: Any = HealthStub(door.channel)
     told = stub.Watch(HealthCheckRequest(service=""), timeout=PATIENCE_S)
     assert next(told).status == SERVING
@@ -79,14 +79,14 @@ def test_a_message_that_is_too_large(door: Door) -> None:
     assert door.refusal("echo", "x" * (limits.max_body_bytes + 1)).code == "RESOURCE_EXHAUSTED"
 
 
-def test_an_address_that_somebody_has(door: Door) -> None:
+def test_an_address_in_use(door: Door) -> None:
     another = GrpcListener(door.gateway, door.applications, lambda: True)
     with pytest.raises(CannotListen, match=r"set gateway.grpcListen to another address"):
         door.thread.run(another.open(door.listener.address))
     door.thread.run(another.close(0))
 
 
-def test_no_address_is_no_door(door: Door) -> None:
+def test_without_an_address_nothing_is_opened(door: Door) -> None:
     another = GrpcListener(door.gateway, door.applications, lambda: True)
     assert door.thread.run(another.open("")) == 0
     assert another.address == ""

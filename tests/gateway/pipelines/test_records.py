@@ -25,7 +25,7 @@ def test_a_waterfall() -> None:
     )
 
 
-def test_what_is_under_way_has_no_end() -> None:
+def test_records_of_running_requests_have_no_end() -> None:
     told = record()
     told.ended_at = told.status = None
     told.steps[2].ended_at = None

@@ -67,7 +67,7 @@ def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
     return call, listener
 
 
-def test_a_step_that_nobody_takes_is_told_what_a_client_is_told(lay: Lay) -> None:
+def test_a_step_without_an_instance_fails_like_a_clients_request(lay: Lay) -> None:
     bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
     bed.lane().start_up_s = 30.0
     told = bed.ask(chat())

@@ -36,7 +36,7 @@ def test_a_span_for_the_request_and_one_for_each_step() -> None:
     assert dict(first.attributes or {})["pointsman.instance"] == "app.m1-1"
 
 
-def test_nothing_is_sent_unless_somebody_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_exported_only_to_a_configured_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert exporting() is None
