@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from pointsman.render.text import gib
+from pointsman.render.text import gib, quantity
 
 Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
@@ -98,16 +98,18 @@ def _role(facts: Facts) -> str:
     return f"llm-d.ai/role is {'absent' if facts['role'] is None else facts['role']}"
 
 
-def _none_chosen(facts: Facts, noun: str = "candidates") -> str:
+def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
     return "; ".join(
-        f"{run['candidates']} {noun}: {tally(run['rejected'])}" if run["candidates"] else f"there are no {noun}"
+        f"{quantity(run['candidates'], noun)}: {tally(run['rejected'])}"
+        if run["candidates"]
+        else f"there are no {noun}s"
         for run in facts["profiles"]
     )
 
 
 def _no_instance(facts: Facts) -> str:
     model, cause = facts["model"], facts["cause"]
-    why = _none_chosen(cause.facts, "instances") if cause.code == "none-chosen" else cause
+    why = _none_chosen(cause.facts, "instance") if cause.code == "none-chosen" else cause
     return f"no instance can take {_quoted(model) if model else 'this request'}: {why}"
 
 
@@ -164,7 +166,7 @@ def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str
 
 
 _NO_RETRY = {
-    "begun": "after part of the answer was out",
+    "begun": "after part of the answer had gone out",
     "no-retry": "and must not be sent again",
     "shutting-down": "while shutting down",
 }
@@ -352,7 +354,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "too-busy": Phrase("too busy", _too_busy),
     "saturated": Phrase(
         "saturated or not measured lately",
-        "{waiting:g} waiting (below {max_waiting:g} is wanted), KV cache {kv_usage:.0%} full "
+        "{waiting:g} waiting (must be below {max_waiting:g}), KV cache {kv_usage:.0%} full "
         "(below {max_kv_usage:.0%}), measured {age_s:.3g} s ago (at most {max_age_s:g})",
     ),
     "concurrency-limit": Phrase("full", _in_flight),
@@ -366,7 +368,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "policy-failed": "{error}",
     "held-back": _held_back,
     "is-next": "it is next",
-    "same-id-placed": "a request of the same id is placed",
+    "same-id-placed": "a request with the same id is placed",
     # Notes of a trace
     "failed-before": lambda facts: f"failed it before: {', '.join(facts['instances'])}",
     "unknown-profile": lambda facts: (
@@ -382,7 +384,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "unknown-instance": 'there is no instance "{instance}"',
     "instance-not-allowed": 'instance "{instance}" may not be chosen: {cause}',
     # Why a request was refused
-    "shed": "shed by priority {priority}: saturation is {saturation:.2f}, so {odds:.0%} are turned away",
+    "shed": "shed by priority {priority}: saturation is {saturation:.2f}, so {odds:.0%} of such requests are denied",
     "shed-by-priority": "shed by priority {priority}: saturation is {saturation:.2f}, and from 1 on only priority 0 "
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
@@ -394,20 +396,22 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "displaced": _displaced,
     "waited-too-long": _waited("without an instance having room", "send less or add instances"),
     "no-instance-came": _waited("and no instance is running", _START_ONE),
-    "too-many-models": _with_absence('no instance serves "{model}", and too many such models are waited for already'),
+    "too-many-models": _with_absence(
+        'no instance serves "{model}", and requests wait for too many such models'
+    ),
     "deployment-removed": _with_absence(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
     ),
-    "id-in-flight": 'a request with the id "{request_id}" is under way; give each request an id of its own',
-    "id-waiting": 'a request with the id "{request_id}" is waiting already; give each request an id of its own',
-    "ordering-failed": "it cannot be put in order: {error}",
-    "undecided": "it could not be decided: {error}",
+    "id-in-flight": 'a request with the id "{request_id}" is in flight; use a unique id for each request',
+    "id-waiting": 'a request with the id "{request_id}" is waiting; use a unique id for each request',
+    "ordering-failed": "it cannot be ordered: {error}",
+    "undecided": "scheduling failed: {error}",
     "instance-failed": _instance_failed,
     "client-gone": "the client went away",
-    "stopped-for-priority": "stopped while it was served: work of priority {by_priority} could not start, and this "
+    "stopped-for-priority": "stopped while running: work of priority {by_priority} could not start, and this "
     "request has priority {priority}; send it again later, or with a priority of 0 or more",
-    "not-taking-requests": "shutting down: nothing new is taken; send it elsewhere",
-    "shutting-down": "the gateway is shutting down; send it again to another one",
+    "not-taking-requests": "shutting down: no new requests are accepted; send it to another gateway",
+    "shutting-down": "the gateway is shutting down; send the request to another one",
     "cut-off": "{text}",
     # Why a worker has no place for an instance
     "label-differs": Phrase("label mismatch", _label_mismatch),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pointsman.render.text import text_table
+from pointsman.render.text import quantity, text_table
 
 if TYPE_CHECKING:
     from pointsman.selection.trace import ProfileTrace, Trace
@@ -27,7 +27,7 @@ def profile_table(run: "ProfileTrace") -> str:
         rows.append([candidate, *numbers, f"{totals[position]:.3f}", verdict])
     for name, rejected in run.stages:
         rows += [[str(candidate), *[""] * len(heads), "", f"{name}: {reason}"] for candidate, reason in rejected]
-    lines = [f'profile "{run.profile}", {run.considered} candidates']
+    lines = [f'profile "{run.profile}", {quantity(run.considered, "candidate")}']
     lines += [
         f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
     ]

@@ -239,7 +239,7 @@ def test_without_the_gate_requests_do_not_wait() -> None:
     assert refused(commands) == {"c": (Outcome.REJECTED_CAPACITY, 429)}
     [gone] = [c for c in commands if isinstance(c, Refuse)]
     assert gone.refusal.drop_reason == "rejected-saturated"
-    assert str(gone.refusal.reason) == 'no instance can take "m": 1 instances: 1 full'
+    assert str(gone.refusal.reason) == 'no instance can take "m": 1 instance: 1 full'
     assert desk.waiting() == []
 
 

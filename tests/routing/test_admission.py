@@ -65,7 +65,7 @@ def test_sheds_as_often_as_told() -> None:
 def test_says_why() -> None:
     cycle, roster = scene([waiting(10)], request=LOW)
     assert str(ProbabilisticAdmitter().denial(cycle, roster)) == (
-        "shed by priority -1: saturation is 2.00, so 100% are turned away"
+        "shed by priority -1: saturation is 2.00, so 100% of such requests are denied"
     )
 
 

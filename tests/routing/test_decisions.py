@@ -123,7 +123,7 @@ def failure(*instances: ExecutionInstance, **facts: Any) -> tuple[RequestMetadat
             "m",
             'no instance can take "m": 3 instances: 1 serving another model, 1 not accepting requests, 1 full',
         ),
-        ([FLEET[1]] * 1, "", "no instance can take this request: 1 instances: 1 full"),
+        ([FLEET[1]] * 1, "", "no instance can take this request: 1 instance: 1 full"),
     ],
 )
 def test_why_no_instance_can_take_it(instances: list[ExecutionInstance], model: str, text: str) -> None:

@@ -96,4 +96,4 @@ def test_the_refusal_of_a_stopped_request_says_why() -> None:
     started(eviction, -2)
     [(_, refusal)] = eviction.victims(0.0, 1.0, Blocked(1, 1.0))
     assert (refusal.outcome, refusal.status, refusal.drop_reason) == (Outcome.EVICTED_IN_FLIGHT, 429, "evicted")
-    assert str(refusal.reason).startswith("stopped while it was served: work of priority 1 could not start")
+    assert str(refusal.reason).startswith("stopped while running: work of priority 1 could not start")

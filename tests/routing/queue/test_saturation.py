@@ -87,7 +87,7 @@ def test_utilization_as_a_filter(
 def test_a_utilization_filter_gives_its_reasons() -> None:
     cycle, roster = scene([load(queue=7, kv=0.5), load()], now=0.1)
     assert reasons(UtilizationDetector(), cycle, roster) == [
-        "saturated or not measured lately: 7 waiting (below 5 is wanted), KV cache 50% full (below 80%), "
+        "saturated or not measured lately: 7 waiting (must be below 5), KV cache 50% full (below 80%), "
         "measured 0.1 s ago (at most 0.2)"
     ]
 
