@@ -396,9 +396,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "displaced": _displaced,
     "waited-too-long": _waited("without an instance having room", "send less or add instances"),
     "no-instance-came": _waited("and no instance is running", _START_ONE),
-    "too-many-models": _with_absence(
-        'no instance serves "{model}", and requests wait for too many such models'
-    ),
+    "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
     "deployment-removed": _with_absence(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
     ),

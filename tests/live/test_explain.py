@@ -104,9 +104,10 @@ def test_a_refused_request_shows_why_each_instance_rejected_it(live: LivePlane, 
     assert int(headers["retry-after"]) >= 1
     record = live.admin.get("requests", "refused-1")
     assert record["state"] == "refused"
-    assert record["refusal"]["why"] == body["error"]["message"]
+    assert record["refusal"]["reason"] == body["error"]["reason"]
+    assert record["refusal"]["reason"]["text"] == body["error"]["message"]
     assert set(record["rejected"]) == {"m-1", "m-2", "m-3"}
-    assert all("budget" in why for why in record["rejected"].values())
+    assert {one["reason"]["code"] for one in record["rejected"].values()} == {"over-budget"}
     assert "refused (EvictedTTL)" in live.pointsman("explain", "refused-1").stdout
 
 
