@@ -8,12 +8,12 @@ for the documents, `registry` for the names.
 from pointsman.config.application import load_application
 from pointsman.config.deployments import endpoint_engine, load_endpoints
 from pointsman.config.json_schema import json_schema
-from pointsman.config.loading import build_named, build_policy, load, load_deployments, load_manifest, load_picker
+from pointsman.config.loading import build_named, build_policy, load, load_manifest, load_picker
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import Problem
 
 __all__ = [
-    "load", "load_picker", "load_manifest", "load_application", "load_deployments", "load_endpoints",
+    "load", "load_picker", "load_manifest", "load_application", "load_endpoints",
     "build_policy", "build_named", "endpoint_engine",
     "PickerPlan", "DeploymentPlan", "ApplicationPlan", "PointsmanPlan",
     "Problem", "json_schema",

@@ -152,7 +152,7 @@ class _NodeReader:
         unnamed = not all(node.name for _, node in made)
         self._incomplete = document.nodes is INVALID or INVALID in document.nodes or unnamed
         if document.nodes == []:
-            self._problems.add(("nodes",), "there are none; an application has at least one")
+            self._problems.add(("nodes",), "must not be empty: an application has at least one node")
         self._check_handles(made)
         return [node for _, node in made]
 
@@ -166,7 +166,7 @@ class _NodeReader:
         given = {name: getattr(spec, name) for name in NodeOptions.__struct_fields__}
         if (spec.gpu_memory_bytes or spec.gpu_share) and spec.gpus == 0:
             field = "gpuMemory" if spec.gpu_memory_bytes else "gpuShare"
-            self._problems.add((*path, field), "is given without gpus; say how many, such as gpus: 1")
+            self._problems.add((*path, field), "is given without gpus; add their number, such as gpus: 1")
         return NodeOptions(**{name: value for name, value in given.items() if value is not INVALID})
 
     def _node(self, spec: NodeSpec, path: FieldPath) -> Node:
@@ -174,18 +174,18 @@ class _NodeReader:
         if name and not NAME.fullmatch(name):
             self._problems.add((*path, "name"), f"expected {_NAME_FORM}, found {name!r}")
         elif name == INGRESS:
-            self._problems.add((*path, "name"), f'"{INGRESS}" is what takes requests from outside; choose another name')
+            self._problems.add((*path, "name"), f'"{INGRESS}" is the name of the ingress; choose another one')
         kind, code = self._kind_and_code(spec, path)
         if kind is NodeKind.MODEL:
             for option, written in OPTIONS.items():
                 if option not in MODEL_OPTIONS and self._problems.written((*path, written)):
-                    self._problems.add((*path, written), "is of a deployment of the manifest; say it there")
+                    self._problems.add((*path, written), "belongs to the deployment in the manifest; set it there")
         if kind is not NodeKind.CLASS:
             for field in ("args", "kwargs", "joins"):
                 if getattr(spec, field):
                     self._problems.add((*path, field), f"belongs to a class, and this node is a {kind.value}")
         if spec.shards and spec.shards > 1 and kind is NodeKind.FUNCTION:
-            self._problems.add((*path, "shards"), "a function has no shards; write a class, which is told its rank")
+            self._problems.add((*path, "shards"), "a function has no shards; write a class, which gets its rank")
         args = _template(spec.args or [], (*path, "args"), self._problems, of_node=True)
         kwargs = _template(spec.kwargs or {}, (*path, "kwargs"), self._problems, of_node=True)
         return Node(
@@ -203,7 +203,7 @@ class _NodeReader:
         fields = {NodeKind.CLASS: spec.class_, NodeKind.FUNCTION: spec.function, NodeKind.MODEL: spec.model}
         given = [(kind, code) for kind, code in fields.items() if code or self._problems.written((*path, kind.value))]
         if not given:
-            self._problems.add(path, "nothing is behind this node; give it a class, a function or a model")
+            self._problems.add(path, "this node has no code; give it a class, a function or a model")
             return NodeKind.CLASS, ""
         for kind, _ in given[1:]:
             self._problems.add((*path, kind.value), f"this node is a {given[0][0].value} already; keep one of them")
@@ -237,7 +237,7 @@ class _CallReader:
         """All calls, as far as they can be read."""
         specs = list(usable(document.calls))
         if document.calls == []:
-            self._problems.add((), "nothing is called; list calls of nodes, in order, under calls")
+            self._problems.add((), "there are no calls; list calls of nodes, in order, under calls")
         indices: dict[str, int] = {}
         for index, spec in specs:
             self._check(spec, ("calls", index), indices)

@@ -8,14 +8,14 @@ import msgspec
 from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.config.schema import GatewaySpec
 from pointsman.control import ReconcileStep
-from pointsman.parameters import camel_case, duration_text
+from pointsman.parameters import duration_text, yaml_name
 from pointsman.render.text import text_table
-from pointsman.scaling.limits import ScalingPlan
+from pointsman.scaling.limits import ScalingLimits, ScalingPlan
 
 AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
-"""Settings of the gateway that hold from the next start of the plane on."""
-WHEN_ASKED = frozenset({"interval", "timeLimit"})
-"""Settings of the scaling of an application that are its own; the others are told of its nodes."""
+"""Settings of the gateway that take effect after a restart."""
+OF_APPLICATION = frozenset({"interval", "timeLimit"})
+"""Scaling settings of an application itself; the others are reported for its nodes."""
 SECRET = frozenset({"adminKeySha256", "keys", "tls"})
 """Settings whose values are not shown."""
 
@@ -61,7 +61,7 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: I
         found.append(Change(step.what.value, step.subject, str(step.why), *where))
     if before is not None:
         if before.workers != after.workers:
-            found.append(Change("workers", "workers", _told(before.workers, after.workers)))
+            found.append(Change("workers", "workers", _arrow(before.workers, after.workers)))
         found += _of_gateway(before.gateway, after.gateway)
     return Changes(tuple(found))
 
@@ -71,21 +71,21 @@ def _of_applications(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Ch
     wanted = {plan.name: plan for plan in after.applications}
     for name in known:
         if name not in wanted:
-            yield Change("close", name, f"the application is gone, and /{name} with it")
+            yield Change("close", name, f"the application was removed, and /{name} with it")
     for name, plan in wanted.items():
         if name not in known:
             yield Change("open", name, f"new: the application takes requests at /{name}")
             continue
         if known[name].flow != plan.flow:
-            yield Change("calls", name, "other calls are made, or in another way")
-        scaling = _of_scaling(known[name].scaling, plan.scaling, "a policy for each node", WHEN_ASKED)
+            yield Change("calls", name, "the calls of the application have changed")
+        scaling = _of_scaling(known[name].scaling, plan.scaling, "a policy for each node", OF_APPLICATION)
         if scaling:
             yield Change("scaling", name, scaling)
         old, new = known[name].user_configs, plan.user_configs
         for deployment in [one.name for one in plan.deployments]:
             there = any(one.name == deployment for one in known[name].deployments)
             if there and old.get(deployment) != new.get(deployment):
-                yield Change("configure", deployment, "its user config has changed: replicas are told, and go on")
+                yield Change("configure", deployment, "its user config has changed; no restart is needed")
 
 
 def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
@@ -93,8 +93,8 @@ def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Cha
     wanted = {plan.name: plan for plan in after.deployments}
     for name, plan in known.items():
         if name not in wanted:
-            gone = f'it is gone from the manifest, and "{plan.model}" with it'
-            yield Change("close", name, "it is not a node of its application any more" if plan.internal else gone)
+            gone = f'it was removed from the manifest, and "{plan.model}" with it'
+            yield Change("close", name, "it is no longer a node of its application" if plan.internal else gone)
     for name, plan in wanted.items():
         if name in known:
             yield from _of_deployment(known[name], plan)
@@ -111,47 +111,46 @@ def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Ch
     if scaling:
         yield Change("scaling", after.name, scaling)
     if before.price != after.price:
-        yield Change("price", after.name, _told(before.price, after.price))
+        yield Change("price", after.name, _arrow(before.price, after.price))
     if before.endpoints_file != after.endpoints_file:
-        yield Change("endpoints", after.name, _told(before.endpoints_file, after.endpoints_file))
+        yield Change("endpoints", after.name, _arrow(before.endpoints_file, after.endpoints_file))
 
 
 def _of_scaling(
     before: ScalingPlan | None,
     after: ScalingPlan | None,
-    nobody: str = "a fixed number",
+    default: str = "a fixed number",
     settings: Container[str] | None = None,
 ) -> str:
-    """What differs, in words; empty: nothing. `nobody`: who decides without a plan. `settings`: those to tell of."""
-    told = [_of_policy(before, after, nobody)]
+    """The differences in words. `default`: stands for no plan. `settings`: report only these."""
+    parts = [_of_policy(before, after, default)]
     if before is not None and after is not None:
         old, new = _settings_of(before), _settings_of(after)
         differ = [name for name in old if old[name] != new[name] and (settings is None or name in settings)]
-        told += [f"{name} {_told(old[name], new[name])}" for name in differ]
-    return ", ".join(filter(None, told))
+        parts += [f"{name} {_arrow(old[name], new[name])}" for name in differ]
+    return ", ".join(filter(None, parts))
 
 
-def _of_policy(before: ScalingPlan | None, after: ScalingPlan | None, nobody: str) -> str:
-    """Who decides, if that is another one now, or the same one in another way."""
-    old, new = (nobody if one is None else one.policy_name or "its application's policy" for one in (before, after))
+def _of_policy(before: ScalingPlan | None, after: ScalingPlan | None, default: str) -> str:
+    """The change of the policy or of its settings; empty if there is none."""
+    old, new = (default if one is None else one.policy_name or "its application's policy" for one in (before, after))
     if old != new:
-        return _told(old, new)
+        return _arrow(old, new)
     same = before is None or after is None or (before.recipe, before.metrics) == (after.recipe, after.metrics)
     return "" if same else f"the settings of {new} have changed"
 
 
 def _settings_of(plan: ScalingPlan) -> dict[str, object]:
-    """By the names they have in a manifest, and as they are written there."""
-    limits = msgspec.to_builtins(plan.limits) | {"cost_per_replica_hour": plan.cost_per_replica_hour}
+    """Names and values as in a manifest."""
+    limits = {yaml_name(field): getattr(plan.limits, field.name) for field in msgspec.structs.fields(ScalingLimits)}
+    durations = {yaml_name(field) for field in msgspec.structs.fields(ScalingLimits) if field.name.endswith("_s")}
     return {
-        camel_case(name.removesuffix("_replicas").removesuffix("_s")): (
-            duration_text(value)
-            if name.endswith("_s") and value is not None
-            else f"{value:.15g}"
-            if isinstance(value, float)
-            else value
-        )
-        for name, value in limits.items()
+        name: duration_text(value)
+        if name in durations and value is not None
+        else f"{value:.15g}"
+        if isinstance(value, float)
+        else value
+        for name, value in {**limits, "costPerReplicaHour": plan.cost_per_replica_hour}.items()
     }
 
 
@@ -163,20 +162,20 @@ def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
     old, new = _settings(before), _settings(after)
     for name in old:
         if old[name] != new[name]:
-            told = "changed" if name in SECRET else _told(old[name], new[name])
-            late = "; holds when the plane is started again" if name in AFTER_A_RESTART else ""
-            yield Change("gateway", f"gateway.{name}", told + late)
+            change = "changed" if name in SECRET else _arrow(old[name], new[name])
+            late = "; takes effect after a restart" if name in AFTER_A_RESTART else ""
+            yield Change("gateway", f"gateway.{name}", change + late)
 
 
 def _settings(spec: GatewaySpec) -> dict[str, Any]:
-    """By the names they have in YAML; those in parts of their own with a dot."""
+    """By their names in YAML; those of subsections with a dot."""
     settings = msgspec.to_builtins(spec)
     for part in ("limits", "upstream"):
         settings |= {f"{part}.{name}": value for name, value in settings.pop(part).items()}
     return dict(settings)
 
 
-def _told(before: object, after: object) -> str:
+def _arrow(before: object, after: object) -> str:
     return f"{_shown(before)} -> {_shown(after)}"
 
 

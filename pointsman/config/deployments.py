@@ -128,9 +128,9 @@ class Deployments:
     def _check_backends(self, spec: DeploymentSpec, path: FieldPath) -> None:
         if spec.engine is None and not self._problems.written((*path, "engine")):
             if self._problems.written((*path, "replicas")):
-                self._problems.add((*path, "replicas"), "are of an engine, and there is none; add one, or drop this")
+                self._problems.add((*path, "replicas"), "need an engine, and there is none; add one, or remove this")
             elif spec.scaling is not None:
-                why = "starts and stops instances of an engine, and there is none; add one, or drop this"
+                why = "starts and stops instances of an engine, and there is none; add one, or remove this"
                 self._problems.add((*path, "scaling"), why)
             elif spec.endpoints == [] and spec.endpoints_file == "":
                 serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
@@ -165,7 +165,7 @@ class Deployments:
             except ConfigError as error:
                 self._problems.take(problem for problem in error.problems if isinstance(problem, Problem))
         else:
-            self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as there is")
+            self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as the file exists")
         return file
 
     def _lifecycle(self, lifecycle: Lifecycle, path: FieldPath) -> Lifecycle:
@@ -294,7 +294,7 @@ def _need(
         if spec.model_files:
             problems.add((*path, "modelFiles"), str(error))
         else:  # an engine may know more formats than we do
-            notes.append(f"{deployment}: what it needs is not known ({error}); placement.resources can say it")
+            notes.append(f"{deployment}: its need is not known ({error}); set placement.resources")
         return None
 
 

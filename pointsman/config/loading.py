@@ -17,7 +17,7 @@ from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy
 from pointsman.config.picker import picker_plan
 from pointsman.config.picker_schema import EndpointPickerConfig
-from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
+from pointsman.config.plan import ApplicationPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import plugins, policies, scaling_policies, unrecognised
 from pointsman.config.scaling import policy as scaling_policy
@@ -71,11 +71,6 @@ def load_manifest(
     plan = _plan(document, problems, folder)
     problems.raise_if_any()
     return plan
-
-
-def load_deployments(source: Path | str) -> tuple[DeploymentPlan, ...]:
-    """Load the deployments of a `Pointsman` document."""
-    return load_manifest(source).deployments
 
 
 def build_policy(name: str, parameters: Mapping[str, Any] | None = None) -> SchedulingPolicy:
@@ -174,7 +169,7 @@ def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems
     if spec.keys or spec.keys is INVALID or is_loopback(host):
         return []
     who = "everyone on the network may send requests"
-    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key makes one"]
+    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key creates one"]
 
 
 def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]:
@@ -202,7 +197,7 @@ def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
     right = _SHA256.fullmatch(text) is not None
     if not right:
         found = f"{len(text)} characters" if len(text) != 64 else "other characters"
-        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; pointsman key makes both")
+        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; pointsman key creates both")
     return right
 
 

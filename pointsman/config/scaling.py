@@ -96,7 +96,7 @@ def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, p
         problems.add((*path, "max"), f"must be at least min, which is {least}, found {most}")
         return
     if replicas is not None and spec.initial_replicas is not None:
-        problems.add((*path, "initial"), "replicas beside it says the same; keep one of them")
+        problems.add((*path, "initial"), "replicas sets the same number; keep one of them")
     begins = {(*path, "initial"): spec.initial_replicas, (*path[:-1], "replicas"): replicas}
     for where, number in begins.items():
         if number is not None and number is not INVALID and not least <= number <= most:
@@ -172,7 +172,7 @@ class Unloadable:
         self._why = why
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
-        raise PointsmanError(f"{self._why}; repair it, and start the plane again")
+        raise PointsmanError(f"{self._why}; repair it, and restart the plane")
 
 
 def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:

@@ -33,7 +33,7 @@ def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep]
         ("deployments", "gateway: {limits: {maxConnections: 7}}\ndeployments",
          ("gateway", "gateway.limits.maxConnections", "10000 -> 7")),
         ("deployments", "gateway: {listen: 127.0.0.1:9}\ndeployments",
-         ("gateway", "gateway.listen", "127.0.0.1:8080 -> 127.0.0.1:9; holds when the plane is started again")),
+         ("gateway", "gateway.listen", "127.0.0.1:8080 -> 127.0.0.1:9; takes effect after a restart")),
         ("deployments", "gateway: {adminKeySha256: " + "a" * 64 + "}\ndeployments",
          ("gateway", "gateway.adminKeySha256", "changed")),
     ],
@@ -50,7 +50,7 @@ def test_equal_manifests_differ_in_nothing() -> None:
 
 def test_deployments_open_and_close() -> None:
     assert differences(BEFORE.replace("name: m", "name: n")) == [
-        ("close", "m", 'it is gone from the manifest, and "llama" with it'),
+        ("close", "m", 'it was removed from the manifest, and "llama" with it'),
         ("open", "n", 'new: it takes requests for "llama"'),
     ]
 

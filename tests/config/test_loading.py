@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.config import PickerPlan, PointsmanPlan, build_policy, load, load_deployments, load_picker
+from pointsman.config import PickerPlan, PointsmanPlan, build_policy, load, load_manifest, load_picker
 from pointsman.errors import ConfigError
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.plugins import DispatchListener
@@ -322,7 +322,7 @@ deployments:
 )
 def test_mistakes_in_deployments(own_module: str, fields: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        load_deployments(f"kind: Pointsman\ndeployments:\n- {{name: a, endpointsFile: servers.yaml, {fields}}}\n")
+        load_manifest(f"kind: Pointsman\ndeployments:\n- {{name: a, endpointsFile: servers.yaml, {fields}}}\n")
     [found] = raised.value.problems
     assert str(found).removeprefix("<text>:3: deployments[0]").lstrip(".: ").startswith(problem)
 
@@ -332,7 +332,7 @@ def test_names_of_deployments_are_unique() -> None:
     with pytest.raises(
         ConfigError, match=r'<text>:3: deployments\[1\].name: there is already a deployment "a" on line 2'
     ):
-        load_deployments("deployments:\n" + line % "m" + line % "n")
+        load_manifest("deployments:\n" + line % "m" + line % "n")
 
 
 def test_a_missing_kind_is_inferred_from_the_fields() -> None:

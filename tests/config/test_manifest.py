@@ -183,7 +183,7 @@ def test_an_endpoints_file_may_not_exist_yet(folder: Path) -> None:
     [one] = plan.deployments
     assert one.endpoints_file == folder / "servers.yaml"
     assert one.desired.endpoints == ()
-    note = f"a: there is no {folder / 'servers.yaml'} yet; its endpoints join as soon as there is"
+    note = f"a: there is no {folder / 'servers.yaml'} yet; its endpoints join as soon as the file exists"
     assert plan.notes == (note,)
     one.endpoints_file.write_text("- {url: 'http://localhost:1', engine: sglang}\n- {url: 'http://localhost:2'}\n")
     assert [endpoint.name for endpoint in load_endpoints(one.endpoints_file)] == ["localhost:1", "localhost:2"]
@@ -281,7 +281,7 @@ def test_a_gateway_without_keys_on_a_public_address_gives_a_note(listen: str, op
     notes = load_manifest(f"gateway: {{listen: {listen}}}\n").notes
     assert bool(notes) is open_to_all
     for note in notes:
-        assert "has no keys: everyone on the network may send requests; pointsman key makes one" in note
+        assert "has no keys: everyone on the network may send requests; pointsman key creates one" in note
     tenant = f"tenants: [{{name: t}}], keys: [{{sha256: {'0a' * 32}, tenant: t}}]"
     assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").notes == ()
 

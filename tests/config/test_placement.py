@@ -104,7 +104,7 @@ def test_unreadable_model_files_give_a_note(tmp_path: Path) -> None:
     )
     assert plan.deployments[0].desired.ask is None
     [note] = plan.notes
-    assert note.startswith("d: what it needs is not known (")
+    assert note.startswith("d: its need is not known (")
     assert "placement.resources" in note
 
 

@@ -43,15 +43,15 @@ def test_the_good_one_is_good() -> None:
         ("name: app\n", "", 'app.yaml:1: field "name" is missing'),
         ("- name: llm", "- name: a", 'app.yaml:8: nodes[2].name: there is already a node "a" on line 4'),
         ("- name: llm", "- name: b.c", "app.yaml:8: nodes[2].name: expected letters, digits, _ and -, at most 40, a letter or digit first, found 'b.c'"),
-        ("- name: llm", "- name: ingress", 'app.yaml:8: nodes[2].name: "ingress" is what takes requests from outside; choose another name'),
-        ("  class: m.py:A\n", "  replicas: 2\n", "app.yaml:4: nodes[0]: nothing is behind this node; give it a class, a function or a model"),
+        ("- name: llm", "- name: ingress", 'app.yaml:8: nodes[2].name: "ingress" is the name of the ingress; choose another one'),
+        ("  class: m.py:A\n", "  replicas: 2\n", "app.yaml:4: nodes[0]: this node has no code; give it a class, a function or a model"),
         ("  class: m.py:A\n", "  class: m.py:A\n  function: m.py:b\n", "app.yaml:6: nodes[0].function: this node is a class already; keep one of them"),
         ("class: m.py:A", "class: A", "app.yaml:5: nodes[0].class: expected path/to/file.py:Name or package.module:Name, found 'A'"),
         ("class: m.py:A", "class: ''", "app.yaml:5: nodes[0].class: must not be empty"),
         ("class: m.py:A", "class: m.py:A\n  replica: 2", 'app.yaml:6: nodes[0].replica: unknown field; did you mean "replicas"?'),
         ("class: m.py:A", "class: m.py:A\n  threads: 0", "app.yaml:6: nodes[0].threads: must be at least 1, found 0"),
         ("class: m.py:A", "class: m.py:A\n  gpuShare: 2", "app.yaml:6: nodes[0].gpuShare: must be at most 1, found 2"),
-        ("class: m.py:A", "class: m.py:A\n  gpuMemory: 8Gi", "app.yaml:6: nodes[0].gpuMemory: is given without gpus; say how many, such as gpus: 1"),
+        ("class: m.py:A", "class: m.py:A\n  gpuMemory: 8Gi", "app.yaml:6: nodes[0].gpuMemory: is given without gpus; add their number, such as gpus: 1"),
         ("class: m.py:A", "class: m.py:A\n  startTimeout: soon", 'app.yaml:6: nodes[0].startTimeout: "soon" is not a duration; write for example 200ms, 60s or 1m30s'),
         ("class: m.py:A", "class: m.py:A\n  scheduling: {policy: slo-awar}", 'app.yaml:6: nodes[0].scheduling.policy: there is no scheduling policy "slo-awar"; did you mean "slo-aware"?'),
         ("class: m.py:A", "class: m.py:A\n  scheduling: {polcy: fifo}", 'app.yaml:6: nodes[0].scheduling.polcy: unknown field; did you mean "policy"?'),
@@ -60,8 +60,8 @@ def test_the_good_one_is_good() -> None:
         ("class: m.py:A", "class: m.py:A\n  args: [{$step: one}]", "app.yaml:6: nodes[0].args: the input and the results of calls come with each request; give them to calls"),
         ("class: m.py:A", "class: m.py:A\n  kwargs: {x: {$hand: a}}", 'app.yaml:6: nodes[0].kwargs.x.$hand: keys that begin with $ are references; did you mean "$handle"?'),
         ("function: m.py:b", "function: m.py:b\n  args: [1]", "app.yaml:8: nodes[1].args: belongs to a class, and this node is a function"),
-        ("function: m.py:b", "function: m.py:b\n  shards: 2", "app.yaml:8: nodes[1].shards: a function has no shards; write a class, which is told its rank"),
-        ("model: smollm2", "model: smollm2\n  replicas: 2", "app.yaml:10: nodes[2].replicas: is of a deployment of the manifest; say it there"),
+        ("function: m.py:b", "function: m.py:b\n  shards: 2", "app.yaml:8: nodes[1].shards: a function has no shards; write a class, which gets its rank"),
+        ("model: smollm2", "model: smollm2\n  replicas: 2", "app.yaml:10: nodes[2].replicas: belongs to the deployment in the manifest; set it there"),
         ("output:", "- {id: one, node: b}\noutput:", 'app.yaml:13: calls[2].id: there is already a call "one" on line 11'),
         ("output:", "- {id: 'a b', node: b}\noutput:", "app.yaml:13: calls[2].id: expected letters, digits, _, - and dots, found 'a b'"),
         ("node: b", "node: bb", 'app.yaml:12: calls[1].node: there is no node "bb"; did you mean "b"?'),
@@ -98,4 +98,4 @@ def test_other_documents_have_problems(text: str) -> None:
 
 def test_calls_are_needed() -> None:
     text = GOOD[: GOOD.index("calls:")] + "output: 1\n"
-    assert found(text) == ["app.yaml:1: nothing is called; list calls of nodes, in order, under calls"]
+    assert found(text) == ["app.yaml:1: there are no calls; list calls of nodes, in order, under calls"]

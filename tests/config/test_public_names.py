@@ -10,7 +10,7 @@ def test_public_names() -> None:
     assert sorted(config.__all__) == [
         "ApplicationPlan", "DeploymentPlan", "PickerPlan", "PointsmanPlan", "Problem",
         "build_named", "build_policy", "endpoint_engine", "json_schema",
-        "load", "load_application", "load_deployments", "load_endpoints", "load_manifest", "load_picker",
+        "load", "load_application", "load_endpoints", "load_manifest", "load_picker",
     ]  # fmt: skip
     assert all(hasattr(config, name) for name in config.__all__)
 

@@ -390,7 +390,7 @@ def test_problems_with_what_stands_beside_it() -> None:
     [message] = found(manifest("{max: 2}", "  replicas: 3\n"))
     assert message == "f:5: deployments[0].replicas: must be between min and max of its scaling, 1 and 2, found 3"
     [message] = found(manifest("{max: 2, initial: 1}", "  replicas: 2\n"))
-    assert message == "f:6: deployments[0].scaling.initial: replicas beside it says the same; keep one of them"
+    assert message == "f:6: deployments[0].scaling.initial: replicas sets the same number; keep one of them"
     [message] = found(manifest("{max: 2}").replace("engine: {type: simulated}", "endpoints: [{url: 'http://a:1'}]"))
     assert message.startswith("f:5: deployments[0].scaling: starts and stops instances of an engine, and there is none")
 
@@ -448,7 +448,7 @@ def test_a_policy_of_ones_own_is_asked_once_for_all_that_have_none_themselves() 
     ("old", "new", "problem"),
     [
         ("class: m.py:A", "class: m.py:A\n  scaling: {max: 0}", "f:6: nodes[0].scaling.max: must be at least 1, found 0"),
-        ("function: m.py:b", "model: llm\n  scaling: {max: 2}", "f:8: nodes[1].scaling: is of a deployment of the manifest; say it there"),
+        ("function: m.py:b", "model: llm\n  scaling: {max: 2}", "f:8: nodes[1].scaling: belongs to the deployment in the manifest; set it there"),
         ("output:", "scaling: {max: 0}\noutput:", "f:11: scaling.max: must be at least 1, found 0"),
         ("output:", "scaling: {max: 2, parameters: {targt: 2}}\noutput:", 'f:11: scaling.parameters.targt: unknown parameter; did you mean "target"?'),
         ("output:", "scaling: {max: 2, parameters: 5}\noutput:", "f:11: scaling.parameters: expected a mapping (field: value), found 5"),

@@ -346,7 +346,7 @@ def test_a_module_that_no_longer_loads_does_not_stop_the_plane(
                 f'the scaling policy {name}:two of "m" raised PointsmanError: module "{name}" cannot'
             )
             assert "SyntaxError" in told
-            assert told.endswith("repair it, and start the plane again; the target stays 2")
+            assert told.endswith("repair it, and restart the plane; the target stays 2")
             with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
                 await scene.plane.documents.apply(text)  # whoever applies it is there to repair it
 

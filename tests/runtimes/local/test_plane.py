@@ -246,7 +246,7 @@ def test_applying_changes_only_what_differs(state: Path) -> None:
                 ("close", "b"), ("open", "c"), ("stop", "b-1"), ("start", "a-2"), ("start", "c-1"),
                 ("gateway", "gateway.listen"),
             ]  # fmt: skip
-            assert made.steps[-1].why == "127.0.0.1:8080 -> 127.0.0.1:0; holds when the plane is started again"
+            assert made.steps[-1].why == "127.0.0.1:8080 -> 127.0.0.1:0; takes effect after a restart"
             await scene.until_ready("a-1", "a-2", "c-1")
             await scene.until(lambda: "b-1" not in scene.instances(), "the end of b-1")
             assert scene.pids()["a-1"] == pids["a-1"]
