@@ -46,7 +46,7 @@ def problems(text: str, folder: Path | None = None) -> list[str]:
             "engine: the command must contain {port}",
         ),
         ("replicas: -1, engine: {type: simulated}", "replicas: must be at least 0, found -1"),
-        ("replicas: 2", "replicas: belong to an engine, and there is none; add one, or remove this"),
+        ("replicas: 2", "replicas: need an engine, and there is none; add one, or remove this"),
         ("replicas: 2, endpointsFile: e.yaml", "replicas: need an engine, and there is none"),
         ("labels: {}", "nothing serves this deployment; give it an engine to run, endpoints that run already, or an"),
         ("engine: {type: simulated}, maxConcurrency: 0", "maxConcurrency: must be at least 1, found 0"),
