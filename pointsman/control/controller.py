@@ -20,7 +20,7 @@ from pointsman.control.desired import Desired
 from pointsman.control.events import ControllerCommand, ControllerEvent, WakeController
 from pointsman.control.handlers import HANDLERS
 from pointsman.control.instances import Instance, InstanceStatus, instance_status
-from pointsman.control.places import Places
+from pointsman.control.places import Places, preview
 from pointsman.control.reconcile import ReconcileStep, What, endpoint_recipe, lifecycle_steps, reconcile
 from pointsman.control.transition import ControlState, Transition
 from pointsman.reasons import Reason
@@ -73,7 +73,7 @@ class Controller:
         steps = [step for step in steps if step not in in_progress]
         starting = {step.subject: desired.deployments[step.deployment] for step in steps if step.what is What.START}
         leaving = [step.subject for step in steps if step.what is What.STOP]
-        places = {name: outcome.reason for name, outcome in state.places.preview(starting, leaving).items()}
+        places = {name: outcome.reason for name, outcome in preview(state.places, starting, leaving).items()}
         return [msgspec.structs.replace(step, where=places.get(step.subject)) for step in steps]
 
     def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:

@@ -80,18 +80,6 @@ class Places:
         made._placer = None if self._placer is None else Placer(self.fleet.copy())
         return made
 
-    def preview(self, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]) -> dict[str, Place | Refused]:
-        """What `take` gives one instance after the other, on a copy; for those refused, after others have left.
-
-        Instances that need no known place are left out.
-        """
-        trial = self.copy()
-        found = {name: outcome for name, spec in wanted.items() if (outcome := trial.take(name, spec)) is not None}
-        for instance_id in leaving:
-            trial.give_back(instance_id)
-        refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
-        return found | {name: outcome for name in refused if (outcome := trial.take(name, wanted[name])) is not None}
-
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
         """Instances to evict for one that may preempt others; empty if that would not help."""
         if spec.ask is None or not spec.ask.preempts:
@@ -108,3 +96,18 @@ class Places:
     def give_back(self, instance_id: str) -> bool:
         """Release a place. False if the instance had none."""
         return self._placer is not None and self.fleet.release(instance_id)
+
+
+def preview(
+    places: Places, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]
+) -> dict[str, Place | Refused]:
+    """What `take` gives one instance after the other, on a copy; for those refused, after others have left.
+
+    Instances that need no known place are left out.
+    """
+    trial = places.copy()
+    found = {name: outcome for name, spec in wanted.items() if (outcome := trial.take(name, spec)) is not None}
+    for instance_id in leaving:
+        trial.give_back(instance_id)
+    refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
+    return found | {name: outcome for name in refused if (outcome := trial.take(name, wanted[name])) is not None}

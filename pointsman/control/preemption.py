@@ -155,13 +155,13 @@ def spare_replicas(one: ScaledDeployment, now: float) -> int:
 
 def _turn_is_over(one: ScaledDeployment, now: float) -> bool:
     limits = one.guard.limits
-    turn_s = max(limits.turn_s, LOADS_PER_TURN * (one.start_up_s or 0.0))
+    turn_s = max(limits.turn_s, LOADS_PER_TURN * (one.observed.start_up_s or 0.0))
     return limits.min_replicas == 0 and one.observed.loaded_for_s(now) >= turn_s
 
 
 def _has_stayed(one: ScaledDeployment, now: float) -> bool:
     """Whether its minimum stay is over, and no operator ordered its target."""
-    minimum_s = min(MAX_MINIMUM_STAY_S, one.start_up_s or MAX_MINIMUM_STAY_S)
+    minimum_s = min(MAX_MINIMUM_STAY_S, one.observed.start_up_s or MAX_MINIMUM_STAY_S)
     return one.guard.override is None and one.observed.loaded_for_s(now) >= minimum_s
 
 
@@ -226,9 +226,9 @@ def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeploym
         if one.deployment in asks
     ]
     ask = msgspec.structs.replace(ask, instance_id=TRIAL)
-    told = [str(hint) for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
+    helpful = [str(hint) for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
     found = defragment(ask, fleet, movable)
     if found is not None:
         moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)
-        told.append(f"there would be room if these moved: {moves}")
-    return told
+        helpful.append(f"there would be room if these moved: {moves}")
+    return helpful

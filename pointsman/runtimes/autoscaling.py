@@ -1,7 +1,7 @@
 """Scaling on a running plane: the timers, threads, observations and store around `Autoscaler`."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
@@ -14,10 +14,11 @@ from pointsman.runtimes.interface import GpuMeter, TargetStore
 from pointsman.runtimes.metric_sources import MetricSources
 from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.runtimes.traffic import Traffic
-from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange
+from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange, ScalingSetup
 from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.scaling.policy import policy_name
-from pointsman.scaling.status import load_history, scaling_status
+from pointsman.scaling.records import ScalingRecord
+from pointsman.scaling.status import load_history, policy_problems, scaling_status
 
 SAVE_S = 30.0
 """Measurements are saved this often; decisions at once."""
@@ -69,30 +70,24 @@ class PlaneScaling:
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
         self._sources = MetricSources(traffic, controller, clock, gpu_usage)
         self._loop = policies(self._autoscaler, self._sources, clock, self._decided)
-        self._store: TargetStore | None = None
-        self._saved_at = 0.0
+        self._state = ScalingState(self._autoscaler, clock)
 
     def open(self, store: TargetStore) -> None:
         """Continue with what an earlier plane saved."""
-        self._store = store
+        self._state.store = store
         self._traffic.hooks.wanted = self.wake
         self._loop.start()
 
     def close(self) -> None:
-        self._save()
-        self._store = None
+        self._state.save()
+        self._state.store = None
         self._loop.close()
         self._sources.close()
 
     def configure(self, plan: PointsmanPlan) -> None:
         """Apply a plan whose lanes are open. Targets stay."""
-        store = self._store
-        saved = {} if store is None else store.scaling()
-        records: Callable[[str], Iterable[str]] = (lambda _: ()) if store is None else store.scaling_records
-        for name in self._autoscaler.configure(plan.scaling_setup(), saved, records):
+        for name in self._state.configure(plan.scaling_setup()):
             self._sources.forget(name)
-            if store is not None:
-                store.forget_scaling(name)
         for one in self._autoscaler.deployments.values():
             self._sources.configure(one)
         self._loop.wake()
@@ -127,13 +122,9 @@ class PlaneScaling:
     def each(self) -> list[ScaledDeployment]:
         return list(self._autoscaler.deployments.values())
 
-    def resting(self) -> set[str]:
-        """Deployments whose target is 0."""
-        return {one.name for one in self.each() if one.target == 0}
-
     def problems(self) -> list[str]:
         """Metrics that cannot be read, and policies that fail."""
-        return [*self._sources.problems(), *self._loop.problems(), *self._autoscaler.problems()]
+        return [*self._sources.problems(), *self._loop.problems(), *policy_problems(self.each())]
 
     # What follows from decisions
 
@@ -146,21 +137,48 @@ class PlaneScaling:
             for instance_id, why in made.evictions:
                 self._evict(instance_id, why)
             self._apply(ScalingChange(made.records, made.retarget))
-        if now - self._saved_at >= SAVE_S:
-            self._save()
+        self._state.save_if_due(now)
 
     def _apply(self, change: ScalingChange) -> None:
-        if self._store is not None and change.records:
-            for record in change.records:
-                self._store.note_scaling(record.deployment, record.as_json())
-            self._store.save_scaling(self._autoscaler.state({record.deployment for record in change.records}))
+        self._state.keep(change.records)
         if change.retarget:
             self._retarget()
 
-    def _save(self) -> None:
+
+class ScalingState:
+    """Saves and restores targets, records and the state of policies. Without a store, nothing is kept."""
+
+    def __init__(self, autoscaler: Autoscaler, clock: Callable[[], float]) -> None:
+        self.store: TargetStore | None = None
+        self._autoscaler = autoscaler
+        self._clock = clock
+        self._saved_at = 0.0
+
+    def configure(self, setup: ScalingSetup) -> list[str]:
+        """Apply a configuration with what was saved. Returns the deployments that are not scaled any more."""
+        store = self.store
+        if store is None:
+            return self._autoscaler.configure(setup, {})
+        gone = self._autoscaler.configure(setup, store.scaling(), store.scaling_records)
+        for name in gone:
+            store.forget_scaling(name)
+        return gone
+
+    def keep(self, records: Collection[ScalingRecord]) -> None:
+        """Save records at once, and the state of their deployments."""
+        if self.store is not None and records:
+            for record in records:
+                self.store.note_scaling(record.deployment, record.as_json())
+            self.store.save_scaling(self._autoscaler.state({record.deployment for record in records}))
+
+    def save_if_due(self, now: float) -> None:
+        if now - self._saved_at >= SAVE_S:
+            self.save()
+
+    def save(self) -> None:
         self._saved_at = self._clock()
-        if self._store is not None:
-            self._store.save_scaling(self._autoscaler.state())
+        if self.store is not None:
+            self.store.save_scaling(self._autoscaler.state())
 
 
 class PolicyLoop:

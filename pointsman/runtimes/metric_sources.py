@@ -71,7 +71,7 @@ class MetricSources:
     def load(self, one: ScaledDeployment, *, gpus: bool = False) -> Load:
         """The load of a deployment; with the usage of its GPUs as last read, if wanted."""
         lane = self._traffic.lanes[one.name]
-        lane.start_up_s = one.start_up_s
+        lane.start_up_s = one.observed.start_up_s
         dispatcher, desired = lane.dispatcher, lane.plan.desired
         usages = [each.metrics.kv_cache_usage for each in dispatcher.fleet.roster if each.metrics is not None]
         return Load(

@@ -82,7 +82,8 @@ class Plane:
     def ready(self) -> bool:
         """Whether every deployment has an instance that takes requests, or is scaled to zero."""
         names = [one.name for one in self.documents.plan_in_force.deployments]
-        return is_ready(names, self.control.controller.instances(), self.scaling.resting())
+        at_zero = {one.name for one in self.scaling.each() if one.target == 0}
+        return is_ready(names, self.control.controller.instances(), at_zero)
 
     # For operators
 

@@ -133,19 +133,8 @@ class Autoscaler:
             one = self.deployments[name]
             one.configure(plan, deciding[name])
             one.followers = tuple(other for other, each in setup.deployments.items() if each.follows == name)
-        self._configure_policies(setup.policies, saved)
+        self.policies = {plan.key: _active(plan, self.policies.get(plan.key), saved) for plan in setup.policies}
         return gone
-
-    def _configure_policies(self, plans: Iterable[PolicyPlan], saved: Mapping[str, str]) -> None:
-        active = {}
-        for plan in plans:
-            known = self.policies.get(plan.key)
-            if known is None or known.plan.plan.recipe != plan.plan.recipe:
-                recipe, state = _decoded(saved.get(plan.key, ""), tuple[str, dict[str, Any]]) or ("", {})
-                known = ActivePolicy(plan, state if plan.of_application and recipe == plan.plan.recipe else {})
-            active[plan.key] = known
-            known.plan = plan
-        self.policies = active
 
     def targets(self, setup: ScalingSetup | None = None) -> dict[str, int]:
         """Replicas of scaled deployments and their followers, within the limits of `setup`; None: that in force."""
@@ -255,14 +244,6 @@ class Autoscaler:
             one.keep(ordered)
         return ScalingChange(() if repeated else (ordered,), one.target != before)
 
-    def problems(self) -> list[str]:
-        """Policies that fail."""
-        return [
-            f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
-            for one in self.deployments.values()
-            if one.guard.problem
-        ]
-
     def state(self, deployments: Iterable[str] | None = None) -> dict[str, str]:
         """What survives a restart: of these deployments; None: of all, and of the policies of applications."""
         names = self.deployments if deployments is None else deployments
@@ -271,6 +252,15 @@ class Autoscaler:
             if policy.plan.of_application:
                 saved[key] = msgspec.json.encode([policy.plan.plan.recipe, savable_state(policy.state)]).decode()
         return saved
+
+
+def _active(plan: PolicyPlan, known: ActivePolicy | None, saved: Mapping[str, str]) -> ActivePolicy:
+    """The policy as it runs already, if it is the same; else a new one, with its saved state."""
+    if known is None or known.plan.plan.recipe != plan.plan.recipe:
+        recipe, state = _decoded(saved.get(plan.key, ""), tuple[str, dict[str, Any]]) or ("", {})
+        known = ActivePolicy(plan, state if plan.of_application and recipe == plan.plan.recipe else {})
+    known.plan = plan
+    return known
 
 
 def _decoded(text: str, kind: Any) -> Any:

@@ -58,6 +58,11 @@ class Observations:
         self._counted_start_ups: set[tuple[str, str]] = set()
         self._arrived: int | None = None
 
+    @property
+    def start_up_s(self) -> float | None:
+        """Median time from launch to ready; None if none was seen."""
+        return self.measurements.start_up_s
+
     def use_windows_of(self, plan: ScalingPlan) -> None:
         """Another policy may look at other windows."""
         self.measurements = _measurements(plan, self.measurements.state())
@@ -132,7 +137,7 @@ class ScaledDeployment:
         self.wanted: int | None = None
         """The last answer of the policy; None if it gave none."""
         self.reported_unplaced = 0
-        """Instances without a place that a record has told of."""
+        """Instances without a place, as last recorded."""
         self._gave_way = saved.gave_way
         """It made room for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
@@ -151,11 +156,6 @@ class ScaledDeployment:
     def members(self) -> tuple[str, ...]:
         """Its deployments: one, or one per shard."""
         return (self.name, *self.followers)
-
-    @property
-    def start_up_s(self) -> float | None:
-        """Median time from launch to ready; None if none was seen."""
-        return self.observed.measurements.start_up_s
 
     def configure(self, plan: ScalingPlan, deciding: ScalingPlan) -> None:
         """Apply a new plan. The target and the state of an unchanged policy stay."""

@@ -172,7 +172,7 @@ def invoke_inner(policy: object, view: DeploymentView, key: str) -> Wish:
     answer = parse_answer(invoke(policy, msgspec.structs.replace(view, state=state)))
     if isinstance(answer, Wish):
         return answer
-    raise PluginError(policy_name(policy), str(answer) if isinstance(answer, Reason) else "said nothing")
+    raise PluginError(policy_name(policy), str(answer) if isinstance(answer, Reason) else "gave no answer")
 
 
 def policy_name(policy: object) -> str:

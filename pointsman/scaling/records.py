@@ -58,8 +58,8 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
         refused = f"refused: {self.refused}" if self.refused else ""
         problem = f"problem: {self.problem}" if self.failure else ""
-        said = [self.why, *self.bounded, refused, problem]
-        return ": ".join(filter(None, [change, "; ".join(filter(None, said))]))
+        parts = [self.why, *self.bounded, refused, problem]
+        return ": ".join(filter(None, [change, "; ".join(filter(None, parts))]))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: texts for people, and under `reasons` their codes and facts."""

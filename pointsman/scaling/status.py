@@ -1,5 +1,6 @@
 """A scaled deployment as plain data: for status, for `explain deployment`, and for rehearsals."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ def scaling_status(one: ScaledDeployment, load: Load, now: float) -> dict[str, A
         "ready": replicas.ready,
         "starting": replicas.starting,
         "unplaced": replicas.unplaced,
-        "start_up_s": one.start_up_s,
+        "start_up_s": one.observed.start_up_s,
         "trouble": "" if replicas.trouble is None else str(replicas.trouble),
         "limits": msgspec.to_builtins(one.guard.limits),
         "records": [record.as_dict() for record in one.records],
@@ -64,6 +65,15 @@ def load_history(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any
         "policy": one.policy_name,
         "parameters": parameters,
     }
+
+
+def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[str]:
+    """Policies that fail."""
+    return [
+        f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
+        for one in deployments
+        if one.guard.problem is not None
+    ]
 
 
 def _request_s(view: DeploymentView) -> float | None:

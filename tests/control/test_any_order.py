@@ -76,7 +76,7 @@ class Fire(RuleBasedStateMachine):
         return commands
 
     def nobody_was_let_go_too_early(self, before: dict[str, InstanceStatus]) -> None:
-        """Who served was taken away only if as many as wanted are ready without it."""
+        """A serving instance is withdrawn only if enough others are ready."""
         desired = self.world.controller.desired
         if self.shut or desired is None:
             return
@@ -122,7 +122,7 @@ class Fire(RuleBasedStateMachine):
             leaving = {one.id for one in controller._state.instances.values() if one.leaving}
             trial = copy.deepcopy(controller)
             touched = {about(command) for command in trial.handle(Applied(desired), self.world.now)} - {""}
-            # Who leaves anyway may have to hurry, if its deployment is wanted again with other limits.
+            # A leaving instance may get a drain timeout if its deployment is wanted again with other limits.
             assert touched <= leaving or steps, "a step was not in the preview"
 
     @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail]))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pointsman.control.events import WorkerSeen
+from pointsman.scaling.status import policy_problems
 from pointsman.types import Worker
 from tests.control.scaled_worlds import GIB, ScaledWorld, needing, plan
 
@@ -70,7 +71,7 @@ def test_a_bad_answer_changes_nothing_and_is_reported_once(answer: object, probl
     world.until(lambda: world.ready() == ["m-1", "m-2"])
     world.until(lambda: world.one().errors > 5)
     assert [problem in one for one in world.problems()] == [True]
-    [told] = world.autoscaler.problems()
+    [told] = policy_problems(world.autoscaler.deployments.values())
     assert told.startswith('the scaling policy policy of "m" ')
     assert problem in told
     assert world.ready() == ["m-1", "m-2"]

@@ -17,6 +17,7 @@ from pointsman.scaling.autoscaler import (
 )
 from pointsman.scaling.deployment import Load, ReplicaCounts
 from pointsman.scaling.limits import ScalingPlan
+from pointsman.scaling.status import policy_problems
 
 NOON = 1_741_176_000.0
 
@@ -146,7 +147,7 @@ def test_a_call_that_is_too_slow_changes_neither_target_nor_state() -> None:
     scaler.answered(invocation, TooSlow(0.5), NOON)
     invocation.call()  # it goes on, and writes to what it was given
     assert scaler.deployments["a"].guard.policy_state == {}
-    assert scaler.problems() == [
+    assert policy_problems(scaler.deployments.values()) == [
         'the scaling policy policy of "a" took more than 0.5 s (timeLimit); the target stays 1'
     ]
 
@@ -201,7 +202,7 @@ def test_nodes_that_are_left_out_stay_and_a_bad_answer_is_bad_for_all() -> None:
     called(scaler, "application app", NOON)
     assert scaler.targets() == {"app.x.0": 1, "app.x.1": 1, "app.y": 3}
     called(scaler, "application app", NOON + 10)
-    assert len(scaler.problems()) == 2
+    assert len(policy_problems(scaler.deployments.values())) == 2
 
 
 def test_the_state_of_an_applications_policy_survives_a_restart() -> None:

@@ -46,17 +46,17 @@ def see(one: ScaledDeployment, instances: list[InstanceStatus], now: float) -> N
 def test_each_start_up_is_counted_once() -> None:
     one = scaled()
     see(one, [instance("m-1", Phase.STARTING)], 0.0)
-    assert one.start_up_s is None
+    assert one.observed.start_up_s is None
     see(one, [instance("m-1", start_up_s=4.0)], 1.0)
-    assert one.start_up_s == 4.0
+    assert one.observed.start_up_s == 4.0
     see(one, [instance("m-1", Phase.UNHEALTHY, start_up_s=4.0), instance("m-2", start_up_s=9.0)], 2.0)
     see(one, [instance("m-1", start_up_s=4.0), instance("m-2", start_up_s=9.0)], 3.0)
-    assert one.start_up_s == (4.0 + 9.0) / 2, "the first was not started again"
+    assert one.observed.start_up_s == (4.0 + 9.0) / 2, "the first was not started again"
     see(one, [instance("m-1", Phase.BACKING_OFF, process=None, start_up_s=4.0)], 4.0)
     see(one, [instance("m-1", process="2", start_up_s=8.0)], 5.0)
-    assert one.start_up_s == 8.0, "the median of 4, 9 and 8"
+    assert one.observed.start_up_s == 8.0, "the median of 4, 9 and 8"
     see(one, [instance("m-1", process="3")], 6.0)
-    assert one.start_up_s == 8.0, "it was adopted, and its start was not seen"
+    assert one.observed.start_up_s == 8.0, "it was adopted, and its start was not seen"
 
 
 def test_a_replica_of_a_sharded_node_is_one_instance_of_each_shard() -> None:

@@ -263,7 +263,7 @@ def test_an_unchanged_target_has_no_record() -> None:
         ({"max_replicas": 8, "max_step": 3}, 12, ["at most 8 (max)", "3 at a time (maxStep)"]),
         ({"min_replicas": 0}, 0, ["the last replica goes after 300 s without a request (idleTimeout)"]),
         ({}, 12, []),
-        # Whoever wants just what is allowed is not bounded.
+        # A wish for what is allowed is not bounded.
         ({"max_replicas": 8}, 8, []),
         ({"min_replicas": 2}, 2, []),
         ({"max_step": 3}, 7, []),

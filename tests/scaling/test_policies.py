@@ -115,7 +115,7 @@ def test_queue_depth_gives_its_reason() -> None:
         (1000.0, 0.8, {"target": 3}, 1),
         (1000.0, 0.8, {"target": 0, "replicas": 0}, 0),
         (None, 0.8, {"kv_usage": flat(1.0), "target": 3, "replicas": 0}, 1),
-        # Whoever is served takes a replica, however little it is.
+        # A served request needs a replica, however small it is.
         (None, 0.8, {"kv_usage": flat(0.0), "ongoing": 1.0}, 1),
         (None, 0.8, {"kv_usage": flat(0.0), "queued": 1.0, "target": 1, "replicas": 1}, 1),
         (None, 1.0, {"kv_usage": flat(0.0)}, 0),
@@ -358,7 +358,7 @@ def test_a_failing_inner_policy_fails_the_whole() -> None:
     answer = invoke(MaxOf([wants(3), Broken()]), view())
     assert str(answer).startswith("plugin \"broken\" returned 'many'")
     answer = invoke(MaxOf([wants(3), lambda view: Stay()]), view())  # type: ignore[list-item]
-    assert str(answer) == 'plugin "<lambda>" said nothing'
+    assert str(answer) == 'plugin "<lambda>" gave no answer'
 
 
 @pytest.mark.parametrize(
