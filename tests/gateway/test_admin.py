@@ -186,7 +186,7 @@ names = pytest.mark.parametrize("asked", CALLS, ids=lambda asked: asked.split(b"
 @pytest.mark.parametrize(
     "line", ["", "authorization: Bearer wrong", f"authorization: Bearer {KEYED['adminKeySha256']}", f"cookie: {KEY}"]
 )
-def test_closed_over_tcp_without_the_key(office: Office, asked: bytes, line: str) -> None:
+def test_tcp_requires_the_admin_key(office: Office, asked: bytes, line: str) -> None:
     got = office.bed.ask(asked.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
     assert (got.status, got.error["type"]) == (401, "authentication_error")
     assert office.plane.asked == []
@@ -194,14 +194,14 @@ def test_closed_over_tcp_without_the_key(office: Office, asked: bytes, line: str
 
 
 @names
-def test_closed_over_tcp_if_there_is_no_key_at_all(lay: Lay, tmp_path: Path, asked: bytes) -> None:
+def test_tcp_is_closed_without_a_configured_key(lay: Lay, tmp_path: Path, asked: bytes) -> None:
     office = Office(lay(), tmp_path)
     for line in (b"", b"authorization: Bearer \r\n", b"authorization: Bearer x\r\n", b"x-api-key:\r\n"):
         assert office.bed.ask(asked.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
     assert office.plane.asked == []
 
 
-def test_the_key_of_a_tenant_does_not_open_it(lay: Lay, tmp_path: Path) -> None:
+def test_a_tenants_key_is_not_an_admin_key(lay: Lay, tmp_path: Path) -> None:
     other = sha256(b"red").hexdigest()
     office = Office(
         lay({**KEYED, "keys": [{"sha256": other, "tenant": "red"}], "tenants": [{"name": "red"}]}), tmp_path
@@ -211,7 +211,7 @@ def test_the_key_of_a_tenant_does_not_open_it(lay: Lay, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [f"authorization: Bearer {KEY}", f"x-api-key: {KEY}"])
-def test_open_over_tcp_with_the_key(office: Office, line: str) -> None:
+def test_tcp_accepts_the_admin_key(office: Office, line: str) -> None:
     got = office.bed.ask(call("GET", "status", None, line))
     assert (got.status, got.json()["ready"]) == (200, True)
 
@@ -263,12 +263,12 @@ def test_a_scale_order_for_more_than_a_year_is_refused(office: Office) -> None:
     )
 
 
-def test_open_over_the_local_socket(office: Office) -> None:
+def test_the_local_socket_needs_no_key(office: Office) -> None:
     assert office.ask(call("GET", "status")).json()["ready"] is True
     assert office.ask(HEALTH).status == 200
 
 
-def test_the_local_socket_is_open_when_all_connections_are_taken(lay: Lay, tmp_path: Path) -> None:
+def test_the_local_socket_is_exempt_from_the_connection_limit(lay: Lay, tmp_path: Path) -> None:
     """Whoever must look what is going on should not have to wait in line."""
     office = Office(lay({"limits": {"maxConnections": 1}}), tmp_path)
     first = office.bed.client()
@@ -364,7 +364,7 @@ def test_stopping(office: Office) -> None:
 
 
 @pytest.mark.parametrize("asked", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
-def test_unknown_methods(office: Office, asked: bytes) -> None:
+def test_unknown_paths_are_not_found(office: Office, asked: bytes) -> None:
     assert office.ask(asked).error["code"] == "not_found"
 
 
@@ -378,7 +378,7 @@ def test_head_is_get_without_a_body(office: Office) -> None:
 # Records
 
 
-def test_the_records_newest_first(office: Office) -> None:
+def test_records_are_listed_newest_first(office: Office) -> None:
     bed = office.bed
     bed.backend(answers(answer({"error": "oops"}, 500), OK))
     for number in range(5):
@@ -426,7 +426,7 @@ def test_the_record_of_a_waiting_request_has_current_reasons(office: Office) -> 
     assert "chat-0" in told["rejected"]
 
 
-def test_other_services_are_unknown(office: Office) -> None:
+def test_an_unknown_request_id_is_not_found(office: Office) -> None:
     got = office.ask(call("GET", "requests/nobody"))
     assert (got.status, got.error["code"]) == (404, "not_found")
     assert "nobody" in got.error["message"]

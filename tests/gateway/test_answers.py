@@ -60,7 +60,7 @@ GOOD: dict[str, Script] = {
 
 @pytest.mark.parametrize("piece", [0, 1], ids=["at once", "byte by byte"])
 @pytest.mark.parametrize("name", GOOD)
-def test_every_framing_is_understood(bed: Bed, name: str, piece: int) -> None:
+def test_every_valid_framing_is_read(bed: Bed, name: str, piece: int) -> None:
     if piece and name.startswith("many"):
         pytest.skip("a hundred thousand packets say no more than one")
 
@@ -80,7 +80,7 @@ def test_every_framing_is_understood(bed: Bed, name: str, piece: int) -> None:
     assert len(backend.received) == 3
 
 
-def test_connections_are_kept_and_used_again(bed: Bed) -> None:
+def test_connections_are_reused(bed: Bed) -> None:
     backend = bed.backend()
     client = bed.client()
     for _ in range(20):
@@ -97,7 +97,7 @@ def test_idle_connections_are_closed(lay: Lay) -> None:
     assert len(backend.lines) == 2
 
 
-def test_connections_to_an_instance_that_has_left_are_closed(bed: Bed) -> None:
+def test_connections_to_a_removed_instance_are_closed(bed: Bed) -> None:
     backend = bed.backend()
     assert bed.ask(chat()).status == 200
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "stopped"))
@@ -140,7 +140,7 @@ def test_headers_of_an_instance_are_passed_on(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 400, 401, 404, 422, 429, 501])
-def test_answers_that_are_no_faults_of_an_instance_are_passed_on(bed: Bed, status: int) -> None:
+def test_statuses_that_are_not_failures_of_the_instance_are_forwarded(bed: Bed, status: int) -> None:
     first, second = bed.backend(answers(answer(SAID, status))), bed.backend(answers(answer(SAID, status)))
     got = bed.ask(chat())
     assert (got.status, got.body) == (status, SAID)
@@ -148,7 +148,7 @@ def test_answers_that_are_no_faults_of_an_instance_are_passed_on(bed: Bed, statu
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_answers_without_a_body(bed: Bed, status: int) -> None:
+def test_responses_without_a_body(bed: Bed, status: int) -> None:
     backend = bed.backend(answers(b"HTTP/1.1 %d Nothing\r\nx: y\r\n\r\n" % status))
     client = bed.client()
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_a_connection_closed_while_idle_is_replaced_silently(bed: Bed) -> None:
     assert bed.lane()._failures == {}
 
 
-def test_a_stale_connection_is_noticed_when_it_is_used(bed: Bed) -> None:
+def test_a_stale_connection_is_replaced_when_it_is_used(bed: Bed) -> None:
     """It is closed without an answer as soon as the second request comes."""
 
     def closes_on_the_second(line: Line) -> None:
@@ -310,7 +310,7 @@ def test_a_new_connection_that_is_closed_is_a_failure(bed: Bed) -> None:
 
 @pytest.mark.parametrize("size", [BUFFERED_BYTES - 100, BUFFERED_BYTES + 100, 3 * BUFFERED_BYTES])
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
-def test_long_answers_are_passed_on_byte_for_byte(bed: Bed, size: int, framing: str) -> None:
+def test_long_responses_are_forwarded_byte_for_byte(bed: Bed, size: int, framing: str) -> None:
     said = b'{"data": "' + b"0123456789abcdef" * (size // 16) + b'"}'
     if framing == "length":
         script = answers(answer(said))
@@ -327,7 +327,7 @@ def test_long_answers_are_passed_on_byte_for_byte(bed: Bed, size: int, framing: 
         assert sha256(got.body).digest() == sha256(said).digest()
 
 
-def test_a_long_answer_that_is_cut_is_cut_for_the_client_too(bed: Bed) -> None:
+def test_a_truncated_long_response_is_truncated_for_the_client(bed: Bed) -> None:
     """A length was promised: the connection is reset, so that nobody takes the part for the whole."""
     said = answer(b'{"data": "' + b"x" * (BUFFERED_BYTES + 1000) + b'"}')
     bed.backend(says(said[:-500]))
@@ -346,7 +346,7 @@ def same(one: Message, other: Message) -> bool:
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])
-def test_the_other_apis_are_passed_through(lay: Lay, path: bytes) -> None:
+def test_other_apis_are_forwarded(lay: Lay, path: bytes) -> None:
     bed = lay()
     said = {"object": "list", "data": [{"embedding": [0.5, -1.25]}], "usage": {"input_tokens": 3, "output_tokens": 4}}
     backend = bed.backend(answers(answer(said)))

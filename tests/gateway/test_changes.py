@@ -121,7 +121,7 @@ def test_policies_change_while_streams_run_and_requests_wait(bed: Bed) -> None:
     assert bed.dispatcher().counters.outcomes == {"served": 4}
 
 
-def test_instances_come_and_go_under_load(bed: Bed) -> None:
+def test_instances_join_and_leave_under_load(bed: Bed) -> None:
     bed.backend(lively)
     with crowd(bed):
         for turn in range(20):
@@ -176,7 +176,7 @@ def test_a_request_that_waits_for_a_removed_deployment_is_refused(lay: Lay) -> N
     assert client.stays_open()
 
 
-def test_a_draining_deployment_ends_when_its_last_waiting_client_disconnects(lay: Lay) -> None:
+def test_a_draining_deployment_is_idle_when_its_last_waiting_request_times_out(lay: Lay) -> None:
     bed = lay({}, CHAT_DEPLOYMENT, SECOND)
     bed.backend(deployment="second", max_concurrency=1, current_load=1)
     idle = threading.Event()

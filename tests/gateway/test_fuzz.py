@@ -96,7 +96,7 @@ MOVES = st.sampled_from(["turn", "answer", "part of an answer", "pause or resume
 
 @given(st.data())
 @settings(max_examples=600)
-def test_clients_that_leave_at_any_point(memory: Memory, data: st.DataObject) -> None:
+def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject) -> None:
     """Also while answers are on their way: `forget` looks whether anything is left."""
     parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
     moves = data.draw(st.lists(MOVES, min_size=len(parts), max_size=len(parts)))
@@ -144,7 +144,7 @@ def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
 
 @given(st.binary(max_size=200) | mutated([head.partition(b"\r\n\r\n")[0] for head in ANSWERS]))
 @settings(max_examples=700)
-def test_heads_of_answers(head: bytes) -> None:
+def test_mutated_response_heads(head: bytes) -> None:
     try:
         read = ResponseHead(head)
     except MalformedResponse:
@@ -181,14 +181,14 @@ CHUNKS = [
 
 @given(st.data())
 @settings(max_examples=500)
-def test_chunks_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
+def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     sent = data.draw(mutated(CHUNKS, most=2))
     assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
 @settings(max_examples=200)
-def test_what_goes_into_chunks_comes_out_of_them(parts: list[bytes], data: st.DataObject) -> None:
+def test_chunked_bodies_round_trip(parts: list[bytes], data: st.DataObject) -> None:
     sent = b"".join(map(chunk, parts)) + LAST_CHUNK
     assert unchunked(data.draw(pieces(sent))) == ("ended", b"".join(parts))
 
@@ -206,7 +206,7 @@ EVENTS = [
 
 @given(st.data())
 @settings(max_examples=300)
-def test_events_are_passed_on_whole(data: st.DataObject) -> None:
+def test_events_are_forwarded_whole(data: st.DataObject) -> None:
     sent = data.draw(mutated(EVENTS, most=2))
     events, passed = EventStream(), []
     for part in data.draw(pieces(sent)):
@@ -230,7 +230,7 @@ FIELDS = [
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), max_size=6))
 @settings(max_examples=200)
-def test_bodies_of_every_shape(body: dict[str, object]) -> None:
+def test_bodies_of_any_shape(body: dict[str, object]) -> None:
     raw: dict[bytes, bytes] = {}
     try:
         request = metadata("r", read_body(msgspec.json.encode(body)), raw, 0.0, "")
@@ -248,7 +248,7 @@ def test_bodies_of_every_shape(body: dict[str, object]) -> None:
     )
 )
 @settings(max_examples=500)
-def test_headers_of_every_shape(raw: dict[bytes, bytes]) -> None:
+def test_headers_of_any_shape(raw: dict[bytes, bytes]) -> None:
     raw = {name: bytes(byte for byte in value if byte not in b"\r\n\0") for name, value in raw.items()}
     try:
         request = metadata("r", read_body(b'{"model": "m"}'), raw, 0.0, "")

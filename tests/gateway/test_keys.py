@@ -89,7 +89,7 @@ def test_requests_without_a_key_are_refused(lay: Lay, lines: list[str]) -> None:
     assert client.stays_open()
 
 
-def test_an_unknown_key_is_answered_like_a_missing_one(lay: Lay) -> None:
+def test_a_refusal_for_a_missing_key_reveals_nothing_else(lay: Lay) -> None:
     """Neither whether a model exists nor what is wrong with a body."""
     bed = lay(*guarded())
     told = {bed.ask(request).body for request in (chat(), chat(model="nobody"), post(b"{"), post(b""))}
@@ -97,7 +97,7 @@ def test_an_unknown_key_is_answered_like_a_missing_one(lay: Lay) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m"])
-def test_the_models_are_behind_the_key_too(lay: Lay, path: bytes) -> None:
+def test_listing_models_requires_a_key(lay: Lay, path: bytes) -> None:
     bed = lay(*guarded())
     asked = b"GET %b HTTP/1.1\r\nhost: gateway\r\n%b\r\n"
     assert bed.ask(asked % (path, b"")).status == 401
@@ -108,7 +108,7 @@ def test_health_needs_no_key(lay: Lay) -> None:
     assert lay(*guarded()).ask(HEALTH).status == 200
 
 
-def test_a_key_is_good_for_one_request_and_not_for_the_connection(lay: Lay) -> None:
+def test_a_key_applies_to_its_request_only(lay: Lay) -> None:
     bed = lay(*guarded())
     bed.backend()
     client = bed.client()
@@ -158,7 +158,7 @@ def test_keys_are_not_passed_on(lay: Lay, capfd: pytest.CaptureFixture[str], cap
         assert digest(RED) not in text, f"the hash of the key is in {place}"
 
 
-def test_many_keys_of_one_tenant_and_hashes_that_begin_alike() -> None:
+def test_many_keys_per_tenant_with_colliding_hash_prefixes() -> None:
     keys = [f"key-{number}" for number in range(3000)]  # two bytes of a hash are the same now and then
     specs = [KeySpec(sha256=digest(key), tenant=f"t{number % 3}") for number, key in enumerate(keys)]
     known = Keys(specs, [TenantSpec(name=f"t{number}") for number in range(3)])
@@ -187,7 +187,7 @@ def test_requests_per_minute(lay: Lay) -> None:
     assert bed.gateway.metrics.limited == {"red": 2}
 
 
-def test_tokens_per_minute_are_counted_as_the_engine_says(lay: Lay) -> None:
+def test_tokens_per_minute_use_the_engines_count(lay: Lay) -> None:
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 1000}))
     bed.backend(answers(answer(completion(output=2000))))
     assert bed.ask(by(RED)).status == 200
@@ -208,7 +208,7 @@ def test_a_prompt_beyond_the_limit_of_a_minute_is_refused(lay: Lay) -> None:
 TOKENS = [event(number) for number in range(300)]
 
 
-def test_a_stream_without_usage_is_counted_too(lay: Lay) -> None:
+def test_a_stream_without_usage_is_counted(lay: Lay) -> None:
     """Otherwise nobody who streams would have a limit."""
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
     bed.backend(answers(stream(*TOKENS, DONE)))
@@ -217,7 +217,7 @@ def test_a_stream_without_usage_is_counted_too(lay: Lay) -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "instance"])
-def test_a_stream_that_breaks_off_is_counted_up_to_there(lay: Lay, who: str) -> None:
+def test_an_interrupted_stream_is_counted_up_to_its_end(lay: Lay, who: str) -> None:
     """Otherwise whoever leaves just before the end would have no limit."""
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
     backend = bed.backend(hangs(STREAM + b"".join(map(chunk, TOKENS))))
@@ -255,7 +255,7 @@ def test_priorities_are_limited_to_that_of_the_tenant(lay: Lay, asked: int | str
 
 
 @pytest.mark.parametrize("header", [FAIRNESS_HEADER, FAIRNESS_ALIAS])
-def test_a_tenant_cannot_take_the_turns_of_others(header: str) -> None:
+def test_a_tenant_cannot_choose_another_fairness_flow(header: str) -> None:
     """Who has a key is known; who has none may say with whom they share their turns."""
     raw = {header.encode(): b"somebody else"}
     body = read_body(b'{"model": "m"}')
@@ -279,7 +279,7 @@ def request(prompt: str = "x" * 40, **facts: Any) -> RequestMetadata:
     return RequestMetadata("r", prompt, **facts)
 
 
-def test_a_bucket_fills_with_time_and_never_overflows() -> None:
+def test_a_bucket_refills_up_to_its_capacity() -> None:
     bucket = Bucket(60.0)
     assert bucket.has(60, 0.0)
     bucket.take(60)

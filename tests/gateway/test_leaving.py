@@ -23,7 +23,7 @@ def is_cancelled(bed: Bed, request_id: str) -> bool:
 
 
 @each_way
-def test_while_it_waits_for_an_instance(bed: Bed, how: str) -> None:
+def test_disconnect_while_queued(bed: Bed, how: str) -> None:
     gate = Gate()
     backend = bed.backend(gate, max_concurrency=1)
     first, second, third = bed.client(), bed.client(), bed.client()
@@ -43,7 +43,7 @@ def test_while_it_waits_for_an_instance(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_while_no_instance_serves_its_model(bed: Bed, how: str) -> None:
+def test_disconnect_while_no_instance_serves_the_model(bed: Bed, how: str) -> None:
     client = bed.client()
     client.send(chat("x-request-id: it"))
     wait_for(lambda: bed.waiting() == 1)
@@ -53,7 +53,7 @@ def test_while_no_instance_serves_its_model(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_while_the_instance_works_on_it(bed: Bed, how: str) -> None:
+def test_disconnect_while_the_instance_processes_the_request(bed: Bed, how: str) -> None:
     backend = bed.backend(hangs())
     client = bed.client()
     client.send(chat("x-request-id: it"))
@@ -67,7 +67,7 @@ def test_while_the_instance_works_on_it(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_in_the_middle_of_a_stream(bed: Bed, how: str) -> None:
+def test_disconnect_between_events_of_a_stream(bed: Bed, how: str) -> None:
     backend = bed.backend(hangs(STREAM + chunk(event(0))))
     client = bed.client()
     client.send(chat("x-request-id: it", stream=True))
@@ -79,7 +79,7 @@ def test_in_the_middle_of_a_stream(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_while_the_stream_runs(bed: Bed, how: str) -> None:
+def test_disconnect_while_the_instance_sends_events(bed: Bed, how: str) -> None:
     """The instance sends and sends."""
     sent: list[int] = []
 
@@ -100,7 +100,7 @@ def test_while_the_stream_runs(bed: Bed, how: str) -> None:
 
 
 @each_way
-def test_while_the_connection_is_made(lay: Lay, how: str) -> None:
+def test_disconnect_while_connecting_to_the_instance(lay: Lay, how: str) -> None:
     bed = lay({"upstream": {"connectTimeout": "10s"}})
     with deaf() as port:
         bed.admit(port)
@@ -113,7 +113,7 @@ def test_while_the_connection_is_made(lay: Lay, how: str) -> None:
 
 
 @each_way
-def test_between_two_tries(lay: Lay, how: str) -> None:
+def test_disconnect_between_two_tries(lay: Lay, how: str) -> None:
     bed = lay({"upstream": {"firstTokenTimeout": "50ms"}})
     first, second = bed.backend(mute), bed.backend(mute)
     client = bed.client()
@@ -124,7 +124,7 @@ def test_between_two_tries(lay: Lay, how: str) -> None:
     wait_for(lambda: first.all_over() and second.all_over())
 
 
-def test_with_others_behind_it_on_its_connection(bed: Bed) -> None:
+def test_disconnect_with_pipelined_requests(bed: Bed) -> None:
     backend = bed.backend(hangs())
     client = bed.client()
     client.send(b"".join(chat(f"x-request-id: n{n}") for n in range(5)))
@@ -135,7 +135,7 @@ def test_with_others_behind_it_on_its_connection(bed: Bed) -> None:
     assert [request.header("x-request-id") for request in backend.received] == ["n0"]
 
 
-def test_in_the_middle_of_its_request(bed: Bed) -> None:
+def test_disconnect_while_sending_the_request(bed: Bed) -> None:
     backend = bed.backend()
     request = chat()
     for cut in range(1, len(request)):
@@ -158,7 +158,7 @@ def test_the_seat_of_a_cancelled_request_is_free_at_once(bed: Bed) -> None:
     assert staying.answer().status == 200
 
 
-def test_an_id_may_be_used_again_at_once(bed: Bed) -> None:
+def test_the_request_id_of_a_disconnected_client_can_be_reused(bed: Bed) -> None:
     backend = bed.backend(hangs(), answers(OK))
     first = bed.client()
     first.send(chat("x-request-id: same"))

@@ -149,7 +149,7 @@ def test_running_and_waiting_requests(bed: Bed) -> None:
     assert value(page(bed), "abandoned_requests_total", deployment="chat") == 3
 
 
-def test_streams_and_failures(lay: Lay) -> None:
+def test_metrics_of_streams_and_failures(lay: Lay) -> None:
     bed = lay({"upstream": {"maxTries": 2}})
     bed.backend(says(stream(event(0))[:-5]), answers(answer({"error": "oops"}, 500)))
     assert b"stream_interrupted" in bed.ask(chat(stream=True)).body
@@ -180,7 +180,7 @@ def test_large_counts_are_exact(bed: Bed) -> None:
     assert value(families, "tokens_total", kind="output") == 987_654_321
 
 
-def test_names_are_quoted(lay: Lay) -> None:
+def test_label_values_are_escaped(lay: Lay) -> None:
     strange = 'a "b" \\ c'
     bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     bed.backend(instance_id=strange)
@@ -204,7 +204,7 @@ def test_expected_prefix_hits(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n\r\n", chunk(b"x")], ids=["no JSON", "no HTTP"])
-def test_counts_after_nothing_but_failures(lay: Lay, said: bytes) -> None:
+def test_metrics_after_failures_only(lay: Lay, said: bytes) -> None:
     bed = lay({"upstream": {"maxTries": 1}})
     bed.backend(says(said))
     for _ in range(3):

@@ -43,14 +43,14 @@ def test_slow_headers(lay: Lay, said: bytes) -> None:
     assert bed.gateway.metrics.unread == {408: 1}
 
 
-def test_headers_that_trickle_in_are_slow_too(lay: Lay) -> None:
+def test_the_header_timeout_covers_the_whole_head(lay: Lay) -> None:
     """Each byte comes in time; all of them together do not."""
     client = lay(limits(headerTimeout="200ms")).client()
     client.send(b"GET /health HTTP/1.1\r\nhost: gateway\r\n")
     assert trickle(client, b"x") == 408
 
 
-def test_empty_lines_do_not_buy_time(lay: Lay) -> None:
+def test_empty_lines_do_not_extend_the_header_timeout(lay: Lay) -> None:
     client = lay(limits(headerTimeout="200ms")).client()
     assert trickle(client, b"\r\n") is None
 
@@ -89,7 +89,7 @@ def test_a_body_that_trickles_in_times_out(lay: Lay) -> None:
     assert trickle(client, b"1\r\n \r\n") == 408
 
 
-def test_a_slow_request_behind_others(lay: Lay) -> None:
+def test_a_slow_pipelined_request_times_out(lay: Lay) -> None:
     bed = lay(limits(headerTimeout="100ms"))
     bed.backend()
     client = bed.client()
@@ -107,7 +107,7 @@ def test_an_idle_connection_is_closed_without_an_answer(lay: Lay) -> None:
     assert bed.gateway.metrics.unread == {}
 
 
-def test_a_client_that_waits_for_its_answer_is_not_idle(lay: Lay) -> None:
+def test_a_client_waiting_for_its_response_is_not_idle(lay: Lay) -> None:
     """However short the other patience is."""
     bed = lay({"limits": QUICK})
     gate = Gate()
@@ -121,7 +121,7 @@ def test_a_client_that_waits_for_its_answer_is_not_idle(lay: Lay) -> None:
     assert client.answer().status == 200
 
 
-def test_a_client_that_sends_a_request_now_and_then_is_not_idle(lay: Lay) -> None:
+def test_a_client_with_occasional_requests_is_not_idle(lay: Lay) -> None:
     client = lay({"limits": {**QUICK, "idleTimeout": "5s"}}).client()
     for _ in range(4):
         assert client.ask(HEALTH).status == 200
@@ -154,7 +154,7 @@ class Flood:
         return self.sent == before
 
 
-def test_a_client_that_does_not_read_stops_the_instance(bed: Bed) -> None:
+def test_a_client_that_does_not_read_pauses_the_instance(bed: Bed) -> None:
     """Backpressure: what is on its way is bounded, however much the instance has to say."""
     flood = Flood()
     bed.backend(flood)
@@ -168,7 +168,7 @@ def test_a_client_that_does_not_read_stops_the_instance(bed: Bed) -> None:
     assert connection.paused
 
 
-def test_a_client_that_reads_again_gets_everything(bed: Bed) -> None:
+def test_a_client_that_resumes_reading_gets_everything(bed: Bed) -> None:
     flood = Flood(most=60_000_000)
     bed.backend(flood)
     client = bed.client(narrow=True)
@@ -181,7 +181,7 @@ def test_a_client_that_reads_again_gets_everything(bed: Bed) -> None:
     assert client.stays_open()
 
 
-def test_a_connection_to_an_instance_is_as_good_as_new_after_a_client_that_did_not_read(bed: Bed) -> None:
+def test_an_upstream_connection_is_reusable_after_a_slow_client(bed: Bed) -> None:
     """The end of the stream comes with the bytes that are too many for the client, so that reading has stopped."""
     said = stream(b"data: " + b"x" * 150_000 + b"\n\n", b"data: [DONE]\n\n")
     backend = bed.backend(answers(said, answer(b"{}")), max_concurrency=1)
@@ -193,7 +193,7 @@ def test_a_connection_to_an_instance_is_as_good_as_new_after_a_client_that_did_n
     assert len(slow.answer().body) > 150_000
 
 
-def test_a_client_that_never_reads_is_cut_off(lay: Lay) -> None:
+def test_a_client_that_never_reads_is_disconnected(lay: Lay) -> None:
     bed = lay(limits(writeTimeout="200ms"))
     flood = Flood()
     backend = bed.backend(flood)
@@ -204,7 +204,7 @@ def test_a_client_that_never_reads_is_cut_off(lay: Lay) -> None:
     wait_for(lambda: not bed.gateway.clients)
 
 
-def test_a_client_that_reads_slowly_is_not_cut_off(lay: Lay) -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected(lay: Lay) -> None:
     """As long as it reads at all, however much it lags behind."""
     bed = lay(limits(writeTimeout="500ms"))
     flood = Flood()
@@ -220,7 +220,7 @@ def test_a_client_that_reads_slowly_is_not_cut_off(lay: Lay) -> None:
     assert len(bed.gateway.clients) == 1
 
 
-def test_a_client_that_sends_requests_and_never_reads_is_not_served_for_ever(lay: Lay) -> None:
+def test_unread_responses_to_pipelined_requests_are_bounded(lay: Lay) -> None:
     """Answers that nobody takes do not pile up, and time runs out."""
     bed = lay(limits(writeTimeout="300ms", maxPipelined=4))
     body = b'{"x": "' + b"y" * 100_000 + b'"}'
@@ -258,7 +258,7 @@ def test_pages_for_a_client_that_does_not_read_are_not_buffered(lay: Lay) -> Non
     assert largest < 1_000_000
 
 
-def test_a_connection_is_idle_again_after_an_answer_that_was_slow_to_read(lay: Lay) -> None:
+def test_the_idle_timeout_applies_after_a_slowly_read_response(lay: Lay) -> None:
     bed = lay(limits(idleTimeout="100ms"))
     bed.backend(answers(answer(b'{"x": "' + b"y" * 3_000_000 + b'"}')))
     client = bed.client(narrow=True)
@@ -268,7 +268,7 @@ def test_a_connection_is_idle_again_after_an_answer_that_was_slow_to_read(lay: L
     assert client.is_closed()
 
 
-def test_the_next_request_is_answered_when_the_last_answer_has_been_read(bed: Bed) -> None:
+def test_pipelined_requests_continue_after_a_slowly_read_response(bed: Bed) -> None:
     bed.backend(answers(answer(b'{"x": "' + b"y" * 3_000_000 + b'"}')))
     client = bed.client(narrow=True)
     client.send(chat() + HEALTH)
@@ -314,7 +314,7 @@ def test_a_client_that_goes_on_sending_a_refused_request_is_disconnected(
 # The end
 
 
-def test_draining_lets_streams_end_and_takes_nothing_new(bed: Bed) -> None:
+def test_draining_completes_streams_and_accepts_no_requests(bed: Bed) -> None:
     gate = Gate(then=stream(event(1), b"data: [DONE]\n\n").partition(b"\r\n\r\n")[2], first=STREAM + chunk(event(0)))
     bed.backend(gate)
     idle, busy, reading = bed.client(), bed.client(), bed.client()

@@ -149,7 +149,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_what_is_answered(bed: Bed, row: Row) -> None:
+def test_requests_get_the_expected_responses(bed: Bed, row: Row) -> None:
     backend = bed.backend()
     client = bed.client()
     client.send(row.sent)
@@ -165,7 +165,7 @@ def test_what_is_answered(bed: Bed, row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if len(row.sent) < 1000], ids=lambda row: row.name)
-def test_the_same_byte_by_byte(bed: Bed, row: Row) -> None:
+def test_requests_sent_byte_by_byte_get_the_same_responses(bed: Bed, row: Row) -> None:
     backend = bed.backend()
     client = bed.client()
     try:
@@ -178,7 +178,7 @@ def test_the_same_byte_by_byte(bed: Bed, row: Row) -> None:
     assert {request.body for request in backend.received} <= {BODY}
 
 
-def test_answers_come_in_the_order_of_the_requests(bed: Bed) -> None:
+def test_pipelined_responses_are_in_order(bed: Bed) -> None:
     """The first goes to an instance that takes its time, the others would be quicker."""
     gate = Gate()
     bed.backend(gate, max_concurrency=1)
@@ -212,11 +212,11 @@ def test_head_is_get_without_a_body(bed: Bed, path: bytes) -> None:
 
 
 @pytest.mark.parametrize(("path", "allowed"), [(CHAT, "POST"), (b"/health", "GET, HEAD"), (b"/v1/models", "GET, HEAD")])
-def test_a_method_that_is_not_allowed_is_told_which_are(bed: Bed, path: bytes, allowed: str) -> None:
+def test_a_method_not_allowed_lists_the_allowed_ones(bed: Bed, path: bytes, allowed: str) -> None:
     assert bed.ask(get(path, method=b"PATCH")).header("allow") == allowed
 
 
-def test_http_1_0_is_told_that_the_connection_stays(bed: Bed) -> None:
+def test_http_1_0_keep_alive_is_confirmed(bed: Bed) -> None:
     bed.backend()
     client = bed.client()
     for request in (
@@ -292,7 +292,7 @@ LIMITS = {"limits": {"maxHeaderBytes": 4096, "maxBodyBytes": 10_000, "maxPipelin
     ],
     ids=["a value", "names", "the same name", "a name", "a target"],
 )
-def test_heads_are_bounded(lay: Lay, large: bytes, piece: int) -> None:
+def test_heads_over_the_limit_are_refused(lay: Lay, large: bytes, piece: int) -> None:
     bed = lay(LIMITS)
     client = bed.client()
     try:
@@ -329,7 +329,7 @@ def test_the_limit_applies_to_each_head_however_they_are_packed(lay: Lay) -> Non
     ],
     ids=["by its length", "by an absurd length", "in one chunk", "in chunks", "in an absurd chunk"],
 )
-def test_bodies_are_bounded(lay: Lay, large: bytes, piece: int) -> None:
+def test_bodies_over_the_limit_are_refused(lay: Lay, large: bytes, piece: int) -> None:
     bed = lay(LIMITS)
     backend = bed.backend()
     client = bed.client()
@@ -368,7 +368,7 @@ def test_a_client_reads_that_its_body_is_too_large_although_it_goes_on_sending(l
 
 
 @pytest.mark.parametrize("trailer", [b"x: " + b"y" * 100_000, b"x: y\r\n" * 20_000], ids=["one long", "many"])
-def test_trailers_are_bounded(lay: Lay, trailer: bytes) -> None:
+def test_trailers_over_the_limit_are_refused(lay: Lay, trailer: bytes) -> None:
     bed = lay(LIMITS)
     client = bed.client()
     with suppress(ConnectionError):  # it is refused before all of it is there
@@ -390,7 +390,7 @@ def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(lay: Lay) -> 
 # Numbers of connections
 
 
-def test_connections_are_bounded(lay: Lay) -> None:
+def test_connections_over_the_limit_are_refused(lay: Lay) -> None:
     bed = lay({"limits": {"maxConnections": 2}})
     first, second = bed.client(), bed.client()
     assert first.ask(HEALTH).status == second.ask(HEALTH).status == 200
@@ -411,7 +411,7 @@ def test_connections_are_bounded(lay: Lay) -> None:
 # Our own faults
 
 
-def test_a_request_that_breaks_the_gateway_is_closed_and_reported(bed: Bed) -> None:
+def test_an_internal_error_is_500_and_reported(bed: Bed) -> None:
     """It is told as ours, not as the client's, and nobody else feels it."""
 
     def broken(client: GatewayConnection, request: HttpRequest) -> None:
@@ -439,7 +439,7 @@ def test_an_address_in_use_is_named(bed: Bed) -> None:
 # Clients that close their side
 
 
-def test_a_client_that_closes_its_side_still_gets_what_is_answered_at_once(bed: Bed) -> None:
+def test_a_half_closed_client_gets_immediate_responses(bed: Bed) -> None:
     client = bed.client()
     client.send(HEALTH)
     client.finish_writing()

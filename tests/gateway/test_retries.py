@@ -14,7 +14,7 @@ def received(*backends: Backend) -> list[int]:
     return [len(backend.received) for backend in backends]
 
 
-def test_a_request_is_tried_on_each_instance_once_and_then_given_up(lay: Lay) -> None:
+def test_a_request_is_tried_once_per_instance_and_then_refused(lay: Lay) -> None:
     bed = lay({"upstream": {"maxTries": 3}})
     backends = [bed.backend(OOPS) for _ in range(5)]
     got = bed.ask(chat("x-request-id: it"))
@@ -37,7 +37,7 @@ def test_max_tries_of_one(lay: Lay) -> None:
     assert sum(received(*backends)) == 1
 
 
-def test_the_same_request_is_sent_again_to_the_byte(lay: Lay) -> None:
+def test_a_retry_sends_the_same_bytes(lay: Lay) -> None:
     bed = lay({"upstream": {"maxTries": 4}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     backends = [*(bed.backend(OOPS) for _ in range(3)), bed.backend(current_load=100)]
     assert bed.ask(chat("x-custom: 1", "connection: close", stream=False, temperature=0.5)).status == 200
@@ -48,7 +48,7 @@ def test_the_same_request_is_sent_again_to_the_byte(lay: Lay) -> None:
     assert {request.header("x-custom") for request in requests} == {"1"}
 
 
-def test_an_instance_that_hangs_before_the_first_byte_is_replaced(lay: Lay) -> None:
+def test_a_hung_instance_is_retried_before_the_first_byte(lay: Lay) -> None:
     bed = lay({"upstream": {"firstTokenTimeout": "100ms"}})
     hanging = [bed.backend(mute), bed.backend(hangs()), bed.backend(hangs(b"HTTP/1.1 200 OK\r\ncontent-le"))]
     good = bed.backend()
@@ -61,7 +61,7 @@ def test_an_instance_that_hangs_before_the_first_byte_is_replaced(lay: Lay) -> N
     wait_for(lambda: all(backend.all_over() for backend in hanging), "connections to whoever hangs are closed")
 
 
-def test_an_instance_that_does_not_take_connections_is_replaced(lay: Lay) -> None:
+def test_a_connect_timeout_is_retried_on_another_instance(lay: Lay) -> None:
     bed = lay({"upstream": {"connectTimeout": "100ms"}})
     with deaf() as port:
         bed.admit(port)
@@ -72,7 +72,7 @@ def test_an_instance_that_does_not_take_connections_is_replaced(lay: Lay) -> Non
     assert any("no connection within 0.1 s" in why for why in failures)
 
 
-def test_retries_are_bounded_by_a_budget(lay: Lay) -> None:
+def test_retries_are_limited_by_the_budget(lay: Lay) -> None:
     """When everything fails, the fleet is not asked three times as much."""
     bed = lay({"upstream": {"maxTries": 3, "retryBudget": 0}})
     bed.thread.call(lambda: setattr(bed.gateway.upstream, "retries", RetryBudget(0.0, reserve=5.0, per_second=0.0)))
@@ -123,7 +123,7 @@ def test_responses_of_an_instance_that_has_left_are_ignored(bed: Bed) -> None:
     assert client.answer().json() == {"old": False}
 
 
-def test_an_instance_that_leaves_in_the_middle_of_a_stream(bed: Bed) -> None:
+def test_a_stream_of_a_removed_instance_is_interrupted(bed: Bed) -> None:
     first = bed.backend(hangs(stream(event(0))[:-5]))
     client = bed.client()
     client.send(chat("x-request-id: it", stream=True))

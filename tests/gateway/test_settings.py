@@ -34,7 +34,7 @@ def test_settings_of_a_request(bed: Bed, field: str, value: Any, known: Any, whe
     assert getattr(bed.record("it"), FIELDS[field]) == known
 
 
-def test_usage_that_is_missing(bed: Bed) -> None:
+def test_defaults_of_request_settings(bed: Bed) -> None:
     bed.backend()
     bed.ask(chat("x-request-id: it"))
     record = bed.record("it")
@@ -78,7 +78,7 @@ def test_invalid_settings_are_refused_by_name(bed: Bed, field: str, value: Any, 
     ("extension", "named"),
     [({"prioritty": 1}, "prioritty"), (5, "pointsman"), ([], "pointsman"), ({"tenant": 5}, "tenant")],
 )
-def test_an_extension_of_another_shape_is_refused(bed: Bed, extension: object, named: str) -> None:
+def test_a_malformed_extension_is_refused(bed: Bed, extension: object, named: str) -> None:
     got = bed.ask(chat(pointsman=extension))
     assert got.status == 400
     assert named in got.error["message"]
@@ -93,7 +93,7 @@ def test_an_extension_of_another_shape_is_refused(bed: Bed, extension: object, n
         ({"cache_salt": []}, "cache_salt"),
     ],
 )
-def test_a_body_of_another_shape_is_refused(bed: Bed, fields: dict[str, Any], named: str) -> None:
+def test_a_malformed_body_is_refused(bed: Bed, fields: dict[str, Any], named: str) -> None:
     got = bed.ask(post({"model": "m", "messages": [], **fields}))
     assert got.status == 400
     assert named in got.error["message"]
@@ -107,7 +107,7 @@ def test_unbounded_token_limits_are_left_to_the_engine(bed: Bed, name: str, toke
     assert json.loads(backend.received[0].body)[name] == tokens
 
 
-def test_fields_that_mean_nothing_here_are_passed_on(bed: Bed) -> None:
+def test_unknown_fields_are_forwarded(bed: Bed) -> None:
     backend = bed.backend()
     fields = {"temperature": 0.1, "tools": [{"x": 1}], "response_format": None, "seed": 2**70, "x": {"y": [1, {}]}}
     assert bed.ask(chat(**fields)).status == 200  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_fields_that_mean_nothing_here_are_passed_on(bed: Bed) -> None:
 # Sessions
 
 
-def test_a_session_is_passed_on(bed: Bed) -> None:
+def test_a_session_is_forwarded(bed: Bed) -> None:
     backend = bed.backend()
     bed.ask(chat("x-pointsman-session: s1"))
     bed.ask(chat(pointsman={"session": "s2"}))
@@ -136,7 +136,7 @@ IMPATIENT = {
 }
 
 
-def test_every_answer_has_the_name_of_its_request(bed: Bed) -> None:
+def test_every_response_has_a_request_id(bed: Bed) -> None:
     backend = bed.backend()
     client = bed.client()
     names = [client.ask(chat()).header("x-request-id") for _ in range(5)]
@@ -146,14 +146,14 @@ def test_every_answer_has_the_name_of_its_request(bed: Bed) -> None:
     assert all(bed.record(name or "").state == "served" for name in names)
 
 
-def test_a_name_that_was_given_is_kept(bed: Bed) -> None:
+def test_a_given_request_id_is_kept(bed: Bed) -> None:
     backend = bed.backend()
     got = bed.ask(chat("X-Request-Id: my request/1"))
     assert got.header("x-request-id") == "my request/1"
     assert backend.received[0].header("x-request-id") == "my request/1"
 
 
-def test_a_name_that_is_in_use_is_not_given_twice(bed: Bed) -> None:
+def test_a_request_id_in_use_is_not_accepted_twice(bed: Bed) -> None:
     gate = Gate()
     backend = bed.backend(gate)
     first, second = bed.client(), bed.client()
@@ -167,7 +167,7 @@ def test_a_name_that_is_in_use_is_not_given_twice(bed: Bed) -> None:
     assert bed.ask(chat("x-request-id: same")).header("x-request-id") == "same"
 
 
-def test_refusals_have_the_name_too(lay: Lay) -> None:
+def test_refusals_have_the_request_id(lay: Lay) -> None:
     bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
     got = bed.ask(chat("x-request-id: it"))
     assert got.status == 503
@@ -220,7 +220,7 @@ def test_a_full_queue_is_429_with_a_reason_and_retry_after(lay: Lay) -> None:
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "test is over"))
 
 
-def test_a_request_that_waited_too_long_is_429_with_the_reason(bed: Bed) -> None:
+def test_a_queue_timeout_is_429_with_the_reason(bed: Bed) -> None:
     bed.backend(hangs(), max_concurrency=1)
     first = bed.client()
     first.send(chat())
@@ -234,20 +234,20 @@ def test_a_request_that_waited_too_long_is_429_with_the_reason(bed: Bed) -> None
 @pytest.mark.parametrize(
     ("asked", "hint"), [("mm", 'did you mean "m"?'), ("other-nam", '"other-name"'), ("xyz", "there are: m, other-name")]
 )
-def test_an_unknown_model_is_404_with_the_nearest(bed: Bed, asked: str, hint: str) -> None:
+def test_an_unknown_model_is_404_with_a_suggestion(bed: Bed, asked: str, hint: str) -> None:
     bed.backend()
     got = bed.ask(chat(model=asked))
     assert (got.status, got.error["code"]) == (404, "model_not_found")
     assert hint in got.error["message"]
 
 
-def test_a_model_has_more_than_one_name(bed: Bed) -> None:
+def test_aliases_select_the_same_model(bed: Bed) -> None:
     backend = bed.backend()
     assert bed.ask(chat(model="other-name")).status == 200
     assert json.loads(backend.received[0].body)["model"] == "other-name"
 
 
-def test_no_model_is_the_only_one_or_an_error(lay: Lay) -> None:
+def test_a_missing_model_selects_the_only_one_or_is_an_error(lay: Lay) -> None:
     one = lay()
     one.backend()
     assert one.ask(post({"messages": []})).status == 200
@@ -282,7 +282,7 @@ def test_health_and_readiness(bed: Bed) -> None:
     assert bed.ask(HEALTH).status == 200
 
 
-def test_the_models(lay: Lay) -> None:
+def test_listing_models(lay: Lay) -> None:
     bed = lay({}, {**CHAT_DEPLOYMENT, "model": "org/llama 8b", "aliases": []})
     listed = bed.ask(page(b"/v1/models")).json()
     assert listed["object"] == "list"
@@ -302,11 +302,11 @@ def test_404_lists_the_known_paths(bed: Bed) -> None:
     assert CHAT.decode() in got.error["message"]
 
 
-def test_pages_take_a_query(bed: Bed) -> None:
+def test_pages_accept_a_query(bed: Bed) -> None:
     assert bed.ask(page(b"/health?verbose=1")).status == 200
 
 
-def test_a_changed_setting_is_in_force_at_once(lay: Lay) -> None:
+def test_a_changed_setting_applies_at_once(lay: Lay) -> None:
     bed = lay()
     bed.backend(answers(OK))
     client = bed.client()

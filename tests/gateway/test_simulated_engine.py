@@ -47,7 +47,7 @@ def same_but_for_names(said: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
-def test_the_answer_is_the_same_with_and_without_a_gateway(pair: tuple[Bed, Served], streams: bool) -> None:
+def test_responses_are_the_same_with_and_without_the_gateway(pair: tuple[Bed, Served], streams: bool) -> None:
     bed, server = pair
     direct = server.ask("/v1/completions", PROMPT | {"stream": streams}).body
     through = ask(bed, stream=streams)
@@ -73,7 +73,7 @@ def test_a_fault_before_the_first_byte_is_hidden(pair: tuple[Bed, Served], fault
 
 
 @pytest.mark.parametrize("fault", ["hang", "reset", "cut", "end", "garbage"])
-def test_a_fault_within_a_stream_is_an_error_that_can_be_read(pair: tuple[Bed, Served], fault: str) -> None:
+def test_a_fault_within_a_stream_becomes_an_error_event(pair: tuple[Bed, Served], fault: str) -> None:
     bed, server = pair
     server.ask("/faults", {"fault": fault, "count": 1, "afterTokens": 3})
     got = ask(bed, stream=True)
@@ -87,7 +87,7 @@ def test_a_fault_within_a_stream_is_an_error_that_can_be_read(pair: tuple[Bed, S
     assert bed.record("it").state == "refused"
 
 
-def test_a_server_that_is_slow_is_not_a_server_that_hangs(lay: Lay, processes: tuple[Served, Served]) -> None:
+def test_a_slow_server_does_not_count_as_hung(lay: Lay, processes: tuple[Served, Served]) -> None:
     bed = lay({"upstream": {"firstTokenTimeout": "5s"}}, FIFO)
     first, _ = processes
     bed.admit(first.port)

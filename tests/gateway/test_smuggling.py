@@ -149,7 +149,7 @@ OURS = {b"host", b"x-request-id", b"content-length"}
 
 @pytest.mark.parametrize("piece", [0, 1], ids=["at once", "byte by byte"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_gets_through(bed: Bed, name: str, piece: int) -> None:
+def test_ambiguous_requests_are_refused(bed: Bed, name: str, piece: int) -> None:
     backend = bed.backend()
     client = bed.client()
     try:
@@ -164,7 +164,7 @@ def test_nothing_gets_through(bed: Bed, name: str, piece: int) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_gets_through_behind_a_good_request(bed: Bed, name: str) -> None:
+def test_ambiguous_requests_behind_a_valid_one_are_refused(bed: Bed, name: str) -> None:
     backend = bed.backend()
     client = bed.client()
     client.send(chat() + REFUSED[name] + SMUGGLED)
@@ -212,7 +212,7 @@ def test_accepted_requests_are_rewritten(bed: Bed, name: str) -> None:
     assert request.body == BODY
 
 
-def test_other_headers_and_the_query_are_passed_on(bed: Bed) -> None:
+def test_other_headers_and_the_query_are_forwarded(bed: Bed) -> None:
     backend = bed.backend()
     sent = [
         "Accept: application/json", "user-agent: me/1", "X-Custom: a", "x-custom: b", "traceparent: 00-1-2-01",
@@ -247,7 +247,7 @@ def test_a_body_cannot_smuggle_headers(bed: Bed, session: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["a\x01", "caf\xe9", "x" * 129, "", "a\tb"], ids=ascii)
-def test_a_request_id_that_does_not_belong_in_a_header_is_replaced(bed: Bed, given: str) -> None:
+def test_a_request_id_that_is_not_a_valid_header_is_replaced(bed: Bed, given: str) -> None:
     backend = bed.backend()
     answer = bed.ask(chat(f"x-request-id: {given}"))
     if answer.status == 200:
@@ -257,7 +257,7 @@ def test_a_request_id_that_does_not_belong_in_a_header_is_replaced(bed: Bed, giv
         assert answer.status == 400
 
 
-def test_a_length_that_is_not_kept_is_not_waited_for_by_instances(bed: Bed) -> None:
+def test_an_incomplete_body_is_not_forwarded(bed: Bed) -> None:
     """Half a body is never sent on: the request is read whole first."""
     backend = bed.backend(answers(OK))
     client = bed.client()

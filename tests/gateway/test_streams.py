@@ -50,7 +50,7 @@ GOOD: dict[str, Script] = {
 
 @pytest.mark.parametrize("piece", [0, 1, 7], ids=lambda size: f"in pieces of {size}" if size else "at once")
 @pytest.mark.parametrize("name", GOOD)
-def test_every_byte_is_passed_on(bed: Bed, name: str, piece: int) -> None:
+def test_every_byte_is_forwarded(bed: Bed, name: str, piece: int) -> None:
     def script(line: Line) -> None:
         line.piece = piece
         GOOD[name](line)
@@ -88,7 +88,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("size", [3, 1000, 10_000_000], ids=lambda size: f"chunks of {size}")
-def test_streams_of_every_kind_are_passed_on(bed: Bed, name: str, size: int) -> None:
+def test_streams_of_every_kind_are_forwarded(bed: Bed, name: str, size: int) -> None:
     payload = ODD[name]
     if size == 3 and len(payload) > 100_000:
         size = 50_000
@@ -108,7 +108,7 @@ def test_http_1_0_gets_a_stream_without_chunks(bed: Bed) -> None:
         assert client.is_closed()
 
 
-def test_an_event_goes_out_as_soon_as_it_is_whole(bed: Bed) -> None:
+def test_an_event_is_forwarded_as_soon_as_it_is_complete(bed: Bed) -> None:
     """The backend sends the next part only when the client has seen what it should see of the last."""
     seen = threading.Semaphore(0)
 
@@ -182,7 +182,7 @@ CUTS = [
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"], ids=["HTTP/1.1", "HTTP/1.0"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
-def test_a_stream_that_breaks_off_ends_with_an_error_that_can_be_read(lay: Lay, cut: Cut, version: bytes) -> None:
+def test_an_interrupted_stream_ends_with_an_error_event(lay: Lay, cut: Cut, version: bytes) -> None:
     bed = lay({"upstream": {"stallTimeout": "100ms"}})
 
     def script(line: Line) -> None:
@@ -236,7 +236,7 @@ def test_http_1_0_keep_alive_is_closed_after_a_stream(bed: Bed) -> None:
     assert (got.body, got.header("connection")) == (WHOLE, "close")
 
 
-def test_the_end_mark_must_be_an_event_and_not_a_word(bed: Bed) -> None:
+def test_done_must_be_an_event_of_its_own(bed: Bed) -> None:
     bed.backend(answers(stream(EVENTS[0], b'data: {"choices":[{"delta":{"content":"say data: [DONE]"}}]}\n\n')))
     got = bed.ask(chat(stream=True))
     assert error_of(got)["code"] == "stream_interrupted"
@@ -255,7 +255,7 @@ def test_a_stream_that_is_cut_after_its_end_mark_is_complete(lay: Lay) -> None:
     assert client.stays_open()
 
 
-def test_streams_of_the_responses_api_need_no_end_mark(bed: Bed) -> None:
+def test_streams_of_the_responses_api_need_no_done(bed: Bed) -> None:
     said = b'event: response.completed\ndata: {"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}\n\n'
     bed.backend(answers(stream(b"event: response.created\ndata: {}\n\n", said)))
     got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses", ["x-request-id: it"]))
@@ -269,13 +269,13 @@ def test_a_stream_that_ends_with_its_connection_needs_an_end_mark(bed: Bed) -> N
     assert error_of(got)["code"] == "stream_interrupted"
 
 
-def test_an_error_of_the_engine_within_a_stream_is_passed_on(bed: Bed) -> None:
+def test_an_error_event_of_the_engine_is_forwarded(bed: Bed) -> None:
     said = [EVENTS[0], b'data: {"error": {"message": "out of memory"}}\n\n', DONE]
     bed.backend(answers(stream(*said)))
     assert bed.ask(chat(stream=True)).body == b"".join(said)
 
 
-def test_an_engine_that_answers_a_stream_with_json_is_passed_on(bed: Bed) -> None:
+def test_json_instead_of_a_stream_is_forwarded(bed: Bed) -> None:
     """A bad request is not a stream, even if it was to be one."""
     said = b'{"error": {"message": "no such thing"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(said)
@@ -296,7 +296,7 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
     assert dict(bed.gateway.metrics.of("chat").tokens) == {"input": 7, "output": 8, "cached": 4}
 
 
-def test_many_streams_at_once(bed: Bed) -> None:
+def test_many_concurrent_streams(bed: Bed) -> None:
     """Each client gets its own."""
 
     def script(line: Line) -> None:

@@ -45,7 +45,7 @@ def connected(bed: Bed, certificate: tuple[Path, Path]) -> Client:
     return client
 
 
-def test_clients_over_tls(guarded: Bed, certificate: tuple[Path, Path]) -> None:
+def test_clients_connect_over_tls(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     guarded.backend(answers(OK, stream(event(0), DONE)))
     assert guarded.listeners.url.startswith("https://127.0.0.1:")
     client = connected(guarded, certificate)
@@ -58,7 +58,7 @@ def test_clients_over_tls(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     assert client.stays_open()
 
 
-def test_a_refusal_over_tls_can_be_read(guarded: Bed, certificate: tuple[Path, Path]) -> None:
+def test_a_refusal_over_tls_is_readable(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     for sent, status in (
         (b"NONSENSE\r\n\r\n", 400),
         (b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n" % CHAT, 413),
@@ -76,7 +76,7 @@ def test_plain_http_on_a_tls_port(guarded: Bed, certificate: tuple[Path, Path]) 
     assert connected(guarded, certificate).ask(HEALTH).status == 200
 
 
-def test_a_client_over_tls_that_leaves(guarded: Bed, certificate: tuple[Path, Path]) -> None:
+def test_a_tls_client_disconnects(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     backend = guarded.backend(hangs())
     client = connected(guarded, certificate)
     client.send(chat())
@@ -85,7 +85,7 @@ def test_a_client_over_tls_that_leaves(guarded: Bed, certificate: tuple[Path, Pa
     wait_for(backend.all_over, "the instance must hear of it")
 
 
-def test_a_handshake_that_never_ends_holds_nothing_up(guarded: Bed, certificate: tuple[Path, Path]) -> None:
+def test_an_unfinished_handshake_blocks_nothing(guarded: Bed, certificate: tuple[Path, Path]) -> None:
     mute = [guarded.client() for _ in range(5)]
     assert connected(guarded, certificate).ask(HEALTH).status == 200
     for client in mute:
@@ -104,7 +104,9 @@ def secret(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     return context
 
 
-def test_instances_over_tls(bed: Bed, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instances_are_reached_over_tls(
+    bed: Bed, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     backend = Backend([answers(OK, stream(event(0), DONE))], secret(certificate))
     bed.backends.append(backend)

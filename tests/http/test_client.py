@@ -59,7 +59,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("said", "closes", "heard"), ANSWERS, ids=lambda value: str(value)[:40])
-def test_answers_of_every_form_are_read(said: bytes, closes: bool, heard: HttpResponse) -> None:
+def test_responses_with_any_framing_are_read(said: bytes, closes: bool, heard: HttpResponse) -> None:
     async def story() -> None:
         server = Server(said, closes=closes)
         async with serving(server) as address:
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_listen() -> None:
     run(story())
 
 
-def test_a_response_without_end_is_not_waited_for() -> None:
+def test_a_response_without_end_times_out() -> None:
     async def story() -> None:
         async with serving(Server(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000)) as address:
             with pytest.raises(NoResponse, match="longer than 1000 bytes"):
@@ -161,7 +161,7 @@ def test_tls_needs_a_certificate_that_the_system_trusts(certificate: Path, monke
     pool_module._tls.cache_clear()
 
 
-def test_pieces_are_read_as_they_come_and_the_connection_is_used_again(tmp_path: Path) -> None:
+def test_pieces_are_read_as_they_arrive_and_the_connection_is_reused(tmp_path: Path) -> None:
     """Over a unix socket, whose path may be longer than systems allow."""
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
@@ -201,7 +201,7 @@ def test_pieces_are_read_as_they_come_and_the_connection_is_used_again(tmp_path:
     run(story())
 
 
-def test_a_response_that_breaks_off_raises_after_its_pieces() -> None:
+def test_a_truncated_response_raises_after_its_pieces() -> None:
     async def story() -> None:
         said = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
         async with serving(Server(said, closes=True)) as address:

@@ -108,7 +108,7 @@ def test_pipelined_requests_are_left_to_llhttp() -> None:
     assert read_fast(PLAIN + b"P", MOST) is None
 
 
-def test_thousands_of_requests_in_one_piece_are_read_in_one_go() -> None:
+def test_thousands_of_pipelined_requests_do_not_recurse() -> None:
     """Not each from within the one before."""
     memory = Memory(limits={"maxPipelined": 10_000})
     client, transport = memory.client()
@@ -129,7 +129,7 @@ def test_a_head_that_is_too_long_is_left_to_llhttp() -> None:
 
 @pytest.mark.parametrize("size", [100, 3_000, 40_000])
 @pytest.mark.parametrize("piece", [7, 1_000, 16_384, 1_000_000])
-def test_bodies_in_pieces(size: int, piece: int) -> None:
+def test_bodies_are_forwarded_unchanged_in_any_pieces(size: int, piece: int) -> None:
     """Whole, cut anywhere, and with the next request right behind: the same goes to the engine."""
     memory, asked = Memory(), chat(prompt="x" * size)
     client, transport = memory.client()
@@ -144,7 +144,7 @@ def test_bodies_in_pieces(size: int, piece: int) -> None:
     memory.forget()
 
 
-def test_after_a_request_that_ends_the_connection_nothing_is_read() -> None:
+def test_data_after_the_last_request_is_ignored() -> None:
     memory = Memory()
     client, transport = memory.client()
     client.data_received(chat("connection: close"))

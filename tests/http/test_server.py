@@ -78,7 +78,7 @@ def play(scene: Callable[[Client], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_a_request_is_read_whole_and_the_connection_is_used_again() -> None:
+def test_a_request_is_read_completely_and_the_connection_is_reused() -> None:
     async def scene(client: Client) -> None:
         for body in (b"", b"some words", b"x" * 300_000):
             length = b"content-length: %d\r\n\r\n" % len(body)
@@ -93,7 +93,7 @@ def test_a_request_is_read_whole_and_the_connection_is_used_again() -> None:
     play(scene)
 
 
-def test_nothing_of_one_request_is_left_for_the_next() -> None:
+def test_requests_share_no_state() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(b"POST /a HTTP/1.1\r\nhost: here\r\nmine: 1\r\ncontent-length: 1\r\n\r\nx" + GET)
         (await client.request())[0].answer(200, b"{}")
@@ -117,7 +117,7 @@ def test_pipelined_requests_wait_their_turn() -> None:
     play(scene)
 
 
-def test_pieces_are_sent_as_they_are_written_and_held_ones_together() -> None:
+def test_pieces_are_sent_as_they_are_written_and_held_pieces_together() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET)
         connection, _ = await client.request()
@@ -140,7 +140,7 @@ def test_pieces_are_sent_as_they_are_written_and_held_ones_together() -> None:
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.0\r\n", b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"])
-def test_a_client_that_wants_the_connection_closed_is_told_so(head: bytes) -> None:
+def test_connection_close_is_confirmed(head: bytes) -> None:
     async def scene(client: Client) -> None:
         client.writer.write(head + b"\r\n")
         (await client.request())[0].answer(404, b"", b"text/plain")
@@ -164,7 +164,7 @@ def test_a_stream_over_http_1_0_ends_with_the_connection() -> None:
     play(scene)
 
 
-def test_a_stream_that_is_cut_has_no_end() -> None:
+def test_a_truncated_stream_has_no_last_chunk() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(GET + GET)
         stream = ResponseStream((await client.request())[0], PLAIN)
@@ -176,7 +176,7 @@ def test_a_stream_that_is_cut_has_no_end() -> None:
     play(scene)
 
 
-def test_what_is_not_http_is_refused() -> None:
+def test_invalid_http_is_refused() -> None:
     async def scene(client: Client) -> None:
         client.writer.write(b"not HTTP at all\r\n\r\n")
         answer = await client.rest()

@@ -42,7 +42,7 @@ def passed_on(blob: bytes, to: Replica, method: str) -> object:
     return answer.value(to.shared) if answer.status == 200 else answer.json()["message"]
 
 
-def test_a_large_array_between_two_replicas(tmp_path: Path) -> None:
+def test_a_large_array_is_passed_between_replicas(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(CODE)
     with (
         replica(tmp_path, code="app.py:make", kind="function") as maker,
@@ -62,7 +62,7 @@ def test_a_large_array_between_two_replicas(tmp_path: Path) -> None:
         assert isinstance(maker.call(CALL, 1).value(maker.shared), np.ndarray)
 
 
-def test_it_takes_about_as_long_as_copying_it(tmp_path: Path) -> None:
+def test_passing_an_array_takes_about_as_long_as_copying_it(tmp_path: Path) -> None:
     """Both calls and their HTTP included; the bound is wide, since the machine may be busy."""
     (tmp_path / "app.py").write_text(CODE)
     with (

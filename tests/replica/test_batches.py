@@ -71,7 +71,7 @@ def at_once(model: Replica, method: str, calls: list[tuple[Any, ...]], **head: A
     return [answers[place] for place in range(len(calls))]
 
 
-def test_concurrent_calls_go_together(model: Replica) -> None:
+def test_concurrent_calls_are_batched(model: Replica) -> None:
     answers = at_once(model, "plain", [(place,) for place in range(8)])
     assert [answer.value() for answer in answers] == [place * 2 for place in range(8)]
     assert model.value("sizes_so_far") == [4, 4]
@@ -112,7 +112,7 @@ def test_abandoned_calls_are_left_out_and_the_next_batch_fills_while_one_runs(mo
     assert model.value("sizes_so_far") == [5]
 
 
-def test_a_call_in_a_batch_can_be_late(model: Replica) -> None:
+def test_a_batched_call_can_miss_its_deadline(model: Replica) -> None:
     with model.send("busy", 0):
         until(lambda: model.value("sizes_so_far") == [1])
         assert model.call("busy", 1, deadline_s=0.05).status == 504
@@ -134,7 +134,7 @@ def test_a_batch_is_cancelled_when_its_last_call_is(model: Replica) -> None:
     assert model.value("plain", 1) == 2
 
 
-def test_generators_take_no_batches(tmp_path: Path) -> None:
+def test_generators_cannot_be_batched(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "import pointsman as pm\nclass Model:\n    @pm.batch\n    def words(self, xs):\n        yield xs\n"
     )

@@ -102,7 +102,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         yield running
 
 
-def test_a_method_a_coroutine_and_the_object_itself(model: Replica) -> None:
+def test_methods_coroutines_and_callable_objects(model: Replica) -> None:
     answer = model.call("forward", 21)
     assert (answer.status, answer.kind) == (200, BLOB)
     assert answer.value() == 42
@@ -111,7 +111,7 @@ def test_a_method_a_coroutine_and_the_object_itself(model: Replica) -> None:
     assert model.value(CALL, 1, (2,), kwargs={"a": {3}}) == ["m", (1, (2,)), {"a": {3}}]
 
 
-def test_a_function(tmp_path: Path) -> None:
+def test_functions_can_be_called(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(CODE)
     with replica(tmp_path, code="f.py:double", kind="function") as running:
         assert running.value(CALL, 4) == 8
@@ -158,7 +158,7 @@ def test_what_is_not_a_call_is_refused(model: Replica) -> None:
     assert model.ask("POST", "/call", encode_call(CallHead(method="forward"))[:-1]).status == 400
 
 
-def test_answers_for_clients(model: Replica) -> None:
+def test_response_formats_for_clients(model: Replica) -> None:
     assert model.call("text", form="json")[1:] == ("application/json", b'"plain"')
     assert model.call("raw", form="json")[1:] == ("application/octet-stream", b"\x00\x01")
     assert model.call("rich", form="json").json() == {
@@ -184,7 +184,7 @@ def test_generators_stream(model: Replica, method: str, args: list[Any], kind: s
     assert (answer.kind, answer.body) == (kind, body)
 
 
-def test_generators_as_events_as_values_and_as_pieces(model: Replica) -> None:
+def test_generators_as_events_values_and_pieces(model: Replica) -> None:
     answer = model.call("words", 2, form="events")
     assert answer.kind.startswith("text/event-stream")
     assert answer.body == b"data: w0 \n\ndata: w1 \n\ndata: [DONE]\n\n"
@@ -198,7 +198,7 @@ def test_generators_as_events_as_values_and_as_pieces(model: Replica) -> None:
     assert decode_value(answer.body[4 : 4 + length]) == {"n": 0}
 
 
-def test_a_stream_that_breaks_is_cut(model: Replica) -> None:
+def test_a_failed_stream_is_truncated(model: Replica) -> None:
     with model.send("breaks", form="events") as client:
         said = read_all(client)
     assert b"data: one\ndata: two\n\n" in said
@@ -223,7 +223,7 @@ def test_a_client_that_disconnects_ends_its_stream(model: Replica, method: str, 
     until(lambda: model.value("counts")[2] == closed + 1)
 
 
-def test_a_slow_client_does_not_fill_the_memory(model: Replica) -> None:
+def test_a_slow_client_pauses_the_generator(model: Replica) -> None:
     with model.send("endless_plain", form="json") as client:
         assert client.recv(1000)
         resident = _resident_mb(model.process.pid)
@@ -275,7 +275,7 @@ def test_code_can_read_the_context_of_its_call(model: Replica) -> None:
     assert model.value("context_later", request_id="other") == "other"
 
 
-def test_quick_methods_leave_the_threads_and_slow_ones_return(model: Replica) -> None:
+def test_quick_methods_move_to_the_loop_and_slow_ones_move_back(model: Replica) -> None:
     def where(seconds: float = 0.0) -> Any:
         return model.again("sleep", seconds).value()
 
@@ -296,7 +296,7 @@ def test_quick_methods_leave_the_threads_and_slow_ones_return(model: Replica) ->
     assert where() == "call-1"
 
 
-def test_no_more_plain_calls_side_by_side_than_threads(tmp_path: Path) -> None:
+def test_plain_calls_run_on_at_most_the_configured_threads(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         """
 import threading, time
@@ -331,7 +331,7 @@ class Model:
             assert running.value("slow") == threads
 
 
-def test_requests_in_a_row_are_answered_in_order(model: Replica) -> None:
+def test_pipelined_requests_are_answered_in_order(model: Replica) -> None:
     body = [call("sleep", 0.05), call("forward", 1), call("later", 1)]
     head = "POST /call HTTP/1.1\r\nhost: x\r\nx-pointsman-secret: open sesame\r\ncontent-length: {}\r\n\r\n"
     with model.send("forward", 5) as client:

@@ -42,7 +42,7 @@ def test_a_replica_reports_the_last_value_of_each_metric(tmp_path: Path) -> None
         assert told()["frames"] == 8.0
 
 
-def test_names_are_bounded_and_may_have_anything_in_them() -> None:
+def test_metric_names_are_limited_in_number_and_escaped() -> None:
     metrics = RecordedMetrics()
     odd = 'a "quoted"\nname \\ {b}'
     for number in range(MAX_METRICS):

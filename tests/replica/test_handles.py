@@ -225,7 +225,7 @@ def test_calls_inherit_their_context(router: Replica, gateway: Gateway) -> None:
     assert gateway.asked[-1][1].deadline_s is None
 
 
-def test_calls_side_by_side_and_from_plain_code(router: Replica, gateway: Gateway) -> None:
+def test_concurrent_calls_and_calls_from_plain_code(router: Replica, gateway: Gateway) -> None:
     assert router.value("at_once", 20) == [[x, None] for x in range(20)]
     for x in range(20):  # it is quick, and stays in its thread all the same
         assert router.again("plain", x).value() == [x, None]
@@ -235,7 +235,7 @@ def test_blocking_on_the_loop_is_an_error(router: Replica) -> None:
     assert "await the response" in router.call("blocks").json()["message"]
 
 
-def test_pieces(router: Replica, gateway: Gateway) -> None:
+def test_streamed_pieces_are_read(router: Replica, gateway: Gateway) -> None:
     assert router.value("pieces", 3) == [(0,), (1,), (2,)]
     assert gateway.asked[-1][1].form == "pieces"
     assert router.value("plain_pieces", 100) == [(place,) for place in range(100)]
@@ -252,11 +252,11 @@ def test_errors_of_other_nodes(router: Replica) -> None:
 
 
 @pytest.mark.parametrize("how", ["length", "chunks", "stream"])
-def test_an_answer_that_breaks_off(router: Replica, how: str) -> None:
+def test_a_truncated_response_raises(router: Replica, how: str) -> None:
     assert router.value("breaks_off", how) == "the answer broke off in the middle"
 
 
-def test_no_answer_at_all(router: Replica) -> None:
+def test_no_response_raises(router: Replica) -> None:
     assert "does not answer" in router.value("breaks_off", "head")
 
 
@@ -277,7 +277,7 @@ def test_large_arrays_go_through_shared_memory(router: Replica, gateway: Gateway
     assert max(gateway.asked[-1][1].blobs) < 1000
 
 
-def test_a_model(router: Replica, gateway: Gateway) -> None:
+def test_calls_to_a_model(router: Replica, gateway: Gateway) -> None:
     known: dict[str, Any] = {"request_id": "r7", "priority": 3, "tenant": "t", "deadline_s": 20.0}
     assert router.value("talk", **known) == [
         "Hello", "upon a time", [[1.0], [2.0]], ["Hel", "lo"], "chat-1", "<model smollm2>", "<handle to cheap>",
@@ -298,7 +298,7 @@ def test_handles_among_the_arguments_of_a_call(gateway: Gateway, tmp_path: Path)
             assert running.ask("POST", "/call", encode_call(sent)).value() == [x, None]
 
 
-def test_no_gateway(tmp_path: Path) -> None:
+def test_calls_without_a_gateway_raise(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(CODE)
     with replica(tmp_path, code="app.py:Router", args=[{"$handle": "a"}, {"deep": [1]}]) as running:
         began = time.monotonic()

@@ -48,7 +48,7 @@ def validating(folder: Path) -> Iterator[Replica]:
         yield running
 
 
-def test_a_preprocessor_makes_the_input(folder: Path) -> None:
+def test_a_preprocessor_creates_the_input(folder: Path) -> None:
     with replica(folder, kind="ingress", preprocessor="app.py:to_list") as running:
         paths = [[[2, False]], [[0, False]], []]
         assert parts(running.input(b"1 2 3", paths)) == [3, 1, [1, 2, 3]]
@@ -62,7 +62,7 @@ def test_a_preprocessor_makes_the_input(folder: Path) -> None:
         assert parts(running.input(b"7", [[[0, False]]])) == [7]
 
 
-def test_a_plain_preprocessor_sees_the_whole_request(folder: Path) -> None:
+def test_a_plain_preprocessor_gets_the_whole_request(folder: Path) -> None:
     with replica(folder, kind="ingress", preprocessor="app.py:plain") as running:
         for _ in range(12):  # in a thread, then on the loop
             answer = running.input(b"", WHOLE, method="PUT", query="q=1&q=2", headers={"x-token": "abc"})
@@ -86,7 +86,7 @@ def test_a_preprocessor_that_refuses(folder: Path, preprocessor: str, status: in
         assert said.items() <= answer.json().items()
 
 
-def test_a_schema_makes_the_input(validating: Replica) -> None:
+def test_a_schema_creates_the_input(validating: Replica) -> None:
     answer = validating.input(b'{"text": "x", "count": 3}', [[["text", False]], [["count", True]]])
     assert parts(answer) == ["x", 3]
     assert parts(validating.input(b'{"text": "x"}', [[["count", True]]])) == [1]

@@ -57,7 +57,7 @@ def test_stopped_while_loading(tmp_path: Path) -> None:
         assert running.process.wait(PATIENCE_S) == 0
 
 
-def test_configuration_comes_at_the_start_and_changes(tmp_path: Path) -> None:
+def test_configuration_is_applied_at_the_start_and_on_change(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED)
     with replica(tmp_path, {"POINTSMAN_USER_CONFIG": '{"a": 1}'}, code="m.py:Model") as running:
         assert running.value("get") == {"a": 1}
@@ -123,7 +123,7 @@ def test_an_idle_replica_stops_at_once(tmp_path: Path) -> None:
         assert running.process.wait(PATIENCE_S) == 0
 
 
-def test_killed_in_the_middle_of_a_call_the_client_sees_it(tmp_path: Path) -> None:
+def test_a_client_notices_that_the_replica_was_killed(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(CONFIGURED)
     with replica(tmp_path, code="m.py:Model") as running, running.send("sleep", 30) as client:
         until(lambda: running.ask("GET", "/health").status == 200)

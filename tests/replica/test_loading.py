@@ -37,7 +37,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["script.py:Model", "script:Model", "sub/../script.py:Model"])
-def test_a_script_is_loaded_as_far_as_it_defines_what_is_wanted(tmp_path: Path, code: str) -> None:
+def test_a_script_is_loaded_up_to_the_wanted_definition(tmp_path: Path, code: str) -> None:
     write(tmp_path, script=SCRIPT)
     (tmp_path / "sub").mkdir()
     with replica(tmp_path, code=code) as running:
@@ -45,13 +45,13 @@ def test_a_script_is_loaded_as_far_as_it_defines_what_is_wanted(tmp_path: Path, 
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_class_inside_another(tmp_path: Path) -> None:
+def test_a_nested_class_can_be_loaded(tmp_path: Path) -> None:
     write(tmp_path, script=SCRIPT)
     with replica(tmp_path, code="script.py:Outer.Inner") as running:
         assert running.value("forward") == "inner"
 
 
-def test_modules_of_packages_and_files_beside_them(tmp_path: Path) -> None:
+def test_modules_of_packages_and_files_can_import_their_neighbours(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     write(
@@ -72,7 +72,7 @@ def test_modules_of_packages_and_files_beside_them(tmp_path: Path) -> None:
         assert running.value(CALL) == 7
 
 
-def test_a_file_named_like_a_module_that_is_known(tmp_path: Path) -> None:
+def test_a_file_may_have_the_name_of_an_installed_module(tmp_path: Path) -> None:
     write(tmp_path, json="def f(): return __name__", **{"my-code": "def f(): return 'dash'"})
     with replica(tmp_path, code="json.py:f", kind="function") as running:
         assert running.value(CALL).startswith("_pointsman_")
@@ -140,7 +140,7 @@ def test_a_missing_module(tmp_path: Path) -> None:
     assert "No module named 'nothing_of'" in last_words(tmp_path, code="nothing_of.the_kind:f")
 
 
-def test_names_above_the_wanted_code(tmp_path: Path) -> None:
+def test_deploy_before_the_wanted_definition(tmp_path: Path) -> None:
     write(
         tmp_path,
         script="""

@@ -32,7 +32,7 @@ raise RuntimeError("a replica has run what is not for it")
 """
 
 
-def test_the_diamond_as_it_stands(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "diamond.py").write_text(DIAMOND)
     with replica(tmp_path, code="diamond.py:Model", args=[2]) as running:
         assert running.value("forward", 21) == 42

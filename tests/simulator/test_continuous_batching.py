@@ -31,7 +31,7 @@ def text(family: int, blocks: int) -> list[int]:
     return [family * 1000 + place for place in range(blocks)]
 
 
-def test_alone_it_takes_what_the_formula_says() -> None:
+def test_a_single_job_takes_the_time_of_the_formula() -> None:
     engine, job = ContinuousBatching(H100), Job(1000, 3)
     engine.submit(job, 5.0)
     steps = steps_of(engine)
@@ -74,7 +74,7 @@ def test_seats_are_limited_and_assigned_in_order() -> None:
     assert max(len(step.produced) for step in steps) == 2
 
 
-def test_long_prompts_are_read_in_parts_while_answers_go_on() -> None:
+def test_long_prompts_are_prefilled_in_chunks_during_decoding() -> None:
     engine = ContinuousBatching(PLAIN._replace(kv_tokens=16_000), Limits(max_num_seqs=4, max_num_batched_tokens=100))
     talking, long = Job(16, 20), Job(950, 1)
     engine.submit(talking, 0.0)
@@ -123,7 +123,7 @@ def test_the_job_admitted_last_is_preempted_and_resumes_first() -> None:
     assert first_and_last(steps, first)[1] == pytest.approx(0.40)  # as if it had been alone
 
 
-def test_a_cancelled_job_is_forgotten_wherever_it_is() -> None:
+def test_a_job_can_be_cancelled_in_any_state() -> None:
     engine = ContinuousBatching(PLAIN, Limits(max_num_seqs=2, max_num_batched_tokens=20))
     writing, reading, waiting = Job(16, 50), Job(100, 50), Job(16, 50)
     for job in (writing, reading, waiting):
@@ -273,7 +273,7 @@ def test_advancing_more_often_changes_nothing(limits: Limits, loads: list[Load],
 
 
 @given(st.integers(1, 20_000), st.integers(0, 5_000), st.integers(1, 50))
-def test_alone_a_longer_prompt_is_never_faster(tokens: int, more: int, output: int) -> None:
+def test_a_longer_prompt_is_never_faster(tokens: int, more: int, output: int) -> None:
     def took(prompt: int) -> tuple[float, float]:
         engine, job = ContinuousBatching(H100), Job(prompt, output)
         engine.submit(job, 0.0)

@@ -69,7 +69,7 @@ def test_hang(server: Served) -> None:
     assert is_fine(server)
 
 
-def test_hang_in_the_middle(server: Served) -> None:
+def test_hang_during_the_stream(server: Served) -> None:
     told(server, fault="hang", count=2, afterTokens=3)
     heard = said(server, STREAM)
     assert heard.endswith(b"...")
@@ -106,7 +106,7 @@ def test_cut(server: Served) -> None:
     assert len(half) < int(head.partition(b"content-length: ")[2])
 
 
-def test_end_without_an_end(server: Served) -> None:
+def test_end_without_the_last_chunk(server: Served) -> None:
     told(server, fault="end", count=1, afterTokens=2)
     answer = server.ask("/v1/completions", STREAM)
     assert words(answer.body) == 2
@@ -117,7 +117,7 @@ def test_end_without_an_end(server: Served) -> None:
     assert said(server, PLAIN).count(b"HTTP/1.1") == 1
 
 
-def test_a_fault_after_more_tokens_than_there_are_strikes_after_the_last(server: Served) -> None:
+def test_a_fault_after_too_many_tokens_happens_after_the_last(server: Served) -> None:
     told(server, fault="cut", count=1, afterTokens=100)
     heard = said(server, STREAM)
     assert words(heard) == 8
@@ -133,7 +133,7 @@ def test_garbage_instead_of_http(server: Served) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 400])
-def test_an_error(server: Served, status: int) -> None:
+def test_an_error_status(server: Served, status: int) -> None:
     told(server, fault="status", status=status, count=1)
     answer = server.ask("/v1/completions", PLAIN)
     assert answer.status == status
@@ -214,7 +214,7 @@ def test_metrics_that_are_missing_stale_or_nonsense(server: Served) -> None:
     assert server.ask("/metrics").body != before
 
 
-def test_refused_connections_for_a_time(server: Served) -> None:
+def test_connections_are_refused_for_a_time(server: Served) -> None:
     idle = socket.create_connection(("127.0.0.1", server.port))
     until(lambda: idle.getsockname() is not None)
     told(server, fault="refuse", seconds=SHORT_S)
@@ -232,20 +232,20 @@ def test_refused_connections_for_a_time(server: Served) -> None:
     until(answers_again)
 
 
-def test_a_probability(server: Served) -> None:
+def test_a_fault_with_a_probability(server: Served) -> None:
     told(server, fault="status", probability=0.5)
     results = [server.ask("/v1/completions", PLAIN).status for _ in range(60)]
     assert 10 < results.count(500) < 50
 
 
-def test_only_for_a_time(server: Served) -> None:
+def test_a_fault_for_a_time(server: Served) -> None:
     told(server, fault="status", seconds=0.05)
     assert server.ask("/v1/completions", PLAIN).status == 500
     until(lambda: server.ask("/v1/completions", PLAIN).status == 200)
     assert server.ask("/faults").json() == []
 
 
-def test_faults_in_a_row(server: Served) -> None:
+def test_a_sequence_of_faults(server: Served) -> None:
     faults = [{"fault": "status", "count": 1}, {"fault": "status", "status": 503, "count": 2}]
     assert server.ask("/faults", faults).json() == faults
     statuses = [server.ask("/v1/completions", PLAIN).status for _ in range(4)]
@@ -259,7 +259,7 @@ def test_strikes_are_counted(server: Served) -> None:
     assert server.ask("/stats").json()["faults"]["garbage-body"] == before + 1
 
 
-def test_a_hung_answer_is_no_longer_worked_on(server: Served) -> None:
+def test_a_hung_request_uses_no_slot(server: Served) -> None:
     told(server, fault="hang", count=1, afterTokens=1)
     client = server.send("/v1/completions", STREAM | {"max_tokens": 10_000, "ignore_eos": True})
     until(lambda: server.ask("/stats").json()["running"] == 0)
@@ -290,12 +290,12 @@ def test_crash(body: dict[str, Any] | None) -> None:
         ({"fault": "refuse", "count": 1}, "refuse strikes the whole server"),
     ],
 )
-def test_faults_that_make_no_sense_are_refused(server: Served, fault: object, why: str) -> None:
+def test_invalid_faults_are_refused(server: Served, fault: object, why: str) -> None:
     answer = server.ask("/faults", fault)
     assert answer.status == 400
     assert why in answer.json()["error"]["message"]
     assert server.ask("/faults").json() == []
 
 
-def test_every_fault_says_what_it_does() -> None:
+def test_every_fault_has_a_description() -> None:
     assert all(function.__doc__ for function in (*ANY_TIME.values(), *AT_THE_START.values(), *AT_ONCE.values()))

@@ -58,7 +58,7 @@ def test_eviction_is_least_recently_used_and_ends_before_beginnings() -> None:
     assert [cache.known([hash_], 1) for hash_ in (1, 2, 3, 4)] == [1, 0, 1, 0]
 
 
-def test_a_full_cache_gives_no_lease_and_loses_nothing() -> None:
+def test_a_full_cache_refuses_a_lease_and_evicts_nothing() -> None:
     cache = KvCache(64, 16)
     cache.release(leased(cache, [1, 2, 3], 3))
     # Three of these four blocks are there; but then there is no room for two more.
@@ -68,7 +68,7 @@ def test_a_full_cache_gives_no_lease_and_loses_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), max_size=40))
-def test_no_block_is_ever_lost_or_made(jobs: list[tuple[int, int, bool]]) -> None:
+def test_the_number_of_blocks_is_constant(jobs: list[tuple[int, int, bool]]) -> None:
     cache = KvCache(160, 16)
     held: list[Lease] = []
     for family, blocks, gives_back in jobs:

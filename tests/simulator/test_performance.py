@@ -5,7 +5,7 @@ import pytest
 from pointsman.simulator.performance import KV_TOKENS_IF_UNKNOWN, Hardware, constants, hardware
 
 
-def test_the_formula() -> None:
+def test_step_time_follows_the_formula() -> None:
     made_up = Hardware(c0=1.0, cw=2.0, cc=0.5, ca=0.001, ck=0.01, cb=0.1)
     # Without tokens, the constant and the weights; with many, computing outweighs reading the weights.
     assert made_up.step_ms(0, 0.0, 0, 0) == 3.0

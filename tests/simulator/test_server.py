@@ -27,7 +27,7 @@ def server() -> Iterator[Served]:
         yield served
 
 
-def test_it_is_healthy_ready_and_has_a_name(server: Served) -> None:
+def test_health_readiness_and_model_name(server: Served) -> None:
     assert server.probe(QUICK.health).status == 200
     assert server.probe(QUICK.readiness(MODEL)).status == 200
     assert [model["id"] for model in server.ask("/v1/models").json()["data"]] == [MODEL]
@@ -100,9 +100,7 @@ def test_embeddings_as_numbers_and_as_bytes(server: Served) -> None:
         ("/v1/nothing", {}, 404, "unknown to a simulated server"),
     ],
 )
-def test_errors_have_the_shape_that_clients_know(
-    server: Served, path: str, body: object, status: int, words: str
-) -> None:
+def test_errors_have_openais_format(server: Served, path: str, body: object, status: int, words: str) -> None:
     answer = server.ask(path, body)
     assert answer.status == status
     assert words in answer.json()["error"]["message"]
@@ -202,7 +200,7 @@ def test_a_fixed_pace() -> None:
         assert 0.149 < time.monotonic() - began < 2.0
 
 
-def test_the_pace_of_hardware_is_kept_in_the_long_run() -> None:
+def test_the_average_pace_matches_the_hardware() -> None:
     engine = Simulated(hardware="70B|a100_sxm|vllm|tp4", time_scale=10.0, output_tokens=100)
     with serving(engine) as served:
         began = time.monotonic()
@@ -211,7 +209,7 @@ def test_the_pace_of_hardware_is_kept_in_the_long_run() -> None:
     assert took > 0.28  # a hundred steps of 28.8 ms, ten times as fast
 
 
-def test_a_machine_that_cannot_keep_up_still_answers() -> None:
+def test_an_overloaded_machine_still_responds() -> None:
     with serving(Simulated(time_scale=1e9, output_tokens=2000)) as served:
         clients = [served.send("/v1/completions", HELLO | {"stream": True}) for _ in range(20)]
         assert served.ask("/health", timeout_s=5.0).status == 200
@@ -219,7 +217,7 @@ def test_a_machine_that_cannot_keep_up_still_answers() -> None:
             client.close()
 
 
-def test_it_is_small() -> None:
+def test_the_server_uses_little_memory() -> None:
     with serving(QUICK) as served:
         for _ in range(50):
             served.ask("/v1/completions", HELLO)
@@ -248,7 +246,7 @@ def test_the_last_line_says_why_it_cannot_start() -> None:
     assert words.endswith(f"port {port} of 127.0.0.1 is not available: Address already in use")
 
 
-def test_it_may_take_its_time_to_start() -> None:
+def test_a_configured_start_delay() -> None:
     began = time.monotonic()
     with serving(Simulated(start_seconds=0.3)) as served:
         assert time.monotonic() - began > 0.3

@@ -94,7 +94,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(PLAIN)
-def test_plain_values_arrive_as_they_were(value: Any) -> None:
+def test_plain_values_round_trip(value: Any) -> None:
     blob = encode_plain(value)
     assert blob[0] == 0
     assert same(decode_plain(blob), value)
@@ -102,7 +102,7 @@ def test_plain_values_arrive_as_they_were(value: Any) -> None:
 
 
 @given(ANYTHING)
-def test_all_values_arrive_as_they_were(value: Any) -> None:
+def test_all_values_round_trip(value: Any) -> None:
     assert same(decode_value(encode_value(value)), value)
 
 
@@ -130,12 +130,12 @@ def test_values_that_plain_data_would_change_are_pickled(value: Any) -> None:
         (Point(1, 2), "is of type Point"),
     ],
 )
-def test_what_is_not_plain_is_named(value: Any, said: str) -> None:
+def test_values_that_are_not_plain_are_named(value: Any, said: str) -> None:
     with pytest.raises(Unsendable, match=said):
         encode_plain(value)
 
 
-def test_deep_and_circular_values_do_not_break_it() -> None:
+def test_deep_and_circular_values_are_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
     again = decode_value(encode_value(circle))
@@ -171,7 +171,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [1, {"a": one}], lambda one: (one, one)])
-def test_arrays_arrive_as_they_were(array: Any, wrap: Any, shared: SharedBuffers) -> None:
+def test_arrays_round_trip(array: Any, wrap: Any, shared: SharedBuffers) -> None:
     got = decode_value(encode_value(wrap(array), shared), shared)
     found = got[1]["a"] if isinstance(got, list) else got[1] if isinstance(got, tuple) else got
     assert type(got) is type(wrap(array))
@@ -182,7 +182,7 @@ def test_arrays_arrive_as_they_were(array: Any, wrap: Any, shared: SharedBuffers
 
 @pytest.mark.parametrize("count", [10, LARGE_BYTES])
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: (one, "label")])
-def test_arrays_arrive_read_only_whatever_their_size(count: int, wrap: Any, shared: SharedBuffers) -> None:
+def test_received_arrays_are_read_only(count: int, wrap: Any, shared: SharedBuffers) -> None:
     got = decode_value(encode_value(wrap(np.arange(count)), shared), shared)
     array = got[0] if isinstance(got, tuple) else got
     with pytest.raises(ValueError, match="read-only"):
@@ -324,7 +324,7 @@ def test_a_call_with_an_unknown_extension_is_refused() -> None:
             arguments(head, blobs)
 
 
-def test_a_call_that_was_cut_short() -> None:
+def test_a_truncated_call_is_refused() -> None:
     body = encode_call(CallHead(method="f", args=template([placeholder(0)])), [encode_value("long enough")])
     with pytest.raises(UnreadableBlob, match="it should have"):
         decode_call(body[:-3])

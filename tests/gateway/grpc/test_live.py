@@ -24,7 +24,7 @@ async def made(state: Path) -> Embedded:
     return Embedded(state)
 
 
-def test_an_application_of_a_plane(tmp_path: Path) -> None:
+def test_an_application_of_a_running_plane(tmp_path: Path) -> None:
     thread = LoopThread()
     try:
         plane: Any = thread.run(made(tmp_path))

@@ -14,7 +14,7 @@ PROTO = (Path(pointsman.gateway.grpc.__file__).parent / "predict.proto").read_te
 KINDS = {9: "string", 11: "google.protobuf.Value"}
 
 
-def test_the_fields_are_those_of_the_file() -> None:
+def test_fields_match_the_proto_file() -> None:
     for name, message in FILE.message_types_by_name.items():
         [body] = re.findall(rf"^message {name} \{{$(.*?)^\}}$", PROTO, re.MULTILINE | re.DOTALL)
         told = re.findall(r"^ +([\w.]+) (\w+) = (\d+);$", body, re.MULTILINE)
@@ -24,7 +24,7 @@ def test_the_fields_are_those_of_the_file() -> None:
         assert oneofs == {of: set(re.findall(r"(\w+) = ", fields)) for of, fields in written}
 
 
-def test_the_methods_are_those_of_the_file() -> None:
+def test_methods_match_the_proto_file() -> None:
     assert re.findall(r"^package (.+);$", PROTO, re.MULTILINE) == [FILE.package]
     told = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);$", PROTO, re.MULTILINE)
     methods = FILE.services_by_name["Predict"].methods
@@ -41,7 +41,7 @@ def test_protobuf_values_are_converted(value: Any) -> None:
     assert plain(json_format.ParseDict(value, struct_pb2.Value())) == value
 
 
-def test_whole_numbers_are_whole() -> None:
+def test_whole_numbers_become_integers() -> None:
     assert type(plain(struct_pb2.Value(number_value=3))) is int
     assert type(plain(struct_pb2.Value(number_value=2.0**60))) is float
     assert plain(struct_pb2.Value()) is None

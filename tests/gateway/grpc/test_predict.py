@@ -19,12 +19,12 @@ VALUES = [1, 2.5, "ü", None, True, [], {"a": [1, {"b": None}]}, 2**53 - 1]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_what_goes_in_as_json_comes_out(door: Door, value: Any) -> None:
+def test_json_input_round_trips(door: Door, value: Any) -> None:
     assert door.predict("echo", value) == value
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_what_goes_in_as_a_value_comes_out(door: Door, value: Any) -> None:
+def test_value_input_round_trips(door: Door, value: Any) -> None:
     values = json_format.ParseDict(value, struct_pb2.Value())
     answer = door.one(PredictRequest(application="echo", values=values), timeout=10)
     assert answer.json == msgspec.json.encode(value).decode()
@@ -35,23 +35,23 @@ def test_bytes_are_base64(door: Door) -> None:
     assert [piece.json for piece in door.stream("as_bytes", "ab")] == ['"YWI="']
 
 
-def test_an_answer_of_several_steps(door: Door) -> None:
+def test_a_response_from_several_steps(door: Door) -> None:
     assert door.predict("pair", {"left": 1, "right": [2]}) == {"a": 1, "b": [2]}
 
 
-def test_a_message_for_each_piece(door: Door) -> None:
+def test_one_message_per_yielded_value(door: Door) -> None:
     pieces = [msgspec.json.decode(piece.json) for piece in door.stream("count", 5)]
     assert pieces == [{"n": number} for number in range(5)]
     assert list(door.stream("count", 0)) == []
 
 
-def test_the_pieces_of_a_text_are_strings(door: Door) -> None:
+def test_yielded_text_becomes_strings(door: Door) -> None:
     pieces = [msgspec.json.decode(piece.json) for piece in door.stream("words", "5 true hä {")]
     assert all(isinstance(piece, str) for piece in pieces)
     assert "".join(pieces) == "5 true hä { "
 
 
-def test_whole_answers_of_what_comes_in_pieces(door: Door) -> None:
+def test_predict_collects_yielded_values(door: Door) -> None:
     assert door.predict("count", 3) == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert door.predict("words", "a b") == ["a ", "b "]
     assert [piece.json for piece in door.stream("echo", {"a": 1})] == ['{"a":1}']
@@ -68,7 +68,7 @@ def test_requests_carry_tenant_priority_and_deadline(door: Door) -> None:
     assert door.ask("asked").request_id != door.ask("asked").request_id
 
 
-def test_the_earlier_deadline_counts(door: Door) -> None:
+def test_the_earlier_deadline_applies(door: Door) -> None:
     door.ask("echo", metadata={"x-pointsman-deadline-ms": "2000", "x-request-id": "header"}, timeout=60)
     door.ask("echo", metadata={"x-pointsman-deadline-ms": "60000", "x-request-id": "call"}, timeout=3)
     door.ask("echo", metadata={"x-request-id": "none"}, timeout=None)
@@ -107,7 +107,7 @@ def test_input_that_the_schema_refuses_is_reported_by_field(door: Door) -> None:
         (PredictRequest(application="boom", json='"tea"'), "INTERNAL", 'node "everything": ValueError: no tea today'),
     ],
 )
-def test_why_there_is_no_answer(door: Door, message: Any, code: str, why: str) -> None:
+def test_errors_have_a_code_and_a_message(door: Door, message: Any, code: str, why: str) -> None:
     for told in (
         refusal(lambda: door.one(message, timeout=10)),
         refusal(lambda: list(door.many(message, timeout=10))),
@@ -117,13 +117,13 @@ def test_why_there_is_no_answer(door: Door, message: Any, code: str, why: str) -
         assert "Traceback" not in told.why
 
 
-def test_headers_that_cannot_be_read(door: Door) -> None:
+def test_invalid_metadata_is_refused(door: Door) -> None:
     error = door.refusal("echo", 1, {"x-pointsman-deadline-ms": "soon"})
     assert error.code == "INVALID_ARGUMENT"
     assert "x-pointsman-deadline-ms: expected a number" in error.why
 
 
-def test_keys_and_limits_are_those_of_http(door: Door) -> None:
+def test_keys_and_limits_apply_as_over_http(door: Door) -> None:
     keys, tenants = [KeySpec(sha256=hashed("k"), tenant="t")], [TenantSpec(name="t", requests_per_minute=1)]
     with door.settings(keys=keys, tenants=tenants):
         assert door.refusal("echo").code == "UNAUTHENTICATED"
@@ -145,7 +145,7 @@ def test_a_deadline_that_is_exceeded(door: Door, tmp_path: Path) -> None:
     wait_for(lambda: mark.read_text() == "given up", "the code goes on")
 
 
-def test_the_deadline_of_the_call_ends_the_work(door: Door, tmp_path: Path) -> None:
+def test_an_expired_call_deadline_cancels_the_call(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     told = refusal(lambda: door.ask("forever", str(mark), timeout=0.3))
     assert told.code == "DEADLINE_EXCEEDED"
@@ -153,7 +153,7 @@ def test_the_deadline_of_the_call_ends_the_work(door: Door, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["Predict", "PredictStream"])
-def test_a_call_that_is_cancelled_is_given_up(door: Door, tmp_path: Path, how: str) -> None:
+def test_a_cancelled_call_is_abandoned(door: Door, tmp_path: Path, how: str) -> None:
     mark = tmp_path / "mark"
     message = PredictRequest(application="forever", json=msgspec.json.encode(str(mark)).decode())
     call = (door.one.future if how == "Predict" else door.many)(message, timeout=30)
@@ -163,7 +163,7 @@ def test_a_call_that_is_cancelled_is_given_up(door: Door, tmp_path: Path, how: s
     wait_for(lambda: door.applications.records.newest()[0].state == "abandoned")
 
 
-def test_an_answer_that_is_cut_off_is_no_success(door: Door) -> None:
+def test_an_interrupted_response_is_an_error(door: Door) -> None:
     got: list[str] = []
     told = refusal(lambda: got.extend(piece.json for piece in door.stream("half", 7)))
     assert got in ([], ["7"]), "the beginning may be held back"

@@ -40,7 +40,7 @@ def test_pieces_of_text_join_to_the_whole_text(text: str, cuts: list[int]) -> No
     assert "".join(msgspec.json.decode(piece, type=str) for piece in pieces) == text
 
 
-def test_which_methods_stream() -> None:
+def test_content_types_with_several_messages() -> None:
     several = {
         kind: JsonPieces(kind).are_several
         for kind in (b"application/json", b"text/plain", b"application/x-ndjson", b"")

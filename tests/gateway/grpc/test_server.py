@@ -31,7 +31,7 @@ def health(door: Door, service: str) -> int:
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
-def test_the_plane_is_serving_while_it_is_ready(door: Door, service: str) -> None:
+def test_health_follows_the_readiness_of_the_plane(door: Door, service: str) -> None:
     assert health(door, service) == SERVING
     door.is_ready = False
     assert health(door, service) == NOT_SERVING
@@ -74,7 +74,7 @@ def test_reflection_shows_the_services(door: Door) -> None:
     assert needed.name == "google/protobuf/struct.proto"
 
 
-def test_a_message_that_is_too_large(door: Door) -> None:
+def test_a_message_over_the_size_limit_is_refused(door: Door) -> None:
     limits = door.gateway.limits
     assert door.refusal("echo", "x" * (limits.max_body_bytes + 1)).code == "RESOURCE_EXHAUSTED"
 
@@ -92,7 +92,7 @@ def test_without_an_address_nothing_is_opened(door: Door) -> None:
     assert another.address == ""
 
 
-def test_a_package_that_is_missing_is_named(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def test_a_package_that_is_missing_is_named(door: Door, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made with openssl")
-def test_the_certificate_is_that_of_the_gateway(door: Door, tmp_path: Path) -> None:
+def test_tls_uses_the_gateways_certificate(door: Door, tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
@@ -124,7 +124,7 @@ def test_the_certificate_is_that_of_the_gateway(door: Door, tmp_path: Path) -> N
     door.thread.run(another.close(0))
 
 
-def test_calls_under_way_are_finished_and_new_ones_refused(door: Door, tmp_path: Path) -> None:
+def test_closing_finishes_calls_in_flight_and_refuses_new_ones(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     another = GrpcListener(door.gateway, door.applications, lambda: True)
     door.thread.run(another.open("127.0.0.1:0"))

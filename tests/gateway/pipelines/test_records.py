@@ -12,7 +12,7 @@ def record(name: str = "r1") -> PipelineRecord:
     return PipelineRecord(name, "diamond", "", 0, 50.0, 10.0, steps, 10.040, 200)
 
 
-def test_a_waterfall() -> None:
+def test_a_record_prints_a_waterfall() -> None:
     assert str(record()) == (
         'request "r1" through diamond: served after 40.00 ms\n'
         "its deadline of 50 ms was met\n"
@@ -34,7 +34,7 @@ def test_records_of_running_requests_have_no_end() -> None:
     assert told.as_dict()["steps"][2]["took_ms"] is None
 
 
-def test_the_newest_are_kept() -> None:
+def test_only_the_newest_records_are_kept() -> None:
     kept = PipelineRecords(2)
     for name in ("a", "b", "c"):
         kept.add(record(name))

@@ -80,7 +80,7 @@ def test_a_step_without_an_instance_fails_like_a_clients_request(lay: Lay) -> No
     assert bed.gateway.metrics.of("chat").statuses[503] == 2
 
 
-def test_a_step_whose_instance_fails_is_502_and_not_worth_trying_again(bed: Bed) -> None:
+def test_a_failed_step_that_is_not_idempotent_is_502_without_retry_after(bed: Bed) -> None:
     bed.backend(answers(b"not HTTP at all"))
     _, listener = begin(bed, idempotent=False)
     wait_for(lambda: listener.failures)
@@ -89,7 +89,7 @@ def test_a_step_whose_instance_fails_is_502_and_not_worth_trying_again(bed: Bed)
 
 
 @pytest.mark.parametrize("how", ["abandon", "revoke"])
-def test_a_step_that_is_stopped_leaves_nothing_behind(bed: Bed, how: str) -> None:
+def test_a_stopped_step_leaves_nothing_behind(bed: Bed, how: str) -> None:
     backend = bed.backend(hangs(), max_concurrency=1)
     call, listener = begin(bed)
     wait_for(lambda: backend.received)
@@ -104,7 +104,7 @@ def test_a_step_that_is_stopped_leaves_nothing_behind(bed: Bed, how: str) -> Non
     assert bed.gateway.metrics.of("chat").abandoned == (1 if how == "abandon" else 0)
 
 
-def test_a_step_waits_its_turn_behind_a_client(bed: Bed) -> None:
+def test_a_step_queues_behind_a_client_request(bed: Bed) -> None:
     gate = Gate()
     backend = bed.backend(gate, max_concurrency=1)
     client = bed.client()

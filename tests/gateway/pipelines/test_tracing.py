@@ -10,7 +10,7 @@ from pointsman.gateway.pipelines.records import ENDPOINTS, PipelineRecord, StepR
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def test_a_span_for_the_request_and_one_for_each_step() -> None:
+def test_a_request_and_each_step_become_spans() -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
