@@ -93,7 +93,7 @@ class ApplicationAdmin:
 
 
 LONGEST_S = 366 * 86400.0
-"""An order that ends does so within a year; else it holds until it is taken back."""
+"""An order that ends does so within a year; else it holds until it is released."""
 LONGEST_NAME = 100
 """Characters of who gave an order."""
 SOMEBODY = "the admin API"
@@ -137,7 +137,7 @@ class DeploymentAdmin:
         if asked.for_s is not None and asked.for_s > LONGEST_S:
             raise PointsmanError(
                 f"for_s may be a year at most, which is {LONGEST_S:.0f}, found {asked.for_s:.10g}; "
-                "leave it out to have it until it is taken back"
+                "leave it out to have it until it is released"
             )
         by = one_line(asked.by, LONGEST_NAME) or SOMEBODY
         self._plane.scaling.scale(call.parts[1], asked.replicas, asked.for_s, by)

@@ -29,7 +29,7 @@ class Override(msgspec.Struct, frozen=True):
     replicas: int
     by: str
     until: float | None = None
-    """None: until it is taken back."""
+    """None: until it is released."""
 
     @property
     def who(self) -> str:
