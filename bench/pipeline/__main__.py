@@ -1,4 +1,4 @@
-"""`python -m bench.pipeline`: starts each server in its turn, measures it, ends it, and prints the tables."""
+"""`python -m bench.pipeline`: starts each server in turn, measures it, stops it, and prints the tables."""
 
 import argparse
 import os
@@ -12,10 +12,10 @@ from statistics import median
 
 import msgspec
 
-from bench.pipeline.asking import CHAIN, DIAMOND, Asker
 from bench.pipeline.inprocess import copying, in_process
 from bench.pipeline.load import PATIENCE_S, Loaded
 from bench.pipeline.report import CLIENTS, OURS, tables
+from bench.pipeline.request_client import CHAIN, DIAMOND, Asker
 from bench.pipeline.results import Diamond, Handing, Results, Round
 from bench.pipeline.servers import servers
 from bench.pipeline.serving import Server, Serving
@@ -26,14 +26,14 @@ IN_PROCESS = "in one process"
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How long things are measured."""
+    """Durations of measurements."""
 
     rounds: int
     seconds: float
     warm_s: float
     arrays: int
     budget_s: float
-    """No round begins that would end after this."""
+    """A round that would end after this does not begin."""
 
 
 FULL = Pace(rounds=3, seconds=5.0, warm_s=2.0, arrays=30, budget_s=600.0)
@@ -58,7 +58,7 @@ class Run:
 
     def _round(self, number: int) -> Round:
         found = Round(copying())
-        # Every other round the other way around, so that a machine that grows slower favours nobody.
+        # Every other round in reverse order, so that a machine that slows down favours no system.
         for server in self._servers if number % 2 else reversed(self._servers):
             for app in (DIAMOND, CHAIN):
                 progress(f"round {number} of {self._pace.rounds}: {app} on {server.name}")

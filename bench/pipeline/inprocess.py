@@ -1,4 +1,4 @@
-"""What needs no server: the graph run in this process beside the calls alone, and an array copied."""
+"""Measurements without a server: the graph in this process compared to plain calls, and copies of an array."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from bench.measure import cpu_us
-from bench.pipeline.asking import COUNT
+from bench.pipeline.request_client import COUNT
 from bench.pipeline.results import Copying, InProcess
 
 TIMES = 5_000
@@ -15,7 +15,7 @@ COPIES = 20
 
 
 class Model:
-    """That of the diamond, without a graph."""
+    """The calls of the diamond, without a graph."""
 
     def __init__(self, val: int) -> None:
         self.val = val
@@ -29,7 +29,7 @@ def ensemble(a: int, b: int, c: int) -> int:
 
 
 def in_process() -> InProcess:
-    """Both ways, after each has shown that it is right; RuntimeError if the graph cannot be run."""
+    """Both ways, after checking their results; RuntimeError if the graph cannot be run."""
     try:
         from bench.pipeline.apps.diamond import dag
     except (ImportError, AttributeError, TypeError) as error:
@@ -50,7 +50,7 @@ def in_process() -> InProcess:
 
 
 def copying() -> Copying:
-    """An array as it goes between replicas, copied into memory that is there, and into new memory."""
+    """The array that replicas exchange, copied into allocated memory, and into new memory."""
     array = np.full(COUNT, 1.5)
     again = [_timed(array.copy)[0] for _ in range(COPIES)]
     kept = [_timed(array.copy) for _ in range(COPIES)]
@@ -66,7 +66,7 @@ def _each_us(call: Callable[[], object]) -> float:
 
 
 def _timed(call: Callable[[], object]) -> tuple[float, object]:
-    """Milliseconds, and what came of it."""
+    """(milliseconds, result)"""
     begun = time.perf_counter()
     made = call()
     return (time.perf_counter() - begun) * 1e3, made

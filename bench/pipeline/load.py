@@ -1,4 +1,4 @@
-"""Clients of one server, in a process of their own: `python -m bench.pipeline.load PORT PATH CLIENTS WARM_S SECONDS`.
+"""Clients of one server, in a separate process: `python -m bench.pipeline.load PORT PATH CLIENTS WARM_S SECONDS`.
 
 Each keeps its connection and asks again as soon as it has its answer. Prints one line of JSON, a `Loaded`.
 """
@@ -14,20 +14,20 @@ import msgspec
 import uvloop
 
 BODY, ANSWER = b"[1, 2, 3]", 8
-"""What every client asks the diamond, and what is right: 1*1 + 2*2 + 3."""
+"""The request of every client, and the correct response: 1*1 + 2*2 + 3."""
 PATIENCE_S = 20.0
-"""After the end, for answers that are still under way."""
+"""Time after the end for responses that are still outstanding."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What the clients saw."""
+    """The results of the clients."""
 
     requests: int
     asked: int
-    """The same and all that were asked to get warm."""
+    """Including those of the warm-up."""
     errors: int
     complaint: str
-    """What the first wrong answer was."""
+    """The first wrong response."""
     seconds: float
     p50_ms: float
     p99_ms: float
@@ -38,7 +38,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """What has been answered so far, and until when to ask."""
+    """The responses so far, and until when to send requests."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -64,7 +64,7 @@ class Tally:
 
 
 class Client(asyncio.Protocol):
-    """One connection with one request under way."""
+    """One connection with one request in flight."""
 
     def __init__(self, request: bytes, counters: Tally, done: Callable[["Client"], None]) -> None:
         self._request, self._done = request, done
@@ -114,7 +114,7 @@ class Client(asyncio.Protocol):
 
 
 def right(body: bytes) -> bool:
-    """Whether it is the answer, as JSON."""
+    """Whether it is the correct response, as JSON."""
     try:
         return bool(msgspec.json.decode(body) == ANSWER)
     except msgspec.DecodeError:
@@ -122,7 +122,7 @@ def right(body: bytes) -> bool:
 
 
 def percentile(times: Sequence[float], share: float) -> float:
-    """Of sorted times; 0 if there are none."""
+    """A percentile of sorted times; 0 if there are none."""
     return times[min(len(times) - 1, int(len(times) * share))] if times else 0.0
 
 
@@ -132,7 +132,7 @@ def request(path: str) -> bytes:
 
 
 async def load(port: int, path: str, clients: int, warm_s: float, seconds: float) -> Loaded:
-    """What was measured after getting warm; if that went wrong, what went wrong."""
+    """The measurement after the warm-up, or what went wrong."""
     ended = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     connections = []

@@ -63,7 +63,7 @@ class Make:
 
 @deployment
 class Total:
-    """Sums it up, and says how long it was on its way."""
+    """Sums it up, and returns how long it took to arrive."""
 
     async def __call__(self, sent: dict[str, Any]) -> dict[str, float]:
         arrived = time.monotonic()
@@ -73,7 +73,7 @@ class Total:
 
 @deployment
 class Chain:
-    """The ingress: the array goes from replica to replica by Ray's object store, not through here."""
+    """The ingress: the array goes from replica to replica through Ray's object store, not through here."""
 
     def __init__(self, make: Any, total: Any) -> None:
         self.make, self.total = make, total
@@ -93,7 +93,7 @@ def application(name: str) -> Any:
 
 
 def bound(body: Any, *args: Any) -> Any:
-    """Type checkers do not see that a decorated class is another thing."""
+    """Type checkers do not know that the decorator changes the class."""
     return body.bind(*args)
 
 

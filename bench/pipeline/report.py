@@ -1,4 +1,4 @@
-"""The tables of a run, and what it says about our targets."""
+"""The tables of a run, and whether it met our targets."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -87,7 +87,7 @@ def _in_process(results: Results) -> str:
 
 
 def _targets(results: Results) -> str:
-    """With the lowest and highest of all rounds: a target between them was neither surely met nor surely missed."""
+    """With the lowest and highest of all rounds: a target between them was neither clearly met nor clearly missed."""
     rows: list[list[str]] = []
 
     def target(what: str, found: Sequence[float], bound: float, *, least: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What each server did in each round: medians, and ratios of figures of the same round."""
+"""The figures of each server in each round: medians, and ratios within the same round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -9,7 +9,7 @@ from bench.pipeline.load import Loaded
 
 
 class Diamond(msgspec.Struct, frozen=True):
-    """The diamond under the load of so many clients."""
+    """The diamond under the load of this many clients."""
 
     loaded: Loaded
     cpu_ms: float
@@ -17,25 +17,25 @@ class Diamond(msgspec.Struct, frozen=True):
 
 
 class Handing(msgspec.Struct, frozen=True):
-    """An array of 10 MB on its way, in milliseconds: medians of several."""
+    """The transfer of an array of 10 MB, in milliseconds: medians."""
 
     handed_ms: float
-    """From the end of making it to the next replica's first line."""
+    """From its creation until the next replica starts."""
     read_ms: float
-    """To the next replica's having read all of it."""
+    """Until the next replica has read all of it."""
 
 
 class Copying(msgspec.Struct, frozen=True):
-    """The same array within one process, in milliseconds: medians of several."""
+    """Copies of the same array within one process, in milliseconds: medians."""
 
     again_ms: float
-    """`array.copy()` again and again: into the memory of the copy before, which is there already."""
+    """`array.copy()` repeatedly: into the memory of the previous copy, which is allocated."""
     fresh_ms: float
-    """`array.copy()` into memory that the kernel has to give first, page by page."""
+    """`array.copy()` into memory that the kernel must map first, page by page."""
 
 
 class Round(msgspec.Struct):
-    """One turn of every server."""
+    """One measurement of every server."""
 
     copying: Copying
     diamonds: dict[str, dict[int, Diamond]] = {}
@@ -44,23 +44,23 @@ class Round(msgspec.Struct):
     resident_mb: dict[str, float] = {}
     """With the diamond, after all requests."""
     idle_share: dict[str, float] = {}
-    """Of a core, while nobody asks."""
+    """Share of a core, while idle."""
 
 
 class InProcess(msgspec.Struct, frozen=True):
-    """The diamond without any server, in CPU microseconds: the best of several tries."""
+    """The diamond without a server, in CPU microseconds: the best of several tries."""
 
     execute_us: float
     plain_us: float
-    """The same three calls, written down."""
+    """The same three calls in plain Python."""
 
 
 Figure = Callable[[Round], float | None]
-"""What is asked of a round; None: it was not measured."""
+"""A figure of a round; None if it was not measured."""
 
 
 class Results(msgspec.Struct):
-    """Everything that one run found."""
+    """The results of one run."""
 
     versions: dict[str, str]
     missing: dict[str, str] = {}
@@ -81,7 +81,7 @@ class Results(msgspec.Struct):
         return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
 
     def complaints(self) -> Mapping[str, str]:
-        """The first wrong answer of each server."""
+        """The first wrong response of each server."""
         found: dict[str, str] = {}
         for each in self.rounds:
             for server, by_clients in each.diamonds.items():
@@ -97,7 +97,7 @@ def middle(values: Sequence[float]) -> float | None:
 
 
 def of_diamond(server: str, clients: int, figure: Callable[[Diamond], float]) -> Figure:
-    """A figure of the diamond; a run without a single right answer has none."""
+    """A figure of the diamond; None without a correct response."""
 
     def find(found: Round) -> float | None:
         diamond = found.diamonds.get(server, {}).get(clients)
@@ -107,7 +107,7 @@ def of_diamond(server: str, clients: int, figure: Callable[[Diamond], float]) ->
 
 
 def of_handing(server: str, figure: Callable[[Handing], float]) -> Figure:
-    """A figure of the array's way."""
+    """A figure of the transfer of the array."""
 
     def find(found: Round) -> float | None:
         handing = found.handings.get(server)

@@ -1,4 +1,4 @@
-"""Who serves the applications: how each is found, configured and started.
+"""The servers: how each is found, configured and started.
 
 To add one: a class with `name`, `missing` and `launch`, listed in `servers`.
 """
@@ -20,7 +20,7 @@ BUILD_S = 30.0
 
 
 class RayServe(Server):
-    """Ray Serve as it is recommended today: deployments with handles, the ingress one of them."""
+    """Ray Serve as recommended today: deployments with handles, one of them the ingress."""
 
     name = "ray serve"
 
@@ -43,19 +43,19 @@ class RayServe(Server):
         return Launch([str(word) for word in program], f"/{app}", env)
 
     def settings(self, folder: Path) -> Mapping[str, str]:
-        """What is set besides, by environment variables."""
+        """Further environment variables."""
         return {}
 
 
 class RayServeTuned(RayServe):
-    """The same with HAProxy (in C) in place of the proxy in Python, and what Ray itself sets for throughput."""
+    """The same with HAProxy (in C) instead of the proxy in Python, and with Ray's settings for throughput."""
 
     name = "ray serve, tuned"
 
     def settings(self, folder: Path) -> Mapping[str, str]:
         return {
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-            # Replicas then call each other by gRPC, with messages of 4 MB at most unless told otherwise.
+            # Replicas then call each other by gRPC, with messages of 4 MB at most by default.
             "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -90,7 +90,7 @@ class Pointsman(Server):
         return Launch([str(self._executable), "up", str(manifest), "--state", str(folder / "state")], f"/{app}")
 
     def manifest(self, app: str, port: int) -> dict[str, Any]:
-        """Beside the application's own file, which `pointsman build` has written."""
+        """In addition to the file of the application, which `pointsman build` has written."""
         return {
             "apiVersion": "pointsman/v1alpha1",
             "kind": "Pointsman",

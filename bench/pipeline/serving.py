@@ -1,4 +1,4 @@
-"""A server from its first right answer to the end of its last process."""
+"""A server, from its first correct response to the end of its last process."""
 
 import os
 import select
@@ -14,13 +14,13 @@ import msgspec
 
 from bench.gateway.cpu import cpu_ns, family, resident_mb
 from bench.gateway.processes import Process, free_port
-from bench.pipeline.asking import check
+from bench.pipeline.request_client import check
 
 START_S = 90.0
 END_S, LAST_S = 30.0, 3.0
-"""How long a server may take to end by itself, and each of its processes after it."""
+"""Maximum time for a server to end, and then for each of its processes."""
 CALM_S, CALM_SHARE = 10.0, 0.25
-"""How long a fresh server is waited for until it uses less than this of a core."""
+"""Maximum time to wait until a new server uses less than this share of a core."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Serving:
-    """A server that answers."""
+    """A running server."""
 
     def __init__(self, port: int, path: str, process: Process) -> None:
         self.port, self.path = port, path
@@ -47,11 +47,11 @@ class Serving:
         return cpu_ns(family(self.pid)) / 1e9
 
     def resident_mb(self) -> float:
-        """Of all its processes; what they share counts for each."""
+        """Of all its processes; shared memory counts for each."""
         return resident_mb(family(self.pid))
 
     def calm_down(self) -> float:
-        """Waits until what it does after its start is done. The share of a core that it uses when nobody asks."""
+        """Wait until start-up work is done. Returns the share of a core that it uses while idle."""
         deadline = time.monotonic() + CALM_S
         while True:
             before = self.cpu_s()
@@ -68,11 +68,11 @@ class Server(ABC):
 
     @abstractmethod
     def missing(self) -> str:
-        """Why it cannot be started and what to do about it; empty: it can."""
+        """Why it cannot be started and what to do about it; empty if it can."""
 
     @abstractmethod
     def launch(self, app: str, port: int, folder: Path) -> Launch:
-        """Serves the application on `port` of the loopback; `folder` is its own."""
+        """Serve the application on `port` of the loopback interface; `folder` is for its files."""
 
     def version(self) -> str:
         """What was measured."""
@@ -96,16 +96,16 @@ class Server(ABC):
 def wait_until_right(app: str, port: int, path: str, process: Process) -> None:
     """Until it gives the right answer; RuntimeError if it gives another, ends first or takes too long."""
     deadline = time.monotonic() + START_S
-    said = "it did not listen"
+    failure = "it did not listen"
     while process.running and time.monotonic() < deadline:
         try:
             return check(app, port, path)
         except ConnectionRefusedError:
             pass
         except OSError as error:
-            said = str(error)
+            failure = str(error)
         time.sleep(0.1)
-    raise RuntimeError(f"it does not serve: {said if process.running else process.log_tail()}")
+    raise RuntimeError(f"it does not serve: {failure if process.running else process.log_tail()}")
 
 
 def end(process: Process) -> None:

@@ -1,4 +1,4 @@
-"""Ways to choose a place for an ask, from chance to our own, each a function from ask to place."""
+"""Placement methods, from random to our own: each is a function from ask to place."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ Rows: TypeAlias = NDArray[np.intp]
 
 
 class Setting(NamedTuple):
-    """What a method works with."""
+    """The inputs of a method."""
 
     fleet: Fleet
     asks: Sequence[Ask]
-    """What comes, in no order."""
+    """In no order."""
     seed: int
 
 
@@ -35,12 +35,12 @@ def gpus_of(ask: Ask) -> int:
 
 
 def share_of(ask: Ask) -> float:
-    """GPUs that it asks for in all."""
+    """Total GPUs that it asks for."""
     return gpus_of(ask) * (ask.gpu_share or 0.0)
 
 
 class Room:
-    """Who has room for an ask, and the place it would have there."""
+    """Which workers have room for an ask, and its place there."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -57,7 +57,7 @@ class Room:
         return np.flatnonzero(fits)
 
     def fullest(self, rows: Rows) -> int:
-        """The worker that has the least CPUs and GPUs free, each as a share of the largest worker's."""
+        """The worker with the fewest CPUs and GPUs free, each as a share of the largest worker's."""
         free = np.asarray(self.fleet.gpus.columns[FREE_SHARE])
         gpus = np.bincount(self.devices.workers, weights=free, minlength=len(self.fleet))[rows]
         left = np.asarray(self.fleet.workers.columns[FREE_CPUS])[rows] / self._most_cpus + gpus / self._most_gpus
@@ -118,7 +118,7 @@ def least_growth(room: Room, fragmentation: Fragmentation, ask: Ask) -> Place | 
 
 
 def packing(*, lost: float = LOST, mixture: float = MIXTURE) -> Method:
-    """With the workload known beforehand, as it is to the published method."""
+    """With the workload known in advance, as for the published method."""
 
     def method(setting: Setting) -> Choose:
         fleet, workload = setting.fleet, Workload(setting.asks)
@@ -130,7 +130,7 @@ def packing(*, lost: float = LOST, mixture: float = MIXTURE) -> Method:
 
 
 def placer(setting: Setting) -> Choose:
-    """The product's own: every filter, tier and score, with the workload known beforehand."""
+    """The placer of the product: every filter, tier and score, with the workload known in advance."""
     placing = Placer(setting.fleet, Workload(setting.asks))
 
     def choose(ask: Ask) -> Place | None:
@@ -141,7 +141,7 @@ def placer(setting: Setting) -> Choose:
 
 
 def packing_while_learning(setting: Setting) -> Choose:
-    """With a workload of what has been asked for so far, made anew whenever that has doubled."""
+    """With a workload of the asks so far, rebuilt whenever their number has doubled."""
     fleet, seen = setting.fleet, list[Ask]()
     room = Room(fleet)
     fragmentation = Fragmentation(fleet, Workload(), lambda: room.devices)

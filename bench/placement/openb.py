@@ -67,7 +67,7 @@ def asks_of(rows: Sequence[dict[str, str]]) -> list[Ask]:
 
 
 def stream(asks: Sequence[Ask], gpus: float, seed: int) -> Iterator[Ask]:
-    """Everybody in random order, again and again, until they have asked for so many GPUs."""
+    """The tasks in random order, repeated until they ask for this many GPUs."""
     rng, left = random.Random(seed), list(asks)
     while True:
         rng.shuffle(left)
@@ -79,7 +79,7 @@ def stream(asks: Sequence[Ask], gpus: float, seed: int) -> Iterator[Ask]:
 
 
 def bound(asks: Sequence[Ask]) -> float:
-    """The share of whole GPUs that is used if everybody's pieces are cut out of as few as possible."""
+    """The share of whole GPUs in use if all asks are packed onto as few GPUs as possible."""
     sizes: dict[int, float] = {}
     for ask in asks:
         if gpus_of(ask):

@@ -42,7 +42,7 @@ def fleet_of(workers: int, seed: int = 1) -> Fleet:
 
 
 def ask(size: int, **facts: object) -> Ask:
-    """A model of so many GiB, weights and KV cache."""
+    """A model of this size in GiB, weights and KV cache together."""
     need = Need(
         model="m",
         layer_bytes=(int(size * GIB * 0.8 / LAYERS),) * LAYERS,

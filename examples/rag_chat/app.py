@@ -119,7 +119,7 @@ class Search:
 
 @pm.deployment(idempotent=True)
 def prompt(question: str, passages: list[str]) -> list[dict[str, str]]:
-    """The messages of a chat, in which all that is to be known is said before the question."""
+    """The messages of a chat, with the passages before the question."""
     facts = "\n".join(f"- {passage}" for passage in passages)
     asked = f"Facts:\n{facts}\n\nAnswer in one sentence, from these facts only. Question: {question}"
     return [{"role": "user", "content": asked}]

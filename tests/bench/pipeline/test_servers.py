@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.pipeline.apps import chain, diamond
-from bench.pipeline.asking import CHAIN, DIAMOND
+from bench.pipeline.request_client import CHAIN, DIAMOND
 from bench.pipeline.servers import Pointsman, RayServe, RayServeTuned, servers
 from pointsman import build
 from pointsman.config import load

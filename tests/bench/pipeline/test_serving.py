@@ -8,7 +8,7 @@ import pytest
 
 from bench.gateway.cpu import family
 from bench.pipeline import serving
-from bench.pipeline.asking import DIAMOND, Asker
+from bench.pipeline.request_client import DIAMOND, Asker
 from bench.pipeline.serving import Launch, Server
 
 PROGRAM = """

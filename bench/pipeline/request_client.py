@@ -1,4 +1,4 @@
-"""One client for single questions: whether a server answers rightly, and how long an array was on its way."""
+"""A client for single requests: whether a server answers correctly, and how long an array took to arrive."""
 
 import http.client
 import json
@@ -11,7 +11,7 @@ COUNT = 10_000_000 // 8
 
 
 class Asker:
-    """A connection that is kept."""
+    """A keep-alive connection."""
 
     def __init__(self, port: int, path: str, timeout_s: float = 10.0) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
@@ -24,7 +24,7 @@ class Asker:
         self._connection.close()
 
     def ask(self, given: list[float]) -> Any:
-        """The answer; OSError if there is none with status 200."""
+        """The body of the response; OSError unless its status is 200."""
         try:
             self._connection.request("POST", self._path, json.dumps(given), {"Content-Type": "application/json"})
             response = self._connection.getresponse()
@@ -36,7 +36,7 @@ class Asker:
             raise OSError(f"no answer: {error!r}") from error
 
     def hand_over(self, value: float) -> tuple[float, float]:
-        """Seconds from an array's being made to the next replica's first line, and to its having read all of it."""
+        """Seconds from the creation of an array until the next replica starts, and until it has read the array."""
         found = self.ask([COUNT, value])
         if found["sum"] != COUNT * value:
             raise RuntimeError(f"wrong: the array of {COUNT} times {value} has the sum {found['sum']}")
@@ -44,7 +44,7 @@ class Asker:
 
 
 def check(app: str, port: int, path: str) -> None:
-    """OSError if the application does not answer, RuntimeError if wrongly."""
+    """OSError if the application does not answer, RuntimeError if the response is wrong."""
     with Asker(port, path) as asker:
         if app == CHAIN:
             asker.hand_over(1.0)
