@@ -1,13 +1,13 @@
-"""The admin API: what runs, what was decided and why, and changes, for whoever has its key or owns the state folder.
+"""The admin API: status, decisions with their reasons, and changes, for clients with its key or on the local listener.
 
-Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: it does what the plane offers, and decides nothing.
+Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: it passes requests to the plane, and decides nothing.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -25,32 +25,47 @@ from pointsman.render.text import one_line
 from pointsman.routing.records import Record
 from pointsman.runtimes.interface import Operations
 
+PREFIX = b"/admin/v1/"
+MAX_OVERRIDE_S = 366 * 86400.0
+"""Longest time limit of a scaling override."""
+MAX_NAME = 100
+"""Characters of the author of an override."""
+UNNAMED = "the admin API"
+"""The author, if the request names none."""
+
+
+class NotFound(PointsmanError):
+    """The request names something that does not exist."""
+
+
+class BadQuery(PointsmanError):
+    """A query parameter is not valid."""
+
 
 class AdminCall(msgspec.Struct):
-    """One request, taken apart."""
+    """One request, parsed."""
 
     parts: list[str]
     query: dict[str, str]
     body: bytes
 
 
-def changes_told(changes: Changes) -> dict[str, Any]:
-    """Changes as the admin API tells them."""
+Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
+
+
+def changes_body(changes: Changes) -> dict[str, Any]:
     return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
 
 
-# The part of the admin API that is about applications: deployed, looked at, rolled back, deleted.
-
-
 class ApplicationAdmin:
-    """What is asked under `/admin/v1/applications`."""
+    """`/admin/v1/applications`: applications are deployed, shown, rolled back and deleted."""
 
     def __init__(self, plane: Operations, status: Callable[[], dict[str, Any]]) -> None:
         self._plane = plane
         self._status = status
 
-    def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
-        """Who answers; None: there is no such thing."""
+    def handler(self, method: str, parts: list[str]) -> Handler | None:
+        """None if there is no such path."""
         match method, parts:
             case "GET", []:
                 return self._all
@@ -72,51 +87,45 @@ class ApplicationAdmin:
     async def _one(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]
         text, status = self._plane.documents.application(name), self._status()
-        [told] = [one for one in status["applications"] if one["name"] == name]
-        mine = {deployment for node in told["nodes"] for deployment in node["deployments"]}
-        return {**told, "yaml": text, "deployments": [one for one in status["deployments"] if one["name"] in mine]}
+        [application] = [one for one in status["applications"] if one["name"] == name]
+        mine = {deployment for node in application["nodes"] for deployment in node["deployments"]}
+        return {
+            **application,
+            "yaml": text,
+            "deployments": [one for one in status["deployments"] if one["name"] in mine],
+        }
 
     async def _plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _deploy(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.documents.deploy(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_body(await self._plane.documents.deploy(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _rollback(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.documents.rollback(call.parts[1]))
+        return changes_body(await self._plane.documents.rollback(call.parts[1]))
 
     async def _delete(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.documents.delete(call.parts[1]))
+        return changes_body(await self._plane.documents.delete(call.parts[1]))
 
 
-# The part of the admin API that is about single deployments: how many instances there are, and why.
-
-
-LONGEST_S = 366 * 86400.0
-"""An order that ends does so within a year; else it holds until it is released."""
-LONGEST_NAME = 100
-"""Characters of who gave an order."""
-SOMEBODY = "the admin API"
-
-
-class ScaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many instances, whatever the policy says."""
+class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number of replicas to hold, whatever the policy decides."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0)] | None
     """None: the policy decides again."""
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """None: until somebody says otherwise."""
-    by: str = SOMEBODY
+    """None: until further notice."""
+    by: str = UNNAMED
 
 
 class DeploymentAdmin:
-    """What is asked under `/admin/v1/deployments`."""
+    """`/admin/v1/deployments`: replica counts, their reasons, and overrides."""
 
     def __init__(self, plane: Operations) -> None:
         self._plane = plane
 
-    def handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
-        """Who answers; None: there is no such thing."""
+    def handler(self, method: str, parts: list[str]) -> Handler | None:
+        """None if there is no such path."""
         match method, parts:
             case "GET", [_, "scaling"]:
                 return self._scaling
@@ -133,26 +142,57 @@ class DeploymentAdmin:
         return self._plane.scaling.load_history(call.parts[1])
 
     async def _scale(self, call: AdminCall) -> dict[str, Any]:
-        asked = msgspec.json.decode(call.body, type=ScaleAsked)
-        if asked.for_s is not None and asked.for_s > LONGEST_S:
+        wanted = msgspec.json.decode(call.body, type=ScaleRequest)
+        if wanted.for_s is not None and wanted.for_s > MAX_OVERRIDE_S:
             raise PointsmanError(
-                f"for_s may be a year at most, which is {LONGEST_S:.0f}, found {asked.for_s:.10g}; "
-                "leave it out to have it until it is released"
+                f"for_s may be at most a year, which is {MAX_OVERRIDE_S:.0f}, found {wanted.for_s:.10g}; "
+                "leave it out to hold the number until further notice"
             )
-        by = one_line(asked.by, LONGEST_NAME) or SOMEBODY
-        self._plane.scaling.scale(call.parts[1], asked.replicas, asked.for_s, by)
+        by = one_line(wanted.by, MAX_NAME) or UNNAMED
+        self._plane.scaling.scale(call.parts[1], wanted.replicas, wanted.for_s, by)
         return self._plane.scaling.status(call.parts[1])
 
 
-PREFIX = b"/admin/v1/"
+class RequestAdmin:
+    """`/admin/v1/requests`: records of requests."""
 
+    def __init__(self, gateway: Gateway, pipeline_requests: Callable[[str], PipelineRecord | None]) -> None:
+        self._gateway = gateway
+        self._pipeline_requests = pipeline_requests
 
-class NotFound(PointsmanError):
-    """There is no such thing."""
+    def handler(self, method: str, parts: list[str]) -> Handler | None:
+        """None if there is no such path."""
+        match method, parts:
+            case "GET", []:
+                return self._requests
+            case "GET", [_]:
+                return self._request
+        return None
 
+    async def _request(self, call: AdminCall) -> dict[str, Any]:
+        request_id, now = call.parts[1], time.monotonic()
+        found = self._pipeline_requests(request_id)
+        if found is not None:
+            return {**found.as_dict(), "arrived": _date(found.arrived_at, now), "text": str(found)}
+        for lane in self._gateway.traffic.all_lanes():
+            record = lane.dispatcher.explain(request_id, now)
+            if record is not None:
+                return {**record.as_dict(), "arrived": _date(record.arrived_at, now), "text": str(record)}
+        kept = self._gateway.settings.keep_records
+        raise NotFound(f'there is no record of a request "{request_id}"; the newest {kept} of each deployment are kept')
 
-class BadQuery(PointsmanError):
-    """What stands behind the question mark cannot be meant."""
+    async def _requests(self, call: AdminCall) -> dict[str, Any]:
+        now, query = time.monotonic(), call.query
+        limit = _number(query, "limit", 50)
+        records = [
+            record
+            for lane in self._gateway.traffic.all_lanes()
+            for record in lane.dispatcher.records.newest()
+            if _matches(record, query)
+        ]
+        records.sort(key=lambda record: record.arrived_at, reverse=True)
+        shown = [{**one.summary(), "arrived": _date(one.arrived_at, now)} for one in records[:limit]]
+        return {"requests": shown, "found": len(records)}
 
 
 class Admin:
@@ -166,19 +206,20 @@ class Admin:
         stop: Callable[[], None],
         pipeline_requests: Callable[[str], PipelineRecord | None] = lambda _: None,
     ) -> None:
+        """`status`: of plane and gateway. `stop` stops both. `pipeline_requests`: the record of a request to an
+        application, by its id."""
         self._gateway = gateway
         self._plane = plane
         self._status = status
         self._stop = stop
-        self._pipeline_requests = pipeline_requests
-        """What is known of a request through an application."""
         self._applications = ApplicationAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
+        self._requests = RequestAdmin(gateway, pipeline_requests)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.page_trees[PREFIX] = self.serve
 
     def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
-        """Answer a request; what takes time does not hold up anybody."""
+        """Answer a request, in a task of its own."""
         if not client.is_local and not self._gateway.admission.keys.opens_admin(request):
             client.error(401, "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)")
             return
@@ -196,7 +237,7 @@ class Admin:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _handler(self, method: str, parts: list[str]) -> "Callable[[AdminCall], Coroutine[Any, Any, Any]] | None":
+    def _handler(self, method: str, parts: list[str]) -> Handler | None:
         match method, parts:
             case "GET", ["status"]:
                 return self._get_status
@@ -206,14 +247,12 @@ class Admin:
                 return self._plan
             case "POST", ["apply"]:
                 return self._apply
-            case "GET", ["requests"]:
-                return self._requests
+            case _, ["requests", *rest]:
+                return self._requests.handler(method, rest)
             case _, ["applications", *rest]:
                 return self._applications.handler(method, rest)
             case _, ["deployments", *rest]:
                 return self._deployments.handler(method, rest)
-            case "GET", ["requests", _]:
-                return self._request
             case "GET", ["instances", _, "logs"]:
                 return self._logs
             case "POST", ["instances", _, "drain"]:
@@ -224,18 +263,18 @@ class Admin:
 
     async def _answer(self, running: "AdminRequest", work: Awaitable[Any]) -> None:
         try:
-            status, said = 200, msgspec.json.encode(await work)
+            status, body = 200, msgspec.json.encode(await work)
         except ConfigError as error:
             problems = msgspec.to_builtins(error.problems)
-            status, said = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
+            status, body = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
         except (NotFound, UnknownName) as error:
-            status, said = 404, error_body(str(error), error_kind(404), "not_found")
+            status, body = 404, error_body(str(error), error_kind(404), "not_found")
         except (PointsmanError, msgspec.MsgspecError) as error:
-            status, said = 400, error_body(str(error), error_kind(400))
+            status, body = 400, error_body(str(error), error_kind(400))
         except Exception as error:
-            status, said = 500, error_body(f"{type(error).__name__}: {error}", error_kind(500))
+            status, body = 500, error_body(f"{type(error).__name__}: {error}", error_kind(500))
         if running.client is not None:
-            running.client.answer(status, said)
+            running.client.answer(status, body)
 
     async def _get_status(self, call: AdminCall) -> dict[str, Any]:
         return self._status()
@@ -244,10 +283,10 @@ class Admin:
         return self._plane.control.fleet()
 
     async def _plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _apply(self, call: AdminCall) -> dict[str, Any]:
-        return changes_told(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))
+        return changes_body(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
         return {
@@ -263,39 +302,15 @@ class Admin:
         self._gateway.loop.call_soon(self._stop)
         return {"stopping": True}
 
-    async def _request(self, call: AdminCall) -> dict[str, Any]:
-        request_id, now = call.parts[1], time.monotonic()
-        through = self._pipeline_requests(request_id)
-        if through is not None:
-            return {**through.as_dict(), "arrived": _date(through.arrived_at, now), "text": str(through)}
-        for lane in self._gateway.traffic.all_lanes():
-            record = lane.dispatcher.explain(request_id, now)
-            if record is not None:
-                return {**_told(record, now), "text": str(record)}
-        kept = self._gateway.settings.keep_records
-        raise NotFound(f'nothing is known of a request "{request_id}"; the newest {kept} of each deployment are kept')
-
-    async def _requests(self, call: AdminCall) -> dict[str, Any]:
-        now, query = time.monotonic(), call.query
-        limit = _number(query, "limit", 50)
-        records = [
-            record
-            for lane in self._gateway.traffic.all_lanes()
-            for record in lane.dispatcher.records.newest()
-            if _matches(record, query)
-        ]
-        records.sort(key=lambda record: record.arrived_at, reverse=True)
-        return {"requests": [_short(record, now) for record in records[:limit]], "found": len(records)}
-
 
 class AdminRequest:
-    """An admin request under way."""
+    """An admin request in flight."""
 
     def __init__(self, client: GatewayConnection) -> None:
         self.client: GatewayConnection | None = client
 
     def abandon(self) -> None:
-        """The client has gone; what it asked for is done all the same."""
+        """The client has disconnected; its request is still carried out."""
         self.client = None
 
     def pause(self) -> None: ...
@@ -303,27 +318,19 @@ class AdminRequest:
     def resume(self) -> None: ...
 
 
-def _number(query: Mapping[str, str], name: str, otherwise: int) -> int:
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
     """A number in a query. Raises `BadQuery`."""
-    written = query.get(name)
-    if written is None:
-        return otherwise
-    if not written.isascii() or not written.isdecimal() or len(written) > 9:
-        raise BadQuery(f'{name} is "{written[:60]}"; it must be a whole number')
-    return int(written)
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise BadQuery(f'{name} is "{text[:60]}"; it must be a whole number')
+    return int(text)
 
 
-def _told(record: Record, now: float) -> dict[str, Any]:
-    return {**record.as_dict(), "arrived": _date(record.arrived_at, now)}
-
-
-def _date(moment: float, now: float) -> str:
-    """A moment of our clock as people write it."""
-    return (datetime.now(UTC) - timedelta(seconds=now - moment)).isoformat(timespec="milliseconds")
-
-
-def _short(record: Record, now: float) -> dict[str, Any]:
-    return {**record.summary(), "arrived": _date(record.arrived_at, now)}
+def _date(at: float, now: float) -> str:
+    """A time of the monotonic clock, in ISO format."""
+    return (datetime.now(UTC) - timedelta(seconds=now - at)).isoformat(timespec="milliseconds")
 
 
 def _matches(record: Record, query: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
-"""`app.deploy()`: an application on a plane of this machine, and a handle to it.
+"""`app.deploy()`: runs an application on a plane inside this process, and returns a handle to it.
 
-Enters: an application. Leaves: a handle, once its replicas are ready. Where a plane runs already in the state directory
-that is named, it takes the application; else one is started inside this process, and ends with it.
+Enters: an application. Leaves: a handle, once its replicas are ready. The plane is started by the first `deploy`, and
+ends with this process.
 """
 
 import asyncio
@@ -23,14 +23,17 @@ from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream, Transport
 from pointsman.wire import BLOB, CallFailed, Unsendable, decode_value, encode_plain
 
-# A handle to an application that runs: called from a program outside, over the socket of its plane.
+T = TypeVar("T")
+POLL_S = 0.02
+MAX_RESTARTS = 3
+"""A replica that has failed to start this often will not start."""
 
 
 class ApplicationHandle:
     """An application: `handle.remote(1, 2).result()`, `await handle.remote(1, 2)`, `for piece in handle.stream(1)`.
 
-    Arguments are plain data: None, bool, numbers, text, bytes, lists, mappings, arrays. Results are whatever the last
-    node returned.
+    Arguments are plain data: None, bool, numbers, text, bytes, lists, mappings, arrays. Results are what the last node
+    returned.
     """
 
     def __init__(
@@ -38,29 +41,29 @@ class ApplicationHandle:
     ) -> None:
         self.name = name
         self.url = f"{url}/{name}"
-        """Where clients over HTTP send their requests."""
+        """Where HTTP clients send requests."""
         self._loop = loop
         self._transport = transport
         self.close = close
-        """Stop the plane that was started for it in this process, with everything that runs there."""
+        """Stop the plane that `deploy` started in this process, with everything that it runs."""
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
-        """Call it; the answer is under way."""
+        """Call the application. The call starts at once."""
         return Response(self._answer(_encoded(args, kwargs)), self._loop)
 
     __call__ = remote
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """Its answer piece by piece."""
+        """Call the application, and receive its answer piece by piece."""
         return Stream(self._pieces(_encoded(args, kwargs)), self._loop)
 
     async def _answer(self, body: bytes) -> Any:
         headers = {"content-type": ARGUMENTS.decode(), "accept": BLOB}
         async with self._transport.post(f"/{self.name}", body, headers) as answer:
-            said = await answer.read()
+            result = await answer.read()
         if answer.status != 200:
-            raise CallFailed.from_answer(answer.status, said)
-        return decode_value(said)
+            raise CallFailed.from_answer(answer.status, result)
+        return decode_value(result)
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
         headers = {"content-type": ARGUMENTS.decode(), "accept": f"{BLOB}; pieces"}
@@ -83,13 +86,7 @@ def _encoded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     try:
         return encode_plain({"args": list(args), "kwargs": kwargs})
     except Unsendable as error:
-        raise Unsendable(f"{error}; hand plain data to an application") from None
-
-
-T = TypeVar("T")
-LOOK_S = 0.02
-HOPELESS = 3
-"""A replica that has failed to start so often will not."""
+        raise Unsendable(f"{error}; pass plain data to an application") from None
 
 
 def deploy(
@@ -99,7 +96,7 @@ def deploy(
     manifest: Path | str | None = None,
     wait_s: float = 120.0,
 ) -> ApplicationHandle:
-    """Run an application, and wait until its replicas are ready. `manifest`: models that it uses are in this file."""
+    """Run an application, and wait until its replicas are ready. `manifest`: a file with the models that it uses."""
     plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), runtime)
     text = ManifestText(application.to_yaml(), str(application.folder.absolute()), f"<{application.name}>")
     plane.run(plane.embedded.plane.documents.deploy(text))
@@ -109,11 +106,11 @@ def deploy(
 
 
 _PLANES: dict[tuple[str, str], "BackgroundPlane"] = {}
-"""Of this process, by manifest and runtime: programs deploy one application after the other into the same one."""
+"""Of this process, by manifest and runtime. Applications with the same manifest share a plane."""
 
 
 def background_plane(manifest: str, runtime: str = "local") -> "BackgroundPlane":
-    """The plane of this process with this manifest: started the first time that somebody wants it."""
+    """The plane of this process with this manifest. The first call starts it."""
     if (manifest, runtime) not in _PLANES:
         _PLANES[manifest, runtime] = BackgroundPlane(manifest, runtime)
     return _PLANES[manifest, runtime]
@@ -126,7 +123,7 @@ def close_background_planes() -> None:
 
 
 class BackgroundPlane:
-    """A plane and its gateway on a thread of their own. They end with the process, and leave nothing behind."""
+    """A plane and its gateway on a thread of their own. They end with this process, and leave no files."""
 
     embedded: Embedded
 
@@ -154,49 +151,49 @@ class BackgroundPlane:
         await self.embedded.start(manifest)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have something done on its thread."""
+        """Run a coroutine on its thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def wait_until_ready(self, application: Application, seconds: float) -> None:
-        """Until every node of an application has as many replicas as it should, and so have the models it uses."""
+        """Wait until the nodes of an application, and the models that it uses, have all their replicas."""
         until = time.monotonic() + seconds
         while True:
-            waiting = self.run(self._waiting_for(application))
-            if not waiting:
+            missing = self.run(self._missing(application))
+            if not missing:
                 return
-            if time.monotonic() > until or any(stopped for _, stopped in waiting):
-                told = "; ".join(words for words, _ in waiting)
-                raise PointsmanError(f'application "{application.name}" is not ready: {told}')
-            time.sleep(LOOK_S)
+            if time.monotonic() > until or any(has_failed for _, has_failed in missing):
+                details = "; ".join(text for text, _ in missing)
+                raise PointsmanError(f'application "{application.name}" is not ready: {details}')
+            time.sleep(POLL_S)
 
-    async def _waiting_for(self, application: Application) -> list[tuple[str, bool]]:
-        """(what is not ready, whether there is no hope) of an application."""
+    async def _missing(self, application: Application) -> list[tuple[str, bool]]:
+        """(what is not ready, whether it failed too often) of an application."""
         models = {node.code for node in application.graph.nodes if node.kind is NodeKind.MODEL}
         found = []
-        for told in self.embedded.plane.status()["deployments"]:
-            if told["name"].startswith(f"{application.name}.") or models & {told["model"], *told["aliases"]}:
-                instances = told["instances"]
-                others = [one for one in instances if one["phase"] != "ready"]
-                if others or len(instances) != told["desired"]:
-                    words = f"{told['name']} has {told['ready']} of {told['desired']} replicas"
-                    reasons = [one["reason"] for one in others if one["reason"]]
-                    hopeless = any(one["restarts"] >= HOPELESS for one in others)
-                    found.append((f"{words} ({reasons[0]})" if reasons else words, hopeless))
+        for one in self.embedded.plane.status()["deployments"]:
+            if one["name"].startswith(f"{application.name}.") or models & {one["model"], *one["aliases"]}:
+                instances = one["instances"]
+                unready = [instance for instance in instances if instance["phase"] != "ready"]
+                if unready or len(instances) != one["desired"]:
+                    text = f"{one['name']} has {one['ready']} of {one['desired']} replicas"
+                    reasons = [instance["reason"] for instance in unready if instance["reason"]]
+                    has_failed = any(instance["restarts"] >= MAX_RESTARTS for instance in unready)
+                    found.append((f"{text} ({reasons[0]})" if reasons else text, has_failed))
         return found
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop the plane and its thread."""
         atexit.unregister(self.stop)
         if self._thread.is_alive():
             if hasattr(self, "embedded"):
                 self.embedded.ask_to_stop()
-                self.embedded.ask_to_stop()  # nobody waits for answers any more
+                self.embedded.ask_to_stop()  # at once: the program that waits for answers is ending
                 self.run(self.embedded.stop())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
 
 
 def _empty_manifest() -> str:
-    """Nothing but a gateway, at any free port of the usual address."""
+    """Only a gateway, at a free port of the default address."""
     host, _ = host_and_port(GatewaySpec().listen)
     return f"kind: Pointsman\ngateway: {{listen: '{host}:0'}}\n"

@@ -35,7 +35,7 @@ class Instances(Protocol):
 
 
 class Serving(Protocol):
-    """Where requests go: lanes of traffic, or a mere list of who is in service."""
+    """Where requests go: lanes of traffic, or only a list of instances in service."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
 

@@ -143,7 +143,7 @@ class EngineInstances:
             entry = self.directory.endpoint(name, command.endpoint, self._plans, self._deployment_of)
         address = self._address(name, entry)
         if entry is None or address is None:
-            self._tell(control.Silent(name, "nobody knows how to ask it"))
+            self._tell(control.Silent(name, "its engine or its address is not known"))
             return
         question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
         self._runtime.probes.probe(name, address, question, command.readiness, command.timeout_s)
@@ -165,7 +165,7 @@ class EngineInstances:
         """The last lines that an instance wrote."""
         known = self.directory.get(instance_id)
         if known is not None and known.endpoint is not None:
-            raise PointsmanError(f'"{instance_id}" was started by somebody else, and so its log is elsewhere')
+            raise PointsmanError(f'"{instance_id}" is not a process of this plane, so its log is elsewhere')
         text = self._runtime.logs(instance_id, lines)
         if text is None and known is None:
             raise UnknownName("instance", instance_id, self.directory.names())

@@ -141,7 +141,7 @@ def test_requests_are_listed_and_filtered(live: LivePlane, send: Send) -> None:
 def test_explaining_an_unknown_request_fails(live: LivePlane) -> None:
     result = live.pointsman("explain", "never-sent")
     assert result.returncode == 1
-    assert 'nothing is known of a request "never-sent"' in result.stderr
+    assert 'there is no record of a request "never-sent"' in result.stderr
 
 
 def test_status_shows_every_instance(live: LivePlane) -> None:

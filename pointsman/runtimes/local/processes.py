@@ -19,7 +19,7 @@ from pointsman.errors import PointsmanError
 from pointsman.placement.asks import Place
 from pointsman.runtimes.interface import ProcessOrder, Tell
 from pointsman.runtimes.local import supervisor_link
-from pointsman.runtimes.local.logs import FOLDER, last_words, log_file, prune
+from pointsman.runtimes.local.logs import FOLDER, last_line, log_file, prune
 from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
 from pointsman.runtimes.local.supervisor_link import (
     MARK,
@@ -37,7 +37,7 @@ RETRY_S = 1.0
 """After a supervisor could not be started."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-"""The log of a process says nothing about why these came."""
+"""Signals from outside: the last line of the log does not explain them."""
 
 
 class Ports:
@@ -273,14 +273,14 @@ async def _clear(process: StoredProcess) -> None:
 
 
 def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
-    words = last_words(log)
+    line = last_line(log)
     if report.signal is None:
-        return f"exit code {report.code}: {words}" if words else f"exit code {report.code}"
+        return f"exit code {report.code}: {line}" if line else f"exit code {report.code}"
     try:
         name = signal.Signals(report.signal).name
     except ValueError:
         name = f"signal {report.signal}"
-    return f"killed by {name}: {words}" if words and report.signal not in SILENT_SIGNALS else f"killed by {name}"
+    return f"killed by {name}: {line}" if line and report.signal not in SILENT_SIGNALS else f"killed by {name}"
 
 
 async def _has_ended(supervisor: SupervisorLink) -> bool:

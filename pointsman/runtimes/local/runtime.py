@@ -20,7 +20,7 @@ from pointsman.http.pool import short_path
 from pointsman.replica.handles import GatewayTransport
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
-from pointsman.runtimes.local.detection import detect
+from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.local.logs import log_file, tail
@@ -66,7 +66,7 @@ class LocalRuntime:
         self._tell: Tell | None = None
         """None before processes are adopted."""
         self._blind = ""
-        """Why the machine could not be looked at; empty if it could."""
+        """What could not be detected of this machine, and what to do about it; empty if nothing."""
 
     async def open(self) -> None:
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ class LocalRuntime:
             worker = self._look_at_machine(
                 [one.pid for one in self._processes.table.all() if one.pid is not None], labels=self._labels
             )
-        except Exception as error:  # drivers are not ours; without places everything still runs
+        except Exception as error:  # of a driver; without places, everything still runs
             self._blind = (
                 f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
             )
             return
-        self._blind = ""
+        self._blind = unseen(worker)
         self.gpus.see(worker)
         if worker.memory_bytes and self._tell is not None:  # else the system does not say, and there are no places
             self._tell(WorkerSeen(worker))

@@ -93,5 +93,5 @@ def _own_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     stat = folder.lstat()
     if stat.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
-        raise PointsmanError(f"{folder} belongs to somebody else; move it away, or use another --state")
+        raise PointsmanError(f"{folder} is owned by another user; move it away, or use another --state")
     folder.chmod(0o700)

@@ -13,7 +13,7 @@ import pytest
 from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.runtimes.local.gpu_usage import ASK_AGAIN_S, GPU_INTERVAL_S, GpuDrivers, GpuUsage
+from pointsman.runtimes.local.gpu_usage import GPU_INTERVAL_S, RETRY_S, GpuDrivers, GpuUsage
 from pointsman.scaling.view import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated
@@ -100,7 +100,7 @@ def test_who_does_not_say_is_left_in_peace_for_a_while() -> None:
     drivers = GpuDrivers(Library(*pair), clock=clock)
     assert drivers.busy(gpus(2)) == {1: 0.5}
     first.busy = 70
-    clock.now += ASK_AGAIN_S - 1
+    clock.now += RETRY_S - 1
     assert drivers.busy(gpus(2)) == {1: 0.5}
     clock.now += 1
     assert drivers.busy(gpus(2)) == {0: 0.7, 1: 0.5}
@@ -119,7 +119,7 @@ def test_a_driver_that_comes_back_is_opened_again() -> None:
     card.busy = None
     assert drivers.busy(gpus(1)) == {}
     assert not library.open
-    card.busy, clock.now = 60, clock.now + ASK_AGAIN_S
+    card.busy, clock.now = 60, clock.now + RETRY_S
     assert drivers.busy(gpus(1)) == {0: 0.6}
     drivers.close()
     drivers.close()
@@ -258,7 +258,7 @@ def test_drivers_are_asked_once_a_second_for_all_whoever_looks() -> None:
 def test_drivers_that_nobody_asks_are_let_go() -> None:
     async def story() -> None:
         drivers = Told(BUSY)
-        looking = usage(drivers, worker(1), let_go_s=0.01)
+        looking = usage(drivers, worker(1), idle_s=0.01)
         await looking.read(["m"], [instance("m", [0])])
         await eventually(lambda: drivers.closed, "drivers closed")
         looking.close()

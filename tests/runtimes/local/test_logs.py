@@ -5,7 +5,7 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.local import logs
-from pointsman.runtimes.local.logs import PIECE, last_words, log_file, tail
+from pointsman.runtimes.local.logs import PIECE, last_line, log_file, tail
 
 
 def written(folder: Path, text: str, older: str = "") -> Path:
@@ -46,12 +46,12 @@ def test_the_tail_of_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
         (b"caf\xe9 \xff".decode("latin-1"), "café ÿ"),
     ],
 )
-def test_last_words_are_of_the_last_life(tmp_path: Path, text: str, words: str) -> None:
-    assert last_words(written(tmp_path, text)) == words
+def test_last_line_are_of_the_last_life(tmp_path: Path, text: str, words: str) -> None:
+    assert last_line(written(tmp_path, text)) == words
 
 
 def test_logs_of_those_who_are_gone_are_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "KEPT", 2)
+    monkeypatch.setattr(logs, "MAX_LOGS", 2)
     (tmp_path / logs.FOLDER).mkdir()
     for age, name in enumerate(["new", "newer", "old", "older", "known"]):
         for file in (log_file(tmp_path, name), log_file(tmp_path, name).with_suffix(".log.1")):

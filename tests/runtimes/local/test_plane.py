@@ -357,7 +357,7 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 assert other.plane.status()["problems"] == []
                 await other.until(lambda: other.instances()["here"]["metrics_age_s"] is not None, "its metrics")
                 assert other.pids() == {}
-                with pytest.raises(PointsmanError, match="started by somebody else"):
+                with pytest.raises(PointsmanError, match="not a process of this plane"):
                     other.plane.instances.logs("here")
                 file.write_text("- {url: nonsense}\n")
                 await other.until(lambda: other.plane.status()["problems"], "a problem")

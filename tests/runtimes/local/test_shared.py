@@ -50,7 +50,7 @@ def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> Non
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shared.memory.path.symlink_to(elsewhere)
-    with pytest.raises(PointsmanError, match="belongs to somebody else"):
+    with pytest.raises(PointsmanError, match="owned by another user"):
         LocalReplicaAccess(state, tmp_path)
 
 

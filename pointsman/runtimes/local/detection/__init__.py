@@ -1,8 +1,8 @@
-"""This machine as a worker: CPUs, memory and GPUs, and what of them others use now.
+"""This machine as a worker: CPUs, memory and GPUs, and how much of them other programs use.
 
-Enters: what the system, the drivers and the control group say, and the processes of our instances. Leaves: a `Worker`.
-The one rule: what our own instances use is not counted as used, because they have claims; what cannot be told apart is
-counted, so that there is too little room rather than too much. No GPU and no driver are fine.
+Enters: what the system, drivers and control group report, and the processes of the plane's instances. Leaves: a
+`Worker`. The one rule: what these instances use does not count as used, because they have claims; usage that cannot be
+attributed does, so that the error is on the safe side. A machine without GPU or driver is fine.
 """
 
 import os
@@ -18,7 +18,7 @@ from pointsman.types import Gpu, Worker
 __all__ = ["Nvml", "detect", "unseen"]
 
 METAL_SHARE = 0.75
-"""Of a Mac's memory, what macOS lets its GPU have."""
+"""Share of a Mac's memory that macOS lets its GPU use."""
 
 
 def detect(
@@ -31,8 +31,8 @@ def detect(
     environ: Mapping[str, str] | None = None,
     system: str = "",
 ) -> Worker:
-    """What there is now. `ours`: process ids of our instances; their children are ours too. `nvml`: NVIDIA's library,
-    the installed one if left out. `root`: where /proc and /sys are; `system`: what this is, such as Darwin-arm64."""
+    """Look at this machine. `ours`: pids of the plane's instances; their descendants are included. `nvml`: NVIDIA's
+    library (default: the installed one). `root`: where /proc and /sys are. `system`: such as Darwin-arm64."""
     environ = os.environ if environ is None else environ
     nvml = installed_nvml() if nvml is None else nvml
     machine = this_machine(root / "sys/fs/cgroup")
@@ -42,7 +42,7 @@ def detect(
     unified = False
     if nvml is not None:
         gpus, unified = nvidia_gpus(nvml, memory, pids, root / "sys", environ.get("CUDA_VISIBLE_DEVICES"))
-    if not gpus:  # whoever has cards of both makers says which ones in a fleet's file
+    if not gpus:  # a machine with cards of both vendors needs a fleet file
         gpus = amd_gpus(root / "sys", pids, environ.get("HIP_VISIBLE_DEVICES"))
     if (system or f"{platform.system()}-{platform.machine()}") == "Darwin-arm64":
         gpus, unified = [Gpu(index=0, memory_bytes=int(memory * METAL_SHARE), model="Apple", vendor="apple")], True
@@ -59,7 +59,7 @@ def detect(
 
 
 def unseen(worker: Worker, root: Path = Path("/")) -> str:
-    """What to do about GPUs that are plugged in and that detection has not found; empty: there are none."""
+    """What to do about GPUs that are plugged in but not detected; empty if there are none."""
     plugged = count_of_gpus(root / "sys", NVIDIA)
     if not plugged or any(gpu.vendor == "nvidia" for gpu in worker.gpus):
         return ""

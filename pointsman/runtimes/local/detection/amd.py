@@ -1,13 +1,13 @@
-"""AMD's GPUs, by what their driver (amdgpu) writes under /sys."""
+"""AMD GPUs, from what their driver (amdgpu) writes under /sys."""
 
 from collections.abc import Collection
 from pathlib import Path
 
-from pointsman.runtimes.local.detection.system import AMD, groups, number, text, with_places
+from pointsman.runtimes.local.detection.system import AMD, groups, number, text, with_topology
 from pointsman.types import Gpu
 
-LEAST_BYTES = 2**30
-"""Below this it is the one inside a processor, which has no memory worth speaking of."""
+MIN_BYTES = 2**30
+"""GPUs with less memory are integrated into a processor."""
 MODELS = {
     0x7408: "AMD Instinct MI250X",
     0x740C: "AMD Instinct MI250X",
@@ -22,7 +22,7 @@ MODELS = {
 
 
 def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]:
-    """The GPUs that we may use, in the order of their addresses. `visible`: as HIP_VISIBLE_DEVICES has it."""
+    """The usable GPUs, by PCI address. `visible`: HIP_VISIBLE_DEVICES."""
     devices = amd_devices(sys)
     hives = {device.name: text(device / "xgmi_hive_info/xgmi_hive_id") for device in devices}
     links = groups({name: [f"hive {hive}"] if hive else [] for name, hive in hives.items()}, "xgmi")
@@ -30,10 +30,10 @@ def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]
     found = []
     for index, device in enumerate(devices):
         total = number(device / "mem_info_vram_total") or 0
-        if total < LEAST_BYTES or not _is_named(index, visible):
+        if total < MIN_BYTES or not _is_named(index, visible):
             continue
         used = number(device / "mem_info_vram_used") or 0
-        own = _used_by_us(sys, compute_ids.get(device.name), ours)
+        own = _used_by_ours(sys, compute_ids.get(device.name), ours)
         gpu = Gpu(
             index=index,
             memory_bytes=total,
@@ -43,11 +43,11 @@ def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]
             link=links.get(device.name, ""),
         )
         found.append((gpu, device.name))
-    return with_places(found, sys)
+    return with_topology(found, sys)
 
 
 def amd_devices(sys: Path) -> list[Path]:
-    """The folder of each card, in the order in which they are counted: by address."""
+    """The folder of each card, by PCI address, which is the order of their indices."""
     found = [
         (card / "device").resolve()
         for card in (sys / "class/drm").glob("card[0-9]*")
@@ -61,19 +61,19 @@ def _is_named(index: int, visible: str | None) -> bool:
 
 
 def _compute_ids(sys: Path) -> dict[str, str]:
-    """Address -> the number under which the compute driver (KFD) knows a GPU."""
+    """PCI address -> the id that the compute driver (KFD) gives a GPU."""
     ids = {}
     for node in (sys / "class/kfd/kfd/topology/nodes").glob("*"):
         lines = (line.split() for line in text(node / "properties").splitlines())
-        told = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
-        gpu_id, place = text(node / "gpu_id"), told.get("location_id", 0)
+        properties = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
+        gpu_id, location = text(node / "gpu_id"), properties.get("location_id", 0)
         if gpu_id not in ("", "0"):
-            bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 0x7
-            ids[f"{told.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}"] = gpu_id
+            bus, slot, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7
+            ids[f"{properties.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}"] = gpu_id
     return ids
 
 
-def _used_by_us(sys: Path, compute_id: str | None, ours: Collection[int]) -> int:
+def _used_by_ours(sys: Path, compute_id: str | None, ours: Collection[int]) -> int:
     if compute_id is None:
         return 0
     return sum(number(sys / f"class/kfd/kfd/proc/{pid}/vram_{compute_id}") or 0 for pid in ours)

@@ -1,18 +1,18 @@
-"""NVIDIA's GPUs, by its management library (NVML; `pip install nvidia-ml-py`)."""
+"""NVIDIA GPUs, from its management library (NVML; `pip install nvidia-ml-py`)."""
 
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pointsman.runtimes.local.detection.system import groups, pci_address, with_places
+from pointsman.runtimes.local.detection.system import groups, pci_address, with_topology
 from pointsman.types import Gpu
 
 HIDDEN_SWITCH = "a switch that is not shown"
 
 
 class Nvml(Protocol):
-    """What we ask of the library: the names of the module `pynvml`."""
+    """The part of the module `pynvml` that is used."""
 
     NVMLError: type[Exception]
     NVML_NVLINK_MAX_LINKS: int
@@ -33,7 +33,7 @@ class Nvml(Protocol):
 
 
 def installed_nvml() -> Nvml | None:
-    """The library, if it is installed. Whether there is a driver is seen when it is asked."""
+    """The library, None if it is not installed. The driver may still be missing."""
     try:
         return cast(Nvml, import_module("pynvml"))
     except ImportError:
@@ -43,21 +43,21 @@ def installed_nvml() -> Nvml | None:
 def nvidia_gpus(
     nvml: Nvml, machine_bytes: int, ours: Collection[int], sys: Path, visible: str | None
 ) -> tuple[list[Gpu], bool]:
-    """The GPUs that we may use, and whether their memory is the machine's. `visible`: CUDA_VISIBLE_DEVICES."""
+    """The usable GPUs, and whether they use the machine's memory. `visible`: CUDA_VISIBLE_DEVICES."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
         return [], False
     try:
         return _Driver(nvml, machine_bytes, ours).gpus(sys, visible)
-    except nvml.NVMLError:  # the driver went away, or will not talk
+    except nvml.NVMLError:  # the driver went away, or does not answer
         return [], False
     finally:
         nvml.nvmlShutdown()
 
 
 class _Driver:
-    """Asks the library, once it is open."""
+    """The library while it is open."""
 
     def __init__(self, nvml: Nvml, machine_bytes: int, ours: Collection[int]) -> None:
         self._nvml = nvml
@@ -81,21 +81,21 @@ class _Driver:
                 index=index,
                 memory_bytes=total,
                 model=_text(self._nvml.nvmlDeviceGetName(handle)),
-                used_bytes=min(max(used - self._used_by_us(handle), 0), total),
+                used_bytes=min(max(used - self._used_by_ours(handle), 0), total),
                 link=links.get(addresses[index], ""),
             )
             found.append((gpu, addresses[index]))
-        return with_places(found, sys), bool(found) and not any(sizes.values())
+        return with_topology(found, sys), bool(found) and not any(sizes.values())
 
     def _is_divided(self, handle: Any) -> bool:
-        """In MIG mode: then nobody can have the whole of it."""
+        """Whether it is in MIG mode: then no instance can have the whole GPU."""
         try:
             return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
         except self._nvml.NVMLError:
             return False
 
     def _is_named(self, index: int, handle: Any, visible: str) -> bool:
-        """Numbers and the beginnings of UUIDs, up to the first word that is neither, as CUDA reads it."""
+        """As CUDA reads it: indices and prefixes of UUIDs, up to the first word that is neither."""
         uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
         for word in (word.strip() for word in visible.split(",")):
             if not word.isdecimal() and not word.startswith("GPU-"):
@@ -105,7 +105,7 @@ class _Driver:
         return False
 
     def _memory(self, handle: Any) -> tuple[int, int] | None:
-        """(total, used); None: it has none of its own."""
+        """(total, used); None if it has no memory of its own."""
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         except self._nvml.NVMLError:
@@ -115,7 +115,7 @@ class _Driver:
     def _address(self, handle: Any) -> str:
         return pci_address(_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
 
-    def _used_by_us(self, handle: Any) -> int:
+    def _used_by_ours(self, handle: Any) -> int:
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
@@ -123,7 +123,7 @@ class _Driver:
         return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid in self._ours)
 
     def _neighbours(self, handle: Any) -> list[str]:
-        """What is at the other end of its NVLinks: GPUs, or the switches that all of them are on."""
+        """What is at the other end of its NVLinks: GPUs or switches."""
         found = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -133,10 +133,10 @@ class _Driver:
                 continue
             try:
                 found.append(pci_address(_text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
-            except self._nvml.NVMLError:  # a virtual machine may see its links and not the switch
+            except self._nvml.NVMLError:  # a virtual machine may see links without their switch
                 found.append(HIDDEN_SWITCH)
         return found
 
 
-def _text(told: str | bytes) -> str:
-    return told.decode(errors="replace") if isinstance(told, bytes) else told
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""The small files through which Linux tells what it knows."""
+"""What Linux reports under /proc and /sys: memory, control groups, PCI topology, process trees."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from pointsman.types import Gpu
 
 
 def text(path: Path) -> str:
-    """What a file says, without blanks around it; empty: it is not there, or not for us."""
+    """The content of a file, stripped; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -21,7 +21,7 @@ def text(path: Path) -> str:
 
 
 def number(path: Path) -> int | None:
-    """A whole number, also as 0x1002; None: there is none."""
+    """The number in a file, decimal or as 0x1002; None if there is none."""
     try:
         return int(text(path), 0)
     except ValueError:
@@ -29,7 +29,7 @@ def number(path: Path) -> int | None:
 
 
 def kib(path: Path, name: str) -> int | None:
-    """The bytes of a line such as "MemAvailable: 1024 kB"; None: there is no such line."""
+    """The value, in bytes, of a line such as "MemAvailable: 1024 kB"; None if there is no such line."""
     for line in text(path).splitlines():
         key, _, value = line.partition(":")
         words = value.split()
@@ -38,11 +38,8 @@ def kib(path: Path, name: str) -> int | None:
     return None
 
 
-# Who reaches whom: from links between devices to groups of GPUs.
-
-
 def groups(neighbours: Mapping[str, Sequence[str]], word: str) -> dict[str, str]:
-    """Each device that reaches another of them, directly or over switches -> the name of its group: nvlink-0."""
+    """Device -> the name of its group, such as nvlink-0, for devices that reach another, directly or over switches."""
     together: dict[str, set[str]] = {}
     for device, others in neighbours.items():
         merged = {device, *others}
@@ -59,22 +56,19 @@ def groups(neighbours: Mapping[str, Sequence[str]], word: str) -> dict[str, str]
     return found
 
 
-# The memory of the machine that others use.
-
-
 def foreign_memory(total: int, ours: Iterable[int], root: Path) -> int:
-    """What neither we have nor anybody could get, of `total` that we may use at all; 0 if the system does not say."""
+    """Memory that other programs use, of `total` that this process may use; 0 if the system does not say."""
     available = kib(root / "proc/meminfo", "MemAvailable")
     left = [size for size in (available, _left_in_group(total, root / "sys/fs/cgroup")) if size is not None]
     if not left or not total:
         return 0
-    # What is mapped from files can be had again, so it counts as available already; only what is written is ours.
+    # Pages mapped from files can be reclaimed, so they count as available already; only anonymous ones are added.
     own = sum(kib(root / "proc" / str(pid) / "status", "RssAnon") or 0 for pid in ours)
     return min(max(total - min(left) - own, 0), total)
 
 
 def _left_in_group(total: int, cgroup: Path) -> int | None:
-    """What our control group may still have, if it has a limit."""
+    """What the control group of this process may still use; None if it has no limit."""
     limit, current = number(cgroup / "memory.max"), number(cgroup / "memory.current")
     if limit is None or current is None:
         return None
@@ -83,22 +77,20 @@ def _left_in_group(total: int, cgroup: Path) -> int | None:
     return max(min(limit, total) - max(current - cached, 0), 0)
 
 
-# Where GPUs are plugged in: NUMA nodes, and PCIe switches that several of them share.
-
-
 NVIDIA, AMD = 0x10DE, 0x1002
+"""PCI vendors."""
 DISPLAY = 0x03
-"""The class of devices that GPUs are in."""
+"""The PCI class of GPUs."""
 
 
-def with_places(gpus: Sequence[tuple[Gpu, str]], sys: Path) -> list[Gpu]:
-    """The GPUs, each told with its PCI address, with their NUMA node and switch."""
+def with_topology(gpus: Sequence[tuple[Gpu, str]], sys: Path) -> list[Gpu]:
+    """GPUs, given with their PCI addresses, with NUMA node and PCIe switch."""
     ports = [_root_port(address, sys) for _, address in gpus]
     shared = Counter(ports)
     placed = []
     for (gpu, address), port in zip(gpus, ports, strict=True):
         node = number(sys / "bus/pci/devices" / pci_address(address) / "numa_node")
-        # From a port of the processor leads one cable: who share it meet at a switch.
+        # GPUs behind the same root port share a switch.
         switch = port if shared[port] > 1 else ""
         numa = node if node is not None and node >= 0 else None
         placed.append(msgspec.structs.replace(gpu, numa=numa, pcie=switch))
@@ -106,7 +98,7 @@ def with_places(gpus: Sequence[tuple[Gpu, str]], sys: Path) -> list[Gpu]:
 
 
 def pci_address(address: str) -> str:
-    """As Linux writes it, 0000:3b:00.0; NVIDIA's library has 00000000:3B:00.0."""
+    """As Linux writes it, 0000:3b:00.0; NVML writes 00000000:3B:00.0."""
     domain, _, rest = address.lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{rest}"
@@ -115,7 +107,7 @@ def pci_address(address: str) -> str:
 
 
 def count_of_gpus(sys: Path, vendor: int) -> int:
-    """Devices of this maker that draw or compute."""
+    """GPUs of a vendor that are plugged in."""
     return sum(
         number(device / "vendor") == vendor and (number(device / "class") or 0) >> 16 == DISPLAY
         for device in (sys / "bus/pci/devices").glob("*")
@@ -123,21 +115,18 @@ def count_of_gpus(sys: Path, vendor: int) -> int:
 
 
 def _root_port(address: str, sys: Path) -> str:
-    """The port of the processor behind which a device is; empty: it is not behind any."""
+    """The root port of a device; empty if it has none."""
     device = sys / "bus/pci/devices" / pci_address(address)
     if not device.exists():
         return ""
-    way = device.resolve().parts
-    root = max((place for place, part in enumerate(way) if part.startswith("pci0")), default=None)
-    below = way[root + 1 : -1] if root is not None else ()
+    parts = device.resolve().parts
+    root = max((index for index, part in enumerate(parts) if part.startswith("pci0")), default=None)
+    below = parts[root + 1 : -1] if root is not None else ()
     return below[0] if below else ""
 
 
-# Which processes belong to our instances: engines start processes of their own, one per GPU.
-
-
 def family(pids: Iterable[int], proc: Path) -> frozenset[int]:
-    """These processes and all that descend from them."""
+    """Processes with all their descendants: engines start one process per GPU."""
     found = set(pids)
     if not found:
         return frozenset()
@@ -155,20 +144,17 @@ def family(pids: Iterable[int], proc: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-# This machine as a worker: its name, and the CPUs and memory that we may use.
-
-
 class Machine(msgspec.Struct, frozen=True):
-    """What there is for instances to run on."""
+    """CPUs and memory that this process may use."""
 
     name: str
     cpus: int
     memory_bytes: int | None
-    """None: the system does not say."""
+    """None if unknown."""
 
 
 def this_machine(cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
-    """What the system says, and the control group that we are in where that says less."""
+    """What the system has, or what the control group of this process allows, if that is less."""
     return Machine(name=socket.gethostname(), cpus=_cpus(cgroup), memory_bytes=_memory(cgroup))
 
 
