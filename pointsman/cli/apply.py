@@ -1,4 +1,4 @@
-"""`pointsman apply FILE`: change a running plane to what a manifest says."""
+"""`pointsman apply FILE`: puts a manifest in force on a running plane."""
 
 import argparse
 import json
@@ -7,9 +7,6 @@ from typing import Any
 
 from pointsman.cli.manifest import add_file, read_manifest, show_changes
 from pointsman.cli.options import add_command, add_connection, time_span
-
-# Waiting for a plane to get where it should be, with a line for everything that happens on the way.
-
 
 EXAMPLE = """\
 examples:
@@ -24,22 +21,24 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "apply",
-        summary="change a running plane to what a manifest says",
-        description="Touch only what differs, without dropping a request, and wait until every instance is ready. "
-        "Applying the same manifest twice does nothing.",
+        summary="put a manifest in force on a running plane",
+        description="Change only what differs, without dropping a request, and wait until every instance is ready. "
+        "Applying the same manifest twice changes nothing.",
         example=EXAMPLE,
     )
     add_file(parser)
     waiting = parser.add_mutually_exclusive_group()
-    waiting.add_argument("--wait", action="store_true", default=True, help="until everything is ready (the default)")
-    waiting.add_argument("--no-wait", dest="wait", action="store_false", help="return as soon as it is under way")
-    parser.add_argument("--timeout", type=time_span, default=300.0, metavar="TIME", help="wait at most so long (5m)")
+    waiting.add_argument("--wait", action="store_true", default=True, help="wait until everything is ready (default)")
+    waiting.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
+    parser.add_argument(
+        "--timeout", type=time_span, default=300.0, metavar="TIME", help="maximum time to wait (default 5m)"
+    )
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if it was to wait and something is not ready in time."""
+    """1 if something is not ready after the timeout."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
 
@@ -57,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(client, sys.stderr if args.json else sys.stdout)
     ready = progress.wait(args.timeout)
     if args.json:
-        told = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": progress.status}
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        result = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": progress.status}
+        print(json.dumps(result, indent=2, ensure_ascii=False))
     elif not ready:
         late = f"not everything is ready after {duration(args.timeout)}"
-        print(f"pointsman: {late}; it goes on, and pointsman status shows how", file=sys.stderr)
+        print(f"pointsman: {late}; the plane keeps trying, and pointsman status shows the progress", file=sys.stderr)
     return 0 if ready else 1

@@ -26,18 +26,20 @@ def add(commands: Any) -> None:
         commands,
         "down",
         summary="stop a plane and everything that it runs",
-        description="Take no new requests, let those under way end, stop every instance, and wait until the plane is "
-        "gone. Servers that somebody else started go on.",
+        description="Accept no new requests, finish those in flight, stop every instance, and wait until the plane is "
+        "gone. Servers that the plane did not start keep running.",
         example=EXAMPLE,
     )
-    parser.add_argument("--no-wait", dest="wait", action="store_false", help="return as soon as it is under way")
-    parser.add_argument("--timeout", type=time_span, default=300.0, metavar="TIME", help="wait at most so long (5m)")
+    parser.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
+    parser.add_argument(
+        "--timeout", type=time_span, default=300.0, metavar="TIME", help="maximum time to wait (default 5m)"
+    )
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if it is still there when the time is over."""
+    """1 if the plane still runs after the timeout."""
     from pointsman.cli.client import client_of
 
     client = client_of(args)

@@ -1,4 +1,4 @@
-"""`pointsman drain INSTANCE`: take an instance out of service and have it replaced."""
+"""`pointsman drain INSTANCE`: takes an instance out of service and replaces it."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ def add(commands: Any) -> None:
         commands,
         "drain",
         summary="take an instance out of service and replace it",
-        description="Send an instance no more requests, let those under way end, then stop it. Another takes its "
-        "place, as the manifest wants as many as before.",
+        description="Send an instance no more requests, let those in flight end, then stop it. Another instance takes "
+        "its place, because the manifest wants the same number as before.",
         example=EXAMPLE,
     )
     parser.add_argument("instance", metavar="INSTANCE")
@@ -28,12 +28,12 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for it; pointsman status shows how it goes."""
+    """Return once the plane has accepted it."""
     from pointsman.cli.client import client_of
 
     answer = client_of(args).post("instances", args.instance, "drain")
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        print(f"{args.instance} is drained and replaced; pointsman status shows how it goes")
+        print(f"{args.instance} is being drained and replaced; pointsman status shows the progress")
     return 0

@@ -1,4 +1,4 @@
-"""`pointsman logs INSTANCE`: what an engine's process has said."""
+"""`pointsman logs INSTANCE`: the output of an engine's process."""
 
 import argparse
 import json
@@ -14,9 +14,9 @@ examples:
   pointsman logs chat-1 -n 20 -f
 """
 
-EVERY_S = 0.5
+POLL_S = 0.5
 FOLLOWED_LINES = 1000
-"""So many of the last lines are compared with those before; more than that at once are not all seen."""
+"""Lines that are read at each poll. If more were written since the last one, some are missed."""
 
 
 def add(commands: Any) -> None:
@@ -24,13 +24,15 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "logs",
-        summary="what an instance's process has said",
+        summary="show the output of an instance's process",
         description="Show the end of the log of an instance that the plane has started.",
         example=EXAMPLE,
     )
     parser.add_argument("instance", metavar="INSTANCE")
-    parser.add_argument("-n", "--lines", type=at_least_one, default=100, metavar="N", help="the last N lines (100)")
-    parser.add_argument("-f", "--follow", action="store_true", help="and what it says from now on, until Ctrl-C")
+    parser.add_argument(
+        "-n", "--lines", type=at_least_one, default=100, metavar="N", help="the last N lines (default 100)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing new lines, until Ctrl-C")
     add_connection(parser)
     parser.set_defaults(run=run)
 
@@ -40,18 +42,18 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.cli.client import client_of
 
     client = client_of(args)
-    most = max(args.lines, FOLLOWED_LINES) if args.follow else args.lines
-    answer = client.get("instances", args.instance, "logs", lines=most)
+    lines = max(args.lines, FOLLOWED_LINES) if args.follow else args.lines
+    answer = client.get("instances", args.instance, "logs", lines=lines)
     if args.json and not args.follow:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return 0
     seen = _lines(answer)
     _print(seen[-args.lines :], args)
     while args.follow:
-        time.sleep(EVERY_S)
-        lines = _lines(client.get("instances", args.instance, "logs", lines=most))
-        _print(new_lines(seen, lines), args)
-        seen = lines
+        time.sleep(POLL_S)
+        now = _lines(client.get("instances", args.instance, "logs", lines=lines))
+        _print(new_lines(seen, now), args)
+        seen = now
     return 0
 
 
@@ -62,7 +64,7 @@ def _lines(answer: dict[str, str]) -> list[str]:
 
 
 def new_lines(before: Sequence[str], after: Sequence[str]) -> Sequence[str]:
-    """What was said between two looks at the end of a log. If they have nothing in common, all of it."""
+    """The lines written between two readings of the end of a log; all of them if the readings do not overlap."""
     for gone in range(len(before)):
         kept = len(before) - gone
         if before[gone:] == after[:kept]:

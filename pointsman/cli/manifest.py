@@ -1,4 +1,4 @@
-"""Manifests as commands take them: read once, checked here before anybody is asked to run them."""
+"""Manifests as arguments of commands: read once, and checked before a plane is asked to run them."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an app
 
 
 def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
-    """What the admin API is sent, and what it builds. Raises `ConfigError` with every problem and its line."""
+    """The body for the admin API, and what the file builds. Raises `ConfigError` with every problem and its line."""
     from pointsman.config import load_manifest
     from pointsman.config.yaml import text_of
 
@@ -23,7 +23,7 @@ def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
 
 
 def show_changes(answer: dict[str, Any], none: str, notes: "tuple[str, ...]", file: Path) -> None:
-    """Print what changes and why, or `none`, and what the author of the manifest should know."""
+    """Print what changes and why, or `none`, and the notes for the author of the manifest."""
     print(answer["text"] if answer["changes"] else none)
     for note in notes:
         print(f"{file}: note: {note}")

@@ -1,4 +1,4 @@
-"""`pointsman place MANIFEST`: where instances would go, and why; or why nowhere, and what would have to change."""
+"""`pointsman place MANIFEST`: where instances would go and why, or why there is no place and what would help."""
 
 import argparse
 import json
@@ -28,19 +28,19 @@ def add(commands: Any) -> None:
         commands,
         "place",
         summary="where instances would go, and why",
-        description="Place what is missing of a manifest's instances: on the fleet of the plane that runs, on one that "
-        "a file describes, or else on this machine. Nothing is started. Exit code 1 if one of them has no place.",
+        description="Place the missing instances of a manifest: on the fleet of the running plane, on one that a file "
+        "describes, or else on this machine. Nothing is started. The exit code is 1 if an instance has no place.",
         example=EXAMPLE,
     )
     add_file(parser)
     add_connection(parser)
-    parser.add_argument("--fleet", type=Path, metavar="FLEET.yaml", help="a described fleet")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the fleet with what was placed")
+    parser.add_argument("--fleet", type=Path, metavar="FLEET.yaml", help="a file that describes a fleet")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the fleet with the placed instances")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Place everything and print what came of it."""
+    """1 if an instance has no place."""
     from pointsman.lab.placement import Rehearsal
     from pointsman.render.fleet_svg import fleet_svg
     from pointsman.render.fleet_text import fleet_text
@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise PointsmanError(f"cannot write {args.svg}: {error.strerror}") from error
     if args.json:
-        told = {"instances": rehearsal.as_list(), "unknown": unknown}
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps({"instances": rehearsal.as_list(), "unknown": unknown}, indent=2, ensure_ascii=False))
     else:
         print(rehearsal.as_text())
         for name in unknown:
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> "Fleet":
-    """As a file describes it, as a plane that runs knows it, or this machine."""
+    """The fleet of a file, of the running plane, or this machine."""
     import msgspec
 
     from pointsman.cli.client import NoPlane, client_of
@@ -87,5 +86,5 @@ def _fleet(args: argparse.Namespace) -> "Fleet":
 
 
 def _asks(plan: "PointsmanPlan") -> list[Any]:
-    """(deployment, replicas, ask) of each that runs an engine."""
+    """(deployment, replicas, ask) of each deployment with an engine."""
     return [(one.name, one.desired.replicas, one.desired.ask) for one in plan.deployments if one.engine is not None]

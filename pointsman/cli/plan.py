@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
     manifest, plan = read_manifest(args.file)
     try:
         answer = client_of(args).post("plan", body=manifest)
-    except NoPlane as nobody:
+    except NoPlane as error:
         if args.url:
             raise
         answer = _from_nothing(plan)
         if not args.json:
             start = f"pointsman up {args.file} would start one that listens on {plan.gateway.listen}"
-            print(f"{nobody.found}; {start}, and:")
+            print(f"{error.found}; {start}, and:")
     if args.json:
         print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
     else:

@@ -1,4 +1,4 @@
-"""`pointsman scale DEPLOYMENT`: so many instances, whatever the policy says; or as it says again."""
+"""`pointsman scale DEPLOYMENT`: overrides the number of replicas that the scaling policy decides."""
 
 import argparse
 import json
@@ -22,35 +22,37 @@ def add(commands: Any) -> None:
         commands,
         "scale",
         summary="set how many instances a deployment has",
-        description="Have so many instances of a deployment, for a while or until further notice, whatever its scaling "
-        "policy says; --auto lets the policy decide again. What is too much is drained: no request is cut off. The "
-        "deployment needs a scaling section, and min and max of it hold.",
+        description="Override the scaling policy of a deployment, for a time or until further notice; --auto lets the "
+        "policy decide again. Surplus instances are drained: no request is cut off. The deployment needs a scaling "
+        "section, and its min and max apply.",
         example=EXAMPLE,
     )
     parser.add_argument("deployment", metavar="DEPLOYMENT")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--replicas", type=at_least_zero, metavar="N", help="so many")
-    how.add_argument("--auto", action="store_true", help="as the policy says")
-    parser.add_argument("--for", dest="for_s", type=time_span, metavar="TIME", help="for so long: 30s, 5m, 2h")
+    how.add_argument("--replicas", type=at_least_zero, metavar="N", help="number of instances")
+    how.add_argument("--auto", action="store_true", help="let the policy decide")
+    parser.add_argument(
+        "--for", dest="for_s", type=time_span, metavar="TIME", help="how long: 30s, 5m, 2h (default: until --auto)"
+    )
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for it; pointsman status shows how it goes."""
+    """Return once the plane has accepted it."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
     from pointsman.errors import PointsmanError
 
     if args.auto and args.for_s is not None:
         raise PointsmanError("--for goes with --replicas")
-    asked = {"replicas": args.replicas, "for_s": args.for_s, "by": "pointsman scale"}
-    answer = client_of(args).post("deployments", args.deployment, "scale", body=asked)
+    wanted = {"replicas": args.replicas, "for_s": args.for_s, "by": "pointsman scale"}
+    answer = client_of(args).post("deployments", args.deployment, "scale", body=wanted)
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     elif args.auto:
-        print(f"{answer['deployment']}: {answer['policy']} decides; the target is {answer['desired']} now")
+        print(f"{answer['deployment']}: {answer['policy']} decides; the target is now {answer['desired']}")
     else:
         until = "until pointsman scale --auto" if args.for_s is None else f"for {duration(args.for_s)}"
-        print(f"{answer['deployment']}: target {answer['desired']}, {until}; pointsman status shows how it goes")
+        print(f"{answer['deployment']}: target {answer['desired']}, {until}; pointsman status shows the progress")
     return 0

@@ -1,4 +1,4 @@
-"""`pointsman status`: what runs, how it is doing, and what is wrong; of all, or of one application."""
+"""`pointsman status`: what runs, its load, and what is wrong; of a plane, or of one application."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ examples:
   pointsman status --json | jq '.deployments[].instances[] | select(.phase != "ready")'
 """
 
-EVERY_S = 1.0
+INTERVAL_S = 1.0
 
 
 def add(commands: Any) -> None:
@@ -25,26 +25,26 @@ def add(commands: Any) -> None:
         commands,
         "status",
         summary="what runs and how it is doing",
-        description="Show the deployments and instances of a running plane, with the reason for everything that is "
-        "not as it should be. Of an application: its nodes and their replicas, with what they have answered.",
+        description="Show the deployments and instances of a running plane, with the reason for everything that is not "
+        "as configured. Of an application: its nodes with their replicas and calls.",
         example=EXAMPLE,
     )
     parser.add_argument("application", nargs="?", metavar="APP", help="only this application")
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it once, or again and again."""
+    """Print the status, once or every second."""
     from pointsman.cli.client import client_of
 
     client = client_of(args)
-    asked = ("applications", args.application) if args.application else ("status",)
-    _show(client.get(*asked), args)
+    path = ("applications", args.application) if args.application else ("status",)
+    _show(client.get(*path), args)
     while args.watch:
-        time.sleep(EVERY_S)
-        _show(client.get(*asked), args)
+        time.sleep(INTERVAL_S)
+        _show(client.get(*path), args)
     return 0
 
 
@@ -57,7 +57,7 @@ def _show(status: dict[str, Any], args: argparse.Namespace) -> None:
     show = application_text if args.application else status_text
     text = show(status, Paint(sys.stdout))
     if args.watch and sys.stdout.isatty():
-        text = f"\x1b[H\x1b[J{text}"  # from the top left corner, over what was there
+        text = f"\x1b[H\x1b[J{text}"  # clear the screen
     elif args.watch:
         text += "\n"
     print(text, flush=True)

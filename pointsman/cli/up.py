@@ -1,4 +1,4 @@
-"""`pointsman up`: runs a manifest in the foreground, and shows how it is doing."""
+"""`pointsman up`: runs a manifest in the foreground, and shows its progress."""
 
 import argparse
 import json
@@ -19,8 +19,8 @@ example:
   curl http://127.0.0.1:8080/v1/completions -d '{"model": "smollm2", "prompt": "Once upon a time"}'
 """
 PROMPT = "Say hello in five words."
-MOST_TOKENS = 64
-"""Small models go on and on."""
+MAX_TOKENS = 64
+"""Small models do not stop by themselves."""
 
 
 def add(commands: Any) -> None:
@@ -29,9 +29,8 @@ def add(commands: Any) -> None:
         commands,
         "up",
         summary="run a manifest here, with a gateway in front",
-        description="Starts the instances of a manifest, waits until they answer, and serves requests until Ctrl-C or "
-        "SIGTERM. Without FILE, what last ran in the state directory. Instances that an earlier plane left running are "
-        "taken over.",
+        description="Start the instances of a manifest, and serve requests until Ctrl-C or SIGTERM. Without FILE, run "
+        "what last ran in the state directory. Instances that an earlier plane left running are adopted.",
         example=EXAMPLE,
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, or an application: YAML")
@@ -70,8 +69,8 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
         loop.add_signal_handler(number, embedded.ask_to_stop)
     view = JsonView(embedded) if args.json else ProgressView(embedded, began)
     await embedded.start(manifest)
-    embedded.plane.listeners.append(view.news)
-    view.news()
+    embedded.plane.listeners.append(view.changed)
+    view.changed()
     await embedded.until_stopped()
     view.stopping()
     cut_off = await embedded.stop()
@@ -80,25 +79,25 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
 
 
 class ProgressView:
-    """What a person sees: a line for each thing that happens, and the whole status once it is ready."""
+    """For people: a line for each change, and the whole status once everything is ready."""
 
     def __init__(self, embedded: "Embedded", began: float) -> None:
         self._embedded = embedded
         self._began = began
-        self._said: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._was_ready = False
 
-    def news(self) -> None:
-        """Something may have changed."""
+    def changed(self) -> None:
+        """The status may have changed."""
         from pointsman.cli.display import Paint, deployments_of, status_text
 
         status = self._embedded.status()
         deployments = deployments_of(status)
         for deployment in deployments:
             gist = deployment.gist
-            if self._said.get(deployment.name) != gist:
-                self._say(f"{deployment.name}: {deployment.in_words()}")
-                self._said[deployment.name] = gist
+            if self._shown.get(deployment.name) != gist:
+                self._print(f"{deployment.name}: {deployment.in_words()}")
+                self._shown[deployment.name] = gist
         if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
             self._was_ready = True
             print(f"\nready in {time.monotonic() - self._began:.1f} s\n")
@@ -108,32 +107,31 @@ class ProgressView:
             )
 
     def stopping(self) -> None:
-        """Somebody has asked to stop."""
+        """The plane was told to stop."""
         in_flight = self._embedded.gateway.in_flight
-        self._say(f"stopping: {in_flight} requests under way; Ctrl-C once more to cut them off")
+        self._print(f"stopping: {in_flight} requests in flight; Ctrl-C again to cut them off")
 
     def stopped(self, cut_off: int) -> None:
         """Everything has ended."""
-        self._say(f"stopped; {cut_off} requests were cut off" if cut_off else "stopped")
+        self._print(f"stopped; {cut_off} requests were cut off" if cut_off else "stopped")
 
     @staticmethod
-    def _say(words: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
+    def _print(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 class JsonView(ProgressView):
-    """The same for programs: each status as a line."""
+    """For programs: each status as a line of JSON."""
 
     def __init__(self, embedded: "Embedded") -> None:
         super().__init__(embedded, 0.0)
-        self._last = ""
 
-    def news(self) -> None:
-        """Something may have changed."""
+    def changed(self) -> None:
+        """The status may have changed."""
         self._write({"event": "status", **self._embedded.status()})
 
     def stopping(self) -> None:
-        """Somebody has asked to stop."""
+        """The plane was told to stop."""
         self._write({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
 
     def stopped(self, cut_off: int) -> None:
@@ -141,16 +139,16 @@ class JsonView(ProgressView):
         self._write({"event": "stopped", "cut_off": cut_off})
 
     @staticmethod
-    def _write(said: dict[str, Any]) -> None:
-        print(json.dumps(said, ensure_ascii=False), flush=True)
+    def _write(event: dict[str, Any]) -> None:
+        print(json.dumps(event, ensure_ascii=False), flush=True)
 
 
 def _curl(status: dict[str, Any]) -> str:
-    """A request that the reader can send."""
+    """A request to try."""
     model = next((one["model"] for one in status["deployments"] if not one.get("internal")), "")
     path = next((one["path"] for one in status.get("applications") or ()), "")
     if path and not model:
-        return f"curl -i {status['url']}{path} -d '[1, 2, 3]'   (what it takes as input, as JSON)"
+        return f"curl -i {status['url']}{path} -d '[1, 2, 3]'   (its input, as JSON)"
     message = {"role": "user", "content": PROMPT}
-    body = {"model": model, "stream": True, "max_tokens": MOST_TOKENS, "messages": [message]}
+    body = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "messages": [message]}
     return f"curl -iN {status['url']}/v1/chat/completions -d '{json.dumps(body)}'"

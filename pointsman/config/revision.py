@@ -120,7 +120,7 @@ def load_revision(
             more = revision.with_application(document, plan)
             more.plan()
         except ConfigError as error:
-            broken[name] = f'application "{name}" is not in force, as it cannot be loaded any more: {error}'
+            broken[name] = f'application "{name}" is not in force, because it no longer loads: {error}'
         else:
             revision = more
     return msgspec.structs.replace(revision, broken=broken)
@@ -146,7 +146,7 @@ def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _belongs_to(manifest: ManifestText | None, application: str) -> str:
     where = manifest.file if manifest is not None and manifest.file else "that is in force"
-    return f'application "{application}" is part of the manifest {where}; change it there, and apply that'
+    return f'application "{application}" is part of the manifest {where}; change it there, and apply the manifest'
 
 
 class EndpointsFile(msgspec.Struct):

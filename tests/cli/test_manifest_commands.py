@@ -224,7 +224,7 @@ def test_apply_gives_up_waiting(plane: Plane, file: Path, capsys: pytest.Capture
     assert main(["apply", str(file), "--timeout", "300ms"]) == 1
     captured = capsys.readouterr()
     assert "chat: 1 of 2 ready; chat-2 is starting" in captured.out
-    assert "pointsman: not everything is ready after 300ms; it goes on" in captured.err
+    assert "pointsman: not everything is ready after 300ms; the plane keeps trying" in captured.err
 
 
 def test_apply_need_not_wait(plane: Plane, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,8 @@ def test_an_invalid_scale_order_is_refused(office: Office, body: object) -> None
 def test_a_scale_order_for_more_than_a_year_is_refused(office: Office) -> None:
     got = office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
     assert got.error["message"] == (
-        "for_s may be at most a year, which is 31622400, found 1e+308; leave it out to hold the number until further notice"
+        "for_s may be at most a year, which is 31622400, found 1e+308; "
+        "leave it out to hold the number until further notice"
     )
 
 
