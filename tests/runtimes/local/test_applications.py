@@ -330,7 +330,7 @@ def test_an_application_that_cannot_be_loaded_any_more_keeps_nobody_from_running
         async with running(state, None) as scene:
             assert [one.name for one in scene.plane.documents.plan_in_force.applications] == ["other"]
             [problem] = scene.plane.status()["problems"]
-            assert problem.startswith('application "diamond" is not in force, as it no longer loads')
+            assert problem.startswith('application "diamond" is not in force, because it no longer loads')
             await scene.plane.documents.delete("diamond")
             assert scene.plane.status()["problems"] == []
         async with running(state, None) as scene:
