@@ -94,7 +94,7 @@ class Plane:
             thread.join()
 
     def stop(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         assert self.server is not None
         self.server.shutdown()
         self.server.server_close()

@@ -311,7 +311,7 @@ class Lives(RuleBasedStateMachine):
             del self.running[name]
             self.ended[name] += 1
             self.manager.completed(name)
-        assert sum(self.ended.values()) == len(self.ended) == self.count, "somebody never left"
+        assert sum(self.ended.values()) == len(self.ended) == self.count, "a request never ended"
         assert all(one.current_load == 0 for one in self.manager.instances())
 
 

@@ -1,4 +1,4 @@
-"""Numbers of somebody's own: read from a real HTTP server that answers as a Prometheus does, or does not."""
+"""Custom metrics, read from a real HTTP server that answers as a Prometheus does, or does not."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("query", "value"), [("up", 3.5), ("none", None), ("scalar(3)", 3.0)])
-def test_what_a_query_finds_is_added_up(query: str, value: float | None) -> None:
+def test_the_series_of_a_query_are_summed(query: str, value: float | None) -> None:
     with server() as (url, _):
         assert asyncio.run(answer_of(MetricQuery("x", f"{url}/prefix/", query))) == value
 
@@ -81,12 +81,12 @@ def test_what_a_query_finds_is_added_up(query: str, value: float | None) -> None
         ("html", "not as a Prometheus does"),
     ],
 )
-def test_what_is_no_number_is_told(query: str, why: str) -> None:
+def test_values_that_are_no_numbers_are_reported(query: str, why: str) -> None:
     with server() as (url, _), pytest.raises(NoResponse, match=why.replace("(", r"\(")):
         asyncio.run(answer_of(MetricQuery("x", f"{url}/prefix", query)))
 
 
-def test_numbers_of_replicas_and_of_a_prometheus_end_in_one_place() -> None:
+def test_metrics_of_replicas_and_of_a_prometheus_are_read() -> None:
     told: list[tuple[str, float]] = []
 
     async def story() -> None:
@@ -125,7 +125,7 @@ def test_a_query_that_gives_no_number_is_a_problem_until_it_does(query: str, why
 
 
 @pytest.mark.parametrize("url", ["http://host:abc", "http://host:99999", "http://[::1"])
-def test_what_is_no_address_is_told_and_others_are_read_all_the_same(url: str) -> None:
+def test_an_invalid_address_is_reported_and_others_are_read(url: str) -> None:
     told: list[tuple[str, float]] = []
 
     async def story() -> None:

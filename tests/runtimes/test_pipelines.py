@@ -132,7 +132,7 @@ def test_generators_stream_at_the_end_and_are_collected_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(("value", "result"), [(2, 2 + 3), (20, 2000 + 3)])
-def test_nodes_choose_whom_to_call(value: int, result: int) -> None:
+def test_nodes_choose_which_node_to_call(value: int, result: int) -> None:
     cheap = Model.bind(1)
     dear = Model.bind(100)
     router = Router.bind(cheap, dear)
@@ -160,7 +160,7 @@ def test_shards_each_do_a_part() -> None:
     assert dag.execute([1, 2, 3, 4, 5]) == 15
 
 
-def test_an_error_is_the_users_own() -> None:
+def test_errors_of_user_code_are_raised_unchanged() -> None:
     @pm.deployment
     def broken(value: int) -> int:
         raise ValueError(f"no {value}")

@@ -139,7 +139,7 @@ def test_a_lane_for_each_deployment_by_all_its_names() -> None:
     run(work)
 
 
-def test_clients_know_nothing_of_deployments_of_pipelines() -> None:
+def test_deployments_of_pipelines_are_hidden_from_clients() -> None:
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         known, hidden = plans("a", "b")
@@ -154,7 +154,7 @@ def test_clients_know_nothing_of_deployments_of_pipelines() -> None:
     run(work)
 
 
-def test_what_a_lane_says_of_itself() -> None:
+def test_status_of_a_lane() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
@@ -186,20 +186,20 @@ def test_an_unknown_deployment_is_an_error() -> None:
     run(work)
 
 
-def test_instances_that_nobody_knows_are_no_matter() -> None:
+def test_events_of_unknown_instances_are_ignored() -> None:
     """News of an instance may come after it has gone."""
 
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         idle: list[str] = []
-        yard.traffic.update("a", instance("nobody"))
-        yard.traffic.measured("a", "nobody", Metrics())
-        yard.traffic.withdraw("a", "nobody", "gone")
-        yard.traffic.withdraw("a", "nobody", "gone")
-        yard.traffic.when_idle("a", "nobody", lambda: idle.append("nobody"))
-        assert in_flight(yard.traffic.lanes["a"].dispatcher, "nobody") == 0
+        yard.traffic.update("a", instance("unknown"))
+        yard.traffic.measured("a", "unknown", Metrics())
+        yard.traffic.withdraw("a", "unknown", "gone")
+        yard.traffic.withdraw("a", "unknown", "gone")
+        yard.traffic.when_idle("a", "unknown", lambda: idle.append("unknown"))
+        assert in_flight(yard.traffic.lanes["a"].dispatcher, "unknown") == 0
         await asyncio.sleep(0)
-        assert idle == ["nobody"]
+        assert idle == ["unknown"]
         assert len(yard.traffic.lanes["a"].dispatcher.fleet) == 0
 
     run(work)
@@ -210,7 +210,7 @@ def test_instances_that_nobody_knows_are_no_matter() -> None:
 
 @pytest.mark.parametrize("after", STRATEGIES)
 @pytest.mark.parametrize("before", STRATEGIES)
-def test_another_policy_under_load(before: str, after: str) -> None:
+def test_the_policy_changes_under_load(before: str, after: str) -> None:
     """What runs goes on running, what waits goes on waiting, counts and records go on."""
 
     async def work(yard: Yard) -> None:
@@ -284,7 +284,7 @@ def test_extractors_read_what_the_engine_reports_beside_its_metrics() -> None:
     run(work)
 
 
-def test_a_timer_goes_on_with_the_new_policy() -> None:
+def test_a_timer_survives_a_change_of_policy() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
@@ -310,7 +310,7 @@ def test_only_the_deployment_that_changed_is_reconfigured() -> None:
     run(work)
 
 
-def test_other_changes_of_a_deployment_leave_its_dispatcher_alone() -> None:
+def test_other_changes_do_not_reconfigure_the_dispatcher() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         before = yard.traffic.lanes["a"].dispatcher._sender
@@ -322,7 +322,7 @@ def test_other_changes_of_a_deployment_leave_its_dispatcher_alone() -> None:
     run(work)
 
 
-def test_policies_may_change_as_often_as_they_like() -> None:
+def test_policies_may_change_any_number_of_times() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i", 3))
@@ -348,7 +348,7 @@ def test_policies_may_change_as_often_as_they_like() -> None:
 # Deployments that are taken away
 
 
-def test_a_deployment_that_is_taken_away_still_serves_those_who_wait() -> None:
+def test_a_removed_deployment_still_serves_waiting_requests() -> None:
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         traffic.configure(plans("a", "b"))
@@ -363,7 +363,7 @@ def test_a_deployment_that_is_taken_away_still_serves_those_who_wait() -> None:
         traffic.update("a", instance("i", can_accept_request=False))  # it drains: what waits is served all the same
         for name in ("r0", "r1", "r2"):
             await asyncio.sleep(0)
-            assert idle == [], "somebody still waits or runs"
+            assert idle == [], "requests still wait or run"
             assert yard.sent()[-1] == name
             yard.end(name)
         await asyncio.sleep(0)
@@ -376,13 +376,13 @@ def test_a_deployment_that_is_taken_away_still_serves_those_who_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["expires", "is cancelled"])
-def test_an_instance_is_idle_when_the_last_who_waited_has_left_otherwise(how: str) -> None:
+def test_an_instance_is_idle_when_the_last_waiting_request_expires_or_is_cancelled(how: str) -> None:
     """As the gateway tells it: it looks for idle instances after every refusal."""
 
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         traffic.configure(plans("a"))
-        traffic.admit("a", instance("i", 0))  # it takes nobody
+        traffic.admit("a", instance("i", 0))  # it takes no requests
         yard.arrive("r", timeout_s=0.02 if how == "expires" else None)
         lane = traffic.lanes["a"]
         traffic.configure(())
@@ -401,7 +401,7 @@ def test_an_instance_is_idle_when_the_last_who_waited_has_left_otherwise(how: st
     run(work)
 
 
-def test_whoever_waits_is_told_when_the_last_instance_of_a_gone_deployment_has_left() -> None:
+def test_waiting_requests_are_refused_when_the_last_instance_of_a_removed_deployment_leaves() -> None:
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         traffic.configure(plans("a"))
@@ -416,7 +416,7 @@ def test_whoever_waits_is_told_when_the_last_instance_of_a_gone_deployment_has_l
     run(work)
 
 
-def test_a_deployment_that_never_had_an_instance_goes_at_once() -> None:
+def test_a_removed_deployment_without_instances_closes_at_once() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.arrive("r")
@@ -427,7 +427,7 @@ def test_a_deployment_that_never_had_an_instance_goes_at_once() -> None:
     run(work)
 
 
-def test_a_deployment_that_comes_back_goes_on_where_it_was() -> None:
+def test_a_deployment_that_comes_back_keeps_its_lane() -> None:
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         traffic.configure(plans("a"))
@@ -448,7 +448,7 @@ def test_a_deployment_that_comes_back_goes_on_where_it_was() -> None:
     run(work)
 
 
-def test_a_deployment_that_comes_back_after_it_was_gone_begins_anew() -> None:
+def test_a_deployment_that_comes_back_after_closing_gets_a_new_lane() -> None:
     async def work(yard: Yard) -> None:
         traffic = yard.traffic
         traffic.configure(plans("a"))
@@ -467,8 +467,8 @@ def test_a_deployment_that_comes_back_after_it_was_gone_begins_anew() -> None:
 # Idle instances
 
 
-def test_an_idle_instance_is_told_of_once_and_not_at_once() -> None:
-    """The call comes from the loop, so that nobody is surprised in the middle of something."""
+def test_the_idle_call_comes_once_and_from_the_loop() -> None:
+    """The call comes from the loop, never from inside another call."""
 
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
@@ -487,7 +487,7 @@ def test_an_idle_instance_is_told_of_once_and_not_at_once() -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "fail", "leave"])
-def test_an_instance_is_idle_when_its_last_request_has_left(how: str) -> None:
+def test_an_instance_is_idle_when_its_last_request_ends(how: str) -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i", 2))
@@ -510,8 +510,8 @@ def test_an_instance_is_idle_when_its_last_request_has_left(how: str) -> None:
     run(work)
 
 
-def test_others_wait_on_while_one_is_drained() -> None:
-    """Only in a deployment that is gone must those who wait be served first."""
+def test_other_requests_wait_while_an_instance_drains() -> None:
+    """Only in a removed deployment are waiting requests served first."""
 
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
@@ -531,7 +531,7 @@ def test_others_wait_on_while_one_is_drained() -> None:
 # Failures
 
 
-def test_three_failures_in_a_row_are_told_and_a_success_forgives() -> None:
+def test_three_failures_in_a_row_are_reported_and_a_success_resets_the_count() -> None:
     async def work(yard: Yard) -> None:
         told: list[tuple[str, str]] = []
         yard.traffic.hooks.failing = lambda name, why: told.append((name, why))
@@ -580,7 +580,7 @@ def test_an_instance_that_comes_back_begins_without_failures() -> None:
     run(work, max_tries=1)
 
 
-def test_nobody_need_listen() -> None:
+def test_hooks_are_optional() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i", None))
@@ -595,7 +595,7 @@ def test_nobody_need_listen() -> None:
 # Time
 
 
-def test_whoever_waits_too_long_is_refused_when_it_is_time() -> None:
+def test_requests_that_wait_too_long_are_refused_in_time() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
@@ -609,7 +609,7 @@ def test_whoever_waits_too_long_is_refused_when_it_is_time() -> None:
     run(work)
 
 
-def test_a_timer_that_was_stopped_wakes_nobody() -> None:
+def test_a_stopped_timer_does_not_fire() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i", 0))
@@ -625,7 +625,7 @@ def test_a_timer_that_was_stopped_wakes_nobody() -> None:
 # Deployments without instances
 
 
-def test_who_waits_where_nobody_takes_requests_is_told_of_at_once() -> None:
+def test_a_request_without_an_available_instance_is_reported_at_once() -> None:
     async def work(yard: Yard) -> None:
         wanted: list[str] = []
         yard.traffic.hooks.wanted = wanted.append
@@ -635,7 +635,7 @@ def test_who_waits_where_nobody_takes_requests_is_told_of_at_once() -> None:
         yard.traffic.admit("a", instance("a-1"))
         assert yard.sent() == ["first"]
         yard.arrive("second")
-        assert wanted == ["a"]  # it waits for room, and there is somebody
+        assert wanted == ["a"]  # it waits for room on an instance
         yard.end("first")
         yard.end("second")
         yard.traffic.update("a", instance("a-1", can_accept_request=False))
@@ -648,7 +648,7 @@ def test_who_waits_where_nobody_takes_requests_is_told_of_at_once() -> None:
     run(work)
 
 
-def test_whoever_listens_hears_of_every_end_also_after_a_change_of_policy() -> None:
+def test_listeners_hear_of_every_end_also_after_a_change_of_policy() -> None:
     async def work(yard: Yard) -> None:
         heard: list[tuple[str, str, bool | None]] = []
         yard.traffic.configure(plans("a"))

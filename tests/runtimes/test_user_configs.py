@@ -1,4 +1,4 @@
-"""Who is told which user config, when, and what becomes of it."""
+"""Which replicas receive which user config, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ class Replica:
             yield Address("127.0.0.1", server.sockets[0].getsockname()[1], False)
 
 
-def test_only_who_does_not_know_it_is_told() -> None:
+def test_only_replicas_with_another_config_receive_it() -> None:
     async def story() -> None:
         replica, configs = Replica(), UserConfigs(lambda: "s3cret")
         async with replica.serving() as address:
@@ -50,7 +50,7 @@ def test_only_who_does_not_know_it_is_told() -> None:
             await eventually(lambda: replica.told[1:] == [b"null"])
             configs.forget("a.n-1")
             configs.configure({"a.n": 5})
-            configs.admitted("a.n-2", "a.n", address)  # of an earlier plane: nobody knows what it was told
+            configs.admitted("a.n-2", "a.n", address)  # of an earlier plane: its config is unknown
             await eventually(lambda: replica.told[2:] == [b"5"])
             assert configs.problems() == []
             configs.close()
@@ -58,7 +58,7 @@ def test_only_who_does_not_know_it_is_told() -> None:
     run(story())
 
 
-def test_what_changes_while_one_is_told_is_told_next() -> None:
+def test_a_change_during_a_request_is_sent_next() -> None:
     async def story() -> None:
         replica, configs = Replica(), UserConfigs(lambda: "")
         async with replica.serving() as address:
@@ -73,7 +73,7 @@ def test_what_changes_while_one_is_told_is_told_next() -> None:
     run(story())
 
 
-def test_refusals_are_problems_and_silence_is_tried_again() -> None:
+def test_refusals_are_problems_and_unreachable_replicas_are_retried() -> None:
     async def story() -> None:
         replica, configs = Replica(), UserConfigs(lambda: "")
         replica.status = 500
@@ -83,7 +83,7 @@ def test_refusals_are_problems_and_silence_is_tried_again() -> None:
             await eventually(lambda: configs.problems() == ["a.n-1 refused its user config (500): oops"])
             configs.retry()
             await asyncio.sleep(0)
-            assert len(replica.told) == 1, "who has refused it is not asked again"
+            assert len(replica.told) == 1, "a refused config is not sent again"
         configs.configure({"a.n": 2})
         await eventually(lambda: "could not be told" in configs.problems()[0])
         replica.status = 200

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 20.0
-"""Far more than anything here takes; who waits this long has failed."""
+TIMEOUT_S = 20.0
+"""Far more than anything here takes."""
 
 
 def until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what or condition}"
         time.sleep(0.01)
 
 
 async def eventually(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what or condition}"
         await asyncio.sleep(0.01)

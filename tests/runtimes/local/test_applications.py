@@ -83,7 +83,7 @@ async def settled(scene: Stage) -> None:
     )
 
 
-def test_deployed_beside_the_manifest_and_twice_is_once(state: Path, tmp_path: Path) -> None:
+def test_deploying_twice_changes_nothing(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated())) as scene:
             told: list[Any] = []
@@ -125,7 +125,7 @@ def test_deployed_beside_the_manifest_and_twice_is_once(state: Path, tmp_path: P
     run(story())
 
 
-def test_changes_touch_only_what_differs(state: Path, tmp_path: Path) -> None:
+def test_only_nodes_that_differ_are_replaced(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with running(state, diamond(tmp_path)) as scene:
             await settled(scene)
@@ -156,7 +156,7 @@ def told_config(folder: Path, pid: int) -> Any:
     return msgspec.json.decode(file.read_bytes()) if file.exists() and file.stat().st_size else None
 
 
-def test_user_config_is_told_without_a_restart(state: Path, tmp_path: Path) -> None:
+def test_user_config_changes_without_a_restart(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with running(state, diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 1}}})) as scene:
             await settled(scene)
@@ -185,7 +185,7 @@ def test_user_config_is_told_without_a_restart(state: Path, tmp_path: Path) -> N
     run(story())
 
 
-def test_back_to_the_version_before_and_further_back(state: Path, tmp_path: Path) -> None:
+def test_rollback_goes_to_earlier_versions(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated())) as scene:
             versions = [
@@ -215,7 +215,7 @@ def test_back_to_the_version_before_and_further_back(state: Path, tmp_path: Path
     run(story())
 
 
-def test_a_broken_version_leaves_the_one_before_serving(state: Path, tmp_path: Path) -> None:
+def test_a_broken_version_leaves_the_previous_one_serving(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with running(state, diamond(tmp_path)) as scene:
             await settled(scene)
@@ -268,7 +268,7 @@ def test_names_and_models_must_fit_the_manifest(state: Path, tmp_path: Path) -> 
     run(story())
 
 
-def test_replicas_know_their_plane_and_nobody_else_is_let_in(state: Path, tmp_path: Path) -> None:
+def test_replicas_accept_calls_of_their_plane_only(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         app = diamond(tmp_path, nodes={"m2": {"replicas": 0}, "total": {"replicas": 0}})
         async with running(state, app) as scene:
@@ -315,7 +315,7 @@ def test_after_a_kill_the_next_plane_adopts_replicas(state: Path, tmp_path: Path
     run(story())
 
 
-def test_an_application_that_cannot_be_loaded_any_more_keeps_nobody_from_running(state: Path, tmp_path: Path) -> None:
+def test_a_plane_starts_although_an_application_no_longer_loads(state: Path, tmp_path: Path) -> None:
     async def story() -> None:
         app = diamond(tmp_path, nodes={node: {"replicas": 0} for node in ("m1", "m2", "total")})
         broken = ManifestText(app.text.replace("kind: Application", "kind: Application\nunknown: 1"), app.folder)

@@ -348,7 +348,7 @@ def test_a_module_that_no_longer_loads_does_not_stop_the_plane(
             assert "SyntaxError" in told
             assert told.endswith("repair it, and restart the plane; the target stays 2")
             with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
-                await scene.plane.documents.apply(text)  # whoever applies it is there to repair it
+                await scene.plane.documents.apply(text)  # the operator who applies it can repair it
 
     run(before())
     (tmp_path / f"{name}.py").write_text("def two(view:\n")

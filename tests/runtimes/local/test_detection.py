@@ -29,7 +29,7 @@ class Error(Exception):
 
 
 class Info(msgspec.Struct):
-    """One of its structs, as far as anybody reads it."""
+    """One of its structs: the fields that are read."""
 
     total: int = 0
     used: int = 0
@@ -139,7 +139,7 @@ def test_gpus_with_their_memory_and_names(tmp_path: Path) -> None:
     assert not worker.unified_memory
 
 
-def test_what_our_instances_use_is_not_used(tmp_path: Path) -> None:
+def test_memory_of_our_instances_does_not_count_as_used(tmp_path: Path) -> None:
     write(tmp_path, {"proc/10/stat": "10 (vllm serve) S 1 10", "proc/11/stat": "11 (Worker) (TP0)) S 10 10"})
     card = Card("0:1:0.0", used=70 * GIB, processes={10: GIB, 11: 60 * GIB, 12: 5 * GIB, 13: None})
     [mine] = found(card, root=tmp_path, ours=[10]).gpus
@@ -162,7 +162,7 @@ def test_what_our_instances_use_is_not_used(tmp_path: Path) -> None:
         ([{0: ""}, {0: ""}], ["nvlink-0", "nvlink-0"]),
         ([{0: "0:77:00.0"}, {}], ["", ""]),
     ],
-    ids=["none", "direct", "over a switch", "two pairs", "a hidden switch", "to nobody here"],
+    ids=["none", "direct", "over a switch", "two pairs", "a hidden switch", "to no GPU here"],
 )
 def test_nvlink(tmp_path: Path, links: list[dict[int, str]], groups_of: list[str]) -> None:
     def four(text: str) -> str:
@@ -189,12 +189,12 @@ def test_nvlink(tmp_path: Path, links: list[dict[int, str]], groups_of: list[str
         ("7", []),
     ],
 )
-def test_only_what_we_may_see(tmp_path: Path, visible: str | None, indices: list[int]) -> None:
+def test_visible_devices_limit_the_gpus(tmp_path: Path, visible: str | None, indices: list[int]) -> None:
     cards = [Card(f"0:{place}:0.0", uuid=uuid) for place, uuid in enumerate(["GPU-a1", "GPU-b1", "GPU-c123"])]
     assert [gpu.index for gpu in found(*cards, root=tmp_path, visible=visible).gpus] == indices
 
 
-def test_a_divided_gpu_is_left_out_and_the_others_keep_their_index(tmp_path: Path) -> None:
+def test_a_gpu_in_mig_mode_is_left_out_and_the_others_keep_their_index(tmp_path: Path) -> None:
     worker = found(Card("0:1:0.0", divided=True), Card("0:2:0.0"), root=tmp_path)
     assert [gpu.index for gpu in worker.gpus] == [1]
 
@@ -209,7 +209,7 @@ def test_no_driver_is_fine(tmp_path: Path) -> None:
     assert detect(nvml=Library(Card("0:1:0.0"), driver=False), root=tmp_path, environ={}).gpus == ()
 
 
-def test_a_driver_that_stops_talking(tmp_path: Path) -> None:
+def test_a_driver_that_stops_answering(tmp_path: Path) -> None:
     class Gone(Library):
         def nvmlDeviceGetCount(self) -> int:  # noqa: N802
             raise Error("GPU is lost")
@@ -256,7 +256,7 @@ def test_addresses(told: str, written: str) -> None:
     assert pci_address(told) == written
 
 
-def test_gpus_that_cannot_be_asked_are_told(tmp_path: Path) -> None:
+def test_gpus_without_a_driver_are_reported(tmp_path: Path) -> None:
     devices = "sys/bus/pci/devices"
     write(tmp_path, {f"{devices}/a/vendor": "0x10de", f"{devices}/a/class": "0x030200"})
     write(tmp_path, {f"{devices}/b/vendor": "0x10de", f"{devices}/b/class": "0x040300"})  # its sound
@@ -332,7 +332,7 @@ def test_amd_gpus(tmp_path: Path) -> None:
     ],
     ids=["unknown", "machine", "ours", "more than there is", "nonsense", "control group"],
 )
-def test_memory_that_others_use(
+def test_memory_of_other_programs(
     tmp_path: Path, files: dict[str, object], ours: list[int], used: Callable[[int], int]
 ) -> None:
     worker = detect(ours, nvml=Library(driver=False), root=write(tmp_path, files), environ={})

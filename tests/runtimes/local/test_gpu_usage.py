@@ -1,4 +1,4 @@
-"""How busy GPUs are: what drivers say, what that is for a deployment, and a policy of somebody's own that sees it."""
+"""How busy GPUs are: from drivers, for a deployment, and in the view of a policy."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ from pointsman.runtimes.local.gpu_usage import GPU_INTERVAL_S, RETRY_S, GpuDrive
 from pointsman.scaling.view import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated
-from tests.runtimes.local.processes import PATIENCE_S, eventually, until
+from tests.runtimes.local.processes import TIMEOUT_S, eventually, until
 from tests.runtimes.local.test_autoscaling import records
 from tests.runtimes.local.test_detection import GIB, Card, Error, Info, Library, amd
 
@@ -79,12 +79,12 @@ def test_amd_cards_are_counted_by_their_address(tmp_path: Path) -> None:
     assert GpuDrivers(root=tmp_path).busy(gpus(3, "amd")) == {0: 0.1, 1: 0.2, 2: 0.3}
 
 
-def test_a_file_that_the_driver_does_not_let_us_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_the_driver(tmp_path: Path) -> None:
     amd(tmp_path, 0, "05", {"mem_info_vram_total": GIB, "gpu_busy_percent/x": ""})  # reading a folder fails
     assert GpuDrivers(root=tmp_path).busy(gpus(1, "amd")) == {}
 
 
-def test_other_makers_are_not_asked(tmp_path: Path) -> None:
+def test_other_vendors_are_not_read(tmp_path: Path) -> None:
     library = Library(*cards(50))
     assert GpuDrivers(library, tmp_path).busy(gpus(1, "apple")) == {}
     assert not library.open
@@ -94,7 +94,7 @@ def test_no_driver_is_fine() -> None:
     assert GpuDrivers(Library(*cards(50), driver=False)).busy(gpus(1)) == {}
 
 
-def test_who_does_not_say_is_left_in_peace_for_a_while() -> None:
+def test_a_gpu_without_usage_is_not_read_again_for_a_while() -> None:
     [first, second] = pair = cards(None, 50)
     clock = Clock()
     drivers = GpuDrivers(Library(*pair), clock=clock)
@@ -105,7 +105,7 @@ def test_who_does_not_say_is_left_in_peace_for_a_while() -> None:
     clock.now += 1
     assert drivers.busy(gpus(2)) == {0: 0.7, 1: 0.5}
     second.busy = None
-    assert drivers.busy(gpus(2)) == {0: 0.7}, "who said so once may be silent later"
+    assert drivers.busy(gpus(2)) == {0: 0.7}, "a GPU may stop reporting"
 
 
 def test_a_driver_that_comes_back_is_opened_again() -> None:
@@ -130,7 +130,7 @@ def test_a_driver_that_comes_back_is_opened_again() -> None:
 
 
 class Told(GpuDrivers):
-    """Drivers that say what a test wants, and remember whom they were asked about."""
+    """Drivers that report what a test wants, and record which GPUs were read."""
 
     def __init__(self, busy: dict[int, float]) -> None:
         super().__init__(Library())
@@ -148,7 +148,7 @@ class Told(GpuDrivers):
 
 
 def usage(drivers: GpuDrivers, machine: Worker, **settings: Any) -> GpuUsage:
-    made = GpuUsage(drivers, limit_s=PATIENCE_S, **settings)
+    made = GpuUsage(drivers, limit_s=TIMEOUT_S, **settings)
     made.see(machine)
     return made
 
@@ -200,8 +200,8 @@ BUSY = {0: 0.2, 1: 0.4, 2: 0.9, 3: 1.0}
         ([instance("m", []), instance("m", None)], None),
     ],
     ids=[
-        "nobody", "one", "mean of its GPUs", "mean over instances", "not of others", "of all shards",
-        "who takes requests", "another machine", "who says", "nobody says", "on no GPU",
+        "none", "one", "mean of its GPUs", "mean over instances", "not of others", "of all shards",
+        "ready ones", "another machine", "those that report", "none reports", "on no GPU",
     ],
 )  # fmt: skip
 def test_usage_of_a_deployment(instances: list[InstanceStatus], mean: float | None) -> None:
@@ -223,9 +223,9 @@ def test_usage_of_a_deployment(instances: list[InstanceStatus], mean: float | No
         (worker(2), [instance("m", []), instance("m", None), instance("other", [1])]),
         (worker(2), [instance("m", [0], Phase.STARTING)]),
     ],
-    ids=["no GPUs", "none that says", "no instances", "others have them", "nobody is ready"],
+    ids=["no GPUs", "none that says", "no instances", "others have them", "none is ready"],
 )
-def test_who_has_no_gpus_pays_nothing(machine: Worker, instances: list[InstanceStatus]) -> None:
+def test_without_gpus_no_driver_is_read(machine: Worker, instances: list[InstanceStatus]) -> None:
     async def story() -> None:
         drivers = Told(BUSY)
         looking = usage(drivers, machine)
@@ -236,7 +236,7 @@ def test_who_has_no_gpus_pays_nothing(machine: Worker, instances: list[InstanceS
     run(story())
 
 
-def test_drivers_are_asked_once_a_second_for_all_whoever_looks() -> None:
+def test_drivers_are_read_once_a_second_for_all_policies() -> None:
     async def story() -> None:
         drivers, clock = Told(dict(BUSY)), Clock()
         looking, instances = usage(drivers, worker(4), clock=clock), [instance("a", [0]), instance("b", [1, 0])]
@@ -255,7 +255,7 @@ def test_drivers_are_asked_once_a_second_for_all_whoever_looks() -> None:
     run(story())
 
 
-def test_drivers_that_nobody_asks_are_let_go() -> None:
+def test_unused_drivers_are_closed() -> None:
     async def story() -> None:
         drivers = Told(BUSY)
         looking = usage(drivers, worker(1), idle_s=0.01)
@@ -327,7 +327,7 @@ def test_a_policy_sees_how_busy_gpus_are(state: Path, tmp_path: Path, policy: st
             assert len(had) == 2
             mean = pytest.approx(sum(had) / 200)
             await scene.until(lambda: seen[-1].gpu_usage.last == mean, "the policy sees the GPUs of both")
-            assert seen[0].gpu_usage.count == 0, "when it was first asked, nobody was there"
+            assert seen[0].gpu_usage.count == 0, "at the first call there was no instance"
             for card in each:
                 card.busy = 80
             await scene.until_ready("m-1", "m-2", "m-3")
@@ -337,7 +337,7 @@ def test_a_policy_sees_how_busy_gpus_are(state: Path, tmp_path: Path, policy: st
     run(story())
 
 
-def test_a_driver_that_hangs_holds_nobody_up(state: Path, tmp_path: Path, policy: str) -> None:
+def test_a_driver_that_hangs_does_not_delay_policies(state: Path, tmp_path: Path, policy: str) -> None:
     go_on = threading.Event()
 
     class Hanging(Library):

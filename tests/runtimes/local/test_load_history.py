@@ -44,7 +44,7 @@ def test_the_history_and_what_a_rehearsal_needs_besides(state: Path) -> None:
             assert (told["policy"], told["parameters"]) == ("target-ongoing", parameters)
             assert (told["max_concurrency"], told["cost_per_replica_hour"]) == (4, 2)
             assert (told["limits"]["min_replicas"], told["limits"]["max_replicas"]) == (0, 3)
-            assert told["request_s"] is None, "nobody has asked anything yet"
+            assert told["request_s"] is None, "no request has come yet"
             assert scene.instances() == {}, "to look changes nothing"
             with pytest.raises(UnknownName, match='unknown deployment "n"'):
                 scene.plane.scaling.load_history("n")

@@ -22,7 +22,7 @@ def test_the_tail_goes_across_both_files(tmp_path: Path) -> None:
     assert tail(file, 2) == "four\nfive\n"
     assert tail(file, 3) == "three\nfour\nfive\n"
     assert tail(file, 99) == "one\ntwo\nthree\nfour\nfive\n"
-    assert tail(file, 0) == tail(tmp_path / "nobody.log", 10) == ""
+    assert tail(file, 0) == tail(tmp_path / "missing.log", 10) == ""
 
 
 def test_the_tail_of_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
@@ -46,11 +46,11 @@ def test_the_tail_of_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
         (b"caf\xe9 \xff".decode("latin-1"), "café ÿ"),
     ],
 )
-def test_last_line_are_of_the_last_life(tmp_path: Path, text: str, words: str) -> None:
+def test_the_last_line_is_from_the_last_run(tmp_path: Path, text: str, words: str) -> None:
     assert last_line(written(tmp_path, text)) == words
 
 
-def test_logs_of_those_who_are_gone_are_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_logs_of_removed_instances_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LOGS", 2)
     (tmp_path / logs.FOLDER).mkdir()
     for age, name in enumerate(["new", "newer", "old", "older", "known"]):
@@ -63,6 +63,6 @@ def test_logs_of_those_who_are_gone_are_kept_for_a_while(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["../lock", "a/b", ".hidden", "a\0b"])
-def test_names_do_not_lead_elsewhere(tmp_path: Path, name: str) -> None:
+def test_names_cannot_leave_the_log_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(PointsmanError, match="not the name of an instance"):
         log_file(tmp_path, name)

@@ -55,7 +55,7 @@ def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) ->
     run(story())
 
 
-def test_a_driver_that_fails_keeps_nobody_from_running(state: Path) -> None:
+def test_instances_run_although_a_driver_fails(state: Path) -> None:
     def broken(*_: object, **__: object) -> Worker:
         raise RuntimeError("driver and library versions differ")
 
@@ -79,7 +79,7 @@ def test_real_engines_are_ready_only_after_a_completion(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(text)) as scene:
             await scene.until_ready("tiny-1", "tiny-2")
-            for instance in scene.instances().values():  # nobody but us has asked them for anything
+            for instance in scene.instances().values():  # only the plane has asked them for anything
                 address = DesiredEndpoint(name="", url=instance["url"]).address
                 numbers = Samples((await fetch(address, "GET", "/metrics", timeout_s=5.0)).body)
                 assert (numbers.value("llamacpp:tokens_predicted_total") or 0) >= 1
@@ -91,7 +91,7 @@ def test_real_engines_are_ready_only_after_a_completion(state: Path) -> None:
     run(story())
 
 
-def test_what_answers_and_does_no_work_is_never_in_service(state: Path) -> None:
+def test_a_server_that_answers_without_working_is_never_in_service(state: Path) -> None:
     """Its health check says that all is well, and each completion fails."""
     broken = simulated().replace("maxNumSeqs: 8", "faults: [{fault: status}]")
 
@@ -121,7 +121,7 @@ def test_a_crash_is_followed_by_a_restart_with_its_reason(state: Path) -> None:
     run(story())
 
 
-def test_a_process_that_cannot_start_says_why_in_its_last_words(state: Path) -> None:
+def test_the_last_line_of_a_process_explains_its_exit(state: Path) -> None:
     command = """
   - name: {name}
     model: {name}
@@ -142,9 +142,7 @@ def test_a_process_that_cannot_start_says_why_in_its_last_words(state: Path) -> 
     run(story())
 
 
-def test_a_port_that_somebody_else_took_meanwhile_costs_one_restart(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_taken_by_another_program_costs_one_restart(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take = Ports.take
 
     async def story() -> None:
@@ -161,7 +159,7 @@ def test_a_port_that_somebody_else_took_meanwhile_costs_one_restart(
     run(story())
 
 
-def test_one_that_hangs_is_found_and_replaced(state: Path) -> None:
+def test_an_instance_that_hangs_is_restarted(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated())) as scene:
             await scene.until_ready("m-1")
@@ -207,7 +205,7 @@ def test_metrics_that_cannot_be_read_grow_old_and_are_reported(state: Path) -> N
     run(story())
 
 
-def test_who_does_not_heed_sigterm_is_killed_with_its_group(state: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_with_its_group(state: Path) -> None:
     deaf = f"""
   - name: deaf
     model: deaf
@@ -257,7 +255,7 @@ def test_applying_changes_only_what_differs(state: Path) -> None:
     run(story())
 
 
-def test_a_bad_manifest_changes_nothing_and_says_everything_that_is_wrong(state: Path) -> None:
+def test_a_bad_manifest_changes_nothing_and_reports_all_problems(state: Path) -> None:
     good = manifest(simulated())
     bad = ManifestText(good.text.replace("replicas: 1", "replicas: many").replace("simulated", "simulatd"), "/", "x")
 
@@ -306,7 +304,7 @@ def test_a_plane_that_does_not_run_changes_nothing(state: Path) -> None:
     run(story())
 
 
-def test_requests_under_way_end_before_their_instance_is_stopped(state: Path) -> None:
+def test_requests_in_flight_end_before_their_instance_is_stopped(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated("a"), simulated("b"))) as scene:
             await scene.until_ready("a-1", "b-1")
@@ -323,19 +321,19 @@ def test_requests_under_way_end_before_their_instance_is_stopped(state: Path) ->
     run(story())
 
 
-def test_an_instance_that_is_drained_is_replaced_first(state: Path) -> None:
+def test_a_drained_instance_is_replaced_first(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated())) as scene:
             await scene.until_ready("m-1")
             scene.plane.control.drain("m-1")
             await scene.until_ready("m-2")
             with pytest.raises(UnknownName):
-                scene.plane.control.drain("nobody")
+                scene.plane.control.drain("unknown")
 
     run(story())
 
 
-# Servers that somebody else started
+# External servers
 
 
 def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) -> None:
@@ -364,14 +362,14 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 assert "expected http://host:port" in other.plane.status()["problems"][0]
                 assert other.ready() == {"here"}
                 file.write_text("[]\n")
-                await other.until(lambda: other.instances() == {}, "nobody")
+                await other.until(lambda: other.instances() == {}, "no instances")
                 assert other.plane.status()["problems"] == []
             assert scene.ready() == {"m-1"}
 
     run(story())
 
 
-# Who dies
+# Deaths
 
 
 def test_one_plane_per_directory(state: Path) -> None:
@@ -428,7 +426,7 @@ def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None
 
     async def story() -> None:
         pids = killed_plane(state, wanted, grace_s=30.0)
-        os.kill(pids["b-1"], signal.SIGKILL)  # and one of them dies while nobody looks
+        os.kill(pids["b-1"], signal.SIGKILL)  # one of them dies before the next plane starts
         until(lambda: not is_alive(pids["b-1"]))
         async with running(state, None) as scene:
             assert scene.plane.documents.generation == 1
@@ -454,7 +452,7 @@ def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
     run(story())
 
 
-def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_anew(state: Path) -> None:
+def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_again(state: Path) -> None:
     pids = killed_plane(state, manifest(simulated()), grace_s=0.1)
     until(lambda: not any(map(is_alive, pids.values())), "the end of all")
 
@@ -466,7 +464,7 @@ def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_anew(sta
     run(story())
 
 
-def test_when_plane_and_supervisor_are_killed_the_next_plane_clears_up(state: Path) -> None:
+def test_when_plane_and_supervisor_are_killed_the_next_plane_kills_what_is_left(state: Path) -> None:
     """An engine that dies with its supervisor may leave children of its own; they have its group and its mark."""
     engine = f"{sys.executable} -m pointsman.simulator --model family --port {{port}}"
     family = f"""
@@ -492,7 +490,7 @@ def test_when_plane_and_supervisor_are_killed_the_next_plane_clears_up(state: Pa
     run(story())
 
 
-def test_when_the_supervisor_is_killed_everything_is_started_anew(state: Path) -> None:
+def test_when_the_supervisor_is_killed_everything_is_restarted(state: Path) -> None:
     async def story() -> None:
         async with running(state, manifest(simulated(replicas=2))) as scene:
             await scene.until_ready("m-1", "m-2")

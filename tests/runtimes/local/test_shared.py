@@ -15,7 +15,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_secret_stays_and_is_the_owners_alone(state: Path, tmp_path: Path) -> None:
+def test_the_secret_is_private_and_survives_a_restart(state: Path, tmp_path: Path) -> None:
     first, again = LocalReplicaAccess(state, tmp_path), LocalReplicaAccess(state, tmp_path)
     assert first.secret == again.secret
     assert len(first.secret) >= 32
@@ -25,7 +25,7 @@ def test_the_secret_stays_and_is_the_owners_alone(state: Path, tmp_path: Path) -
     assert LocalReplicaAccess(other, tmp_path).secret != first.secret
 
 
-def test_memory_is_the_owners_alone_and_goes_with_the_plane(state: Path, tmp_path: Path) -> None:
+def test_shared_memory_is_private_and_removed_with_the_plane(state: Path, tmp_path: Path) -> None:
     shared = LocalReplicaAccess(state, tmp_path)
     assert shared.memory.path.parent == tmp_path
     assert shared.memory.path.name.startswith("pointsman-")
@@ -38,13 +38,13 @@ def test_memory_is_the_owners_alone_and_goes_with_the_plane(state: Path, tmp_pat
     assert not shared.memory.path.exists()
 
 
-def test_without_such_a_place_it_is_in_the_state_directory(state: Path, tmp_path: Path) -> None:
+def test_without_dev_shm_it_is_in_the_state_directory(state: Path, tmp_path: Path) -> None:
     shared = LocalReplicaAccess(state, tmp_path / "not there")
     assert shared.memory.path == state / "shm"
     assert mode(shared.memory.path) == 0o700
 
 
-def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_refused(state: Path, tmp_path: Path) -> None:
     shared = LocalReplicaAccess(state, tmp_path)
     shared.memory.close()
     elsewhere = tmp_path / "elsewhere"
@@ -54,7 +54,7 @@ def test_a_folder_that_is_a_link_is_not_ours(state: Path, tmp_path: Path) -> Non
         LocalReplicaAccess(state, tmp_path)
 
 
-def test_replicas_are_introduce(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_get_secret_socket_and_memory(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = LocalReplicaAccess(state, tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/ours")
     env = shared.introduce(LaunchSpec(("x",), {"A": "b", "PYTHONPATH": "/own"}), b'{"limit":1}').env

@@ -24,13 +24,13 @@ def test_the_newest_manifest_is_in_force(state: Path) -> None:
     again.close()
 
 
-def test_instances_come_change_and_go(state: Path) -> None:
+def test_processes_are_saved_changed_and_removed(state: Path) -> None:
     store = Store(state)
     store.processes.save(KNOWN)
     store.processes.save(StoredProcess("m-1", "m", "recipe", "127.0.0.1", 4000, 77, "boot/1"))
     assert store.processes.all() == [StoredProcess("m-1", "m", "recipe", "127.0.0.1", 4000, 77, "boot/1")]
     store.processes.forget("m-1")
-    store.processes.forget("nobody")
+    store.processes.forget("unknown")
     assert store.processes.all() == []
     store.close()
 
@@ -50,7 +50,7 @@ def test_what_was_saved_survives_a_kill(state: Path) -> None:
     store.close()
 
 
-def test_a_file_that_is_not_ours_is_refused_with_what_to_do(state: Path) -> None:
+def test_a_file_that_is_no_database_is_refused_with_advice(state: Path) -> None:
     (state / FILE).write_text("this is not a database, whatever its name says. " * 30)
     with pytest.raises(PointsmanError, match=r"cannot be used .* move it away"):
         Store(state)
@@ -100,7 +100,7 @@ def test_versions_of_applications_are_bounded(state: Path) -> None:
     store.close()
 
 
-def test_targets_and_why_they_are_so_are_kept_and_bounded(state: Path) -> None:
+def test_targets_and_their_records_are_kept_and_bounded(state: Path) -> None:
     store = Store(state)
     assert store.targets.scaling() == {}
     store.targets.save_scaling({"m": "1", "n": "2"})

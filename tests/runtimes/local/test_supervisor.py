@@ -136,7 +136,7 @@ def test_signals_reach_the_whole_group_and_a_leader_takes_its_group_along(state:
             assert not is_alive(grandchild)
         leader = await hold.start("c", FAMILY)
         grandchild = int(await hold.says("c"))
-        os.kill(leader, signal.SIGKILL)  # it crashes, and nobody tells its children
+        os.kill(leader, signal.SIGKILL)  # it crashes, and its children are not told
         await hold.hear(ProcessExited, "c")
         assert not is_alive(grandchild)
         await hold.link.end()
@@ -144,7 +144,7 @@ def test_signals_reach_the_whole_group_and_a_leader_takes_its_group_along(state:
     run(story())
 
 
-def test_a_stopped_process_hears_that_it_shall_end(state: Path) -> None:
+def test_a_stopped_process_receives_sigterm(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
@@ -222,14 +222,14 @@ def test_when_the_plane_is_killed_everything_dies_after_the_grace_time(state: Pa
     assert not (state / SOCKET).exists()
 
 
-def test_when_the_supervisor_is_killed_its_children_die_and_the_plane_is_told(state: Path) -> None:
+def test_when_the_supervisor_is_killed_its_children_die_and_the_plane_notices(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
         os.kill(hold.link.process.pid, signal.SIGKILL)
         await eventually(lambda: hold.lost)
         await eventually(lambda: not is_alive(pid))
-        again = await Hold.of(state)  # a dead supervisor's socket is in nobody's way
+        again = await Hold.of(state)  # the socket of a dead supervisor does no harm
         assert again.link.process.pid != hold.link.process.pid
         await again.link.end()
         await hold.link.process.wait()
@@ -237,7 +237,7 @@ def test_when_the_supervisor_is_killed_its_children_die_and_the_plane_is_told(st
     run(story())
 
 
-def test_a_terminated_supervisor_takes_everything_along(state: Path) -> None:
+def test_a_terminated_supervisor_ends_everything(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pids = [await hold.start("a", SLEEP), await hold.start("b", DEAF)]
@@ -249,7 +249,7 @@ def test_a_terminated_supervisor_takes_everything_along(state: Path) -> None:
     run(story())
 
 
-def test_who_escaped_its_group_is_found_in_the_end(state: Path) -> None:
+def test_a_process_that_left_its_group_is_killed_at_the_end(state: Path) -> None:
     escape = (
         "import subprocess, sys\n"
         "print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'],"
@@ -268,7 +268,7 @@ def test_who_escaped_its_group_is_found_in_the_end(state: Path) -> None:
     run(story())
 
 
-def test_a_supervisor_that_hangs_is_killed_in_the_end(state: Path) -> None:
+def test_a_supervisor_that_hangs_is_killed(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
@@ -280,7 +280,7 @@ def test_a_supervisor_that_hangs_is_killed_in_the_end(state: Path) -> None:
     run(story())
 
 
-def test_who_has_taken_its_place_keeps_it(state: Path) -> None:
+def test_a_successor_keeps_its_socket(state: Path) -> None:
     async def story() -> None:
         old = await Hold.of(state, grace_s=0.1)
         await old.start("a", SLEEP)
@@ -295,7 +295,7 @@ def test_who_has_taken_its_place_keeps_it(state: Path) -> None:
     run(story())
 
 
-def test_it_leaves_when_nothing_runs_and_nobody_is_there(state: Path) -> None:
+def test_it_ends_without_processes_and_without_a_plane(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state, grace_s=600.0)
         pid = await hold.start("a", SLEEP)
@@ -319,7 +319,7 @@ def test_it_leaves_when_nothing_runs_and_nobody_is_there(state: Path) -> None:
     ],
     ids=lambda line: repr(line[:40]),
 )  # fmt: skip
-def test_it_survives_what_it_does_not_understand(state: Path, garbage: bytes) -> None:
+def test_it_survives_invalid_messages(state: Path, garbage: bytes) -> None:
     async def story() -> None:
         hold = await Hold.of(state)
         pid = await hold.start("a", SLEEP)
@@ -335,7 +335,7 @@ def test_it_survives_what_it_does_not_understand(state: Path, garbage: bytes) ->
     run(story())
 
 
-def test_who_talks_without_end_is_hung_up_on_and_the_next_is_served(state: Path) -> None:
+def test_a_plane_that_sends_without_end_is_disconnected_and_the_next_is_served(state: Path) -> None:
     async def story() -> None:
         hold = await Hold.of(state, grace_s=30.0)
         pid = await hold.start("a", SLEEP)
@@ -399,7 +399,7 @@ def test_logs_are_bounded_and_keep_the_newest(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "a.log").read_text().endswith("line 999\nand on\n")
 
 
-def test_a_log_that_cannot_be_written_costs_nobody_anything() -> None:
+def test_a_log_that_cannot_be_written_does_no_harm() -> None:
     log = supervisor.Log("/nowhere/a.log")
     log.write(b"lost\n")
     log.note("lost too")

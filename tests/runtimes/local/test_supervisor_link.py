@@ -33,7 +33,7 @@ def test_a_group_is_killed_as_a_whole() -> None:
         assert group(leader.pid) == []
 
 
-def test_what_a_dead_leader_has_left_is_killed_if_it_carries_the_mark() -> None:
+def test_the_group_of_a_dead_leader_is_killed_if_it_is_marked() -> None:
     with process(FAMILY) as leader:
         until(lambda: len(group(leader.pid)) == 2)
         started = born(leader.pid)
@@ -46,7 +46,7 @@ def test_what_a_dead_leader_has_left_is_killed_if_it_carries_the_mark() -> None:
         assert group(leader.pid) == []
 
 
-def test_a_process_that_only_has_the_number_is_left_alone() -> None:
+def test_another_process_with_the_same_pid_is_left_alone() -> None:
     with process(CHILD) as stranger:
         boot, _, ticks = born(stranger.pid).partition("/")
         for other in (f"{boot}/{int(ticks) - 1}", f"another-boot/{ticks}", "", "nonsense", f"{boot}/"):
@@ -54,7 +54,7 @@ def test_a_process_that_only_has_the_number_is_left_alone() -> None:
             assert is_alive(stranger.pid)
 
 
-def test_nobody_is_born_where_nobody_is() -> None:
+def test_a_missing_process_has_no_start_time() -> None:
     with process(CHILD) as child:
         pid, started = child.pid, born(child.pid)
         assert started == born(pid) != ""

@@ -149,7 +149,7 @@ def test_the_same_events_in_every_process() -> None:
     assert told[0] == told[1]
 
 
-def test_a_fleet_that_is_too_small_says_who_has_no_place_and_serves_when_it_grows() -> None:
+def test_a_fleet_that_is_too_small_reports_unplaced_instances_and_serves_when_it_grows() -> None:
     fleet = SimulatedFleet([worker(0)])
     fleet.apply(wish(deployment("chat", 20)))
     fleet.run_until(10.0)
@@ -183,7 +183,7 @@ def test_time_jumps_from_event_to_event() -> None:
     assert seen == sorted(seen)
 
 
-def test_what_cannot_be_started_is_tried_again_elsewhere_or_later() -> None:
+def test_failed_launches_are_retried() -> None:
     tries: list[Launch] = []
 
     def fails(launch: Launch) -> Failure | None:
@@ -204,13 +204,13 @@ def test_what_cannot_be_started_is_tried_again_elsewhere_or_later() -> None:
 
 
 @pytest.mark.parametrize(("stop_s", "gone_at"), [(3.0, 3.0), (30.0, 10.0)])
-def test_whoever_does_not_stop_in_time_is_killed(stop_s: float, gone_at: float) -> None:
+def test_a_process_that_does_not_stop_in_time_is_killed(stop_s: float, gone_at: float) -> None:
     fleet = SimulatedFleet([worker(0)], stop_s=stop_s)
     fleet.apply(wish(deployment("m", 1, stop_grace_s=10.0)))
     fleet.run_until(100.0)
     fleet.apply(wish())
     fleet.run_until(100.0 + gone_at - 0.1)
-    assert not fleet.in_service, "it is drained at once, as nobody sends it requests"
+    assert not fleet.in_service, "it is drained at once, because there are no requests"
     assert phases(fleet) == {"m-1": Phase.STOPPING}
     fleet.run_until(100.0 + gone_at)
     assert not fleet.instances()
@@ -225,7 +225,7 @@ def test_a_start_up_that_takes_too_long() -> None:
     assert status.phase is Phase.BACKING_OFF
 
 
-def test_second_thoughts_at_the_same_moment() -> None:
+def test_an_instance_that_is_no_longer_wanted_at_the_same_moment() -> None:
     """What is not wanted any more before its process is there is ended as soon as it is."""
     book = Book()
     fleet = SimulatedFleet([worker(0)], fails=book.launch, watch=book.note)
@@ -262,7 +262,7 @@ def test_a_worker_that_is_lost_while_one_that_has_lost_its_gpu_stops_there() -> 
     assert list(fleet.in_service) == ["m-1"]
 
 
-def test_servers_of_others_answer() -> None:
+def test_external_servers_answer() -> None:
     fleet = SimulatedFleet()
     server = DesiredEndpoint(name="gpu", url="http://gpu:8000")
     fleet.apply(wish(DesiredDeployment(name="m", model="m", replicas=0, endpoints=(server,))))
@@ -270,7 +270,7 @@ def test_servers_of_others_answer() -> None:
     assert fleet.in_service["gpu"].host == "gpu"
 
 
-def test_what_makes_no_sense_is_said() -> None:
+def test_invalid_calls_are_errors() -> None:
     fleet = SimulatedFleet([worker(10)])
     fleet.run_until(5.0)
     for time in (4.0, float("inf"), float("nan")):
