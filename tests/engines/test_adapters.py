@@ -1,4 +1,4 @@
-"""Parameters -> the command that starts a server, and the requests that try it."""
+"""Parameters -> the command that starts a server, and the requests that probe it."""
 
 import sys
 from typing import get_args
@@ -63,7 +63,7 @@ def test_the_command(engine: Engine, command: str) -> None:
     assert " ".join(engine.launch("chat", "127.0.0.1", 8001).argv) == command
 
 
-def test_llama_cpp_can_be_told_anything_that_it_knows() -> None:
+def test_any_parameter_of_llama_cpp_can_be_set() -> None:
     engine = LlamaCpp("m.gguf", embeddings=True, pooling="cls", extra={"n_keep": 3, "chat_template": "x y"})
     argv = engine.launch("m", "h", 1).argv
     assert argv[argv.index("--embeddings") :] == (
@@ -80,13 +80,13 @@ def test_python_servers_may_keep_their_bytecode(engine: Engine) -> None:
     "engine",
     [LlamaCpp("m", env=OWN), Vllm("m", env=OWN), Sglang("m", env=OWN), Command("s {port}", env=OWN)],
 )
-def test_an_environment_of_ones_own(engine: Engine) -> None:
+def test_environment_variables(engine: Engine) -> None:
     launch = engine.launch("m", "h", 1)
     assert launch.env["A"] == "1"
     assert msgspec.json.decode(msgspec.json.encode(launch))["argv"] == list(launch.argv)
 
 
-def test_a_command_keeps_what_is_not_ours_to_fill_in() -> None:
+def test_a_command_keeps_other_braces() -> None:
     engine = Command(["serve", "--port={port}", "--json", '{"a": {"port": 1}}', "{other}", "two words"])
     assert engine.launch("m", "h", 8001).argv == (
         "serve", "--port=8001", "--json", '{"a": {"port": 1}}', "{other}", "two words",
@@ -116,7 +116,7 @@ def test_vllm_is_started_in_one_way() -> None:
         Vllm("m", executable="vllm", python="python")
 
 
-def test_others_servers_are_not_started() -> None:
+def test_openai_servers_are_not_started() -> None:
     assert not OpenAI.launchable
     with pytest.raises(ConfigError, match="endpoints"):
         OpenAI().launch("m", "h", 1)
@@ -139,7 +139,7 @@ def test_readiness_is_real_work(engine: Engine, path: str, body: dict[str, objec
 
 
 @pytest.mark.parametrize("engine", [OpenAI(), Command("s {port}", work="chat")])
-def test_servers_that_only_chat_are_asked_to(engine: Engine) -> None:
+def test_servers_that_only_chat_are_probed_with_chat(engine: Engine) -> None:
     probe = engine.readiness("x")
     assert probe.path == "/v1/chat/completions"
     assert msgspec.json.decode(probe.body)["messages"] == [{"role": "user", "content": "Hello"}]
@@ -153,7 +153,7 @@ def test_slots_where_they_are_known() -> None:
     assert [engine.slots for engine in unknown] == [None] * 5
 
 
-def test_a_command_says_where_it_is_asked() -> None:
+def test_a_command_sets_its_health_and_metrics_paths() -> None:
     engine = Command("s {port}", health="/ping", metrics="vllm", metrics_path="/prom")
     assert (engine.health.path, engine.metrics_path) == ("/ping", "/prom")
     assert Command("s {port}").metrics_path == ""
@@ -167,7 +167,7 @@ def test_every_engine_is_known_by_its_name_and_says_what_it_is(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("command", "python")])
-def test_every_engine_can_read_servers_that_others_started(name: str) -> None:
+def test_every_engine_can_read_endpoints(name: str) -> None:
     assert ENGINES[name].of_endpoint().readiness("m").path.startswith("/v1/")
 
 

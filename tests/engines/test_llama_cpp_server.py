@@ -1,4 +1,4 @@
-"""llama.cpp's own server, really, on a tiny model."""
+"""The real llama.cpp server, with a tiny model."""
 
 import signal
 import socket
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused(server: Served) -> None:
     assert "context" in answer.json()["error"]["message"]
 
 
-def test_its_metrics_show_who_runs_and_who_waits(server: Served) -> None:
+def test_its_metrics_show_running_and_waiting_requests(server: Served) -> None:
     until(lambda: server.metrics(ENGINE).running_requests_size == 0)
     clients = [server.send("/v1/completions", LONG | {"stream": True}) for _ in range(SLOTS + 3)]
     seen = set()
@@ -104,7 +104,7 @@ def test_idle_connections_do_not_keep_others_out(server: Served) -> None:
         client.close()
 
 
-def test_no_page_in_a_browser_may_talk_to_it(server: Served) -> None:
+def test_web_pages_cannot_use_it(server: Served) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\norigin: http://evil.example\r\nconnection: close\r\n\r\n")
         head = client.recv(4096).lower()
@@ -128,7 +128,7 @@ def test_long_inputs_are_embedded_too_and_text_is_still_written(embedder: Served
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_at_once_when_told_even_while_it_works(number: signal.Signals) -> None:
+def test_it_exits_at_once_on_sigterm_even_under_load(number: signal.Signals) -> None:
     with serving(LlamaCpp(str(TINY), extra={"n_keep": 4})) as served:
         client = served.send("/v1/completions", LONG | {"stream": True})
         assert client.recv(100)
@@ -145,7 +145,7 @@ def test_missing_weights(tmp_path: Path) -> None:
     assert last_words(SERVER, "--model", str(missing)).endswith(f"there are no weights at {missing}")
 
 
-def test_weights_that_are_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_text("hello")
     assert "holds no GGUF weights" in last_words(SERVER, "--model", str(other))

@@ -1,4 +1,4 @@
-"""What engines say of themselves -> what the scheduler sees."""
+"""Metrics of engines -> what the scheduler sees."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_several_engines_behind_one_vllm_are_one() -> None:
     assert Vllm("m").metrics(Samples(text)) == Metrics(0.0, 3.0, 0.4, block_size=128, num_blocks=364)
 
 
-def test_the_newest_word_about_adapters_counts() -> None:
+def test_the_newest_sample_of_adapters_counts() -> None:
     old = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters="poet"} 1.7e9\n'
     new = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="poet, chef",waiting_lora_adapters=""} 1.8e9\n'
     for text in (VLLM + old + new, VLLM + new + old):
@@ -70,7 +70,7 @@ def test_llama_cpp_as_it_was_scraped() -> None:
     assert found == Metrics(waiting_queue_size=12, running_requests_size=4, kv_cache_usage=1.0)
 
 
-def test_busy_slots_stand_for_the_cache_that_llama_cpp_does_not_tell_of() -> None:
+def test_busy_slots_stand_for_the_kv_cache_of_llama_cpp() -> None:
     assert LlamaCpp("m.gguf", slots=16).metrics(Samples(LLAMA_CPP)) == Metrics(12, 4, 0.25)
     assert Command("serve {port}", metrics="llama.cpp", slots=8).metrics(Samples(LLAMA_CPP)) == Metrics(12, 4, 0.5)
     # Whoever started it knows how many slots it has; we do not.

@@ -1,4 +1,4 @@
-"""docs/engines.md says what the code has: every engine, every parameter and its default, every fault."""
+"""docs/engines.md matches the code: every engine, every parameter and its default, every fault."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""An engine is told of the place it has: which GPUs it sees, and how it is divided among them."""
+"""The process of a placed engine: which GPUs it sees, and how it is split across them."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_it_sees_its_gpus_and_no_others(engine: Engine, gpus: tuple[int, ...], v
         (LlamaCpp("m"), place(tier=Tier.CPU, layers=0), ["--set", "n_gpu_layers=0"]),
     ],
 )
-def test_it_is_told_how_it_is_divided(engine: Engine, where: Place, told: list[str]) -> None:
+def test_an_engine_gets_its_parallel_sizes(engine: Engine, where: Place, told: list[str]) -> None:
     argv = list(engine.placed(engine.launch("m", "127.0.0.1", 1), where).argv)
     marks = {"--tensor-parallel-size", "--pipeline-parallel-size", "--tp-size", "--pp-size", "--set"}
     found = [word for at, word in enumerate(argv) if word in marks or (at and argv[at - 1] in marks)]

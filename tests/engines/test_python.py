@@ -1,4 +1,4 @@
-"""The adapter of replicas: parameters -> the process that runs code of the user."""
+"""The adapter of replicas: parameters -> the process that runs the user's code."""
 
 import sys
 
@@ -28,7 +28,7 @@ def test_every_parameter_reaches_the_replica() -> None:
     assert told.keys() | {"env"} == set(Recipe.__struct_fields__)
 
 
-def test_it_is_asked_whether_its_code_is_loaded() -> None:
+def test_readiness_is_loaded_code() -> None:
     engine = Python(kind="ingress", preprocessor="m:f")
     assert (engine.readiness("x").method, engine.readiness("x").path) == ("GET", "/ready")
     assert engine.health.path == "/health"
@@ -45,6 +45,6 @@ def test_it_is_asked_whether_its_code_is_loaded() -> None:
         ({"kind": "class", "code": "m:C", "rank": 2, "shards": 2}, "rank must be below shards, which is 2, found 2"),
     ],
 )
-def test_what_cannot_be(parameters: dict[str, object], said: str) -> None:
+def test_invalid_parameters(parameters: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Python(**parameters)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_it_is_healthy_and_has_the_name_that_clients_use(server: Served) -> None
     assert [model["id"] for model in server.ask("/v1/models").json()["data"]] == [MODEL]
 
 
-def test_its_metrics_show_who_runs_and_who_waits(server: Served) -> None:
+def test_its_metrics_show_running_and_waiting_requests(server: Served) -> None:
     idle = server.metrics(ENGINE)
     assert (idle.running_requests_size, idle.waiting_queue_size, idle.kv_cache_usage) == (0.0, 0.0, 0.0)
     assert idle.block_size > 0

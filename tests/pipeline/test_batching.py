@@ -28,7 +28,7 @@ def test_the_mark() -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_batch_size": 1.5}, {"wait_ms": -1}, {"wait_ms": "5"}])
-def test_what_cannot_be(options: dict[str, Any]) -> None:
+def test_invalid_settings(options: dict[str, Any]) -> None:
     with pytest.raises(PointsmanError, match=next(iter(options))):
         batch(**options)
 

@@ -1,4 +1,4 @@
-"""From what was bound to a graph, and everything that can be wrong with it."""
+"""From bound objects to a graph, and its problems."""
 
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def test_names_are_those_of_variables_else_of_the_class_with_a_number() -> None:
     assert [node.name for node in bound_graph(dag).graph.nodes] == ["adder", "model", "model_2", "model_3", "chosen"]
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with InputNode() as dag_input:
         m1 = Model.bind({1, 2})
         m2 = Model.options(name="m1").bind()
@@ -140,7 +140,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ]
 
 
-def test_code_that_no_other_process_could_load() -> None:
+def test_code_that_another_process_cannot_load() -> None:
     @deployment
     def inner(value: int) -> int:
         return value
@@ -148,7 +148,7 @@ def test_code_that_no_other_process_could_load() -> None:
     with InputNode(preprocessor=lambda request: 1) as dag_input:
         dag = inner.bind(dag_input)
     assert wrong(dag) == [
-        "inner cannot be loaded by other processes: test_code_that_no_other_process_could_load.inner is defined inside "
+        "inner cannot be loaded by other processes: test_code_that_another_process_cannot_load.inner is defined inside "
         "a function; move it to module level",
         "the preprocessor of the input cannot be loaded by other processes: it has no name that another process could "
         "import; write a def or a class for it",
@@ -167,7 +167,7 @@ def test_code_that_no_other_process_could_load() -> None:
         (Model.bind(1).forward, "a method that is not bound; add .bind(...)"),
     ],
 )
-def test_values_that_cannot_be_written_down(value: Any, problem: str) -> None:
+def test_values_that_json_cannot_represent(value: Any, problem: str) -> None:
     [told] = wrong(add.bind([value]))
     assert told.startswith("adder: argument 1[0]")
     assert problem in told
@@ -218,7 +218,7 @@ def test_options_of_an_application_by_node() -> None:
         app.m1.set_options(shards=0)
 
 
-def test_a_deployment_is_still_what_it_was() -> None:
+def test_a_deployment_can_still_be_called() -> None:
     assert Model(2).forward(3) == 6
     assert ensemble(1, 2) == 3
     assert (ensemble.__name__, ensemble.__module__) == ("ensemble", __name__)

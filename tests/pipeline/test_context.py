@@ -1,4 +1,4 @@
-"""What running code knows of its call, and where loading stops."""
+"""The context of a call, and where loading stops."""
 
 from typing import Any
 
@@ -29,12 +29,12 @@ def test_time_left() -> None:
 
 
 @pytest.mark.parametrize("what", ["execute", "deploy"])
-def test_nothing_stops_where_nothing_is_loaded(what: str) -> None:
+def test_execute_and_deploy_work_outside_of_loading(what: str) -> None:
     loading_stops_here(what)
 
 
 @pytest.mark.parametrize("what", ["execute", "deploy"])
-def test_loading_stops_when_everything_is_there(what: str) -> None:
+def test_loading_stops_when_all_names_are_defined(what: str) -> None:
     token = LOADING.set(Loading("m.py", frozenset({"A", "B"}), {"A": 1, "B": 2}))
     with pytest.raises(LoadedEnough):
         loading_stops_here(what)
@@ -49,7 +49,7 @@ def test_what_is_defined_below() -> None:
     LOADING.reset(token)
 
 
-def test_numbers_of_ones_own_go_to_whoever_wants_them() -> None:
+def test_custom_metrics_go_to_the_recorder() -> None:
     record_metric("frames", 3)  # outside of a replica it goes nowhere
     told: list[tuple[str, float]] = []
     token = CURRENT.set(CallContext(recorder=lambda name, value: told.append((name, value))))
@@ -61,6 +61,6 @@ def test_numbers_of_ones_own_go_to_whoever_wants_them() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("", 1), ("a", "many"), ("a", None), ("a", float("nan"))])
-def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+def test_metrics_must_be_finite_numbers(name: str, value: Any) -> None:
     with pytest.raises(PointsmanError, match=r'a metric has a name|metric "a" is a'):
         record_metric(name, value)

@@ -116,13 +116,13 @@ def test_references_are_marked_with_a_dollar(template: Any, data: Any) -> None:
         ({"$input": [0, True]}, ("$input", 1), "expected a key, an index, or {attribute: name}"),
     ],
 )  # fmt: skip
-def test_what_is_no_reference_is_noted_with_the_way_to_it(data: Any, path: Any, message: str) -> None:
+def test_invalid_references_are_noted_with_their_paths(data: Any, path: Any, message: str) -> None:
     notes: list[Any] = []
     read(data, lambda *note: notes.append(note))
     assert notes == [(path, message)]
 
 
-def test_what_is_as_usual_is_left_out() -> None:
+def test_defaults_are_left_out() -> None:
     document = graph_document("a", graph())
     assert [list(node) for node in document["nodes"]] == [["name", "class", "args", "version"], ["name", "function"]]
     assert "ingress" not in document

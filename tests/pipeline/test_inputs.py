@@ -1,4 +1,4 @@
-"""What arguments stand for as an input, and what its parts are."""
+"""The input that arguments stand for, and its parts."""
 
 from types import SimpleNamespace
 from typing import Any

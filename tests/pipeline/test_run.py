@@ -1,4 +1,4 @@
-"""Runs of flows: what is ready when, and that nothing begins twice or too late."""
+"""Runs of flows: which steps are ready when; no step begins twice or after a failure."""
 
 from typing import Any
 
@@ -47,15 +47,15 @@ def test_steps_begin_when_all_that_they_need_is_there() -> None:
     assert list(zip(run.began_at, run.ended_at, strict=True)) == [(10.0, 12.0), (10.0, 11.0), (12.0, 13.0)]
 
 
-def test_a_failure_ends_the_run_and_names_who_is_still_at_work() -> None:
+def test_a_failure_ends_the_run_and_returns_the_running_steps() -> None:
     run = Run(diamond(), 0.0)
     run.begin()
     assert run.failed(0, 1.0) == [1]
     assert run.over
-    assert run.finished(1, 2.0) == (), "what comes too late changes nothing"
+    assert run.finished(1, 2.0) == (), "a late result changes nothing"
 
 
-def test_deadlines_go_down_in_shares() -> None:
+def test_a_step_gets_its_share_of_the_deadline() -> None:
     run = Run(flow(("a", "m", [1]), ("b", "n", [FromStep("a")]), m=node("m", deadline_share=0.25)), 100.0, 104.0)
     assert run.deadline_of(0, 101.0) == 102.0
     assert run.deadline_of(0, 103.9) == 104.0

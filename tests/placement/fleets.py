@@ -1,4 +1,4 @@
-"""Small fleets and asks in a line: sizes are GiB, or plain bytes where a test says so."""
+"""Small fleets and asks in one line. Sizes are in GiB."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

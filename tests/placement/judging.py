@@ -1,4 +1,4 @@
-"""What is free, what fits and whether a place is right, worked out anew: slowly, from workers and claims alone."""
+"""What is free, what fits and whether a place is valid, computed independently from workers and claims alone."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -46,7 +46,7 @@ class Room:
             self.alone[slot] |= claim.exclusive or not self.gpus[slot].shareable
 
     def takes(self, claims: Sequence[Claim]) -> str | None:
-        """What is exceeded if somebody takes this; None: nothing."""
+        """What a claim would exceed; None: nothing."""
         for claim in claims:
             slot = None if claim.gpu is None else (claim.worker, claim.gpu)
             if slot is not None and (self.alone[slot] or (claim.exclusive and self.tenants[slot])):
@@ -180,7 +180,7 @@ def may_be_on(ask: Ask, worker: Worker) -> bool:
 
 
 def may_have(ask: Ask, slot: Slot, room: Room) -> bool:
-    """Kind, choice by hand, who has it, and its share."""
+    """Kind, choice by hand, exclusive use, and its share."""
     if not _suits(ask, room.gpus[slot]) or (ask.gpus and slot not in ask.gpus) or room.alone[slot]:
         return False
     return not (ask.exclusive and room.tenants[slot]) and room.share[slot] >= (ask.gpu_share or -1.0) - 1e-6

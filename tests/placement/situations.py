@@ -1,4 +1,4 @@
-"""Fleets and asks for properties: of a few bytes each, so that everything is nearly full and every way can be tried."""
+"""Random fleets and asks of a few bytes each, so that everything is nearly full and every way can be tried."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: nothing is above its capacity, and what is released is free as it was before."""
+"""Any sequence of events: nothing exceeds its capacity, and what is released is free again."""
 
 import msgspec
 from hypothesis import settings
@@ -122,7 +122,7 @@ class AnySequence(RuleBasedStateMachine):
         assert now[INSTANCES] == [len(instances) for instances in on.values()]
 
     def teardown(self) -> None:
-        """All released: as if nobody had ever been there."""
+        """After all releases, everything is as at the start."""
         if not hasattr(self, "fleet"):
             return
         for instance_id in list(self.fleet.occupants):

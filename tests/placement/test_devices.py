@@ -29,7 +29,7 @@ def five() -> Fleet:
         (ask(1, gpus=frozenset({("w0", 0), ("w1", 2)})), [ABLE] + [OTHER_KIND] * 4),
     ],
 )
-def test_what_keeps_an_ask_from_having_a_gpu(asked: Ask, obstacles: list[int]) -> None:
+def test_obstacles(asked: Ask, obstacles: list[int]) -> None:
     devices = Devices(five())
     assert devices.obstacles(asked).tolist() == obstacles
     assert devices.able(asked).tolist() == [found == ABLE for found in obstacles]
@@ -89,7 +89,7 @@ def test_kinds_and_links() -> None:
     assert devices.by_worker.count_linked(devices.kinds(everything, mixed=False)[1]).tolist() == [2, 1]
 
 
-def test_many_kinds_of_asks_are_not_remembered_for_ever() -> None:
+def test_the_cache_of_masks_is_bounded() -> None:
     devices = Devices(fleet(worker("w0", 80)))
     for number in range(1000):
         assert not devices.able(ask(1, gpu_models=frozenset({str(number)}))).any()

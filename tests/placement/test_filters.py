@@ -1,4 +1,4 @@
-"""Filters of workers: whom they turn away, and in which words."""
+"""Filters of workers: what they reject, and why."""
 
 import pytest
 
@@ -95,15 +95,15 @@ def by(*expressions: LabelExpression, **labels: str) -> Ask:
         (SuitsEngine(), ask(1, cpu=True), {}),
     ],
 )
-def test_whom_it_turns_away(chooser: Filter[Host], asked: Ask, expected: dict[str, str]) -> None:
+def test_rejections(chooser: Filter[Host], asked: Ask, expected: dict[str, str]) -> None:
     assert rejections(chooser, asked, WHERE) == expected
-    assert rejections(chooser, asked, WHERE) == expected, "also from memory"
+    assert rejections(chooser, asked, WHERE) == expected, "also from the cache"
     for among in (["w1", "w3"], ["w0", "w2"]):
         left = {name: why for name, why in expected.items() if name in among}
-        assert rejections(chooser, asked, WHERE, among) == left, "and of those who are left"
+        assert rejections(chooser, asked, WHERE, among) == left, "and among the remaining candidates"
 
 
-def test_what_is_remembered_ends_with_the_members() -> None:
+def test_the_cache_ends_when_members_change() -> None:
     where, ready = fleet(worker("w0"), worker("w1")), IsReady()
     assert rejections(ready, ask(1), where) == {}
     where.put(worker("w0", status=WorkerStatus.LOST))
@@ -112,7 +112,7 @@ def test_what_is_remembered_ends_with_the_members() -> None:
     assert rejections(ready, ask(1), where) == {}
 
 
-def test_many_kinds_of_asks_are_not_remembered_for_ever() -> None:
+def test_the_cache_is_bounded() -> None:
     chooser = ChosenByHand()
     for number in range(1000):
         assert len(rejections(chooser, ask(1, workers=frozenset({f"x{number}"})), WHERE)) == 4

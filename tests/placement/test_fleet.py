@@ -1,4 +1,4 @@
-"""Workers, GPUs and claims: counted once, and for as long as their worker is there."""
+"""Workers, GPUs and claims: counted once, for as long as their worker exists."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_gpus_of_unified_memory_use_that_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize(("shareable", "exclusive", "alone"), [(True, False, 0), (True, True, 1), (False, False, 1)])
-def test_who_has_a_gpu_alone(shareable: bool, exclusive: bool, alone: int) -> None:
+def test_exclusive_gpus(shareable: bool, exclusive: bool, alone: int) -> None:
     where = fleet(worker("w0", gpu(0, 80, shareable=shareable)))
     where.claim("i", place("w0", 0, 1, exclusive=exclusive))
     assert of_gpus(where, EXCLUSIVE) == [alone]
@@ -120,7 +120,7 @@ def test_a_broken_claim_changes_nothing() -> None:
     assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([70], ["a"])
 
 
-def test_a_worker_that_is_lost_takes_its_instances_along() -> None:
+def test_removing_a_worker_releases_its_instances() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), worker("w2", 80), b=("w1", 0, 5), c=("w2", 0, 7))
     where.claim("a", ACROSS)
     before = where.generation
@@ -138,12 +138,12 @@ def test_claims_stay_when_a_worker_changes() -> None:
     where = fleet(worker("w0", 80), worker("w1", 80), a=("w0", 0, 10))
     assert where.put(worker("w0", gpu(0, 80, used_bytes=75 * GIB), memory=9), worker("w2", 24)) == []
     assert of_gpus(where, FREE_BYTES) == [-5, 80, 24]
-    assert [str(host) for host in where.workers] == ["w0", "w1", "w2"], "who was there keeps its row"
+    assert [str(host) for host in where.workers] == ["w0", "w1", "w2"], "known workers keep their rows"
     where.release("a")
     assert of_gpus(where, FREE_BYTES) == [5, 80, 24]
 
 
-def test_who_had_a_gpu_that_is_gone_has_nothing() -> None:
+def test_an_instance_whose_gpu_is_gone_loses_its_place() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), b=("w0", 0, 5))
     where.claim("a", ACROSS)
     assert where.put(worker("w0", 80)) == ["a"]
@@ -160,7 +160,7 @@ def test_two_gpus_with_one_index_are_refused_and_nothing_is_lost() -> None:
     assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([80, 75], ["a"])
 
 
-def test_a_copy_is_the_same_and_apart() -> None:
+def test_a_copy_is_equal_and_independent() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), b=("w1", 0, 5))
     where.claim("a", ACROSS, "d", -1)
     copy = where.copy()
@@ -170,7 +170,7 @@ def test_a_copy_is_the_same_and_apart() -> None:
     assert where.occupants["a"].place == ACROSS
 
 
-def test_unrelated_claims_that_came_and_went_change_no_answer() -> None:
+def test_released_claims_do_not_change_a_placement() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), worker("w2", 60), a=("w1", 0, 30))
     before = placed(ask(40), where)
     placer = Placer(where)

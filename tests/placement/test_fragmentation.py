@@ -61,25 +61,25 @@ def test_a_small_ask_goes_where_nothing_else_can() -> None:
     assert best(fleet, workload, ask(0.16)) == ("w3", "w3/gpu0")
 
 
-def test_who_needs_many_cpus_goes_where_they_are_plenty() -> None:
+def test_an_ask_for_many_cpus_goes_to_a_worker_with_many() -> None:
     fleet = Fleet([worker("few", cpus=16), worker("plenty", cpus=96)])
     assert best(fleet, [ask(1.0, cpus=8)], ask(1.0, cpus=12))[0] == "plenty"
     assert best(fleet, [ask(1.0, cpus=8)], ask(None, gpus=0, cpus=12), gpus=0)[0] == "plenty"
 
 
-def test_who_needs_no_gpu_goes_where_there_is_none() -> None:
+def test_an_ask_without_gpus_goes_to_a_worker_without_gpus() -> None:
     fleet = Fleet([worker("gpus", cpus=16), worker("none", gpus=0, cpus=16)])
     assert best(fleet, [ask(1.0, cpus=8)], ask(None, gpus=0, cpus=9), gpus=0)[0] == "none"
 
 
-def test_a_scarce_model_is_kept_for_those_who_need_it() -> None:
+def test_a_scarce_gpu_model_is_kept_for_asks_that_need_it() -> None:
     fleet = Fleet([worker("scarce", model="b"), worker("common", model="a")])
     workload = [ask(1.0), ask(1.0, gpu_models=frozenset({"b"}))]
     assert best(fleet, workload, ask(1.0))[0] == "common"
     assert best(fleet, workload, ask(1.0, gpu_models=frozenset({"b"})))[0] == "scarce"
 
 
-def test_a_whole_worker_is_kept_for_those_who_need_all_its_gpus() -> None:
+def test_a_whole_worker_is_kept_for_asks_that_need_all_its_gpus() -> None:
     fleet = Fleet([worker("whole"), worker("begun")])
     claim(fleet, "first", "begun", 0, 1.0)
     assert best(fleet, [ask(1.0), ask(1.0, gpus=2)], ask(1.0)) == ("begun", "begun/gpu1")
@@ -129,7 +129,7 @@ def test_a_model_that_can_be_divided_takes_as_few_gpus_as_hold_it() -> None:
         (ask(0.5, cpus=9), 1, False),
         (ask(0.5, memory=129), 1, False),
         (ask(0.5, exclusive=True), 1, False),
-        (ask(None, gpu_gib=80), 1, True),  # nobody has claimed memory
+        (ask(None, gpu_gib=80), 1, True),  # no memory is claimed
         (ask(0.5, gpus=2), 2, False),
         (ask(None, gpus=0), 0, True),
         (ask(0.5, gpu_models=frozenset({"b"})), 1, False),
@@ -141,7 +141,7 @@ def test_where_it_does_not_fit_growth_is_endless(wanted: Ask, gpus: int, fits: b
     assert np.isfinite(fragmentation(fleet, [ask(0.5)]).growth(wanted, gpus).amount[0]) == fits
 
 
-def test_who_takes_a_gpu_alone_takes_all_of_it() -> None:
+def test_an_exclusive_ask_takes_the_whole_gpu() -> None:
     shared, alone = ask(0.3), ask(0.3, exclusive=True)
     for fleet, wanted in ((Fleet([worker("w1")]), alone), (Fleet([worker("w1", shareable=False)]), shared)):
         whole = fragmentation(Fleet([worker("w1")]), [shared]).growth(ask(1.0), 1)
@@ -223,7 +223,7 @@ def test_growth_is_the_difference_of_what_is_and_what_would_be(
         assert growth.amount.tolist() == anew.amount.tolist()
         fitting = np.flatnonzero(np.isfinite(growth.amount))
         if not len(fitting) or (step and data.draw(st.booleans())):
-            gone = data.draw(st.sampled_from([*fleet.occupants, "nobody"]))
+            gone = data.draw(st.sampled_from([*fleet.occupants, "unknown"]))
             fleet.release(gone)
             continue
         row = int(data.draw(st.sampled_from(fitting.tolist())))

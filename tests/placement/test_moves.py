@@ -1,4 +1,4 @@
-"""Room is made by plans: who would have to stop, and who would have to move."""
+"""Plans that make room: which instances would have to stop or to move."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def fleet_of(*workers: tuple[int, ...]) -> Fleet:
 
 
 def put(fleet: Fleet, one: Ask, worker: str, gpu: int) -> Ask:
-    """Where somebody wanted it."""
+    """On the chosen GPU."""
     placed = Placer(fleet).place(Ask(instance_id=one.instance_id, need=one.need, gpus=frozenset({(worker, gpu)})))
     assert isinstance(placed, Placed)
     fleet.claim(one.instance_id, placed.place, one.deployment, one.priority)
@@ -51,7 +51,7 @@ def test_the_least_important_are_stopped_and_no_more_than_needed() -> None:
     assert list(fleet.occupants) == before, "nothing is done"
 
 
-def test_nobody_is_stopped_unasked_or_for_nothing() -> None:
+def test_preemption_must_be_allowed_and_must_help() -> None:
     fleet = fleet_of((24,))
     put(fleet, ask("sheddable", 20, priority=-1), "w0", 0)
     assert preempt(ask("new", 12, priority=1), fleet) is None
@@ -78,7 +78,7 @@ def test_one_move_makes_room() -> None:
     assert list(fleet.occupants) == ["a", "b", "c"], "nothing is done"
 
 
-def test_who_must_stay_stays() -> None:
+def test_instances_without_an_ask_do_not_move() -> None:
     fleet = fleet_of((24,), (24,))
     stays, moves = put(fleet, ask("stays", 10), "w0", 0), put(fleet, ask("moves", 10), "w1", 0)
     assert defragment(ask("big", 20), fleet, []) is None
@@ -95,7 +95,7 @@ def test_who_must_stay_stays() -> None:
 )
 @settings(max_examples=150)
 def test_plans_can_be_carried_out(workers: list[list[int]], residents: list[int], size: int) -> None:
-    """In their order, and nobody is ever where there is no room."""
+    """In order, and every instance always has room."""
     fleet = fleet_of(*map(tuple, workers))
     asks = []
     for number, resident in enumerate(residents):

@@ -1,4 +1,4 @@
-"""Who can be placed is placed, in the first tier that will do, and what is placed fits: checked by trying every way."""
+"""Every ask that fits is placed, in the first tier that fits, and its place is valid: checked by brute force."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 @given(fleets(), asks(), st.lists(asks(), max_size=2))
 @settings(max_examples=250)
-def test_the_first_tier_that_will_do(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
+def test_the_first_tier_that_fits_is_used(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
     feasible = feasible_tiers(ask, fleet)
     first = next((tier for tier in Tier if tier in feasible), None)
     found = Placer(fleet, Workload(usual) if usual else None).place(ask)

@@ -1,4 +1,4 @@
-"""The placer: filters, tiers in their order, the best of those who fit."""
+"""The placer: filters, tiers in order, the best of the workers that fit."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_another_worker_before_a_link_and_before_nearness() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=6), st.data())
-def test_spread_goes_round_before_it_doubles(racks: list[str], data: st.DataObject) -> None:
+def test_spread_uses_every_worker_before_any_twice(racks: list[str], data: st.DataObject) -> None:
     sizes = [data.draw(st.sampled_from([40, 80])) for _ in racks]
     names = [f"w{number}" for number in range(len(racks))]
     listed = zip(names, sizes, racks, strict=True)
@@ -143,7 +143,7 @@ def test_packing_takes_the_tightest_gpu(wanted: list[int], sizes: list[int]) -> 
             where.claim(asked.instance_id, found.place)
 
 
-def test_who_else_might_have_had_it() -> None:
+def test_runner_ups() -> None:
     where = fleet(*(worker(f"w{number}", 40 + number) for number in range(8)))
     found = Placer(where).place(ask(42))
     assert isinstance(found, Placed)
@@ -154,13 +154,13 @@ def test_who_else_might_have_had_it() -> None:
     assert "no room on one GPU" in trace_table(found.trace)
 
 
-def test_looking_claims_nothing() -> None:
+def test_place_claims_nothing() -> None:
     where = fleet(worker("w0", 80))
     Placer(where).place(ask(40))
     assert not where.occupants
 
 
-def test_a_set_is_claimed_as_far_as_there_is_room() -> None:
+def test_places_are_claimed_as_long_as_there_is_room() -> None:
     where = fleet(worker("w0", 80), worker("w1", 40))
     asks = [Ask(instance_id=f"d{number}", deployment="d", need=need(40)) for number in range(4)]
     outcomes = list(map(Placer(where).take, asks))
@@ -191,7 +191,7 @@ def test_a_placer_follows_its_fleet() -> None:
     assert isinstance(placer.place(ask(40)), Refused)
 
 
-def test_who_may_be_on_a_worker() -> None:
+def test_admitted_workers() -> None:
     where = fleet(worker("w0", 1), worker("w1"), worker("w2", 1, status=WorkerStatus.LOST))
     assert Placer(where).admitted(ask(40)).tolist() == [True, False, False]
     assert Placer(fleet()).admitted(ask(40)).tolist() == []
@@ -213,9 +213,7 @@ def test_who_may_be_on_a_worker() -> None:
         (ask(100), fleet(), None, None),
     ],
 )
-def test_overcommit_is_only_for_who_asks_for_it(
-    asked: Ask, where: Fleet, gpus: str | None, workers: str | None
-) -> None:
+def test_overcommit_must_be_requested(asked: Ask, where: Fleet, gpus: str | None, workers: str | None) -> None:
     assert isinstance(Placer(where).place(asked), Refused)
     found = Placer(where).place(msgspec.structs.replace(asked, overcommit=True))
     if gpus is None:
@@ -226,11 +224,11 @@ def test_overcommit_is_only_for_who_asks_for_it(
         assert found.place.overcommitted, "and it is said"
 
 
-def test_who_fits_is_not_overcommitted() -> None:
+def test_an_ask_that_fits_is_not_overcommitted() -> None:
     assert not placed(ask(40, overcommit=True), fleet(worker("w0", 80))).overcommitted
 
 
-def test_overcommit_does_not_share_what_another_has_alone() -> None:
+def test_overcommit_does_not_share_exclusive_gpus() -> None:
     where = fleet(worker("w0", 80, 24))
     where.claim("a", placed(ask(40, exclusive=True), where))
     assert gpus_of(placed(ask(100, overcommit=True), where)) == "w0/1"

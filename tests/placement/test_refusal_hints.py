@@ -1,4 +1,4 @@
-"""What would have to change: every hint is taken, and then it fits."""
+"""Hints: an ask that takes one fits."""
 
 import msgspec
 import pytest
@@ -152,9 +152,9 @@ LOST = WorkerStatus.LOST
     ("asked", "where", "why"),
     [
         (ask(50), fleet(worker("w0", 80), a=("w0", 0, 60)), ""),  # others only have to leave
-        (ask(50), fleet(worker("w0", gpu(0, 80, used_bytes=60 * GIB))), ""),  # whoever they are
+        (ask(50), fleet(worker("w0", gpu(0, 80, used_bytes=60 * GIB))), ""),  # other processes too
         (ask(50), fleet(worker("w0", 80, status=LOST)), ""),  # it may come back
-        (ask(50), fleet(), ""),  # nobody knows
+        (ask(50), fleet(), ""),  # no worker is known
         (ask(90), fleet(worker("w0", 80)), "no room on one GPU: needs 90.0 GiB, the largest free is 80.0 GiB"),
         (
             ask(90),

@@ -46,7 +46,7 @@ def test_the_reasons_are_there_without_a_trace() -> None:
     assert found.as_dict()["why"] == str(found.in_full)
 
 
-def test_in_words() -> None:
+def test_the_summary_of_all_tiers() -> None:
     assert str(refused(ask(50, workers=frozenset({"w0", "w1", "w3"})), WHERE).in_full) == (
         "not considered: 1 not ready, 1 not chosen by hand; one GPU: 2 no room on one GPU; "
         "several GPUs of one worker: 2 too few GPUs with room; "
@@ -99,11 +99,11 @@ ON_ANY: dict[str, Any] = {"engine": LLAMA, "cpu": True, "partial_offload": False
         ),
     ],
 )
-def test_in_short(found: Refused, words: str) -> None:
+def test_the_reason_names_what_is_in_the_way(found: Refused, words: str) -> None:
     assert str(found.reason) == f"no place: {words}"
 
 
-def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
+def test_reasons_stay_true_when_the_fleet_changes() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80, cpus=2), a=("w0", 0, 60), b=("w0", 1, 60), c=("w1", 0, 60))
     told = [
         refused(asked, where)

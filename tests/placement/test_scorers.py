@@ -1,4 +1,4 @@
-"""What makes one place better than another."""
+"""Scores of workers that fit."""
 
 import pytest
 
@@ -77,7 +77,9 @@ def racks(**claims: tuple[str, int | None, float]) -> Fleet:
 )
 def test_apart(where: Fleet, expected: list[float]) -> None:
     assert scores(Apart(where), ask(1, deployment="d"), where, FitsOnOneGpu) == expected
-    assert scores(Apart(where), ask(1), where, FitsOnOneGpu) == [1, 1, 1, 1], "who stands alone is apart anywhere"
+    assert scores(Apart(where), ask(1), where, FitsOnOneGpu) == [1, 1, 1, 1], (
+        "an instance without a deployment is apart anywhere"
+    )
 
 
 def test_the_least_crowded_lead_by_a_half_however_many_there_are() -> None:
@@ -104,7 +106,7 @@ def test_near() -> None:
     where = racks(p1=("w0", 0, 1))
     assert scores(NearTo(where), ask(1, near="p"), where, FitsOnOneGpu) == [1, 0.5, 0, 0]
     assert scores(NearTo(where), ask(1, near="p"), where, FitsOnOneGpu, ["w1", "w3"]) == [0.5, 0]
-    assert scores(NearTo(where), ask(1, near="nobody"), where, FitsOnOneGpu) == [0, 0, 0, 0]
+    assert scores(NearTo(where), ask(1, near="unknown"), where, FitsOnOneGpu) == [0, 0, 0, 0]
     assert scores(NearTo(where), ask(1), where, FitsOnOneGpu) == [0, 0, 0, 0]
     off = racks(p1=("w3", 0, 1))
     assert scores(NearTo(off), ask(1, near="p"), off, FitsOnOneGpu) == [0, 0, 0, 1], "no rack is not a rack"

@@ -1,4 +1,4 @@
-"""Who goes when there should be fewer."""
+"""Which instances stop when there are too many."""
 
 import pytest
 
@@ -37,7 +37,7 @@ ONE, PART, CPU = Tier.ONE_GPU, Tier.PARTIAL_OFFLOAD, Tier.CPU
         ([("a", "w0", ONE)], [], "binpack", 0, []),
     ],
 )
-def test_who_goes(
+def test_victims_in_order(
     instances: list[tuple[str, str, Tier]], unhealthy: list[str], arrangement: str, count: int, gone: list[str]
 ) -> None:
     fleet = fleet_with(*instances)
@@ -46,7 +46,7 @@ def test_who_goes(
     assert list(fleet.occupants) == names, "nothing is done"
 
 
-def test_instances_without_a_place_may_go_too() -> None:
+def test_instances_without_a_place_can_be_victims() -> None:
     fleet = fleet_with(("a", "w0", ONE))
     assert victims(fleet, ["a", "elsewhere"], 2, unhealthy=["elsewhere"]) == ["elsewhere", "a"]
 

@@ -25,7 +25,7 @@ def test_a_hole_is_worth_what_is_likely_to_fill_it(demand: dict[int, float], wor
     assert {size: float(values[size]) for size in worth} == pytest.approx(worth)
 
 
-def test_where_nobody_asks_nothing_is_worth_anything() -> None:
+def test_without_demand_holes_have_no_value() -> None:
     assert not hole_values({}).any()
 
 

@@ -52,7 +52,7 @@ def bars(row: str) -> list[str]:
 # Text
 
 
-def test_a_bar_says_who_has_what_and_how_much_is_free() -> None:
+def test_a_bar_shows_owners_and_free_memory() -> None:
     fleet = Fleet([worker(gpus=4, used=8)])
     fleet.claim("chat-1", place(("w", 0)), "chat")
     fleet.claim("chat-2", place(("w", 1), gib=72), "chat")
@@ -73,7 +73,7 @@ def test_a_bar_says_who_has_what_and_how_much_is_free() -> None:
     assert text.splitlines()[0] == "1 worker, 4 GPUs with 320 GiB: 45 % claimed, 10 % used by others, 45 % free"
 
 
-def test_what_is_reserved_held_or_too_much() -> None:
+def test_reserved_held_and_overcommitted_memory() -> None:
     small = Worker(
         name="w",
         cpus=1,
@@ -109,7 +109,7 @@ def test_workers_without_gpus_and_of_unified_memory_have_one_bar() -> None:
 
 
 @pytest.mark.parametrize("status", [WorkerStatus.DRAINING, WorkerStatus.LOST])
-def test_the_status_of_a_worker_is_said(status: WorkerStatus) -> None:
+def test_the_status_of_a_worker_is_shown(status: WorkerStatus) -> None:
     fleet = Fleet([worker(status=status)])
     assert f"w ({status.value})" in fleet_text(fleet)
     assert f">{status.value}</text>" in fleet_svg(fleet)
@@ -128,7 +128,7 @@ def test_a_place_that_an_instance_has_is_marked() -> None:
     assert "#" not in second
 
 
-def test_a_place_that_nobody_has_is_drawn_as_if_somebody_had() -> None:
+def test_a_highlighted_place_without_an_instance_is_drawn() -> None:
     fleet = Fleet([worker()])
     [row] = rows(text := fleet_text(fleet, width=80, highlight=place(("w", 1), gib=30)))
     assert bars(row)[0].strip() == "80"
@@ -150,7 +150,7 @@ def test_a_large_fleet_is_summed_up_and_the_chosen_place_is_seen() -> None:
     [line] = [line for line in text.splitlines() if line.startswith("H100 80GB ")]
     assert line.split()[2:] == ["8,000", "640,000", "40.0", "0.0", "639,960", "7,998", "80.0"]
     assert "a (1 instance, 40.0 GiB)" in text
-    assert "far" not in text, "only who is drawn is in the legend"
+    assert "far" not in text, "only drawn owners are in the legend"
     svg = ElementTree.fromstring(fleet_svg(fleet, rows=10, highlight=place(("w777", 3))))
     words = [element.text for element in svg.iter(f"{SVG}text")]
     assert "w777" in words
@@ -162,7 +162,7 @@ def test_a_large_fleet_is_summed_up_and_the_chosen_place_is_seen() -> None:
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 140])
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 8, 16])
-def test_lines_are_no_wider_than_asked_for_and_every_gpu_is_there(width: int, gpus: int) -> None:
+def test_lines_fit_the_width_and_show_every_gpu(width: int, gpus: int) -> None:
     fleet = Fleet([worker("a-worker-of-some-length", gpus)])
     for index in range(gpus):
         fleet.claim(f"i-{index}", place(("a-worker-of-some-length", index), gib=10 + index), f"deployment-{index}")
@@ -199,7 +199,7 @@ def test_cells_are_shared_out_without_a_rest(parts: list[BarPart], cells: int) -
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90), st.booleans()), max_size=8), st.booleans())
-def test_every_byte_of_a_bar_is_somebodys(claims: list[tuple[int, int, bool]], highlighted: bool) -> None:
+def test_the_parts_of_a_bar_add_up(claims: list[tuple[int, int, bool]], highlighted: bool) -> None:
     fleet = Fleet([worker(gpus=4, used=5)])
     for number, (gpu, gib, exclusive) in enumerate(claims):
         fleet.claim(f"i{number}", place(("w", gpu), gib=gib, exclusive=exclusive), f"d{number % 2}")
@@ -211,7 +211,7 @@ def test_every_byte_of_a_bar_is_somebodys(claims: list[tuple[int, int, bool]], h
 # SVG
 
 
-def test_an_svg_has_everybody_in_it() -> None:
+def test_an_svg_shows_every_worker_and_owner() -> None:
     fleet = Fleet([
         Worker(name="a", cpus=8, memory_bytes=64 * GIB, labels={"rack": "r1"}, gpus=worker().gpus),
         Worker(name="b", cpus=8, memory_bytes=64 * GIB, labels={"rack": "r2"}),

@@ -1,4 +1,4 @@
-"""Lines for a terminal, of words that are somebody else's."""
+"""One line of untrusted text."""
 
 import pytest
 from hypothesis import given

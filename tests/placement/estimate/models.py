@@ -1,4 +1,4 @@
-"""Models that have headers and no weights: files are as long as the headers say, and take no room on the disk."""
+"""Models with headers and without weights: sparse files of the length that the headers say."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whatever a file holds, the readers answer or raise our error, and take no more memory than the file could justify."""
+"""Any bytes: the readers return or raise our error, and allocate no more memory than the file justifies."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ from tests.placement.estimate.models import TINY_CONFIG, TINY_GGUF
 
 TINY_HEAD = TINY_GGUF.read_bytes()[:1200]
 ROOM = 4 << 20
-"""Bytes that reading a file of a few KiB may take at most."""
+"""Maximum memory to read a file of a few KiB."""
 patient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 json_values = st.recursive(

@@ -138,7 +138,7 @@ def test_metadata_that_makes_no_sense(changes: dict[str, object], words: str, tm
         read_model(writer(changes).write(tmp_path / "m.gguf"))
 
 
-def test_files_that_are_no_gguf(tmp_path: Path) -> None:
+def test_files_that_are_not_gguf(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for content, words in (
         (b"", "GGUF weights, found fewer than 4 bytes"),
@@ -157,7 +157,7 @@ def test_files_that_are_no_gguf(tmp_path: Path) -> None:
         read_model(shutil.copytree(tmp_path, tmp_path / "empty", ignore=lambda *_: ["m.gguf", "empty"]))
 
 
-def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     size = TINY_GGUF.stat().st_size
     for length in [*range(0, 400, 7), *range(400, size, 40_001), size - 1]:

@@ -46,7 +46,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_p
     assert read_model(config_only(tmp_path, TINY_CONFIG | changes)).architecture.windows == windows
 
 
-def test_a_multimodal_model_has_its_language_nested(tmp_path: Path) -> None:
+def test_the_text_config_of_a_multimodal_model_is_nested(tmp_path: Path) -> None:
     config = {"model_type": "llava", "text_config": TINY_CONFIG, "vision_config": {"hidden_size": 32}}
     config["architectures"] = ["LlavaForConditionalGeneration"]
     shapes = {f"language_model.{name}": shape for name, shape in decoder_shapes(TINY_CONFIG).items()}
@@ -90,7 +90,7 @@ PACKED = {
         (PACKED, {"weight_packed": (64, 8), "weight_scale": (64, 2)}, {"weight_packed": "I32"}),
     ],
 )
-def test_packed_weights_count_for_what_they_stand_for(
+def test_packed_weights_count_with_their_parameters(
     quantisation: dict[str, Any], tensors: dict[str, tuple[int, ...]], dtypes: dict[str, str], tmp_path: Path
 ) -> None:
     config_only(tmp_path, TINY_CONFIG | {"quantization_config": quantisation})

@@ -1,4 +1,4 @@
-"""Well-known models, from headers of their shapes: totals that everybody knows, and what engines have reported."""
+"""Well-known models, from headers of their shapes: published totals, and what engines have reported."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_config_alone_gives_the_same_weights_and_says_so(name: str, tmp_path: Pa
     assert not any("computed" in note for note in read.notes)
 
 
-def test_latent_attention_is_kept_whole_on_every_gpu(tmp_path: Path) -> None:
+def test_every_gpu_keeps_the_whole_latent_cache(tmp_path: Path) -> None:
     need = estimate(write_known(tmp_path, "deepseek-lite"), context=32768).need
     weights = -(-need.weight_bytes // 4)
     assert need.gpu_bytes(4) == weights + need.kv_bytes + need.activation_bytes + need.overhead_bytes

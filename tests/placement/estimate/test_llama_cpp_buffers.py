@@ -1,4 +1,4 @@
-"""The buffers that llama.cpp logs at its start (xllamacpp 2026.10), beside those that are predicted."""
+"""The buffers that llama.cpp logs at its start (xllamacpp 2026.10), compared to the predicted ones."""
 
 import json
 from pathlib import Path

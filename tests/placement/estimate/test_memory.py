@@ -1,4 +1,4 @@
-"""What is asked of an instance, and what that changes."""
+"""How serving parameters change an estimate."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Predictions beside the resident set of real llama.cpp servers."""
+"""Predictions compared to the resident set of real llama.cpp servers."""
 
 import re
 from pathlib import Path

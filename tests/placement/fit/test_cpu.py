@@ -22,7 +22,7 @@ from tests.placement.fleets import GIB, LLAMA, ask, fit_of, fleet, need, places_
         (ask(40, cpu=True, cpus=8), fleet(worker("w0", cpus=4)), []),
     ],
 )
-def test_who_fits(asked: Ask, where: Fleet, fits: list[str]) -> None:
+def test_workers_that_fit(asked: Ask, where: Fleet, fits: list[str]) -> None:
     assert list(places_in(FitsOnCpu, asked, where)) == fits
 
 

@@ -1,4 +1,4 @@
-"""The first tier: all of it on one GPU."""
+"""The first tier: the whole instance on one GPU."""
 
 import pytest
 
@@ -32,7 +32,7 @@ SPREAD = Arrangement.SPREAD
         (ask(40), fleet(worker("w0", gpu(0, 80, vendor="apple"))), {}),
     ],
 )
-def test_who_fits_and_where(asked: Ask, where: Fleet, places: dict[str, str]) -> None:
+def test_workers_that_fit_and_their_places(asked: Ask, where: Fleet, places: dict[str, str]) -> None:
     assert {name: gpus_of(found) for name, found in places_in(FitsOnOneGpu, asked, where).items()} == places
 
 
@@ -73,7 +73,7 @@ def test_why_not(asked: Ask, where: Fleet, reasons: dict[str, str]) -> None:
     assert why_not(FitsOnOneGpu, asked, where) == reasons
 
 
-def test_why_none_of_its_gpus_is_to_be_had() -> None:
+def test_why_no_gpu_is_available() -> None:
     where = fleet(worker("w0", 80, 80, gpu(2, 80, vendor="apple"), gpu(3, 80, shareable=False)))
     where.claim("alone", place("w0", 0, 1, exclusive=True))
     where.claim("half", place("w0", 1, 1, gpu_share=0.6))
@@ -85,12 +85,12 @@ def test_why_none_of_its_gpus_is_to_be_had() -> None:
     assert gpus_of(places_in(FitsOnOneGpu, ask(40, gpu_share=0.4), where)["w0"]) == "w0/1"
 
 
-def test_only_those_who_are_asked_fit() -> None:
+def test_only_candidates_fit() -> None:
     where = fleet(worker("w0", 80), worker("w1", 80))
     assert fit_of(FitsOnOneGpu, ask(40), where, among=["w1"]).fits.tolist() == [False, True]
 
 
-def test_reasons_stay_true_when_the_fleet_moves_on() -> None:
+def test_reasons_stay_true_when_the_fleet_changes() -> None:
     where = fleet(worker("w0", 24, cpus=4), worker("w1", 80, cpus=4), a=("w1", 0, 50))
     fit, busy = fit_of(FitsOnOneGpu, ask(40), where), fit_of(FitsOnOneGpu, ask(10, cpus=8), where)
     w1 = where["w1"]

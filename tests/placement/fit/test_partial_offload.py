@@ -1,4 +1,4 @@
-"""The fourth tier: as many layers as possible on a GPU, the others on the CPU."""
+"""The fourth tier: as many layers as possible on a GPU, the rest on the CPU."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def eight(**more: Any) -> Ask:
         ),
     ],
 )
-def test_who_fits_and_how_many_layers(asked: Ask, where: Fleet, places: dict[str, tuple[str, int]]) -> None:
+def test_workers_that_fit_and_their_layers(asked: Ask, where: Fleet, places: dict[str, tuple[str, int]]) -> None:
     found = places_in(FitsPartly, asked, where)
     assert {name: (gpus_of(one), one.gpu_layers) for name, one in found.items()} == places
 

@@ -1,4 +1,4 @@
-"""The second tier: divided among GPUs of one worker."""
+"""The second tier: tensor parallel on GPUs of one worker."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def linked(*links: str, size: float = 80) -> list[Gpu]:
         (ask(of=Need.fixed(30 * GIB, gpus=3)), fleet(worker("w0", 80, 80, 24, 80)), {"w0": "w0/0 w0/1 w0/3"}),
     ],
 )
-def test_who_fits_and_where(asked: Ask, where: Fleet, places: dict[str, str]) -> None:
+def test_workers_that_fit_and_their_places(asked: Ask, where: Fleet, places: dict[str, str]) -> None:
     assert {name: gpus_of(found) for name, found in places_in(FitsOnSeveralGpus, asked, where).items()} == places
 
 

@@ -95,7 +95,7 @@ def test_cpus_and_memory_are_claimed_once_on_each_worker() -> None:
     assert claims == [("w0", 3, 5, 20), ("w0", 0, 0, 20), ("w1", 3, 5, 40)]
 
 
-def test_gpus_of_unified_memory_do_not_have_it_twice() -> None:
+def test_unified_memory_is_counted_once() -> None:
     shared = worker("w0", 40, 40, memory=50, unified_memory=True)
     assert only_place(eight(), fleet(shared)) is None
     found = only_place(ask(*(10,) * 5, of=need(*(10,) * 5, sizes=(1,)), several_workers=True), fleet(shared))

@@ -31,17 +31,17 @@ def filled(cuts: Cuts, rooms: list[float]) -> bool:
         (Need(layer_bytes=(10,) * 4), [], None),
     ],
 )
-def test_an_order_that_holds_all(need: Need, rooms: list[float], found: list[int] | None) -> None:
+def test_an_order_that_holds_all_layers(need: Need, rooms: list[float], found: list[int] | None) -> None:
     cuts = Cuts(need, 1)
-    for places in (largest_first(cuts, rooms), in_any_order(cuts, rooms)):
-        assert (places is None) is (found is None)
-        if places is not None and found is not None:
-            assert len(places) == len(found)
-            assert filled(cuts, [rooms[place] for place in places])
-            assert len(set(places)) == len(places)
+    for indexes in (largest_first(cuts, rooms), in_any_order(cuts, rooms)):
+        assert (indexes is None) is (found is None)
+        if indexes is not None and found is not None:
+            assert len(indexes) == len(found)
+            assert filled(cuts, [rooms[index] for index in indexes])
+            assert len(set(indexes)) == len(indexes)
 
 
-def test_layers_that_differ_want_an_order_of_their_own() -> None:
+def test_uneven_layers_may_need_another_order() -> None:
     need = Need(layer_bytes=(10, 10, 25, 10))
     rooms = [20.0, 25.0, 10.0]
     assert largest_first(Cuts(need, 1), rooms) is None
@@ -65,7 +65,7 @@ def test_no_order_is_overlooked(need: Need, rooms: list[float], tp: int) -> None
         order
         for number in range(1, len(rooms) + 1)
         for order in permutations(range(len(rooms)), number)
-        if filled(cuts, [rooms[place] for place in order])
+        if filled(cuts, [rooms[index] for index in order])
     ]
     found = in_any_order(cuts, rooms)
     assert (found is not None) is bool(possible)
