@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 30
 
 
 class NoPlane(PointsmanError):
-    """Nobody answers where the plane should be."""
+    """No plane listens at the address."""
 
     def __init__(self, found: str, advice: str) -> None:
         self.found = found
@@ -27,7 +27,7 @@ class NoPlane(PointsmanError):
 
 
 class PlaneSilent(PointsmanError):
-    """The plane is there, and does not answer."""
+    """The plane listens, and does not answer."""
 
 
 class PlaneRefused(PointsmanError):

@@ -1,4 +1,4 @@
-"""Instances of our own making: TCP servers that do on each connection what a script says."""
+"""Fake instances: TCP servers that run a script on each connection."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ class Line(Wire):
         super().__init__(connected)
         self.backend = backend
         self.piece = 0
-        """Everything is sent in pieces of so many bytes; 0: as it is."""
+        """Send everything in pieces of this size; 0 for one piece."""
         self.over = False
         """The script has come to its end, or the gateway has closed the connection."""
 
@@ -33,7 +33,7 @@ class Line(Wire):
         return request
 
     def wait_for_close(self) -> None:
-        """Say nothing until the gateway closes."""
+        """Send nothing until the gateway closes."""
         while self.more():
             pass
 
@@ -65,7 +65,7 @@ class Backend:
             if self._tls is not None:
                 try:
                     connected = self._tls.wrap_socket(connected, server_side=True)
-                except OSError:  # whoever connected does not trust us
+                except OSError:  # the client does not trust the certificate
                     connected.close()
                     continue
             line = Line(connected, self)
@@ -79,7 +79,7 @@ class Backend:
         try:
             script(line)
         except (Closed, ConnectionError):
-            pass  # the gateway may leave whenever it wants
+            pass  # the gateway may close at any time
         except BaseException as failure:
             if line.socket.fileno() >= 0 or not isinstance(failure, OSError):
                 self._failures.append(failure)
@@ -88,7 +88,7 @@ class Backend:
             line.close()
 
     def all_over(self) -> bool:
-        """Whether every connection there was has come to its end."""
+        """Whether every connection has ended."""
         return all(line.over for line in self.lines)
 
     def stop_listening(self) -> None:
@@ -119,8 +119,7 @@ class Backend:
 
 @contextmanager
 def deaf() -> Iterator[int]:
-    """A port where connecting takes for ever: somebody listens, but takes nobody in, and the row of those who wait for
-    it is full."""
+    """A port where connecting never ends: its backlog is full."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=0)
     filling = [socket.socket() for _ in range(3)]
     try:
@@ -144,7 +143,7 @@ def answer(body: object, status: int = 200, headers: Iterable[str] = ("content-t
 
 
 def completion(text: str = "Hi", output: int = 2) -> dict[str, object]:
-    """What an engine says to a chat request."""
+    """An engine's response to a chat request."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -179,7 +178,7 @@ def stream(*events: bytes) -> bytes:
 
 
 def answers(*said: bytes, piece: int = 0) -> Script:
-    """Answer request by request; the last answer is given for ever. The connection is kept."""
+    """Answer request by request; the last answer is repeated. The connection is kept."""
 
     def script(line: Line) -> None:
         turn = 0
@@ -202,7 +201,7 @@ def says(*said: bytes, piece: int = 0) -> Script:
 
 
 def resets(*said: bytes) -> Script:
-    """Say this to one request; once the gateway has taken it, reset the connection."""
+    """Answer one request with this; once the gateway has read it, reset the connection."""
 
     def script(line: Line) -> None:
         if line.request() is not None:
@@ -214,7 +213,7 @@ def resets(*said: bytes) -> Script:
 
 
 def hangs(*said: bytes) -> Script:
-    """Say this to one request, and nothing more until the gateway closes."""
+    """Answer one request with this, and send nothing more until the gateway closes."""
 
     def script(line: Line) -> None:
         if line.request() is not None:
@@ -226,7 +225,7 @@ def hangs(*said: bytes) -> Script:
 
 
 def mute(line: Line) -> None:
-    """Take the connection and never say anything; the request is not even read."""
+    """Accept the connection and send nothing; the request is not even read."""
     line.wait_for_close()
 
 
@@ -244,5 +243,5 @@ class Gate:
     def __call__(self, line: Line) -> None:
         while line.request() is not None:
             line.send(self._first)
-            wait_for(self._open.is_set, "nobody opened the gate")
+            wait_for(self._open.is_set, "the gate should be opened")
             line.send(self._then)

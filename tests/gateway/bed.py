@@ -29,7 +29,7 @@ from tests.gateway.wire import PATIENCE_S, Client, Message, wait_for
 
 T = TypeVar("T")
 
-timing.SWEEP_S = 0.02  # tests of timeouts should not wait for the next look at them
+timing.SWEEP_S = 0.02  # tests of timeouts should not wait for the next sweep
 
 CHAT_DEPLOYMENT: Mapping[str, Any] = {
     "name": "chat",
@@ -40,7 +40,7 @@ CHAT_DEPLOYMENT: Mapping[str, Any] = {
 
 
 def plan_of(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> PointsmanPlan:
-    """A manifest, read: a chat deployment unless others are given."""
+    """The plan of a manifest: a chat deployment unless others are given."""
     told = {
         "gateway": {"listen": "127.0.0.1:0", **(gateway or {})},
         "deployments": [dict(one) for one in deployments or (CHAT_DEPLOYMENT,)],
@@ -49,12 +49,12 @@ def plan_of(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str,
 
 
 class LoopThread:
-    """A loop that runs in a thread, and remembers what went wrong on it."""
+    """A loop in a thread, which records errors."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self.trouble: list[dict[str, Any]] = []
-        """What the loop's exception handler was told."""
+        """Calls of the loop's exception handler."""
         self.loop.set_exception_handler(lambda _, context: self.trouble.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
@@ -110,7 +110,7 @@ class Bed:
     # Both sides
 
     def backend(self, *scripts: Script, deployment: str = "chat", **facts: Any) -> Backend:
-        """An instance that does what the scripts say; a good answer to everything without any."""
+        """An instance that follows scripts; without any, it answers everything properly."""
         backend = Backend(scripts or (answers(OK),))
         self.backends.append(backend)
         self.admit(backend.port, deployment=deployment, **facts)
@@ -132,7 +132,7 @@ class Bed:
         return instance.instance_id
 
     def client(self, *, narrow: bool = False) -> Client:
-        """A new connection to the gateway; a narrow one holds little of what is not read."""
+        """A new connection to the gateway; a narrow one has small buffers."""
         connected = socket.socket()
         if narrow:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
@@ -183,7 +183,7 @@ class Bed:
         return self.dispatcher(deployment).running
 
     def left_over(self) -> dict[str, Any]:
-        """Requests that have not ended, in every book that knows of requests."""
+        """Requests that have not ended, in every table."""
         gateway = self.gateway
         books: dict[str, Any] = {
             "under way": list(gateway.upstream.in_flight),
@@ -195,7 +195,7 @@ class Bed:
     # The end
 
     def close(self) -> None:
-        """Take everything down; fails if anything is left over."""
+        """Close everything; fails if anything is left over."""
         with ExitStack() as ending:
             ending.callback(self.thread.close)
             ending.callback(wait_for, lambda: open_sockets() <= self._sockets_before, "sockets are left open", 5.0)
@@ -227,7 +227,7 @@ def open_sockets() -> int:
         try:
             found += os.readlink(folder / name).startswith("socket:")  # noqa: PTH115
         except OSError:
-            continue  # it was the folder itself
+            continue  # the folder itself
     return found
 
 

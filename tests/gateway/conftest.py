@@ -1,4 +1,4 @@
-"""A gateway for each test, which is looked through for leftovers when the test is over."""
+"""A gateway for each test, which must have nothing left over at the end."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tests.gateway.bed import Bed, Lay
 
 @pytest.fixture
 def lay() -> Iterator[Lay]:
-    """Makes a gateway with settings and deployments of the test's own."""
+    """Makes a gateway with the settings and deployments of a test."""
     beds: list[Bed] = []
 
     def make(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> Bed:

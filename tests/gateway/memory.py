@@ -1,4 +1,4 @@
-"""The gateway without a socket: its own protocols on transports that only remember, thousands of examples a second."""
+"""The gateway without sockets, on transports that record: thousands of examples a second."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ _REQUEST = re.compile(
 
 
 class HandLoop:
-    """A loop that is turned by hand. What is due later never comes; what raises, raises where it is turned."""
+    """A loop that is turned by hand. Timers never fire; exceptions are raised where it is turned."""
 
     def __init__(self) -> None:
         self._soon: deque[Callable[[], object]] = deque()
@@ -53,7 +53,7 @@ class Never:
 
 
 class FakeTransport(asyncio.Transport):
-    """Remembers what was written, and closes when it is told to."""
+    """Records what is written."""
 
     def __init__(self, loop: HandLoop, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class MemoryPool(ConnectionPool):
-    """Connections to an instance that is not there; what it says is said by the test."""
+    """Connections to an instance that the test plays."""
 
     def __init__(self, instance: ExecutionInstance, loop: HandLoop, outbox: Outbox) -> None:
         super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), outbox, 1.0)
@@ -133,9 +133,7 @@ class Memory:
         self.loop = HandLoop()
         plan = plan_of(gateway)
         self.gateway = Gateway(plan.gateway, cast(asyncio.AbstractEventLoop, self.loop))
-        self.gateway.upstream.retries = RetryBudget(
-            1.0, reserve=1e9
-        )  # one example must not feel the failures of another
+        self.gateway.upstream.retries = RetryBudget(1.0, reserve=1e9)  # examples must not affect each other
         add_pages(self.gateway, lambda: True)
         self.gateway.traffic.configure(plan.deployments)
         instance = ExecutionInstance(instance_id="i", host="127.0.0.1", port=1, model_name="m")
@@ -150,7 +148,7 @@ class Memory:
         return connection, transport
 
     def answer_all(self, said: bytes = OK) -> None:
-        """The instance answers everything that it was asked, each request once."""
+        """The instance answers every request once."""
         answered: set[ResponseListener | None] = {None}
         while asked := [c for c, t in self.pool.made if c.listener not in answered and not t.is_closing()]:
             for connection in asked:
@@ -159,14 +157,14 @@ class Memory:
             self.loop.turn()
 
     def forget(self) -> None:
-        """Everybody leaves; nothing may be left of them."""
+        """All clients disconnect; nothing may be left of them."""
         made, idle = self.pool.made, self.pool._idle
         self.pool.made, self.pool._idle = [], []
         for client in list(self.gateway.clients):
             client.transport.abort()
         self.loop.turn()
-        deaf = [one for one, transport in made if one in idle and not transport.reads and not transport.is_closing()]
-        assert deaf == [], "nobody would hear the next answer"
+        paused = [one for one, transport in made if one in idle and not transport.reads and not transport.is_closing()]
+        assert paused == [], "the next response would not be read"
         lane = self.gateway.traffic.lanes["chat"]
         left = (
             self.gateway.upstream.in_flight,
@@ -178,8 +176,7 @@ class Memory:
 
 
 def statuses(written: bytes, *, cut: bool = False) -> list[int]:
-    """The statuses of a row of answers, each of which must be exactly as answers should be. `cut`: the last one may
-    have no end."""
+    """The statuses of a sequence of answers, each of which must be valid. `cut`: the last one may be incomplete."""
     found: list[int] = []
     at = 0
     while at < len(written):
@@ -211,7 +208,7 @@ def statuses(written: bytes, *, cut: bool = False) -> list[int]:
 
 
 def requests(written: bytes) -> list[bytes]:
-    """The bodies of a row of requests, each of which must be exactly as requests should be."""
+    """The bodies of a sequence of requests, each of which must be valid."""
     found, at = [], 0
     while at < len(written):
         head = _REQUEST.match(written, at)

@@ -1,4 +1,4 @@
-"""Bytes that are almost right: good messages, put together, cut, doubled and sprinkled with what parsers trip over."""
+"""Mutations of valid messages: joined, cut, doubled, and mixed with bytes that parsers stumble over."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ TOKENS = [
 
 @st.composite
 def mutated(draw: st.DrawFn, good: Sequence[bytes], most: int = 4) -> bytes:
-    """Some of the good ones, one after the other, with a few things done to them."""
+    """A sequence of valid messages with a few mutations."""
     made = bytearray(b"".join(draw(st.lists(st.sampled_from(good), min_size=1, max_size=4))))
     for _ in range(draw(st.integers(0, most))):
         at = draw(st.integers(0, len(made)))

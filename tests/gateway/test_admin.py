@@ -30,7 +30,7 @@ KEYED = {"adminKeySha256": sha256(KEY.encode()).hexdigest()}
 
 
 class FakePlane:
-    """What the admin API asks of a plane, answered from a list."""
+    """A plane whose answers are listed."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -270,7 +270,7 @@ def test_the_local_socket_needs_no_key(office: Office) -> None:
 
 
 def test_the_local_socket_is_exempt_from_the_connection_limit(lay: Lay, tmp_path: Path) -> None:
-    """Whoever must look what is going on should not have to wait in line."""
+    """The owner must be able to look at an overloaded gateway."""
     office = Office(lay({"limits": {"maxConnections": 1}}), tmp_path)
     first = office.bed.client()
     assert first.ask(HEALTH).status == 200
@@ -397,7 +397,7 @@ def test_records_are_listed_newest_first(office: Office) -> None:
     assert found("tenant=red&limit=1") == ["n3"]
     assert found("limit=0") == []
     assert found("model=m&instance=chat-0&state=served&limit=2") == ["n4", "n3"]
-    assert found("instance=nobody") == found("state=waiting") == found("model=x") == []
+    assert found("instance=unknown") == found("state=waiting") == found("model=x") == []
 
 
 def test_the_record_of_a_request(office: Office) -> None:
@@ -428,9 +428,9 @@ def test_the_record_of_a_waiting_request_has_current_reasons(office: Office) -> 
 
 
 def test_an_unknown_request_id_is_not_found(office: Office) -> None:
-    got = office.ask(call("GET", "requests/nobody"))
+    got = office.ask(call("GET", "requests/unknown"))
     assert (got.status, got.error["code"]) == (404, "not_found")
-    assert "nobody" in got.error["message"]
+    assert "unknown" in got.error["message"]
 
 
 # Clients that leave

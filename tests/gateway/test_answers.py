@@ -1,4 +1,4 @@
-"""Answers of instances, however they are framed: clients get the same bytes, or another instance is asked."""
+"""Answers of instances, however they are framed: clients get the same bytes, or another instance is tried."""
 
 import json
 from hashlib import sha256
@@ -36,7 +36,7 @@ IN_CHUNKS = CHUNKS + b"".join(chunk(SAID[n : n + 50]) for n in range(0, len(SAID
 GOOD: dict[str, Script] = {
     "a length": answers(OK),
     "a length and close": says(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)),
-    "a length, then closed without a word": says(OK),
+    "a length, then closed without a body": says(OK),
     "chunks": answers(IN_CHUNKS),
     "chunks of one byte": answers(CHUNKS + b"".join(chunk(SAID[n : n + 1]) for n in range(len(SAID))) + LAST_CHUNK),
     "chunks with extensions": answers(CHUNKS + b"%X;a=b\r\n%b\r\n0;c\r\n\r\n" % (len(SAID), SAID)),
@@ -184,7 +184,7 @@ BAD: dict[str, Script] = {
     "a length with an underscore": says(OK.replace(b"content-length: ", b"content-length: 0_")),
     "a length beyond all": says(OK.replace(b"content-length: ", b"content-length: 9999999999999999999")),
     "no number for a length": says(b"HTTP/1.1 200 OK\r\ncontent-length:\r\n\r\n"),
-    "a coding nobody knows": says(IN_CHUNKS.replace(b"chunked", b"gzip, chunked")),
+    "an unknown coding": says(IN_CHUNKS.replace(b"chunked", b"gzip, chunked")),
     "chunked twice": says(IN_CHUNKS.replace(b"\r\n", b"\r\ntransfer-encoding: chunked\r\n", 1)),
     "more bytes than it said": says(OK + b"!"),
     "fewer bytes than it said": says(OK[:-5]),
@@ -251,7 +251,7 @@ def test_an_instance_that_fails_is_replaced_by_another(bed: Bed, name: str) -> N
     assert [who for who, _ in bed.record("it").failures] == ["chat-0"]
     assert bed.record("it").state == "served"
     if name not in WELL_FRAMED:
-        wait_for(bad.all_over, "the connection to whoever answered badly should be closed")
+        wait_for(bad.all_over, "the connection to the bad instance should be closed")
 
 
 def instance_at(backend: Backend) -> ExecutionInstance:
@@ -300,7 +300,7 @@ def test_a_stale_connection_is_replaced_when_it_is_used(bed: Bed) -> None:
 
 
 def test_a_new_connection_that_is_closed_is_a_failure(bed: Bed) -> None:
-    """There is nobody else, so the same instance gets another chance."""
+    """There is no other instance, so the same one is tried again."""
     backend = bed.backend(says(), answers(OK))
     assert bed.ask(chat("x-request-id: it")).status == 200
     assert [who for who, _ in bed.record("it").failures] == ["chat-0"]
@@ -328,7 +328,7 @@ def test_long_responses_are_forwarded_byte_for_byte(bed: Bed, size: int, framing
 
 
 def test_a_truncated_long_response_is_truncated_for_the_client(bed: Bed) -> None:
-    """A length was promised: the connection is reset, so that nobody takes the part for the whole."""
+    """A length was promised: the connection is reset, so that the part is not taken for the whole."""
     said = answer(b'{"data": "' + b"x" * (BUFFERED_BYTES + 1000) + b'"}')
     bed.backend(says(said[:-500]))
     client = bed.client()

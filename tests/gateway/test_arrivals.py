@@ -1,4 +1,4 @@
-"""Requests that come in one turn of the loop are handed to their dispatcher in a row, and none takes another down."""
+"""Requests that arrive in one turn of the loop are dispatched in a row, and one that fails does not affect others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Policies, instances and deployments that change while requests are under way: no client notices."""
+"""Policies, instances and deployments that change while requests are in flight: no client notices."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def lively(line: Line) -> None:
 
 
 class Crowd:
-    """Clients that ask and ask."""
+    """Clients that send requests continuously."""
 
     def __init__(self, bed: Bed, model: str, number: int) -> None:
         self.answers: list[Message] = []
@@ -102,7 +102,7 @@ def test_policies_change_under_load(bed: Bed) -> None:
 
 
 def test_policies_change_while_streams_run_and_requests_wait(bed: Bed) -> None:
-    """One place: a stream is on it, and three wait."""
+    """One seat: a stream has it, and three requests wait."""
     gate = Gate(then=chunk(event(1)) + chunk(DONE) + LAST_CHUNK, first=STREAM + chunk(event(0)))
     bed.backend(gate, max_concurrency=1)
     clients = [bed.client() for _ in range(4)]
@@ -141,7 +141,7 @@ def closed(bed: Bed, name: str) -> Any:
 
 
 def test_a_deployment_is_removed_under_load(lay: Lay) -> None:
-    """Who is there already is served to the end; who comes later is told that there is no such model."""
+    """Earlier requests are served; later ones are answered that there is no such model."""
     bed = lay({}, CHAT_DEPLOYMENT, SECOND)
     bed.backend(lively)
     gate = Gate()

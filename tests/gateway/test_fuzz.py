@@ -1,4 +1,4 @@
-"""Bytes nobody would send: the gateway answers or closes, forwards nothing that is malformed, and forgets them."""
+"""Fuzzing: the gateway answers or closes, forwards nothing malformed, and keeps no state."""
 
 import threading
 
@@ -36,7 +36,7 @@ REQUESTS = [
     b"GET http://x/health HTTP/1.1\r\nhost: x\r\n\r\n",
 ]
 HEAD = b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-"""Not among the others: that its answer has no body cannot be seen from the answer alone."""
+"""Apart from the others: its answer alone does not show that it has no body."""
 ANSWERS = [
     OK,
     answer(completion(), 500),
@@ -53,7 +53,7 @@ ANSWERS = [
 
 @pytest.fixture(scope="module")
 def memory() -> Memory:
-    """One for all examples: whatever one of them leaves behind is found by the next."""
+    """One for all examples: the next one finds whatever the last one left behind."""
     return Memory(upstream={"maxTries": 2}, limits={"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3})
 
 
@@ -75,7 +75,7 @@ def told(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bo
 @given(st.data())
 @settings(max_examples=1000)
 def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
-    """However the bytes are cut, the same is answered and the same is forwarded."""
+    """However the bytes are split, the same is answered and forwarded."""
     sent = data.draw(mutated(REQUESTS))
     at_once = told(memory, [sent])
     in_pieces = told(memory, data.draw(pieces(sent)))
@@ -97,7 +97,7 @@ MOVES = st.sampled_from(["turn", "answer", "part of an answer", "pause or resume
 @given(st.data())
 @settings(max_examples=600)
 def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject) -> None:
-    """Also while answers are on their way: `forget` looks whether anything is left."""
+    """Also during answers: `forget` checks that nothing is left."""
     parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
     moves = data.draw(st.lists(MOVES, min_size=len(parts), max_size=len(parts)))
     said = data.draw(st.sampled_from(ANSWERS))[: data.draw(st.integers(1, 200))]
@@ -124,7 +124,7 @@ def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject
 @given(st.data())
 @settings(max_examples=600)
 def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
-    """Whatever an instance says before it closes, its client gets one whole answer, or sees that it is cut."""
+    """Whatever an instance sends before it closes, its client gets one whole answer, or sees that it is cut off."""
     said = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
     client, transport = memory.client()
     client.data_received(chat(stream=True))
@@ -157,7 +157,7 @@ def test_mutated_response_heads(head: bytes) -> None:
 
 
 def unchunked(parts: list[bytes]) -> tuple[str, bytes]:
-    """What becomes of a chunked body: ended, garbled, or more is to come; and what was in it."""
+    """The state of a chunked body (ended, malformed or incomplete), and its content."""
     reader, payload = ChunkReader(), b""
     for part in parts:
         if reader.ended:
@@ -261,7 +261,7 @@ def test_headers_of_any_shape(raw: dict[bytes, bytes]) -> None:
 
 
 def lively(line: Line) -> None:
-    """An instance that streams to those who want it, and answers the others."""
+    """An instance that streams if the request wants it."""
     while (request := line.request()) is not None:
         line.send(stream(event(0), event(1), DONE) if b'"stream": true' in request.body else OK)
 
@@ -280,8 +280,8 @@ def test_mutated_requests_over_sockets() -> None:
                 client.send(part)
             client.finish_writing()
         except OSError:
-            pass  # it was closed before all was said
-        client.rest()  # raises if it takes for ever
+            pass  # closed before everything was sent
+        client.rest()  # raises on a timeout
         client.close()
         assert bed.ask(chat()).status == 200
 

@@ -1,4 +1,4 @@
-"""API keys and tenants: who may come in, how much they may send, and that keys stay where they are."""
+"""API keys and tenants: admission, limits, and that keys are not passed on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def test_requests_without_a_key_are_refused(lay: Lay, lines: list[str]) -> None:
 def test_a_refusal_for_a_missing_key_reveals_nothing_else(lay: Lay) -> None:
     """Neither whether a model exists nor what is wrong with a body."""
     bed = lay(*guarded())
-    told = {bed.ask(request).body for request in (chat(), chat(model="nobody"), post(b"{"), post(b""))}
+    told = {bed.ask(request).body for request in (chat(), chat(model="unknown"), post(b"{"), post(b""))}
     assert len(told) == 1
 
 
@@ -137,7 +137,7 @@ def test_keys_are_not_passed_on(lay: Lay, capfd: pytest.CaptureFixture[str], cap
     backend = bed.backend(answers(answer({"error": "x"}, 500), OK))
     said = [
         bed.ask(by(RED, "x-request-id: it")),
-        bed.ask(by(RED, model="nobody")),
+        bed.ask(by(RED, model="unknown")),
         bed.ask(post(b"{", headers=[f"authorization: Bearer {RED}"])),
         bed.ask(by(RED, "content-length: 5")),
         bed.ask(by(RED, "x bad: 5")),
@@ -159,7 +159,7 @@ def test_keys_are_not_passed_on(lay: Lay, capfd: pytest.CaptureFixture[str], cap
 
 
 def test_many_keys_per_tenant_with_colliding_hash_prefixes() -> None:
-    keys = [f"key-{number}" for number in range(3000)]  # two bytes of a hash are the same now and then
+    keys = [f"key-{number}" for number in range(3000)]  # some hashes begin with the same two bytes
     specs = [KeySpec(sha256=digest(key), tenant=f"t{number % 3}") for number, key in enumerate(keys)]
     known = Keys(specs, [TenantSpec(name=f"t{number}") for number in range(3)])
     assert len(known._by_start) < len(keys)
@@ -209,7 +209,7 @@ TOKENS = [event(number) for number in range(300)]
 
 
 def test_a_stream_without_usage_is_counted(lay: Lay) -> None:
-    """Otherwise nobody who streams would have a limit."""
+    """Otherwise streams would have no limit."""
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
     bed.backend(answers(stream(*TOKENS, DONE)))
     assert bed.ask(by(RED, stream=True)).status == 200
@@ -218,7 +218,7 @@ def test_a_stream_without_usage_is_counted(lay: Lay) -> None:
 
 @pytest.mark.parametrize("who", ["client", "instance"])
 def test_an_interrupted_stream_is_counted_up_to_its_end(lay: Lay, who: str) -> None:
-    """Otherwise whoever leaves just before the end would have no limit."""
+    """Otherwise a client that disconnects just before the end would have no limit."""
     bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
     backend = bed.backend(hangs(STREAM + b"".join(map(chunk, TOKENS))))
     client = bed.client()
@@ -256,11 +256,11 @@ def test_priorities_are_limited_to_that_of_the_tenant(lay: Lay, asked: int | str
 
 @pytest.mark.parametrize("header", [FAIRNESS_HEADER, FAIRNESS_ALIAS])
 def test_a_tenant_cannot_choose_another_fairness_flow(header: str) -> None:
-    """Who has a key is known; who has none may say with whom they share their turns."""
-    raw = {header.encode(): b"somebody else"}
+    """The key determines the flow; without one, a header does."""
+    raw = {header.encode(): b"another"}
     body = read_body(b'{"model": "m"}')
     assert flow_of(metadata("r", body, dict(raw), 0.0, "red")) == "red"
-    assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "somebody else"
+    assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "another"
 
 
 def test_usage_of_tenants_survives_new_settings(lay: Lay) -> None:
@@ -304,7 +304,7 @@ def test_a_denied_request_costs_nothing() -> None:
 
 def test_estimated_tokens_are_corrected_by_usage() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
-    assert tenant.denial(request(), 0.0) is None  # 10 tokens, as far as can be guessed
+    assert tenant.denial(request(), 0.0) is None  # about 10 tokens
     tenant.used(request(), Usage(4, 6, None), None, None, 0.0)
     tokens = tenant._tokens
     assert tokens is not None

@@ -1,4 +1,4 @@
-"""`/metrics`, read as strictly as a monitoring system may read it, and true after traffic that is known."""
+"""`/metrics`: the strict format, and the right numbers after known traffic."""
 
 import math
 import re
@@ -23,7 +23,7 @@ class Family(NamedTuple):
 
 
 def parsed(text: str) -> dict[str, Family]:
-    """The families of a page. Fails on everything that is not as the format wants it."""
+    """The families of a page. Fails on everything that violates the format."""
     assert text.endswith("\n")
     families: dict[str, Family] = {}
     name = helped = ""
@@ -113,7 +113,7 @@ def test_metrics_of_known_traffic(lay: Lay) -> None:
     for _ in range(2):
         assert bed.ask(b"NONSENSE\r\n\r\n").status == 400
     assert bed.ask(post(b"{")).status == 400
-    assert bed.ask(chat(model="nobody")).status == 404
+    assert bed.ask(chat(model="unknown")).status == 404
     families = page(bed)
     assert value(families, "requests_total", deployment="chat", status="200") == 8
     assert value(families, "requests_total") == 8, "what was not for a deployment is not counted there"

@@ -1,4 +1,4 @@
-"""What is read in answers without touching them: events, the end mark, and tokens."""
+"""Events, end mark and usage, read from responses that are passed on unchanged."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients send it, well and badly: what is answered, whether the connection stays, what is passed on."""
+"""HTTP/1.1 as clients send it, well and badly: the answer, whether the connection stays open, and what is passed on."""
 
 import json
 import socket
@@ -84,13 +84,13 @@ ROWS = [
     Row("absolute form with a query", post(BODY, b"HTTP://gateway:80" + CHAT + b"?a=b"), [200], forwarded=1),
     Row("absolute form without a path", get(b"http://gateway"), [404]),
     Row("another scheme", get(b"ftp://gateway/health"), [404]),
-    Row("a method nobody knows", get(b"/health", method=b"BREW"), [400], False),
+    Row("an unknown method", get(b"/health", method=b"BREW"), [400], False),
     Row("a method in small letters", get(b"/health", method=b"get"), [400], False),
     Row("CONNECT to two hosts", b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", [400], False),
     Row("an upgrade of two hosts", get(b"/", b"host: x", b"connection: upgrade", b"upgrade: x"), [400], False),
     Row("CONNECT", b"CONNECT gateway:443 HTTP/1.1\r\nhost: gateway\r\n\r\n", [405], False),
     # Expectations
-    Row("an expectation nobody can meet", chat("expect: the-best"), [417], False),
+    Row("an expectation that cannot be met", chat("expect: the-best"), [417], False),
     Row("HTTP/1.0 may not expect anything", chat("expect: 100-continue", version=b"1.0"), [200], False, 1),
     # Other protocols
     Row("an offer of websockets", get(b"/health", b"connection: upgrade", b"upgrade: websocket"), [200]),
@@ -179,7 +179,7 @@ def test_requests_sent_byte_by_byte_get_the_same_responses(bed: Bed, row: Row) -
 
 
 def test_pipelined_responses_are_in_order(bed: Bed) -> None:
-    """The first goes to an instance that takes its time, the others would be quicker."""
+    """The first goes to a slow instance; the others would be faster."""
     gate = Gate()
     bed.backend(gate, max_concurrency=1)
     client = bed.client()
@@ -412,7 +412,7 @@ def test_connections_over_the_limit_are_refused(lay: Lay) -> None:
 
 
 def test_an_internal_error_is_500_and_reported(bed: Bed) -> None:
-    """It is told as ours, not as the client's, and nobody else feels it."""
+    """It is reported as a defect of the server, and other clients are not affected."""
 
     def broken(client: GatewayConnection, request: HttpRequest) -> None:
         raise RuntimeError("oops")

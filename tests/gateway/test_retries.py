@@ -1,4 +1,4 @@
-"""Requests whose instance fails them before the first byte of an answer: sent to another, but not for ever."""
+"""Requests whose instance fails before the first byte of an answer: retried on another, within limits."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_a_hung_instance_is_retried_before_the_first_byte(lay: Lay) -> None:
     failures = [why for record in bed.dispatcher().records.newest() for _, why in record.failures]
     assert failures
     assert all("no answer within 0.1 s" in why for why in failures)
-    wait_for(lambda: all(backend.all_over() for backend in hanging), "connections to whoever hangs are closed")
+    wait_for(lambda: all(backend.all_over() for backend in hanging), "connections to hanging instances are closed")
 
 
 def test_a_connect_timeout_is_retried_on_another_instance(lay: Lay) -> None:
@@ -73,7 +73,7 @@ def test_a_connect_timeout_is_retried_on_another_instance(lay: Lay) -> None:
 
 
 def test_retries_are_limited_by_the_budget(lay: Lay) -> None:
-    """When everything fails, the fleet is not asked three times as much."""
+    """When everything fails, the load does not triple."""
     bed = lay({"upstream": {"maxTries": 3, "retryBudget": 0}})
     bed.thread.call(lambda: setattr(bed.gateway.upstream, "retries", RetryBudget(0.0, reserve=5.0, per_second=0.0)))
     backends = [bed.backend(OOPS) for _ in range(3)]
@@ -96,7 +96,7 @@ def test_the_budget_grows_with_requests_and_with_time() -> None:
 
 
 def test_requests_survive_an_instance_that_leaves(bed: Bed) -> None:
-    """Not begun: somebody else takes it. Begun: the client is told."""
+    """Before the answer begins, another instance takes over; after that, the client gets an error."""
     bed.backend(hangs(), deployment="chat")
     client = bed.client()
     client.send(chat("x-request-id: it"))
@@ -109,7 +109,7 @@ def test_requests_survive_an_instance_that_leaves(bed: Bed) -> None:
 
 
 def test_responses_of_an_instance_that_has_left_are_ignored(bed: Bed) -> None:
-    """There is nobody else yet: the request waits, and what the old instance says of it comes too late."""
+    """There is no other instance yet: the request waits, and the response of the old one is ignored."""
     gate = Gate(then=answer({"old": True}))
     old = bed.backend(gate)
     client = bed.client()
@@ -139,7 +139,7 @@ def test_a_stream_of_a_removed_instance_is_interrupted(bed: Bed) -> None:
 
 
 def test_an_instance_that_moves_is_found_at_its_new_address(bed: Bed) -> None:
-    """The same name at another port: connections to the old place are not used any more."""
+    """The same name at another port: connections to the old port are not used any more."""
     old = bed.backend()
     assert bed.ask(chat()).status == 200
     new = Backend([answers(OK)])

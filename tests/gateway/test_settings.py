@@ -1,4 +1,4 @@
-"""What a request may say about itself, in headers or in its body, and what it is told in return."""
+"""Settings of a request in headers or its body, and the answers to invalid ones."""
 
 import json
 from typing import Any
@@ -25,8 +25,8 @@ FIELDS = {"priority": "priority", "deadline_ms": "deadline_ms", "tenant": "user_
 @pytest.mark.parametrize(("field", "value", "known"), SAID)
 @pytest.mark.parametrize("where", ["header", "body", "both"])
 def test_settings_of_a_request(bed: Bed, field: str, value: Any, known: Any, where: str) -> None:
-    """Headers win over the body."""
-    bed.backend(throughput_tokens_per_sec=1000.0)  # what a request costs is known then
+    """Headers take precedence over the body."""
+    bed.backend(throughput_tokens_per_sec=1000.0)  # so that the cost of a request is known
     headers = [] if where == "body" else [f"X-Pointsman-{field.replace('_', '-')}:  {value} "]
     other = {"tenant": "blue"}.get(field, 3)
     extension = {} if where == "header" else {field: value if where == "body" else other}
@@ -190,7 +190,7 @@ def test_no_instance_is_503_with_a_reason_and_retry_after(lay: Lay) -> None:
 
 
 def full_queue(lay: Lay) -> Bed:
-    """One place on one instance, and one place in the queue."""
+    """One seat on one instance, and one in the queue."""
     scheduling = {
         "config": {
             "featureGates": ["flowControl"],

@@ -1,4 +1,4 @@
-"""The gateway in front of real server processes: every fault that they know, and the same bytes as without it."""
+"""The gateway in front of real server processes: every fault they have, and the same bytes as without the gateway."""
 
 import json
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def test_a_fault_within_a_stream_becomes_an_error_event(pair: tuple[Bed, Served]
     got = ask(bed, stream=True)
     assert got.status == 200
     *tokens, last = got.events()
-    if got.header("x-pointsman-instance") == "chat-1":  # tokens and fault came at once: nothing had gone out yet
+    if got.header("x-pointsman-instance") == "chat-1":  # tokens and fault came at once: nothing was sent yet
         assert (last, bed.record("it").state) == (b"data: [DONE]", "served")
         return
     assert len(tokens) >= 1

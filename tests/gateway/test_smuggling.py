@@ -201,7 +201,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted_requests_are_rewritten(bed: Bed, name: str) -> None:
-    """What cannot be misread is one request with one length, and has only what an instance should see."""
+    """A request that cannot be misread is forwarded with one length, and only with headers for instances."""
     backend = bed.backend()
     assert bed.ask(ACCEPTED[name]).status == 200
     [request] = backend.received
@@ -258,7 +258,7 @@ def test_a_request_id_that_is_not_a_valid_header_is_replaced(bed: Bed, given: st
 
 
 def test_an_incomplete_body_is_not_forwarded(bed: Bed) -> None:
-    """Half a body is never sent on: the request is read whole first."""
+    """Half a body is never forwarded: the request is read completely first."""
     backend = bed.backend(answers(OK))
     client = bed.client()
     client.send(HEAD + b"content-length: 1000\r\n\r\n" + BODY)

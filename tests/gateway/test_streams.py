@@ -1,4 +1,4 @@
-"""Streams of events: passed on byte for byte and event by event, and never cut in silence."""
+"""Streams of events: passed on byte for byte and event by event, and never cut off silently."""
 
 import json
 import threading
@@ -109,7 +109,7 @@ def test_http_1_0_gets_a_stream_without_chunks(bed: Bed) -> None:
 
 
 def test_an_event_is_forwarded_as_soon_as_it_is_complete(bed: Bed) -> None:
-    """The backend sends the next part only when the client has seen what it should see of the last."""
+    """The backend sends the next part only when the client has received the last one."""
     seen = threading.Semaphore(0)
 
     def script(line: Line) -> None:
@@ -140,7 +140,7 @@ def one_chunk(client: Client) -> bytes:
 
 
 def error_of(got: Message) -> dict[str, Any]:
-    """The error in the last event, in OpenAI's shape; everything before it must be as the instance sent it."""
+    """The error in the last event; everything before it must be as the instance sent it."""
     last = got.events()[-1]
     assert last.startswith(b"data: ")
     told: dict[str, Any] = json.loads(last[6:])
@@ -158,7 +158,7 @@ class Cut(NamedTuple):
     name: str
     first: bytes
     then: bytes = b""
-    """Said when the client has the first part."""
+    """Sent when the client has the first part."""
     how: str = "close"
 
 
@@ -217,7 +217,7 @@ def test_an_interrupted_stream_ends_with_an_error_event(lay: Lay, cut: Cut, vers
 
 
 def test_an_error_event_stands_alone_after_part_of_a_long_event(bed: Bed) -> None:
-    """What is too long to be held back has gone out in parts."""
+    """An event that is too long to be held back was sent in parts."""
 
     def script(line: Line) -> None:
         line.request()
@@ -243,7 +243,7 @@ def test_done_must_be_an_event_of_its_own(bed: Bed) -> None:
 
 
 def test_a_stream_that_is_cut_after_its_end_mark_is_complete(lay: Lay) -> None:
-    """Everything that was to be said has been said."""
+    """The response is complete."""
     bed = lay({"upstream": {"stallTimeout": "100ms"}})
     said = STREAM + chunk(b"".join(EVENTS) + DONE)
     bed.backend(says(said), hangs(said), resets(said))
@@ -276,7 +276,7 @@ def test_an_error_event_of_the_engine_is_forwarded(bed: Bed) -> None:
 
 
 def test_json_instead_of_a_stream_is_forwarded(bed: Bed) -> None:
-    """A bad request is not a stream, even if it was to be one."""
+    """The response to a bad request is not a stream, even if one was requested."""
     said = b'{"error": {"message": "no such thing"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(said)
     backend = bed.backend(answers(head + said))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="a certi
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine that nobody has signed, and its key."""
+    """A certificate for this machine that is self-signed, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = (
@@ -31,7 +31,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def guarded(lay: Lay, certificate: tuple[Path, Path]) -> Bed:
-    """A gateway that speaks HTTPS."""
+    """A gateway with HTTPS."""
     files = {"certFile": str(certificate[0]), "keyFile": str(certificate[1])}
     return lay({"tls": files, "limits": {"maxBodyBytes": 1000, "headerTimeout": "1s"}})
 
@@ -94,7 +94,7 @@ def test_an_unfinished_handshake_blocks_nothing(guarded: Bed, certificate: tuple
 
 @pytest.fixture(autouse=True)
 def _fresh_trust() -> None:
-    """What is trusted is read once per process."""
+    """Trusted certificates are read once per process."""
     pool_module._tls.cache_clear()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 PATIENCE_S = 20.0
-"""Nothing in a test takes this long unless it is broken."""
+"""A test that takes this long has failed."""
 
 CHAT = b"/v1/chat/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: gateway\r\n\r\n"
@@ -20,7 +20,7 @@ _REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.1")
 
 
 def wait_for(condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
-    """Poll until it is so, and fail if it never is."""
+    """Poll until the condition is true; fail after a timeout."""
     until = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < until, f"waited {patience_s:g} s for nothing{f': {what}' if what else ''}"
@@ -60,7 +60,7 @@ class Message(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error in an answer, which must have OpenAI's shape."""
+        """The error in an answer, which must have the form of the OpenAI API."""
         assert self.header("content-type") == "application/json"
         told = self.json()
         assert told.keys() == {"error"}, told
@@ -91,7 +91,7 @@ class Wire:
         self._read = b""
 
     def send(self, data: bytes, *, piece: int = 0) -> None:
-        """Send, in pieces of so many bytes if asked to."""
+        """Send, in pieces of this size if it is not 0."""
         for start in range(0, len(data), piece or len(data) or 1):
             self.socket.sendall(data[start : start + piece] if piece else data)
 
@@ -104,7 +104,7 @@ class Wire:
         self.socket.close()
 
     def finish_writing(self) -> None:
-        """Say that no more will be said, and go on listening."""
+        """Close the writing side, and go on reading."""
         self.socket.shutdown(socket.SHUT_WR)
 
     # Reading
@@ -119,7 +119,7 @@ class Wire:
         return bool(data)
 
     def until(self, end: bytes) -> bytes:
-        """Everything up to and with this."""
+        """Everything up to and including this."""
         while end not in self._read:
             if not self.more():
                 raise Closed(f"closed after {self._read[:200]!r}")
@@ -164,7 +164,7 @@ class Wire:
             assert self.exactly(2) == b"\r\n"
 
     def is_closed(self) -> bool:
-        """Whether the other side has closed the connection, and nothing more came before; waits for something."""
+        """Whether the other side has closed the connection without sending more; waits for either."""
         assert self._read == b"", f"more came: {self._read[:200]!r}"
         came = self.more()
         assert self._read == b"", f"more came: {self._read[:200]!r}"
@@ -209,7 +209,7 @@ class Client(Wire):
 
 
 def received(wire: Wire) -> Message | None:
-    """The next request on a backend's connection, which must be exactly as requests should be; None at the end."""
+    """The next request on a backend's connection, which must be valid; None at the end."""
     if not wire._read and not wire.more():
         return None
     head = wire.head()

@@ -1,4 +1,4 @@
-"""Requests to real servers that answer in every way."""
+"""Requests to real servers with responses of every kind."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 
 
 class Server:
-    """Answers every request head with the same bytes, and remembers what it was asked."""
+    """Answers every request with the same bytes, and records the requests."""
 
     def __init__(self, answer: bytes, *, closes: bool = False) -> None:
         self.answer, self.closes = answer, closes
@@ -131,7 +131,7 @@ def test_a_connection_is_kept_and_replaced_when_the_server_has_closed_it() -> No
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that nobody has signed, with its key."""
+    """A certificate for 127.0.0.1 that is self-signed, with its key."""
     if shutil.which("openssl") is None:
         pytest.skip("makes a certificate with openssl, and there is none")
     both = tmp_path / "both.pem"

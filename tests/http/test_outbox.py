@@ -1,4 +1,4 @@
-"""Bytes are written in a row at the end of a turn, in their order, and to nobody who has gone."""
+"""Pending bytes are written at the end of a turn, in order, except to closed transports."""
 
 import asyncio
 from typing import Any, cast
@@ -69,7 +69,7 @@ def test_large_writes_do_not_overtake_pending_ones() -> None:
     turns, log = Turns(), list[tuple[str, bytes]]()
     outbox, a = Outbox(cast(asyncio.AbstractEventLoop, turns), requests), cast(Any, Line(log, "a"))
     outbox.write(a, b"1")
-    requests.clear()  # few are under way now, but the first bytes are not out yet
+    requests.clear()  # few are in flight now, but the first bytes are still pending
     outbox.write(a, b"2")
     assert log == []
     turns.turn()

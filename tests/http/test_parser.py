@@ -1,4 +1,4 @@
-"""Plain requests are read without the parser, and exactly as the parser reads them."""
+"""The fast parser, which must read requests exactly as llhttp does."""
 
 import pytest
 from httptools import HttpRequestParser
@@ -14,7 +14,7 @@ PLAIN = chat()
 
 
 class Parsed:
-    """What the parser makes of the first request in some bytes."""
+    """The first request in some bytes, as llhttp reads it."""
 
     def __init__(self, data: bytes) -> None:
         self.target = self.body = b""
@@ -54,7 +54,7 @@ def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     request, start, length = read
     body = data[start : start + length]
     assert start + length >= len(data)
-    parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # it raises if this were no good request
+    parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # raises if this is not a valid request
     assert (parsed.method, parsed.version, parsed.keeps_alive, parsed.ended) == (b"POST", "1.1", True, 1)
     assert (request.method, request.target, request.headers) == (parsed.method, parsed.target, parsed.headers)
     assert (request.path, request.query, request.keep_alive, request.is_http_1_0) == (request.target, b"", True, False)
@@ -109,7 +109,7 @@ def test_pipelined_requests_are_left_to_llhttp() -> None:
 
 
 def test_thousands_of_pipelined_requests_do_not_recurse() -> None:
-    """Not each from within the one before."""
+    """Without nested calls."""
     memory = Memory(limits={"maxPipelined": 10_000})
     client, transport = memory.client()
     client.data_received(PLAIN[:-5])
@@ -130,7 +130,7 @@ def test_a_head_that_is_too_long_is_left_to_llhttp() -> None:
 @pytest.mark.parametrize("size", [100, 3_000, 40_000])
 @pytest.mark.parametrize("piece", [7, 1_000, 16_384, 1_000_000])
 def test_bodies_are_forwarded_unchanged_in_any_pieces(size: int, piece: int) -> None:
-    """Whole, cut anywhere, and with the next request right behind: the same goes to the engine."""
+    """Whole, split anywhere, and followed by the next request: the engine gets the same."""
     memory, asked = Memory(), chat(prompt="x" * size)
     client, transport = memory.client()
     sent = asked + asked

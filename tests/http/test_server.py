@@ -40,7 +40,7 @@ class Client:
 
 
 class Handler:
-    """Remembers what it was told about the client."""
+    """Records calls."""
 
     def __init__(self) -> None:
         self.abandoned = False
@@ -217,7 +217,7 @@ def test_a_handler_is_abandoned_if_the_client_disconnects_before_the_answer(answ
         while connection in client.server.connections:
             await asyncio.sleep(0)
         assert handler.abandoned is not answered
-        connection.write(b"to nobody")
+        connection.write(b"too late")
 
     play(scene)
 

@@ -1,4 +1,4 @@
-"""Replicas as real processes, and short ways to talk to them."""
+"""Replicas as real processes, and helpers to call them."""
 
 import http.client
 import json
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class Replica:
-    """One that runs, and a connection to it that is kept."""
+    """A running replica, and a connection that is kept open."""
 
     def __init__(self, process: subprocess.Popen[str], port: int, shared: SharedBuffers) -> None:
         self.process = process
@@ -79,7 +79,7 @@ class Replica:
         return self.call(method, *args, **head).value(self.shared)
 
     def send(self, method: str, *args: Any, **head: Any) -> socket.socket:
-        """A call whose answer nobody has read yet."""
+        """A call whose answer is not read yet."""
         body = call(method, *args, shared=self.shared, **head)
         lines = (
             f"POST /call HTTP/1.1\r\nhost: test\r\nx-pointsman-secret: {SECRET}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -147,7 +147,7 @@ def is_ready(running: Replica) -> bool:
 
 
 def last_words(folder: Path, **recipe: Any) -> str:
-    """The last line of a replica that must not come up."""
+    """The last line of a replica that must fail to start."""
     process = launch(folder, **recipe)
     try:
         _, said = process.communicate(timeout=PATIENCE_S)

@@ -35,7 +35,7 @@ LAST = 10 * 1024 * 1024 // 8 - 1
 
 
 def passed_on(blob: bytes, to: Replica, method: str) -> object:
-    """As the gateway would: the value is not looked into, and its memory is removed in the end."""
+    """As the gateway does: the value is not decoded, and its memory is removed at the end."""
     body = encode_call(CallHead(method=method, args=template([placeholder(0)])), [blob])
     answer = to.ask("POST", "/call", body)
     to.shared.remove(files_of(blob) or "")
@@ -55,7 +55,7 @@ def test_a_large_array_is_passed_between_replicas(tmp_path: Path) -> None:
         assert "is gone" in str(passed_on(blob, reader, "last"))
         assert "read-only" in str(passed_on(maker.call(CALL, 1).body, reader, "change"))
 
-        for factor in range(2, 8):  # what is kept stays as it is, however often the memory behind it is wanted
+        for factor in range(2, 8):  # a kept array does not change, however often the memory is requested
             passed_on(maker.call(CALL, factor).body, reader, "keep")
             passed_on(maker.call(CALL, 9).body, reader, "last")
         assert reader.value("all_kept") == [float(LAST * factor) for factor in range(2, 8)]
@@ -63,7 +63,7 @@ def test_a_large_array_is_passed_between_replicas(tmp_path: Path) -> None:
 
 
 def test_passing_an_array_takes_about_as_long_as_copying_it(tmp_path: Path) -> None:
-    """Both calls and their HTTP included; the bound is wide, since the machine may be busy."""
+    """Both calls and their HTTP included; the limit is generous, since the machine may be busy."""
     (tmp_path / "app.py").write_text(CODE)
     with (
         replica(tmp_path, code="app.py:make", kind="function") as maker,

@@ -75,7 +75,7 @@ def test_concurrent_calls_are_batched(model: Replica) -> None:
     answers = at_once(model, "plain", [(place,) for place in range(8)])
     assert [answer.value() for answer in answers] == [place * 2 for place in range(8)]
     assert model.value("sizes_so_far") == [4, 4]
-    assert model.value("plain", 5) == 10  # alone, it waits and goes
+    assert model.value("plain", 5) == 10  # alone, after the waiting time
     assert model.value("sizes_so_far") == [1]
     assert model.value("defaults", "x") == "x"
 

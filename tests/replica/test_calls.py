@@ -248,7 +248,7 @@ def test_calls_past_their_deadline_are_not_begun(model: Replica) -> None:
     answer = model.call("sleep", 0.0, deadline_s=0.0)
     assert (answer.status, answer.json()["type"]) == (504, "DeadlineExceeded")
     assert model.call("sleep", 0.0, deadline_s=-1.0).status == 504
-    with model.send("sleep", 0.5):  # what waits longer than it has time is not begun either
+    with model.send("sleep", 0.5):  # a call that waits past its deadline is not begun either
         until(lambda: model.ask("GET", "/health").status == 200)
         assert model.call("sleep", 0.0, deadline_s=0.05).status == 504
     assert model.value("counts")[0] == began + 1
@@ -289,9 +289,9 @@ def test_quick_methods_move_to_the_loop_and_slow_ones_move_back(model: Replica) 
         return bool(where(seconds) == "MainThread")
 
     until(lambda: on_the_loop(0.05))
-    assert where() == "call-1"  # it is not called quick any more
+    assert where() == "call-1"  # it does not count as quick any more
     until(lambda: on_the_loop(0.3))
-    for _ in range(300):  # it has kept everybody waiting once too often
+    for _ in range(300):  # it has blocked the loop once
         where()
     assert where() == "call-1"
 

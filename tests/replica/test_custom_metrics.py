@@ -1,4 +1,4 @@
-"""Numbers that code in a replica records, as others read them."""
+"""Metrics that user code records in a replica."""
 
 from pathlib import Path
 

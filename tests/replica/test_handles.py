@@ -1,4 +1,4 @@
-"""Code of a replica that calls other nodes and models: over a unix socket, with what its own call knows."""
+"""Calls of other nodes and models through handles: over a unix socket, with the context of the calling call."""
 
 import json
 import socketserver
@@ -86,7 +86,7 @@ def handed(handle, x): return handle.add.remote(x).result(10)
 
 
 class Gateway(socketserver.ThreadingUnixStreamServer):
-    """A gateway that answers by itself, and remembers what it was asked."""
+    """A fake gateway that records requests."""
 
     daemon_threads = True
 
@@ -227,7 +227,7 @@ def test_calls_inherit_their_context(router: Replica, gateway: Gateway) -> None:
 
 def test_concurrent_calls_and_calls_from_plain_code(router: Replica, gateway: Gateway) -> None:
     assert router.value("at_once", 20) == [[x, None] for x in range(20)]
-    for x in range(20):  # it is quick, and stays in its thread all the same
+    for x in range(20):  # it is quick, but stays in a thread
         assert router.again("plain", x).value() == [x, None]
 
 
@@ -309,7 +309,7 @@ def test_calls_without_a_gateway_raise(tmp_path: Path) -> None:
 
 
 def test_a_gateway_that_restarts(router: Replica, gateway: Gateway, tmp_path: Path) -> None:
-    """Connections that were kept are closed by then."""
+    """Kept connections are closed by then."""
     assert router.value("plain", 1) == [1, None]
     gateway.shutdown()
     gateway.server_close()

@@ -1,4 +1,4 @@
-"""The ingress: code of the user that makes the input of a request."""
+"""The ingress: user code that makes the input of a request."""
 
 from collections.abc import Iterator
 from pathlib import Path

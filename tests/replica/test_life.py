@@ -1,4 +1,4 @@
-"""A replica from its beginning to its end: loading, health, configuration, draining."""
+"""The life of a replica: loading, health, configuration, draining."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""Loading code by module and by file, and everything that can be wrong with it."""
+"""Loading code by module and by file, and its errors."""
 
 from pathlib import Path
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""Model servers as real processes, and short ways to talk to them."""
+"""Model servers as real processes, and helpers to send requests to them."""
 
 import http.client
 import json
@@ -64,7 +64,7 @@ class Served:
         return found
 
     def send(self, path: str, body: object) -> socket.socket:
-        """A request whose answer nobody has read yet."""
+        """A request whose answer is not read yet."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: {JSON}\r\ncontent-length: {len(data)}\r\n\r\n"
         client = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
@@ -102,7 +102,7 @@ def last_words(module: str, *arguments: str) -> str:
 
 
 def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait for something that must come about."""
+    """Wait for a condition; fail after a timeout."""
     deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, "it has not come about"

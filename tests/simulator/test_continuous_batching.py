@@ -56,7 +56,7 @@ def test_jobs_share_steps_and_join_between_them() -> None:
     engine = ContinuousBatching(PLAIN)
     first, second = Job(16, 4), Job(16, 2)
     engine.submit(first, 0.0)
-    engine.submit(second, 0.001)  # a step is under way: it waits for the next
+    engine.submit(second, 0.001)  # a step is running: it waits for the next
     assert (engine.running, engine.waiting) == (1, 1)
     steps = steps_of(engine)
     assert first_and_last(steps, first) == pytest.approx((0.01, 0.04))
@@ -81,7 +81,7 @@ def test_long_prompts_are_prefilled_in_chunks_during_decoding() -> None:
     engine.advance(0.01)
     engine.submit(long, 0.01)
     steps = steps_of(engine)
-    # The step under way, then 99 tokens in each: one of the hundred belongs to the answer.
+    # The running step, then 99 tokens in each: one of the hundred belongs to the answer.
     assert first_and_last(steps, long)[0] == pytest.approx(0.02 + 10 * 0.01)
     assert sum(talking in step.produced for step in steps) == 19
 
@@ -134,7 +134,7 @@ def test_a_job_can_be_cancelled_in_any_state() -> None:
         engine.cancel(job, 0.026)
         engine.cancel(job, 0.026)
     assert (engine.running, engine.waiting, engine.kv_usage) == (0, 0, 0.0)
-    assert [step.produced for step in steps_of(engine)] == [[]]  # the step that was under way
+    assert [step.produced for step in steps_of(engine)] == [[]]  # the step that was running
     assert engine.next_at is None
     assert writing.generated == 2
 
@@ -143,7 +143,7 @@ def test_steps_before_a_submit_are_still_reported() -> None:
     engine = ContinuousBatching(PLAIN)
     first = Job(16, 3)
     engine.submit(first, 0.0)
-    engine.submit(Job(16, 1), 1.0)  # nobody looked in between
+    engine.submit(Job(16, 1), 1.0)  # without an advance in between
     assert [step.at for step in engine.advance(1.0)] == pytest.approx([0.01, 0.02, 0.03])
 
 
@@ -193,7 +193,7 @@ SMALL = st.builds(
 
 
 def play(limits: Limits, loads: list[Load]) -> tuple[ContinuousBatching, dict[Job, list[float]], list[Job], list[Job]]:
-    """The engine at the end, the times of each job's tokens, who finished, who was cancelled in time."""
+    """The engine at the end, the times of each job's tokens, and the jobs that finished or were cancelled."""
     engine = ContinuousBatching(H100, limits)
     events: list[tuple[float, int, Job, bool]] = []
     now = 0.0

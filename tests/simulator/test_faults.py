@@ -1,4 +1,4 @@
-"""Every fault, as a client meets it."""
+"""Every fault, as a client sees it."""
 
 import http.client
 import socket
@@ -37,7 +37,7 @@ def told(server: Served, **fault: Any) -> None:
 
 
 def said(server: Served, body: dict[str, Any]) -> bytes:
-    """All that comes before the connection is closed or nothing more comes."""
+    """Everything until the connection is closed or nothing more arrives."""
     client = server.send("/v1/completions", body)
     client.settimeout(SHORT_S)
     heard = b""

@@ -1,4 +1,4 @@
-"""The constants, and the length of a step."""
+"""The constants, and the duration of a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The simulated engine as a process: what it answers, at which pace, and what it says of itself."""
+"""The simulated engine as a process: its answers, pace and metrics."""
 
 import base64
 import json
@@ -125,7 +125,7 @@ def test_chunked_pipelined_and_continued_requests(server: Served) -> None:
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:5], body[5:])) + b"0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunked)
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 40)  # behind it, all at once
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 40)  # pipelined behind it
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n")
         client.sendall(b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body))
         everything = read_until(client, b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -196,7 +196,7 @@ def test_a_fixed_pace() -> None:
             while b"[DONE]" not in client.recv(65536):
                 pass
             client.close()
-        # Never faster than told, and twenty together as fast as one: one after the other would take 3 s.
+        # Never faster than configured, and twenty together as fast as one: one after the other would take 3 s.
         assert 0.149 < time.monotonic() - began < 2.0
 
 

@@ -207,7 +207,7 @@ def test_a_file_that_was_removed_is_an_error(shared: SharedBuffers) -> None:
     shared.remove(files_of(blob) or "")
     with pytest.raises(UnreadableBlob, match="is gone: its request has ended"):
         decode_value(blob, shared)
-    assert not kept.any()  # who had it keeps it
+    assert not kept.any()  # a mapping stays valid
     with pytest.raises(UnreadableBlob, match="this process has none"):
         decode_value(blob)
 
@@ -219,12 +219,12 @@ def test_memory_is_reused_only_when_it_is_not_mapped(shared: SharedBuffers, tmp_
     shared.remove(files_of(first) or "")
 
     second = encode_value(np.full(LARGE_BYTES, 2), shared)
-    assert (tmp_path / (files_of(second) or "")).stat().st_ino != inode, "somebody still reads it"
+    assert (tmp_path / (files_of(second) or "")).stat().st_ino != inode, "it is still mapped"
     assert (held == 1).all()
     part = held[10:20]
     del held
     third = encode_value(np.full(LARGE_BYTES, 3), shared)
-    assert (tmp_path / (files_of(third) or "")).stat().st_ino != inode, "somebody still reads a part of it"
+    assert (tmp_path / (files_of(third) or "")).stat().st_ino != inode, "part of it is still mapped"
     assert (part == 1).all()
     del part
     fourth = encode_value(np.full(LARGE_BYTES, 4), shared)
@@ -244,7 +244,7 @@ def test_closing_and_sweeping_leave_no_files(tmp_path: Path) -> None:
     shared.sweep()
     assert list(tmp_path.iterdir()) == []
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
-    SharedBuffers(tmp_path).sweep()  # by somebody else, while we keep files
+    SharedBuffers(tmp_path).sweep()  # by another process, while files are kept
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
     shared.close()
 

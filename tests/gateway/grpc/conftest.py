@@ -1,10 +1,10 @@
-"""One door for all tests of a module: gRPC wants one loop, and replicas take a while to start."""
+"""One gateway for all tests of a module: gRPC needs one loop, and replicas take a while to start."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.gateway.grpc.door import Door, opened
+from tests.gateway.grpc.grpc_bed import Door, opened
 
 
 @pytest.fixture(scope="module")

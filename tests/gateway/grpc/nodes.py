@@ -31,7 +31,7 @@ class Everything:
         raise ValueError(f"no {value} today")
 
     def asked(self, value: Any) -> dict[str, Any]:
-        """Who asks, as the code sees it."""
+        """The context of the call."""
         now = pm.current()
         return {"priority": now.priority, "tenant": now.tenant, "late": now.deadline is not None}
 
@@ -44,7 +44,7 @@ class Everything:
             yield f"{word} "
 
     async def large(self, mark: str) -> AsyncIterator[list[int]]:
-        """Far more than fits between here and a client that does not read; a file says how far it has come."""
+        """Yields far more than fits into buffers; a file says how far it got."""
         for number in range(1000):
             Path(mark).write_text(str(number))
             yield [number] * 20_000
@@ -54,7 +54,7 @@ class Everything:
         raise ValueError("the other half is missing")
 
     async def forever(self, mark: str) -> None:
-        """Says in a file that it has begun, and that nobody wanted it any more."""
+        """Writes to a file that it has begun, and that it was cancelled."""
         Path(mark).write_text("begun")
         try:
             await asyncio.sleep(3600)

@@ -1,4 +1,4 @@
-"""A whole plane with an application, and its door for gRPC."""
+"""A complete plane with an application, called over gRPC."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
 from tests.gateway.bed import LoopThread
-from tests.gateway.grpc.door import NODES, SHOP, refusal, request
+from tests.gateway.grpc.grpc_bed import NODES, SHOP, refusal, request
 from tests.gateway.wire import wait_for
 
 MANIFEST = "kind: Pointsman\ngateway: {listen: '127.0.0.1:0', grpcListen: '127.0.0.1:0'}\n"
@@ -57,5 +57,5 @@ def is_serving(channel: grpc.Channel, service: str) -> bool:
     asked = HealthCheckRequest(service=service)
     try:
         return bool(stub.Check(asked, timeout=5).status == HealthCheckResponse.SERVING)
-    except grpc.RpcError:  # nobody knows the name yet
+    except grpc.RpcError:  # the name is not known yet
         return False

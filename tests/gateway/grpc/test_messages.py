@@ -1,4 +1,4 @@
-"""predict.proto, which clients read, and what we make of it ourselves are the same."""
+"""predict.proto and the messages built at import are the same."""
 
 import re
 from pathlib import Path

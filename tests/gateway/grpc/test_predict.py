@@ -11,7 +11,7 @@ from google.protobuf import json_format, struct_pb2
 
 from pointsman.config.schema import KeySpec, TenantSpec
 from pointsman.gateway.grpc.server import PredictRequest
-from tests.gateway.grpc.door import Door, refusal, request
+from tests.gateway.grpc.grpc_bed import Door, refusal, request
 from tests.gateway.wire import wait_for
 from tests.live.manifests import hashed
 
@@ -79,7 +79,7 @@ def test_the_earlier_deadline_applies(door: Door) -> None:
 
 def test_many_calls_at_once_are_all_answered(door: Door) -> None:
     busy = threading.Event()
-    door.thread.loop.call_soon_threadsafe(busy.wait, 10)  # the gateway takes none before all have been sent
+    door.thread.loop.call_soon_threadsafe(busy.wait, 10)  # the gateway accepts none before all are sent
     calls = [door.one.future(request("echo", number), timeout=60) for number in range(2500)]
     busy.set()
     assert [call.result().json for call in calls] == [str(number) for number in range(2500)]

@@ -1,4 +1,4 @@
-"""Answers as messages, however they are cut on the way."""
+"""Answers as messages, however their bytes are split."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The door itself: who is ready, what is served there, and how it opens and closes."""
+"""The gRPC server: health, reflection, opening and closing."""
 
 import builtins
 import shutil
@@ -19,7 +19,7 @@ from pointsman.config.schema import TlsSpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.grpc.server import SERVICE, PredictResponse
 from pointsman.gateway.listeners import CannotListen, GrpcListener
-from tests.gateway.grpc.door import Door, refusal, request
+from tests.gateway.grpc.grpc_bed import Door, refusal, request
 from tests.gateway.wire import PATIENCE_S, wait_for
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -137,7 +137,7 @@ def test_closing_finishes_calls_in_flight_and_refuses_new_ones(door: Door, tmp_p
         wait_for(mark.exists)
         closing = door.thread.loop.create_task
         patient = door.thread.call(lambda: closing(another.close(PATIENCE_S)))
-        assert [one.status for one in told] == [NOT_SERVING], "whoever watches holds nothing up"
+        assert [one.status for one in told] == [NOT_SERVING], "watches do not delay the shutdown"
         assert not patient.done()
         door.thread.call(lambda: door.gateway.upstream.cut_off("the gateway is shutting down"))
         assert in_flight.code() is grpc.StatusCode.UNAVAILABLE

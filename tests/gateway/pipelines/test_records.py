@@ -1,4 +1,4 @@
-"""What is told of a request through an application."""
+"""Records of pipeline requests."""
 
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, StepRecord
 

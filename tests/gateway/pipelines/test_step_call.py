@@ -1,4 +1,4 @@
-"""Steps as requests of the gateway's: refused, stopped and abandoned like those of clients."""
+"""Steps in flight: refused, stopped and abandoned like requests of clients."""
 
 import time
 
@@ -23,7 +23,7 @@ IMPATIENT = {
 
 
 class Listener:
-    """A listener that writes down what it hears."""
+    """Records the results of steps."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -47,7 +47,7 @@ class Listener:
 
 
 def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
-    """A step of somebody's, on its way in the lane of the one deployment."""
+    """A step in the lane of the deployment."""
     listener, lane, gateway = Listener(), bed.lane(), bed.gateway
     request = RequestMetadata("asked.step", model_name=lane.plan.model, arrival_time=time.monotonic())
     call = StepCall(

@@ -1,4 +1,4 @@
-"""How long clients may take, what becomes of those who do not read, and how the gateway leaves."""
+"""Timeouts of clients, clients that do not read, and shutdown."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ HEAD = b"POST %b HTTP/1.1\r\nhost: gateway\r\ncontent-length: 50\r\n\r\n" % CHAT
 
 
 def limits(**changed: object) -> dict[str, object]:
-    """Everything takes its time, except for what is changed."""
+    """Long timeouts, except for those given."""
     return {"limits": changed}
 
 
@@ -44,7 +44,7 @@ def test_slow_headers(lay: Lay, said: bytes) -> None:
 
 
 def test_the_header_timeout_covers_the_whole_head(lay: Lay) -> None:
-    """Each byte comes in time; all of them together do not."""
+    """Each byte is in time; all of them together are not."""
     client = lay(limits(headerTimeout="200ms")).client()
     client.send(b"GET /health HTTP/1.1\r\nhost: gateway\r\n")
     assert trickle(client, b"x") == 408
@@ -56,7 +56,7 @@ def test_empty_lines_do_not_extend_the_header_timeout(lay: Lay) -> None:
 
 
 def trickle(client: Client, byte: bytes) -> int | None:
-    """Send a byte now and then until the gateway has had enough. The status of its answer; None: it just closed."""
+    """Send a byte now and then until the gateway times out. The status of its answer; None if it just closed."""
     client.socket.settimeout(0.02)
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
@@ -108,7 +108,7 @@ def test_an_idle_connection_is_closed_without_an_answer(lay: Lay) -> None:
 
 
 def test_a_client_waiting_for_its_response_is_not_idle(lay: Lay) -> None:
-    """However short the other patience is."""
+    """However short the other timeouts are."""
     bed = lay({"limits": QUICK})
     gate = Gate()
     bed.backend(gate)
@@ -116,7 +116,7 @@ def test_a_client_waiting_for_its_response_is_not_idle(lay: Lay) -> None:
     client.send(chat())
     wait_for(bed.running)
     waited = threading.Event()
-    waited.wait(0.4)  # longer than every patience there is; nothing happens that could be waited for
+    waited.wait(0.4)  # longer than every timeout; there is no event to wait for
     gate.open()
     assert client.answer().status == 200
 
@@ -125,7 +125,7 @@ def test_a_client_with_occasional_requests_is_not_idle(lay: Lay) -> None:
     client = lay({"limits": {**QUICK, "idleTimeout": "5s"}}).client()
     for _ in range(4):
         assert client.ask(HEALTH).status == 200
-        threading.Event().wait(0.15)  # longer than the patience for a head
+        threading.Event().wait(0.15)  # longer than the timeout of a head
     assert client.stays_open()
 
 
@@ -133,7 +133,7 @@ def test_a_client_with_occasional_requests_is_not_idle(lay: Lay) -> None:
 
 
 class Flood:
-    """Sends a stream for ever, and counts what it got rid of."""
+    """Sends an endless stream, and counts the bytes."""
 
     def __init__(self, size: int = 50_000, most: int = 1 << 40) -> None:
         self.event = b"data: " + b"x" * size + b"\n\n"
@@ -155,7 +155,7 @@ class Flood:
 
 
 def test_a_client_that_does_not_read_pauses_the_instance(bed: Bed) -> None:
-    """Backpressure: what is on its way is bounded, however much the instance has to say."""
+    """Backpressure: buffered bytes are bounded, however much the instance sends."""
     flood = Flood()
     bed.backend(flood)
     client = bed.client(narrow=True)
@@ -182,7 +182,7 @@ def test_a_client_that_resumes_reading_gets_everything(bed: Bed) -> None:
 
 
 def test_an_upstream_connection_is_reusable_after_a_slow_client(bed: Bed) -> None:
-    """The end of the stream comes with the bytes that are too many for the client, so that reading has stopped."""
+    """The stream ends in the bytes that fill the buffers, after reading was paused."""
     said = stream(b"data: " + b"x" * 150_000 + b"\n\n", b"data: [DONE]\n\n")
     backend = bed.backend(answers(said, answer(b"{}")), max_concurrency=1)
     slow = bed.client(narrow=True)
@@ -205,7 +205,7 @@ def test_a_client_that_never_reads_is_disconnected(lay: Lay) -> None:
 
 
 def test_a_client_that_reads_slowly_is_not_disconnected(lay: Lay) -> None:
-    """As long as it reads at all, however much it lags behind."""
+    """As long as it reads, however slowly."""
     bed = lay(limits(writeTimeout="500ms"))
     flood = Flood()
     bed.backend(flood)
@@ -221,7 +221,7 @@ def test_a_client_that_reads_slowly_is_not_disconnected(lay: Lay) -> None:
 
 
 def test_unread_responses_to_pipelined_requests_are_bounded(lay: Lay) -> None:
-    """Answers that nobody takes do not pile up, and time runs out."""
+    """Unread answers are not buffered without limit, and the client times out."""
     bed = lay(limits(writeTimeout="300ms", maxPipelined=4))
     body = b'{"x": "' + b"y" * 100_000 + b'"}'
     backend = bed.backend(answers(answer(body)))
@@ -288,7 +288,7 @@ def test_the_last_answer_times_out_if_it_is_never_read(lay: Lay) -> None:
 
 
 def test_the_last_answer_times_out_if_it_is_read_almost_to_its_end() -> None:
-    """The last bytes fit below the mark under which nobody is told that the client does not read."""
+    """The last bytes are below the mark at which writing is paused."""
     memory = Memory()
     client, _ = memory.client()
     client.data_received(b"GET /health HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n")
@@ -339,7 +339,7 @@ def test_draining_completes_streams_and_accepts_no_requests(bed: Bed) -> None:
 
 
 def test_requests_cut_off_at_shutdown_are_answered(bed: Bed) -> None:
-    """One streams, one is worked on, one waits."""
+    """One request streams, one runs, one waits."""
     backend = bed.backend(hangs(STREAM + chunk(event(0))), hangs(), max_concurrency=2)
     streaming, working, waiting = (bed.client() for _ in range(3))
     streaming.send(chat(stream=True))

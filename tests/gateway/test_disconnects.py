@@ -1,4 +1,4 @@
-"""Clients that go away: the instance hears of it at once, the place is free, and nothing is kept of them."""
+"""Clients that disconnect: the instance learns it at once, the seat is free, and no state is kept."""
 
 from collections.abc import Callable
 
@@ -80,7 +80,7 @@ def test_disconnect_between_events_of_a_stream(bed: Bed, how: str) -> None:
 
 @each_way
 def test_disconnect_while_the_instance_sends_events(bed: Bed, how: str) -> None:
-    """The instance sends and sends."""
+    """The instance sends continuously."""
     sent: list[int] = []
 
     def script(line: Line) -> None:
@@ -147,7 +147,7 @@ def test_disconnect_while_sending_the_request(bed: Bed) -> None:
 
 
 def test_the_seat_of_a_cancelled_request_is_free_at_once(bed: Bed) -> None:
-    """One place, held by a client that leaves: the next in the queue is served."""
+    """One seat, of a client that disconnects: the next in the queue is served."""
     backend = bed.backend(hangs(), answers(OK), max_concurrency=1)
     leaving, staying = bed.client(), bed.client()
     leaving.send(chat())

@@ -1,4 +1,4 @@
-"""A real gateway with a door for gRPC, and applications whose replicas are real processes."""
+"""A real gateway that listens for gRPC, and applications whose replicas are real processes."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ output: {a: {$step: a}, b: {$step: b}}
 
 
 class Refusal(NamedTuple):
-    """What a client is told instead of an answer."""
+    """An error status, as the client sees it."""
 
     code: str
     why: str
@@ -59,7 +59,7 @@ class Refusal(NamedTuple):
 
 
 class Door:
-    """The gateway on a loop of its own, and a client of its door."""
+    """The gateway on a loop of its own, and a gRPC client."""
 
     def __init__(self, thread: LoopThread, everything: int, shop_ingress: int, shared: Path) -> None:
         self.thread = thread
@@ -84,7 +84,7 @@ class Door:
         self.many = _method(self.channel.unary_stream, "PredictStream")
 
     def admit(self, deployment: str) -> None:
-        """An instance is there for a deployment."""
+        """Add an instance to a deployment."""
         port = self._ports[deployment.rpartition(".")[2]]
         instance = ExecutionInstance(
             instance_id=f"{deployment}-1", host="127.0.0.1", port=port, model_name=deployment, max_concurrency=8
@@ -92,13 +92,13 @@ class Door:
         self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))
 
     def leave(self, deployment: str) -> None:
-        """Its instance is gone."""
+        """Remove the instance."""
         self.thread.call(lambda: self.gateway.traffic.withdraw(deployment, f"{deployment}-1", "it left"))
 
-    # What clients do
+    # Clients
 
     def predict(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> Any:
-        """The answer, read."""
+        """The decoded answer."""
         return msgspec.json.decode(self.ask(application, value, metadata).json)
 
     def ask(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None, **how: Any) -> Any:
@@ -108,12 +108,12 @@ class Door:
         return self.many(request(application, value), **_patient(how))
 
     def refusal(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> "Refusal":
-        """Why it is not answered."""
+        """The error of a call that fails."""
         return refusal(lambda: self.ask(application, value, metadata))
 
     @contextmanager
     def settings(self, **changed: Any) -> Iterator[None]:
-        """Others, for a while."""
+        """Other settings, for a while."""
         before = self.gateway.settings
         after = msgspec.structs.replace(before, **changed)
         self.thread.call(lambda: self.gateway.configure(after))
@@ -130,7 +130,7 @@ class Door:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Door]:
-    """A door that must be as clean at the end as it was at the beginning."""
+    """A gateway that must have no requests left at the end."""
     with (
         replica(folder, code=f"{NODES}:Everything", threads=8) as everything,
         replica(folder, kind="ingress", app="shop", node="ingress", schema=f"{NODES}:Order") as ingress,
@@ -149,7 +149,7 @@ def opened(folder: Path) -> Iterator[Door]:
 
 
 def refusal(call: Callable[[], object]) -> Refusal:
-    """What is said to a call that must not succeed."""
+    """The error of a call that must not succeed."""
     try:
         told = call()
     except grpc.RpcError as error:
@@ -175,7 +175,7 @@ def _patient(how: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _settled(door: Door) -> None:
-    """Nothing is under way any more."""
+    """Wait until no request is in flight."""
     for _ in range(500):
         if not door.gateway.in_flight and not len(door.applications):
             return
