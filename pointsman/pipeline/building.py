@@ -159,7 +159,11 @@ class _Building:
         if isinstance(value, InputPart):
             if not in_call:
                 return self._wrong(f"{where} is the input, which comes with each request; bind it to a method")
-            return self._from_input(value)
+            if self._input is None:
+                self._input = value._source
+            elif self._input is not value._source:
+                self._wrong("there are two InputNodes; a request has one input: use one for all of the graph")
+            return FromInput(value._path)
         if isinstance(value, ClassNode | ModelNode | Deployment):
             if in_call:
                 return self._wrong(
@@ -207,13 +211,6 @@ class _Building:
             made = [self._template(one, f"{where}[{index}]", in_call=in_call) for index, one in enumerate(value)]
         self._open.pop()
         return made
-
-    def _from_input(self, part: InputPart) -> FromInput:
-        if self._input is None:
-            self._input = part._source
-        elif self._input is not part._source:
-            self._wrong("there are two InputNodes; a request has one input: use one for all of the graph")
-        return FromInput(part._path)
 
     # Calls
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Host
+from pointsman.placement.scorers import RACK
 from pointsman.render.fleet import (
     CHOSEN,
     SUMMARY_HEADS,
@@ -19,9 +20,6 @@ from pointsman.render.fleet import (
 from pointsman.render.svg import Canvas, colour, fitted, ink
 from pointsman.render.text import quantity
 from pointsman.types import WorkerStatus
-
-RACK = "rack"
-"""The label that groups workers."""
 
 WIDTH, MARGIN, PAD = 1120.0, 28.0, 16.0
 NAMES = 196.0
