@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.engines import LlamaCpp
-from tests.simulator.servers import MODEL, TINY, Served, last_words, serving, until
+from tests.simulator.servers import MODEL, TINY, Served, last_line, serving, until
 
 pytest.importorskip("xllamacpp", reason="pip install 'pointsman[llamacpp]'")
 
@@ -40,12 +40,12 @@ def test_it_is_healthy_and_ready(server: Served) -> None:
 
 
 def test_it_goes_by_the_name_that_clients_use(server: Served) -> None:
-    assert [model["id"] for model in server.ask("/v1/models").json()["data"]] == [MODEL]
+    assert [model["id"] for model in server.fetch("/v1/models").json()["data"]] == [MODEL]
 
 
 def test_it_writes(server: Served) -> None:
     body = {"model": MODEL, "prompt": "Return the number of", "max_tokens": 12, "temperature": 0}
-    answers = [server.ask("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2)]
+    answers = [server.fetch("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2)]
     assert len(answers[0].split()) >= 3
     assert answers[0] == answers[1]
 
@@ -54,7 +54,7 @@ def test_it_streams(server: Served) -> None:
     messages = [{"role": "user", "content": "What does print do?"}]
     options = {"stream": True, "stream_options": {"include_usage": True}}
     body = {"model": MODEL, "messages": messages, "max_tokens": 8, "ignore_eos": True, **options}
-    events = server.ask("/v1/chat/completions", body).events()
+    events = server.fetch("/v1/chat/completions", body).events()
     written = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
     assert len([piece for piece in written if piece]) >= 4
     assert events[-1]["usage"]["completion_tokens"] == 8
@@ -62,11 +62,11 @@ def test_it_streams(server: Served) -> None:
 
 
 def test_it_has_the_slots_it_was_given_each_with_its_context(server: Served) -> None:
-    assert [slot["n_ctx"] for slot in server.ask("/slots").json()] == [512] * SLOTS
+    assert [slot["n_ctx"] for slot in server.fetch("/slots").json()] == [512] * SLOTS
 
 
 def test_what_does_not_fit_is_refused(server: Served) -> None:
-    answer = server.ask("/v1/completions", {"model": MODEL, "prompt": "word " * 600})
+    answer = server.fetch("/v1/completions", {"model": MODEL, "prompt": "word " * 600})
     assert answer.status == 400
     assert "context" in answer.json()["error"]["message"]
 
@@ -99,7 +99,7 @@ def test_a_client_that_leaves_a_stream_frees_its_slot(server: Served) -> None:
 
 def test_idle_connections_do_not_keep_others_out(server: Served) -> None:
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
-    assert server.ask("/health", timeout_s=3.0).status == 200
+    assert server.fetch("/health", timeout_s=3.0).status == 200
     for client in idle:
         client.close()
 
@@ -114,7 +114,7 @@ def test_web_pages_cannot_use_it(server: Served) -> None:
 def test_embeddings(embedder: Served) -> None:
     engine = LlamaCpp(str(TINY), embeddings=True)
     assert embedder.probe(engine.readiness(MODEL)).status == 200
-    answer = embedder.ask("/v1/embeddings", {"model": MODEL, "input": ["print", "print", "import"]}).json()
+    answer = embedder.fetch("/v1/embeddings", {"model": MODEL, "input": ["print", "print", "import"]}).json()
     first, same, other = (one["embedding"] for one in answer["data"])
     assert len(first) == 160
     assert sum(value * value for value in first) == pytest.approx(1.0, rel=1e-3)
@@ -123,8 +123,8 @@ def test_embeddings(embedder: Served) -> None:
 
 
 def test_long_inputs_are_embedded_too_and_text_is_still_written(embedder: Served) -> None:
-    assert embedder.ask("/v1/embeddings", {"model": MODEL, "input": "word " * 200}).status == 200
-    assert embedder.ask("/v1/completions", {"model": MODEL, "prompt": "def", "max_tokens": 2}).status == 200
+    assert embedder.fetch("/v1/embeddings", {"model": MODEL, "input": "word " * 200}).status == 200
+    assert embedder.fetch("/v1/completions", {"model": MODEL, "prompt": "def", "max_tokens": 2}).status == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -142,20 +142,20 @@ def test_it_exits_at_once_on_sigterm_even_under_load(number: signal.Signals) -> 
 
 def test_missing_weights(tmp_path: Path) -> None:
     missing = tmp_path / "none.gguf"
-    assert last_words(SERVER, "--model", str(missing)).endswith(f"there are no weights at {missing}")
+    assert last_line(SERVER, "--model", str(missing)).endswith(f"there are no weights at {missing}")
 
 
 def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_text("hello")
-    assert "holds no GGUF weights" in last_words(SERVER, "--model", str(other))
-    assert "cannot be read: Is a directory" in last_words(SERVER, "--model", str(tmp_path))
+    assert "holds no GGUF weights" in last_line(SERVER, "--model", str(other))
+    assert "cannot be read: Is a directory" in last_line(SERVER, "--model", str(tmp_path))
 
 
 def test_broken_weights(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TINY.read_bytes()[:5000])
-    assert f"cannot serve {broken}" in last_words(SERVER, "--model", str(broken))
+    assert f"cannot serve {broken}" in last_line(SERVER, "--model", str(broken))
 
 
 def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +165,11 @@ def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (package / "model.gguf").symlink_to(TINY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with serving(LlamaCpp("package:tiny_weights/model.gguf")) as served:
-        assert served.ask("/health").status == 200
-    assert "there are no weights at" in last_words(
+        assert served.fetch("/health").status == 200
+    assert "there are no weights at" in last_line(
         "engines.llama_cpp_server", "--model", "package:tiny_weights/other.gguf"
     )
-    assert 'no Python package "no_weights"' in last_words(
+    assert 'no Python package "no_weights"' in last_line(
         "engines.llama_cpp_server", "--model", "package:no_weights/model.gguf"
     )
 
@@ -177,16 +177,16 @@ def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        words = last_words(SERVER, "--model", str(TINY), "--port", str(port))
+        words = last_line(SERVER, "--model", str(TINY), "--port", str(port))
     assert words.endswith(f"port {port} of 127.0.0.1 cannot be used: Address already in use")
 
 
 def test_parameters_that_llama_cpp_does_not_have() -> None:
-    assert 'did you mean "n_batch"' in last_words(SERVER, "--model", str(TINY), "--set", "n_bach=1")
-    assert "n_batch cannot be" in last_words(SERVER, "--model", str(TINY), "--set", "n_batch=many")
+    assert 'did you mean "n_batch"' in last_line(SERVER, "--model", str(TINY), "--set", "n_bach=1")
+    assert "n_batch cannot be" in last_line(SERVER, "--model", str(TINY), "--set", "n_batch=many")
 
 
 def test_without_xllamacpp_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "xllamacpp.py").write_text("raise ImportError('no such thing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "pip install 'pointsman[llamacpp]'" in last_words(SERVER, "--model", str(TINY))
+    assert "pip install 'pointsman[llamacpp]'" in last_line(SERVER, "--model", str(TINY))

@@ -62,7 +62,7 @@ def server() -> Iterator[Served]:
 
 def test_it_is_healthy_and_has_the_name_that_clients_use(server: Served) -> None:
     assert server.probe(ENGINE.health).status == 200
-    assert [model["id"] for model in server.ask("/v1/models").json()["data"]] == [MODEL]
+    assert [model["id"] for model in server.fetch("/v1/models").json()["data"]] == [MODEL]
 
 
 def test_its_metrics_show_running_and_waiting_requests(server: Served) -> None:

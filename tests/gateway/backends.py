@@ -11,16 +11,16 @@ from types import TracebackType
 from tests.gateway.wire import Closed, Message, Wire, received, wait_for
 
 
-class Line(Wire):
-    """A connection of the gateway to a backend, as the script of the backend has it."""
+class BackendConnection(Wire):
+    """A connection from the gateway to a backend, as its script sees it."""
 
     def __init__(self, connected: socket.socket, backend: "Backend") -> None:
         super().__init__(connected)
         self.backend = backend
         self.piece = 0
-        """Send everything in pieces of this size; 0 for one piece."""
-        self.over = False
-        """The script has come to its end, or the gateway has closed the connection."""
+        """Data is sent in pieces of this many bytes; 0 to send it whole."""
+        self.closed = False
+        """The script has ended, or the gateway has closed the connection."""
 
     def send(self, data: bytes, *, piece: int = 0) -> None:
         super().send(data, piece=piece or self.piece)
@@ -38,15 +38,15 @@ class Line(Wire):
             pass
 
 
-Script = Callable[[Line], None]
+Script = Callable[[BackendConnection], None]
 
 
 class Backend:
-    """A listening socket with a script for each connection: the first for the first, and the last for all others."""
+    """A listening socket with a script per connection; the last script serves all further connections."""
 
     def __init__(self, scripts: Sequence[Script], tls: ssl.SSLContext | None = None) -> None:
         self.received: list[Message] = []
-        self.lines: list[Line] = []
+        self.connections: list[BackendConnection] = []
         self._scripts = scripts
         self._tls = tls
         self._failures: list[BaseException] = []
@@ -65,44 +65,44 @@ class Backend:
             if self._tls is not None:
                 try:
                     connected = self._tls.wrap_socket(connected, server_side=True)
-                except OSError:  # the client does not trust the certificate
+                except OSError:  # the client does not trust our certificate
                     connected.close()
                     continue
-            line = Line(connected, self)
-            script = self._scripts[min(len(self.lines), len(self._scripts) - 1)]
-            self.lines.append(line)
+            line = BackendConnection(connected, self)
+            script = self._scripts[min(len(self.connections), len(self._scripts) - 1)]
+            self.connections.append(line)
             thread = threading.Thread(target=self._run, args=(script, line))
             self._threads.append(thread)
             thread.start()
 
-    def _run(self, script: Script, line: Line) -> None:
+    def _run(self, script: Script, connection: BackendConnection) -> None:
         try:
-            script(line)
+            script(connection)
         except (Closed, ConnectionError):
-            pass  # the gateway may close at any time
+            pass  # the gateway may disconnect at any time
         except BaseException as failure:
-            if line.socket.fileno() >= 0 or not isinstance(failure, OSError):
+            if connection.socket.fileno() >= 0 or not isinstance(failure, OSError):
                 self._failures.append(failure)
         finally:
-            line.over = True
-            line.close()
+            connection.closed = True
+            connection.close()
 
-    def all_over(self) -> bool:
+    def all_closed(self) -> bool:
         """Whether every connection has ended."""
-        return all(line.over for line in self.lines)
+        return all(line.closed for line in self.connections)
 
     def stop_listening(self) -> None:
-        """Connections are refused from here on; those that are there go on."""
+        """Refuse new connections; existing ones stay."""
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self._accepting.join()
 
     def close(self) -> None:
-        """End everything; fails if a script did."""
+        """Close everything. Raises if a script failed."""
         if self._accepting.is_alive():
             self.stop_listening()
-        for line in self.lines:
-            if not line.over:
+        for line in self.connections:
+            if not line.closed:
                 with suppress(OSError):
                     line.socket.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -118,28 +118,28 @@ class Backend:
 
 
 @contextmanager
-def deaf() -> Iterator[int]:
-    """A port where connecting never ends: its backlog is full."""
+def never_accepting() -> Iterator[int]:
+    """A port where connecting never completes: the listener does not accept, and its backlog is full."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=0)
-    filling = [socket.socket() for _ in range(3)]
+    pending = [socket.socket() for _ in range(3)]
     try:
-        for one in filling:
+        for one in pending:
             one.setblocking(False)
             one.connect_ex(listening.getsockname())
         yield listening.getsockname()[1]
     finally:
-        for one in (listening, *filling):
+        for one in (listening, *pending):
             one.close()
 
 
-# Answers
+# Responses
 
 
 def answer(body: object, status: int = 200, headers: Iterable[str] = ("content-type: application/json",)) -> bytes:
-    """An answer with a length, as bytes."""
+    """A response with a content-length, as bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = "".join(f"{line}\r\n" for line in headers).encode()
-    return b"HTTP/1.1 %d Said\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(data), data)
+    return b"HTTP/1.1 %d Reason\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(data), data)
 
 
 def completion(text: str = "Hi", output: int = 2) -> dict[str, object]:
@@ -158,7 +158,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(number: int = 0, end: bytes = b"\n\n") -> bytes:
-    """An event with a token."""
+    """An event with one token."""
     return b'data: {"choices":[{"index":0,"delta":{"content":"t%d"}}]}%b' % (number, end)
 
 
@@ -170,67 +170,67 @@ LAST_CHUNK = chunk(b"")
 
 
 def stream(*events: bytes) -> bytes:
-    """A whole stream, an event in each chunk."""
+    """A complete stream with one event per chunk."""
     return STREAM + b"".join(chunk(one) for one in events) + LAST_CHUNK
 
 
 # Scripts
 
 
-def answers(*said: bytes, piece: int = 0) -> Script:
-    """Answer request by request; the last answer is repeated. The connection is kept."""
+def answers(*responses: bytes, piece: int = 0) -> Script:
+    """Send these responses in order, the last one repeatedly, and keep the connection open."""
 
-    def script(line: Line) -> None:
+    def script(connection: BackendConnection) -> None:
         turn = 0
-        while line.request() is not None:
-            line.send(said[min(turn, len(said) - 1)], piece=piece)
+        while connection.request() is not None:
+            connection.send(responses[min(turn, len(responses) - 1)], piece=piece)
             turn += 1
 
     return script
 
 
-def says(*said: bytes, piece: int = 0) -> Script:
-    """Answer one request with these bytes, and close."""
+def sends(*parts: bytes, piece: int = 0) -> Script:
+    """Send these bytes in response to one request, and close."""
 
-    def script(line: Line) -> None:
-        if line.request() is not None:
-            for part in said:
-                line.send(part, piece=piece)
-
-    return script
-
-
-def resets(*said: bytes) -> Script:
-    """Answer one request with this; once the gateway has read it, reset the connection."""
-
-    def script(line: Line) -> None:
-        if line.request() is not None:
-            for part in said:
-                line.send(part)
-            line.reset()
+    def script(connection: BackendConnection) -> None:
+        if connection.request() is not None:
+            for part in parts:
+                connection.send(part, piece=piece)
 
     return script
 
 
-def hangs(*said: bytes) -> Script:
-    """Answer one request with this, and send nothing more until the gateway closes."""
+def resets(*parts: bytes) -> Script:
+    """Send these bytes in response to one request, and reset the connection."""
 
-    def script(line: Line) -> None:
-        if line.request() is not None:
-            for part in said:
-                line.send(part)
-            line.wait_for_close()
+    def script(connection: BackendConnection) -> None:
+        if connection.request() is not None:
+            for part in parts:
+                connection.send(part)
+            connection.reset()
 
     return script
 
 
-def mute(line: Line) -> None:
-    """Accept the connection and send nothing; the request is not even read."""
-    line.wait_for_close()
+def hangs(*parts: bytes) -> Script:
+    """Send these bytes in response to one request, then nothing until the gateway closes."""
+
+    def script(connection: BackendConnection) -> None:
+        if connection.request() is not None:
+            for part in parts:
+                connection.send(part)
+            connection.wait_for_close()
+
+    return script
+
+
+def silent(connection: BackendConnection) -> None:
+    """Accept the connection and never read or send anything."""
+    connection.wait_for_close()
 
 
 class Gate:
-    """Holds answers back until it is opened."""
+    """Holds responses back until it is opened."""
 
     def __init__(self, then: bytes = OK, first: bytes = b"") -> None:
         self._open = threading.Event()
@@ -240,8 +240,8 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    def __call__(self, line: Line) -> None:
-        while line.request() is not None:
-            line.send(self._first)
-            wait_for(self._open.is_set, "the gate should be opened")
-            line.send(self._then)
+    def __call__(self, connection: BackendConnection) -> None:
+        while connection.request() is not None:
+            connection.send(self._first)
+            wait_for(self._open.is_set, "the gate was not opened")
+            connection.send(self._then)

@@ -1,6 +1,6 @@
-"""A real gateway on a real loop in a thread of its own, with real sockets on both sides.
+"""A test bed: a real gateway on a real loop in its own thread, with real sockets on both sides.
 
-When it is taken down it must be as clean as at the start: no request under way, no exception on the loop, no socket.
+Closing it fails if a request is in flight, an exception was raised on the loop, or a socket is open.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from pointsman.routing.records import Record
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import OK, Backend, Script, answers
-from tests.gateway.wire import PATIENCE_S, Client, Message, wait_for
+from tests.gateway.wire import TIMEOUT_S, Client, Message, wait_for
 
 T = TypeVar("T")
 
-timing.SWEEP_S = 0.02  # tests of timeouts should not wait for the next sweep
+timing.SWEEP_S = 0.02  # keeps tests of timeouts short
 
 CHAT_DEPLOYMENT: Mapping[str, Any] = {
     "name": "chat",
@@ -40,27 +40,27 @@ CHAT_DEPLOYMENT: Mapping[str, Any] = {
 
 
 def plan_of(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> PointsmanPlan:
-    """The plan of a manifest: a chat deployment unless others are given."""
-    told = {
+    """The plan of a manifest; by default with one chat deployment."""
+    manifest = {
         "gateway": {"listen": "127.0.0.1:0", **(gateway or {})},
         "deployments": [dict(one) for one in deployments or (CHAT_DEPLOYMENT,)],
     }
-    return load_manifest(json.dumps(told))
+    return load_manifest(json.dumps(manifest))
 
 
 class LoopThread:
-    """A loop in a thread, which records errors."""
+    """An event loop in a thread. Records its exceptions."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
-        self.trouble: list[dict[str, Any]] = []
-        """Calls of the loop's exception handler."""
-        self.loop.set_exception_handler(lambda _, context: self.trouble.append(context))
+        self.errors: list[dict[str, Any]] = []
+        """Contexts passed to the loop's exception handler."""
+        self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call it on the loop."""
+        """Call a function on the loop."""
 
         async def called() -> T:
             return function()
@@ -68,8 +68,8 @@ class LoopThread:
         return self.run(called())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it on the loop, to its end."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+        """Run a coroutine on the loop to its end."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)
 
     def close(self) -> None:
         self.run(self._settle())
@@ -79,7 +79,7 @@ class LoopThread:
 
     @staticmethod
     async def _settle() -> None:
-        """Let closing transports close."""
+        """Let transports finish closing."""
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -107,32 +107,32 @@ class Bed:
         await listeners.open(self.plan.gateway)
         return gateway, listeners
 
-    # Both sides
+    # Backends and clients
 
     def backend(self, *scripts: Script, deployment: str = "chat", **facts: Any) -> Backend:
-        """An instance that follows scripts; without any, it answers everything properly."""
+        """Add an instance that runs these scripts; by default it answers every request."""
         backend = Backend(scripts or (answers(OK),))
         self.backends.append(backend)
         self.admit(backend.port, deployment=deployment, **facts)
         return backend
 
     def admit(self, port: int, *, deployment: str = "chat", **facts: Any) -> str:
-        """An instance is ready at this port. Its name."""
+        """Add a ready instance at this port. Returns its name."""
         plan = next(plan for plan in self.plan.deployments if plan.name == deployment)
         name = f"{deployment}-{len(self.dispatcher(deployment).fleet)}"
-        told = {
+        defaults = {
             "instance_id": name,
             "host": "127.0.0.1",
             "port": port,
             "model_name": plan.model,
             "adapters": frozenset(plan.desired.aliases),
         }
-        instance = ExecutionInstance(**{**told, **facts})
+        instance = ExecutionInstance(**{**defaults, **facts})
         self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))
         return instance.instance_id
 
     def client(self, *, narrow: bool = False) -> Client:
-        """A new connection to the gateway; a narrow one has small buffers."""
+        """A new connection to the gateway; with small socket buffers if `narrow`."""
         connected = socket.socket()
         if narrow:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
@@ -144,22 +144,22 @@ class Bed:
         return client
 
     def local_client(self, path: Path) -> Client:
-        """A new connection over the local socket."""
+        """A new connection to the local socket."""
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(str(path))
         client = Client(connected)
         self._clients.append(client)
         return client
 
-    def ask(self, request: bytes) -> Message:
-        """One request on a connection of its own."""
+    def fetch(self, request: bytes) -> Message:
+        """Send one request on a new connection."""
         client = self.client()
         try:
-            return client.ask(request)
+            return client.fetch(request)
         finally:
             client.close()
 
-    # Looking inside
+    # State
 
     def lane(self, deployment: str = "chat") -> Lane:
         return self.gateway.traffic._lane(deployment)
@@ -169,7 +169,7 @@ class Bed:
 
     def record(self, request_id: str, deployment: str = "chat") -> Record:
         found = self.dispatcher(deployment).records.get(request_id)
-        assert found is not None, f"nothing is known of {request_id}"
+        assert found is not None, f"no record of {request_id}"
         return found
 
     def newest(self, deployment: str = "chat") -> Record:
@@ -182,54 +182,58 @@ class Bed:
     def running(self, deployment: str = "chat") -> int:
         return self.dispatcher(deployment).running
 
-    def left_over(self) -> dict[str, Any]:
-        """Requests that have not ended, in every table."""
+    def unfinished_requests(self) -> dict[str, Any]:
+        """Requests that have not ended, by the table that has them."""
         gateway = self.gateway
-        books: dict[str, Any] = {
-            "under way": list(gateway.upstream.in_flight),
+        tables: dict[str, Any] = {
+            "in flight": list(gateway.upstream.in_flight),
             "in dispatchers": {lane.plan.name: len(lane.dispatcher) for lane in gateway.traffic.all_lanes()},
             "in ledgers": {lane.plan.name: len(lane.dispatcher.ledger) for lane in gateway.traffic.all_lanes()},
         }
-        return {book: left for book, left in books.items() if (any(left.values()) if isinstance(left, dict) else left)}
+        return {
+            table: left for table, left in tables.items() if (any(left.values()) if isinstance(left, dict) else left)
+        }
 
-    # The end
+    # Closing
 
     def close(self) -> None:
-        """Close everything; fails if anything is left over."""
-        with ExitStack() as ending:
-            ending.callback(self.thread.close)
-            ending.callback(wait_for, lambda: open_sockets() <= self._sockets_before, "sockets are left open", 5.0)
+        """Close everything. Raises AssertionError if anything is left over."""
+        with ExitStack() as stack:
+            stack.callback(self.thread.close)
+            stack.callback(wait_for, lambda: open_sockets() <= self._sockets_before, "sockets were left open", 5.0)
             for backend in self.backends:
-                ending.callback(backend.close)
-            ending.callback(self.thread.call, self.gateway.close)
+                stack.callback(backend.close)
+            stack.callback(self.thread.call, self.gateway.close)
             for close in (*self.closing, self.listeners.close):
-                ending.callback(self.thread.call, close)
+                stack.callback(self.thread.call, close)
             for client in self._clients:
                 client.close()
-            self._must_be(lambda: not self.gateway.clients, "every client has gone, but connections are left")
-            self._must_be(lambda: not self.left_over(), lambda: f"requests are left over: {self.left_over()}")
-        assert self.thread.trouble == []
+            self._assert_soon(lambda: not self.gateway.clients, "connections are left after all clients disconnected")
+            self._assert_soon(
+                lambda: not self.unfinished_requests(), lambda: f"requests are left over: {self.unfinished_requests()}"
+            )
+        assert self.thread.errors == []
 
-    def _must_be(self, so: Callable[[], bool], otherwise: str | Callable[[], str]) -> None:
+    def _assert_soon(self, condition: Callable[[], bool], message: str | Callable[[], str]) -> None:
         try:
-            wait_for(so, patience_s=5.0)
+            wait_for(condition, timeout_s=5.0)
         except AssertionError:
-            raise AssertionError(otherwise if isinstance(otherwise, str) else otherwise()) from None
+            raise AssertionError(message if isinstance(message, str) else message()) from None
 
 
 def open_sockets() -> int:
-    """Sockets of this process."""
+    """Number of open sockets of this process."""
     folder = Path("/proc/self/fd")
     if not folder.is_dir():
         return 0
     found = 0
-    for name in os.listdir(folder):  # noqa: PTH208 (a Path for each would cost more than the look)
+    for name in os.listdir(folder):  # noqa: PTH208 (a Path per entry is too slow)
         try:
             found += os.readlink(folder / name).startswith("socket:")  # noqa: PTH115
         except OSError:
-            continue  # the folder itself
+            continue  # the descriptor of the folder itself
     return found
 
 
-Lay = Callable[..., Bed]
-"""Makes a bed that is closed when the test is over."""
+MakeBed = Callable[..., Bed]
+"""Makes a bed that is closed after the test."""

@@ -1,16 +1,16 @@
-"""A gateway for each test, which must have nothing left over at the end."""
+"""A gateway for each test. Leftovers fail the test."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.bed import Bed, MakeBed
 
 
 @pytest.fixture
-def lay() -> Iterator[Lay]:
-    """Makes a gateway with the settings and deployments of a test."""
+def make_bed() -> Iterator[MakeBed]:
+    """Makes gateways with given settings and deployments."""
     beds: list[Bed] = []
 
     def make(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> Bed:
@@ -23,6 +23,6 @@ def lay() -> Iterator[Lay]:
 
 
 @pytest.fixture
-def bed(lay: Lay) -> Bed:
+def bed(make_bed: MakeBed) -> Bed:
     """A gateway with one deployment, without instances."""
-    return lay()
+    return make_bed()

@@ -1,4 +1,4 @@
-"""The gateway without sockets, on transports that record: thousands of examples a second."""
+"""The gateway without sockets, on recording transports: fast enough for thousands of examples per second."""
 
 import asyncio
 import re
@@ -26,8 +26,8 @@ _REQUEST = re.compile(
 )
 
 
-class HandLoop:
-    """A loop that is turned by hand. Timers never fire; exceptions are raised where it is turned."""
+class ManualLoop:
+    """A loop that the test runs step by step. Timers never fire; exceptions propagate to the test."""
 
     def __init__(self) -> None:
         self._soon: deque[Callable[[], object]] = deque()
@@ -53,9 +53,9 @@ class Never:
 
 
 class FakeTransport(asyncio.Transport):
-    """Records what is written."""
+    """Records the written data."""
 
-    def __init__(self, loop: HandLoop, protocol: asyncio.Protocol) -> None:
+    def __init__(self, loop: ManualLoop, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self._loop = loop
         self._protocol = protocol
@@ -63,12 +63,12 @@ class FakeTransport(asyncio.Transport):
         self.reads = True
         self.aborted = False
         self.finished = False
-        """Nothing more can be written."""
+        """Whether write_eof was called."""
         self._closing = False
 
     def write(self, data: Any) -> None:
         if not self._closing:
-            assert not self.finished, "written after the end"
+            assert not self.finished, "write after write_eof"
             self.written += data
 
     def writelines(self, list_of_data: Any) -> None:
@@ -106,9 +106,9 @@ class FakeTransport(asyncio.Transport):
 
 
 class MemoryPool(ConnectionPool):
-    """Connections to an instance that the test plays."""
+    """Connections to a fake instance whose responses the test provides."""
 
-    def __init__(self, instance: ExecutionInstance, loop: HandLoop, outbox: Outbox) -> None:
+    def __init__(self, instance: ExecutionInstance, loop: ManualLoop, outbox: Outbox) -> None:
         super().__init__(instance, cast(asyncio.AbstractEventLoop, loop), outbox, 1.0)
         self.turned = loop
         self.made: list[tuple[ClientConnection, FakeTransport]] = []
@@ -127,10 +127,10 @@ class MemoryPool(ConnectionPool):
 
 
 class Memory:
-    """A gateway with one instance, and connections of clients that the test feeds."""
+    """A gateway with one instance and client connections, all driven by the test."""
 
     def __init__(self, **gateway: Any) -> None:
-        self.loop = HandLoop()
+        self.loop = ManualLoop()
         plan = plan_of(gateway)
         self.gateway = Gateway(plan.gateway, cast(asyncio.AbstractEventLoop, self.loop))
         self.gateway.upstream.retries = RetryBudget(1.0, reserve=1e9)  # examples must not affect each other
@@ -147,24 +147,24 @@ class Memory:
         connection.connection_made(transport)
         return connection, transport
 
-    def answer_all(self, said: bytes = OK) -> None:
-        """The instance answers every request once."""
+    def answer_all(self, response: bytes = OK) -> None:
+        """Send a response to every open request of the instance, once."""
         answered: set[ResponseListener | None] = {None}
-        while asked := [c for c, t in self.pool.made if c.listener not in answered and not t.is_closing()]:
-            for connection in asked:
+        while open_connections := [c for c, t in self.pool.made if c.listener not in answered and not t.is_closing()]:
+            for connection in open_connections:
                 answered.add(connection.listener)
-                connection.data_received(said)
+                connection.data_received(response)
             self.loop.turn()
 
-    def forget(self) -> None:
-        """All clients disconnect; nothing may be left of them."""
+    def disconnect_all(self) -> None:
+        """Close all client connections and check that nothing is left of them."""
         made, idle = self.pool.made, self.pool._idle
         self.pool.made, self.pool._idle = [], []
         for client in list(self.gateway.clients):
             client.transport.abort()
         self.loop.turn()
         paused = [one for one, transport in made if one in idle and not transport.reads and not transport.is_closing()]
-        assert paused == [], "the next response would not be read"
+        assert paused == [], "an idle connection has reading paused"
         lane = self.gateway.traffic.lanes["chat"]
         left = (
             self.gateway.upstream.in_flight,
@@ -176,7 +176,7 @@ class Memory:
 
 
 def statuses(written: bytes, *, cut: bool = False) -> list[int]:
-    """The statuses of a sequence of answers, each of which must be valid. `cut`: the last one may be incomplete."""
+    """The statuses of pipelined responses, checked strictly. `cut`: the last one may be incomplete."""
     found: list[int] = []
     at = 0
     while at < len(written):
@@ -203,12 +203,12 @@ def statuses(written: bytes, *, cut: bool = False) -> list[int]:
         else:
             assert b"connection: close\r\n" in head[2] or status in (204, 304)
             at = len(written) if status not in (204, 304) else at
-    assert at == len(written) or cut, "more was promised"
+    assert at == len(written) or cut, "the last response is incomplete"
     return found
 
 
 def requests(written: bytes) -> list[bytes]:
-    """The bodies of a sequence of requests, each of which must be valid."""
+    """The bodies of pipelined requests, checked strictly."""
     found, at = [], 0
     while at < len(written):
         head = _REQUEST.match(written, at)

@@ -1,4 +1,4 @@
-"""Mutations of valid messages: joined, cut, doubled, and mixed with bytes that parsers stumble over."""
+"""Almost valid messages: joined, cut, repeated, and mixed with bytes that confuse parsers."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ TOKENS = [
 
 @st.composite
 def mutated(draw: st.DrawFn, good: Sequence[bytes], most: int = 4) -> bytes:
-    """A sequence of valid messages with a few mutations."""
+    """Some valid messages in a row, with a few mutations."""
     made = bytearray(b"".join(draw(st.lists(st.sampled_from(good), min_size=1, max_size=4))))
     for _ in range(draw(st.integers(0, most))):
         at = draw(st.integers(0, len(made)))
@@ -38,7 +38,7 @@ def mutated(draw: st.DrawFn, good: Sequence[bytes], most: int = 4) -> bytes:
 
 @st.composite
 def pieces(draw: st.DrawFn, data: bytes, most: int = 12) -> list[bytes]:
-    """The same bytes in pieces."""
+    """The same bytes, split into pieces."""
     if len(data) < 80 and draw(st.booleans()):
         return [data[n : n + 1] for n in range(len(data))]
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=most)))

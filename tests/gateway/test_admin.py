@@ -1,4 +1,4 @@
-"""The admin API: closed over TCP without its key, open over the local socket, and plain data in return."""
+"""The admin API: TCP requires its key, the local socket does not; responses are plain data."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from pointsman.runtimes.local.runtime import AdminSocket
 from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.types import Worker
 from tests.gateway.backends import OK, answer, answers, hangs
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.wire import HEALTH, Client, Message, chat, wait_for
 
 KEY = "key-of-admin-90bc"
@@ -30,16 +30,16 @@ KEYED = {"adminKeySha256": sha256(KEY.encode()).hexdigest()}
 
 
 class FakePlane:
-    """A plane whose answers are listed."""
+    """A plane that records the calls of the admin API."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.answers: Callable[[], Any] = lambda: None
         self.slow: asyncio.Event | None = None
         self.stopped = 0
 
-    def _do(self, *asked: Any) -> Any:
-        self.asked.append(asked)
+    def _do(self, *call: Any) -> Any:
+        self.calls.append(call)
         return self.answers()
 
     def status(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class FakeScaling:
         return []
 
 
-class Office:
-    """A gateway with an admin API, and the local socket to it."""
+class AdminBed:
+    """A gateway with an admin API and its local socket."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed = bed
@@ -141,18 +141,18 @@ class Office:
     def client(self) -> Client:
         return self.bed.local_client(self.path)
 
-    def ask(self, request: bytes) -> Message:
-        """Over the local socket."""
+    def fetch(self, request: bytes) -> Message:
+        """Send one request over the local socket."""
         client = self.client()
         try:
-            return client.ask(request)
+            return client.fetch(request)
         finally:
             client.close()
 
 
 @pytest.fixture
-def office(lay: Lay, tmp_path: Path) -> Office:
-    return Office(lay(KEYED), tmp_path)
+def admin_bed(make_bed: MakeBed, tmp_path: Path) -> AdminBed:
+    return AdminBed(make_bed(KEYED), tmp_path)
 
 
 def call(method: str, path: str, body: object = None, *lines: str) -> bytes:
@@ -179,64 +179,67 @@ CALLS = [
     call("GET", "deployments/chat/load"),
     call("POST", "deployments/chat/scale", {"replicas": 2}),
 ]
-names = pytest.mark.parametrize("asked", CALLS, ids=lambda asked: asked.split(b" HTTP")[0].decode())
+names = pytest.mark.parametrize("request", CALLS, ids=lambda request: request.split(b" HTTP")[0].decode())
 
 
 @names
 @pytest.mark.parametrize(
     "line", ["", "authorization: Bearer wrong", f"authorization: Bearer {KEYED['adminKeySha256']}", f"cookie: {KEY}"]
 )
-def test_tcp_requires_the_admin_key(office: Office, asked: bytes, line: str) -> None:
-    got = office.bed.ask(asked.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
+def test_tcp_requires_the_admin_key(admin_bed: AdminBed, request: bytes, line: str) -> None:
+    got = admin_bed.bed.fetch(request.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
     assert (got.status, got.error["type"]) == (401, "authentication_error")
-    assert office.plane.asked == []
-    assert office.plane.stopped == 0
+    assert admin_bed.plane.calls == []
+    assert admin_bed.plane.stopped == 0
 
 
 @names
-def test_tcp_is_closed_without_a_configured_key(lay: Lay, tmp_path: Path, asked: bytes) -> None:
-    office = Office(lay(), tmp_path)
+def test_tcp_is_closed_without_a_configured_key(make_bed: MakeBed, tmp_path: Path, request: bytes) -> None:
+    admin_bed = AdminBed(make_bed(), tmp_path)
     for line in (b"", b"authorization: Bearer \r\n", b"authorization: Bearer x\r\n", b"x-api-key:\r\n"):
-        assert office.bed.ask(asked.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
-    assert office.plane.asked == []
+        assert admin_bed.bed.fetch(request.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
+    assert admin_bed.plane.calls == []
 
 
-def test_a_tenants_key_is_not_an_admin_key(lay: Lay, tmp_path: Path) -> None:
+def test_a_tenants_key_is_not_an_admin_key(make_bed: MakeBed, tmp_path: Path) -> None:
     other = sha256(b"red").hexdigest()
-    office = Office(
-        lay({**KEYED, "keys": [{"sha256": other, "tenant": "red"}], "tenants": [{"name": "red"}]}), tmp_path
+    admin_bed = AdminBed(
+        make_bed({**KEYED, "keys": [{"sha256": other, "tenant": "red"}], "tenants": [{"name": "red"}]}), tmp_path
     )
-    assert office.bed.ask(call("GET", "status", None, "authorization: Bearer red")).status == 401
-    assert office.bed.ask(chat(f"authorization: Bearer {KEY}")).status == 401, "nor the other way round"
+    assert admin_bed.bed.fetch(call("GET", "status", None, "authorization: Bearer red")).status == 401
+    assert admin_bed.bed.fetch(chat(f"authorization: Bearer {KEY}")).status == 401, "nor is the admin key a tenant's"
 
 
 @pytest.mark.parametrize("line", [f"authorization: Bearer {KEY}", f"x-api-key: {KEY}"])
-def test_tcp_accepts_the_admin_key(office: Office, line: str) -> None:
-    got = office.bed.ask(call("GET", "status", None, line))
+def test_tcp_accepts_the_admin_key(admin_bed: AdminBed, line: str) -> None:
+    got = admin_bed.bed.fetch(call("GET", "status", None, line))
     assert (got.status, got.json()["ready"]) == (200, True)
 
 
-def test_scaling_can_be_read_and_ordered(office: Office) -> None:
-    got = office.ask(call("GET", "deployments/diamond%2Fm1/scaling")).json()
+def test_scaling_can_be_read_and_ordered(admin_bed: AdminBed) -> None:
+    got = admin_bed.fetch(call("GET", "deployments/diamond%2Fm1/scaling")).json()
     assert (got["desired"], got["ongoing"], got["queued"]) == (3, 7, 2)
-    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 4, "for_s": 60})).json()["desired"] == 3
-    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": None, "by": "Ada"})).status == 200
+    assert admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": 4, "for_s": 60})).json()["desired"] == 3
+    assert admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": None, "by": "Ada"})).status == 200
     year, wordy = 366 * 86400, "Ada\n\x1b[2J and " + "x" * 1000
-    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": year, "by": wordy})).status == 200
-    assert office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "by": "\n"})).status == 200
-    assert [asked for asked in office.plane.asked if asked[0] == "scale"] == [
+    assert (
+        admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": year, "by": wordy})).status
+        == 200
+    )
+    assert admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": 1, "by": "\n"})).status == 200
+    assert [made for made in admin_bed.plane.calls if made[0] == "scale"] == [
         ("scale", "chat", 4, 60.0, "the admin API"),
         ("scale", "chat", None, None, "Ada"),
         ("scale", "chat", 1, float(year), "Ada [2J and " + "x" * 85 + "..."),
         ("scale", "chat", 1, None, "the admin API"),
     ]
-    assert ("scaling", "diamond/m1") in office.plane.asked
+    assert ("scaling", "diamond/m1") in admin_bed.plane.calls
 
 
-def test_recorded_load_can_be_read(office: Office) -> None:
-    got = office.ask(call("GET", "deployments/diamond%2Fm1/load")).json()
+def test_recorded_load_can_be_read(admin_bed: AdminBed) -> None:
+    got = admin_bed.fetch(call("GET", "deployments/diamond%2Fm1/load")).json()
     assert (got["bin_s"], got["bins"]) == (600.0, [{"began": 0.0, "per_second": 2.5}])
-    assert office.plane.asked == [("load", "diamond/m1")]
+    assert admin_bed.plane.calls == [("load", "diamond/m1")]
 
 
 @pytest.mark.parametrize(
@@ -251,40 +254,40 @@ def test_recorded_load_can_be_read(office: Office) -> None:
         {"n": 1},
     ],
 )
-def test_an_invalid_scale_order_is_refused(office: Office, body: object) -> None:
-    assert office.ask(call("POST", "deployments/chat/scale", body)).status == 400
-    assert office.plane.asked == []
+def test_an_invalid_scale_order_is_refused(admin_bed: AdminBed, body: object) -> None:
+    assert admin_bed.fetch(call("POST", "deployments/chat/scale", body)).status == 400
+    assert admin_bed.plane.calls == []
 
 
-def test_a_scale_order_for_more_than_a_year_is_refused(office: Office) -> None:
-    got = office.ask(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
+def test_a_scale_order_for_more_than_a_year_is_refused(admin_bed: AdminBed) -> None:
+    got = admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": 1, "for_s": 1e308}))
     assert got.error["message"] == (
         "for_s may be at most a year, which is 31622400, found 1e+308; "
         "leave it out to hold the number until further notice"
     )
 
 
-def test_the_local_socket_needs_no_key(office: Office) -> None:
-    assert office.ask(call("GET", "status")).json()["ready"] is True
-    assert office.ask(HEALTH).status == 200
+def test_the_local_socket_needs_no_key(admin_bed: AdminBed) -> None:
+    assert admin_bed.fetch(call("GET", "status")).json()["ready"] is True
+    assert admin_bed.fetch(HEALTH).status == 200
 
 
-def test_the_local_socket_is_exempt_from_the_connection_limit(lay: Lay, tmp_path: Path) -> None:
-    """The owner must be able to look at an overloaded gateway."""
-    office = Office(lay({"limits": {"maxConnections": 1}}), tmp_path)
-    first = office.bed.client()
-    assert first.ask(HEALTH).status == 200
-    assert office.ask(call("GET", "status")).status == 200
+def test_the_local_socket_is_exempt_from_the_connection_limit(make_bed: MakeBed, tmp_path: Path) -> None:
+    """Operators need it most when the gateway is full."""
+    admin_bed = AdminBed(make_bed({"limits": {"maxConnections": 1}}), tmp_path)
+    first = admin_bed.bed.client()
+    assert first.fetch(HEALTH).status == 200
+    assert admin_bed.fetch(call("GET", "status")).status == 200
 
 
-def test_plan_and_apply(office: Office) -> None:
+def test_plan_and_apply(admin_bed: AdminBed) -> None:
     manifest = {"text": "deployments: []", "folder": "/somewhere", "file": "x.yaml"}
-    planned = office.ask(call("POST", "plan", manifest)).json()
+    planned = admin_bed.fetch(call("POST", "plan", manifest)).json()
     assert planned["changes"] == [{"what": "start", "subject": "chat-1", "why": "2 replicas are wanted"}]
     assert "chat-1" in planned["text"]
-    assert office.ask(call("POST", "apply", manifest)).json()["changes"] == []
+    assert admin_bed.fetch(call("POST", "apply", manifest)).json()["changes"] == []
     expected = ManifestText("deployments: []", "/somewhere", "x.yaml")
-    assert office.plane.asked == [("plan", expected), ("apply", expected)]
+    assert admin_bed.plane.calls == [("plan", expected), ("apply", expected)]
 
 
 @pytest.mark.parametrize(
@@ -292,18 +295,18 @@ def test_plan_and_apply(office: Office) -> None:
     [b"", b"{", [], {"text": 5, "folder": "."}, {}, b"\xff", b"[" * 99999],
     ids=["empty", "no JSON", "a list", "another type", "fields missing", "no UTF-8", "too deep"],
 )
-def test_what_is_not_a_manifest_is_refused(office: Office, body: object) -> None:
-    got = office.ask(call("POST", "apply", body))
+def test_what_is_not_a_manifest_is_refused(admin_bed: AdminBed, body: object) -> None:
+    got = admin_bed.fetch(call("POST", "apply", body))
     assert got.status == 400
     assert got.error["message"]
-    assert office.plane.asked == []
+    assert admin_bed.plane.calls == []
 
 
 def raises(error: Exception) -> Callable[[], Any]:
-    def answer() -> Any:
+    def raise_error() -> Any:
         raise error
 
-    return answer
+    return raise_error
 
 
 @pytest.mark.parametrize(
@@ -316,82 +319,85 @@ def raises(error: Exception) -> Callable[[], Any]:
     ],
     ids=["problems", "unknown", "refused", "broken"],
 )
-def test_errors_of_the_plane_are_answered(office: Office, error: Exception, status: int) -> None:
-    office.plane.answers = raises(error)
-    for asked in (call("GET", "status"), call("POST", "apply", {"text": "", "folder": "."})):
-        got = office.ask(asked)
+def test_errors_of_the_plane_are_answered(admin_bed: AdminBed, error: Exception, status: int) -> None:
+    admin_bed.plane.answers = raises(error)
+    for request in (call("GET", "status"), call("POST", "apply", {"text": "", "folder": "."})):
+        got = admin_bed.fetch(request)
         assert got.status == status
         assert str(error) in got.error["message"] or status == 422
         if status == 422:
             assert len(got.error["problems"]) == 2
-    office.plane.answers = lambda: None
-    assert office.ask(call("GET", "status")).status == 200
+    admin_bed.plane.answers = lambda: None
+    assert admin_bed.fetch(call("GET", "status")).status == 200
 
 
-def test_applications_are_deployed_read_rolled_back_and_deleted(office: Office) -> None:
+def test_applications_are_deployed_read_rolled_back_and_deleted(admin_bed: AdminBed) -> None:
     document = {"text": "kind: Application", "folder": "/somewhere", "file": "app.yaml"}
     written = ManifestText("kind: Application", "/somewhere", "app.yaml")
-    assert office.ask(call("POST", "applications/plan", document)).json()["changes"][0]["what"] == "start"
-    assert office.ask(call("POST", "applications", document)).json()["changes"][0]["what"] == "open"
-    assert [one["name"] for one in office.ask(call("GET", "applications")).json()["applications"]] == ["app"]
-    told = office.ask(call("GET", "applications/app")).json()
-    assert (told["name"], told["yaml"], told["deployments"]) == ("app", "name: app\n", [{"name": "app.n"}])
-    assert office.ask(call("POST", "applications/app/rollback")).json()["changes"] == []
-    assert office.ask(call("DELETE", "applications/app")).json()["changes"][0]["what"] == "close"
-    asked = [("plan", written), ("deploy", written), ("status",), ("application", "app"), ("status",)]
-    assert office.plane.asked == [*asked, ("rollback", "app"), ("delete", "app")]
+    assert admin_bed.fetch(call("POST", "applications/plan", document)).json()["changes"][0]["what"] == "start"
+    assert admin_bed.fetch(call("POST", "applications", document)).json()["changes"][0]["what"] == "open"
+    assert [one["name"] for one in admin_bed.fetch(call("GET", "applications")).json()["applications"]] == ["app"]
+    body = admin_bed.fetch(call("GET", "applications/app")).json()
+    assert (body["name"], body["yaml"], body["deployments"]) == ("app", "name: app\n", [{"name": "app.n"}])
+    assert admin_bed.fetch(call("POST", "applications/app/rollback")).json()["changes"] == []
+    assert admin_bed.fetch(call("DELETE", "applications/app")).json()["changes"][0]["what"] == "close"
+    expected = [("plan", written), ("deploy", written), ("status",), ("application", "app"), ("status",)]
+    assert admin_bed.plane.calls == [*expected, ("rollback", "app"), ("delete", "app")]
     for wrong in (call("DELETE", "applications"), call("POST", "applications/app"), call("GET", "applications/a/b")):
-        assert office.ask(wrong).error["code"] == "not_found"
+        assert admin_bed.fetch(wrong).error["code"] == "not_found"
 
 
-def test_logs_and_draining(office: Office) -> None:
-    assert office.ask(call("GET", "instances/chat-0/logs?lines=5")).json() == {"instance": "chat-0", "text": "a line\n"}
-    assert office.ask(call("GET", "instances/a%2Fb%20c/logs")).json()["instance"] == "a/b c"
-    assert office.ask(call("POST", "instances/chat-0/drain")).json() == {"instance": "chat-0", "draining": True}
-    assert office.plane.asked == [("logs", "chat-0", 5), ("logs", "a/b c", 100), ("drain", "chat-0")]
+def test_logs_and_draining(admin_bed: AdminBed) -> None:
+    assert admin_bed.fetch(call("GET", "instances/chat-0/logs?lines=5")).json() == {
+        "instance": "chat-0",
+        "text": "a line\n",
+    }
+    assert admin_bed.fetch(call("GET", "instances/a%2Fb%20c/logs")).json()["instance"] == "a/b c"
+    assert admin_bed.fetch(call("POST", "instances/chat-0/drain")).json() == {"instance": "chat-0", "draining": True}
+    assert admin_bed.plane.calls == [("logs", "chat-0", 5), ("logs", "a/b c", 100), ("drain", "chat-0")]
 
 
 @pytest.mark.parametrize("number", ["-1", "x", "1.5", "%C2%B2", "9" * 5000, "1e3", "%D9%A3"])
 @pytest.mark.parametrize("path", ["instances/chat-0/logs?lines=", "requests?limit="])
-def test_invalid_numbers_in_queries(office: Office, path: str, number: str) -> None:
-    got = office.ask(call("GET", path + number))
+def test_invalid_numbers_in_queries(admin_bed: AdminBed, path: str, number: str) -> None:
+    got = admin_bed.fetch(call("GET", path + number))
     assert got.status == 400
     assert "whole number" in got.error["message"]
 
 
-def test_stopping(office: Office) -> None:
-    assert office.ask(call("POST", "down")).json() == {"stopping": True}
-    wait_for(lambda: office.plane.stopped == 1)
+def test_stopping(admin_bed: AdminBed) -> None:
+    assert admin_bed.fetch(call("POST", "down")).json() == {"stopping": True}
+    wait_for(lambda: admin_bed.plane.stopped == 1)
 
 
-@pytest.mark.parametrize("asked", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
-def test_unknown_paths_are_not_found(office: Office, asked: bytes) -> None:
-    assert office.ask(asked).error["code"] == "not_found"
+@pytest.mark.parametrize("request", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
+def test_unknown_paths_are_not_found(admin_bed: AdminBed, request: bytes) -> None:
+    assert admin_bed.fetch(request).error["code"] == "not_found"
 
 
-def test_head_is_get_without_a_body(office: Office) -> None:
-    client = office.client()
+def test_head_is_get_without_a_body(admin_bed: AdminBed) -> None:
+    client = admin_bed.client()
     client.send(call("HEAD", "status"))
-    assert client.answer(to_head=True).status == 200
+    assert client.read_response(to_head=True).status == 200
     assert client.stays_open()
 
 
 # Records
 
 
-def test_records_are_listed_newest_first(office: Office) -> None:
-    bed = office.bed
+def test_records_are_listed_newest_first(admin_bed: AdminBed) -> None:
+    bed = admin_bed.bed
     bed.backend(answers(answer({"error": "oops"}, 500), OK))
     for number in range(5):
         tenant = "red" if number % 2 else "blue"
-        assert bed.ask(chat(f"x-request-id: n{number}", f"x-pointsman-tenant: {tenant}")).status == 200
-    told = office.ask(call("GET", "requests")).json()
-    assert told["found"] == 5
-    assert [one["request_id"] for one in told["requests"]] == ["n4", "n3", "n2", "n1", "n0"]
-    assert {one["state"] for one in told["requests"]} == {"served"}
+        assert bed.fetch(chat(f"x-request-id: n{number}", f"x-pointsman-tenant: {tenant}")).status == 200
+    body = admin_bed.fetch(call("GET", "requests")).json()
+    assert body["found"] == 5
+    assert [one["request_id"] for one in body["requests"]] == ["n4", "n3", "n2", "n1", "n0"]
+    assert {one["state"] for one in body["requests"]} == {"served"}
 
     def found(query: str) -> list[str]:
-        return [one["request_id"] for one in office.ask(call("GET", f"requests?{query}")).json()["requests"]]
+        return [one["request_id"] for one in admin_bed.fetch(call("GET", f"requests?{query}")).json()["requests"]]
 
     assert found("tenant=red") == ["n3", "n1"]
     assert found("tenant=red&limit=1") == ["n3"]
@@ -400,67 +406,67 @@ def test_records_are_listed_newest_first(office: Office) -> None:
     assert found("instance=unknown") == found("state=waiting") == found("model=x") == []
 
 
-def test_the_record_of_a_request(office: Office) -> None:
-    bed = office.bed
+def test_the_record_of_a_request(admin_bed: AdminBed) -> None:
+    bed = admin_bed.bed
     bed.backend(answers(answer({"error": "oops"}, 500), OK))
-    bed.ask(chat("x-request-id: a/b c", "x-pointsman-priority: high"))
-    told = office.ask(call("GET", "requests/a%2Fb%20c")).json()
-    assert (told["request_id"], told["state"], told["tries"], told["priority"]) == ("a/b c", "served", 2, 1)
-    assert told["failed_tries"] == [{"instance": "chat-0", "why": 'it answered 500: {"error": "oops"}'}]
-    assert told["decision"]["target_instance_id"] == "chat-0"
-    assert told["trace"]
-    assert told["output_tokens"] == 2
-    assert told["arrived"].startswith("20")
-    assert "tried chat-0" in told["text"]
+    bed.fetch(chat("x-request-id: a/b c", "x-pointsman-priority: high"))
+    body = admin_bed.fetch(call("GET", "requests/a%2Fb%20c")).json()
+    assert (body["request_id"], body["state"], body["tries"], body["priority"]) == ("a/b c", "served", 2, 1)
+    assert body["failed_tries"] == [{"instance": "chat-0", "why": 'it answered 500: {"error": "oops"}'}]
+    assert body["decision"]["target_instance_id"] == "chat-0"
+    assert body["trace"]
+    assert body["output_tokens"] == 2
+    assert body["arrived"].startswith("20")
+    assert "tried chat-0" in body["text"]
 
 
-def test_the_record_of_a_waiting_request_has_current_reasons(office: Office) -> None:
-    bed = office.bed
+def test_the_record_of_a_waiting_request_has_current_reasons(admin_bed: AdminBed) -> None:
+    bed = admin_bed.bed
     bed.backend(hangs(), max_concurrency=1)
     first, second = bed.client(), bed.client()
     first.send(chat())
     wait_for(bed.running)
     second.send(chat("x-request-id: it"))
     wait_for(bed.waiting)
-    told = office.ask(call("GET", "requests/it")).json()
-    assert told["state"] == "waiting"
-    assert "chat-0" in told["rejected"]
+    body = admin_bed.fetch(call("GET", "requests/it")).json()
+    assert body["state"] == "waiting"
+    assert "chat-0" in body["rejected"]
 
 
-def test_an_unknown_request_id_is_not_found(office: Office) -> None:
-    got = office.ask(call("GET", "requests/unknown"))
+def test_an_unknown_request_id_is_not_found(admin_bed: AdminBed) -> None:
+    got = admin_bed.fetch(call("GET", "requests/unknown"))
     assert (got.status, got.error["code"]) == (404, "not_found")
     assert "unknown" in got.error["message"]
 
 
-# Clients that leave
+# Clients that disconnect
 
 
-def test_admin_work_is_done_although_its_client_disconnects(office: Office) -> None:
-    slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
-    client = office.client()
+def test_admin_work_is_done_although_its_client_disconnects(admin_bed: AdminBed) -> None:
+    slow = admin_bed.plane.slow = admin_bed.bed.thread.call(asyncio.Event)
+    client = admin_bed.client()
     client.send(call("POST", "apply", {"text": "", "folder": "."}))
-    wait_for(lambda: office.plane.asked)
+    wait_for(lambda: admin_bed.plane.calls)
     client.close()
-    wait_for(lambda: not office.bed.gateway.clients)
-    assert office.admin._tasks
-    office.bed.thread.call(slow.set)
-    wait_for(lambda: not office.admin._tasks)
+    wait_for(lambda: not admin_bed.bed.gateway.clients)
+    assert admin_bed.admin._tasks
+    admin_bed.bed.thread.call(slow.set)
+    wait_for(lambda: not admin_bed.admin._tasks)
 
 
-def test_slow_admin_requests_do_not_delay_others(office: Office) -> None:
-    slow = office.plane.slow = office.bed.thread.call(asyncio.Event)
-    client = office.client()
+def test_slow_admin_requests_do_not_delay_others(admin_bed: AdminBed) -> None:
+    slow = admin_bed.plane.slow = admin_bed.bed.thread.call(asyncio.Event)
+    client = admin_bed.client()
     client.send(call("POST", "apply", {"text": "", "folder": "."}) + call("GET", "status"))
-    wait_for(lambda: office.plane.asked)
-    office.bed.backend()
-    assert office.bed.ask(chat()).status == 200
-    assert office.ask(call("GET", "status")).status == 200
-    office.bed.thread.call(slow.set)
-    assert [client.answer().status for _ in range(2)] == [200, 200]
+    wait_for(lambda: admin_bed.plane.calls)
+    admin_bed.bed.backend()
+    assert admin_bed.bed.fetch(chat()).status == 200
+    assert admin_bed.fetch(call("GET", "status")).status == 200
+    admin_bed.bed.thread.call(slow.set)
+    assert [client.read_response().status for _ in range(2)] == [200, 200]
 
 
-def test_the_fleet_is_complete_for_a_rehearsal(office: Office) -> None:
-    told = msgspec.convert(office.ask(call("GET", "fleet")).json(), Snapshot)
-    assert told == office.plane.fleet()
-    assert "m-1" in told.fleet().occupants
+def test_the_fleet_is_complete_for_a_rehearsal(admin_bed: AdminBed) -> None:
+    snapshot = msgspec.convert(admin_bed.fetch(call("GET", "fleet")).json(), Snapshot)
+    assert snapshot == admin_bed.plane.fleet()
+    assert "m-1" in snapshot.fleet().occupants

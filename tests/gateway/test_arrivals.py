@@ -1,4 +1,4 @@
-"""Requests that arrive in one turn of the loop are dispatched in a row, and one that fails does not affect others."""
+"""Requests that arrive in one turn of the loop reach their dispatcher together, and do not affect each other."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.gateway.wire import chat
 MANY = FEW + 4
 
 
-def asked(memory: Memory) -> int:
+def forwarded(memory: Memory) -> int:
     """Requests that have reached the instance."""
     return sum(bytes(transport.written).count(b"POST ") for _, transport in memory.pool.made)
 
@@ -22,12 +22,12 @@ def test_the_first_requests_are_decided_at_once_and_the_others_together() -> Non
     clients = [memory.client() for _ in range(MANY)]
     for client, _ in clients:
         client.data_received(chat())
-    assert asked(memory) == FEW
+    assert forwarded(memory) == FEW
     memory.loop.turn()
-    assert asked(memory) == MANY
+    assert forwarded(memory) == MANY
     memory.answer_all()
     assert [statuses(bytes(transport.written)) for _, transport in clients] == [[200]] * MANY
-    memory.forget()
+    memory.disconnect_all()
 
 
 def test_a_client_that_disconnects_in_the_same_turn_is_not_sent() -> None:
@@ -39,9 +39,9 @@ def test_a_client_that_disconnects_in_the_same_turn_is_not_sent() -> None:
     leaver.connection_lost(None)
     transport.abort()
     memory.loop.turn()
-    assert asked(memory) == MANY - 1
+    assert forwarded(memory) == MANY - 1
     memory.answer_all()
-    memory.forget()
+    memory.disconnect_all()
 
 
 def test_a_request_that_cannot_be_decided_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +66,4 @@ def test_a_request_that_cannot_be_decided_does_not_affect_others(monkeypatch: py
     found = [statuses(bytes(transport.written)) for _, transport in clients]
     assert sorted(found) == [[200]] * (MANY - 1) + [[500]]
     assert len(reported) == 1
-    memory.forget()
+    memory.disconnect_all()

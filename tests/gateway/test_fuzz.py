@@ -1,4 +1,4 @@
-"""Fuzzing: the gateway answers or closes, forwards nothing malformed, and keeps no state."""
+"""Malformed input: the gateway responds or closes, forwards nothing malformed, and leaks nothing."""
 
 import threading
 
@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from pointsman.gateway.openai import BadRequest, metadata, read_body, usage_of_stream
 from pointsman.http.events import EventStream
 from pointsman.http.responses import ChunkReader, MalformedResponse, ResponseHead
-from tests.gateway.backends import DONE, LAST_CHUNK, OK, STREAM, Line, answer, chunk, completion, event, stream
+from tests.gateway.backends import (
+    DONE,
+    LAST_CHUNK,
+    OK,
+    STREAM,
+    BackendConnection,
+    answer,
+    chunk,
+    completion,
+    event,
+    stream,
+)
 from tests.gateway.bed import Bed
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated, pieces
@@ -36,7 +47,7 @@ REQUESTS = [
     b"GET http://x/health HTTP/1.1\r\nhost: x\r\n\r\n",
 ]
 HEAD = b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-"""Apart from the others: its answer alone does not show that it has no body."""
+"""Separate, because the response alone does not show that it has no body."""
 ANSWERS = [
     OK,
     answer(completion(), 500),
@@ -53,12 +64,12 @@ ANSWERS = [
 
 @pytest.fixture(scope="module")
 def memory() -> Memory:
-    """One for all examples: the next one finds whatever the last one left behind."""
+    """One for all examples, so that leftovers of one affect the next."""
     return Memory(upstream={"maxTries": 2}, limits={"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3})
 
 
-def told(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bool]:
-    """Statuses that a client gets for these bytes, bodies that reach the instance, whether the connection stays."""
+def results_of(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bool]:
+    """Statuses for the client, bodies that reach the instance, and whether the connection stays_open open."""
     client, transport = memory.client()
     for part in parts:
         if not transport.is_closing():
@@ -67,18 +78,18 @@ def told(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[bytes], bo
         memory.answer_all()
     bodies = [body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]
     assert transport.is_closing() or client.is_free
-    stays = not transport.is_closing() and not transport.finished
-    memory.forget()
-    return statuses(bytes(transport.written)), bodies, stays
+    stays_open = not transport.is_closing() and not transport.finished
+    memory.disconnect_all()
+    return statuses(bytes(transport.written)), bodies, stays_open
 
 
 @given(st.data())
 @settings(max_examples=1000)
 def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
-    """However the bytes are split, the same is answered and forwarded."""
+    """Responses and forwarded requests do not depend on how the bytes are split."""
     sent = data.draw(mutated(REQUESTS))
-    at_once = told(memory, [sent])
-    in_pieces = told(memory, data.draw(pieces(sent)))
+    at_once = results_of(memory, [sent])
+    in_pieces = results_of(memory, data.draw(pieces(sent)))
     assert at_once == in_pieces
     answered, bodies, _ = at_once
     assert len(answered) >= len(bodies)
@@ -87,20 +98,20 @@ def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
 @given(st.binary(max_size=300), st.data())
 @settings(max_examples=500)
 def test_random_bytes(memory: Memory, sent: bytes, data: st.DataObject) -> None:
-    _, bodies, _ = told(memory, data.draw(pieces(sent)))
+    _, bodies, _ = results_of(memory, data.draw(pieces(sent)))
     assert bodies == []
 
 
-MOVES = st.sampled_from(["turn", "answer", "part of an answer", "pause or resume", "instance leaves", "nothing"])
+MOVES = st.sampled_from(["turn", "respond", "part of a response", "pause or resume", "instance leaves", "nothing"])
 
 
 @given(st.data())
 @settings(max_examples=600)
 def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject) -> None:
-    """Also during answers: `forget` checks that nothing is left."""
+    """Also during responses: `disconnect_all` checks that nothing is left."""
     parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
     moves = data.draw(st.lists(MOVES, min_size=len(parts), max_size=len(parts)))
-    said = data.draw(st.sampled_from(ANSWERS))[: data.draw(st.integers(1, 200))]
+    response = data.draw(st.sampled_from(ANSWERS))[: data.draw(st.integers(1, 200))]
     whole = data.draw(st.sampled_from([OK, stream(event(0), DONE)]))
     client, transport = memory.client()
     for part, move in zip(parts, moves, strict=True):
@@ -110,25 +121,25 @@ def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject
         upstream = memory.pool.made[-1] if memory.pool.made else None
         if move == "turn":
             memory.loop.turn()
-        elif move == "answer":
+        elif move == "respond":
             memory.answer_all(whole)
         elif move == "pause or resume":
             client.resume_writing() if client.paused else client.pause_writing()
-        elif move == "part of an answer" and upstream is not None and upstream[0].listener is not None:
-            upstream[0].data_received(said)
+        elif move == "part of a response" and upstream is not None and upstream[0].listener is not None:
+            upstream[0].data_received(response)
         elif move == "instance leaves" and upstream is not None:
             upstream[1].abort()
-    memory.forget()
+    memory.disconnect_all()
 
 
 @given(st.data())
 @settings(max_examples=600)
 def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
-    """Whatever an instance sends before it closes, its client gets one whole answer, or sees that it is cut off."""
-    said = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
+    """Whatever an instance sends before it closes, the client gets one complete response or a visible truncation."""
+    response = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
     client, transport = memory.client()
     client.data_received(chat(stream=True))
-    for parts in said:
+    for parts in response:
         connection, upstream = memory.pool.made[-1]
         for part in parts:
             if upstream.is_closing():
@@ -139,7 +150,7 @@ def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
         memory.loop.turn()
     assert len(statuses(bytes(transport.written), cut=transport.aborted)) == 1
     assert client.request is None or transport.aborted
-    memory.forget()
+    memory.disconnect_all()
 
 
 @given(st.binary(max_size=200) | mutated([head.partition(b"\r\n\r\n")[0] for head in ANSWERS]))
@@ -157,15 +168,15 @@ def test_mutated_response_heads(head: bytes) -> None:
 
 
 def unchunked(parts: list[bytes]) -> tuple[str, bytes]:
-    """The state of a chunked body (ended, malformed or incomplete), and its content."""
+    """State of a chunked body (ended, malformed, more to come) and its payload."""
     reader, payload = ChunkReader(), b""
     for part in parts:
         if reader.ended:
-            return "garbled", b""
+            return "malformed", b""
         try:
             payload += reader.feed(part)
         except MalformedResponse:
-            return "garbled", b""
+            return "malformed", b""
     return "ended" if reader.ended else "more", payload
 
 
@@ -260,15 +271,15 @@ def test_headers_of_any_shape(raw: dict[bytes, bytes]) -> None:
 # The same over sockets, with fewer examples
 
 
-def lively(line: Line) -> None:
-    """An instance that streams if the request wants it."""
-    while (request := line.request()) is not None:
-        line.send(stream(event(0), event(1), DONE) if b'"stream": true' in request.body else OK)
+def stream_or_answer(connection: BackendConnection) -> None:
+    """An instance that streams if requested, and sends a plain response otherwise."""
+    while (request := connection.request()) is not None:
+        connection.send(stream(event(0), event(1), DONE) if b'"stream": true' in request.body else OK)
 
 
 def test_mutated_requests_over_sockets() -> None:
     bed = Bed({"limits": {"maxBodyBytes": 5000, "maxHeaderBytes": 5000, "maxPipelined": 3}})
-    backend = bed.backend(lively)
+    backend = bed.backend(stream_or_answer)
 
     @given(st.data())
     @settings(max_examples=150)
@@ -281,9 +292,9 @@ def test_mutated_requests_over_sockets() -> None:
             client.finish_writing()
         except OSError:
             pass  # closed before everything was sent
-        client.rest()  # raises on a timeout
+        client.rest()  # raises after a timeout
         client.close()
-        assert bed.ask(chat()).status == 200
+        assert bed.fetch(chat()).status == 200
 
     try:
         run()
@@ -294,23 +305,23 @@ def test_mutated_requests_over_sockets() -> None:
 
 def test_mutated_responses_over_sockets() -> None:
     bed = Bed({"upstream": {"maxTries": 2, "stallTimeout": "2s", "firstTokenTimeout": "2s"}})
-    said = b""
+    response = b""
     lock = threading.Lock()
 
-    def script(line: Line) -> None:
-        line.request()
+    def script(connection: BackendConnection) -> None:
+        connection.request()
         with lock:
-            words = said
-        line.send(words, piece=7 if len(words) < 300 else 0)
+            mutated_response = response
+        connection.send(mutated_response, piece=7 if len(mutated_response) < 300 else 0)
 
     bed.backend(script)
 
     @given(mutated(ANSWERS))
     @settings(max_examples=100)
-    def run(words: bytes) -> None:
-        nonlocal said
+    def run(mutated_response: bytes) -> None:
+        nonlocal response
         with lock:
-            said = words
+            response = mutated_response
         client = bed.client()
         client.send(chat("connection: close", stream=True))
         written = client.rest()

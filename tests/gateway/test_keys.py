@@ -1,4 +1,4 @@
-"""API keys and tenants: admission, limits, and that keys are not passed on."""
+"""API keys and tenants: access, limits, and that keys are not leaked."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from pointsman.gateway.openai import Usage, metadata, read_body
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
-from tests.gateway.bed import CHAT_DEPLOYMENT, Lay, plan_of
+from tests.gateway.bed import CHAT_DEPLOYMENT, MakeBed, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for
 
 RED, BLUE = "key-of-red-5f1e", "key-of-blue-77aa"
@@ -26,10 +26,10 @@ def digest(key: str) -> str:
 def guarded(*tenants: dict[str, Any], price: Mapping[str, float] | None = None) -> Sequence[Any]:
     """Settings with a key for red and one for blue."""
     limited = {tenant["name"] for tenant in tenants}
-    others = [{"name": name} for name in ("red", "blue") if name not in limited]
+    unlimited = [{"name": name} for name in ("red", "blue") if name not in limited]
     gateway = {
         "keys": [{"sha256": digest(RED), "tenant": "red"}, {"sha256": digest(BLUE), "tenant": "blue", "name": "b"}],
-        "tenants": [*tenants, *others],
+        "tenants": [*tenants, *unlimited],
     }
     return gateway, {**CHAT_DEPLOYMENT, **({"price": price} if price else {})}
 
@@ -38,7 +38,7 @@ def by(key: str, *headers: str, **fields: Any) -> bytes:
     return chat(f"authorization: Bearer {key}", *headers, **fields)
 
 
-# Who may come in
+# Access
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def by(key: str, *headers: str, **fields: Any) -> bytes:
         f"x-api-key: {RED}",
     ],
 )
-def test_a_key_identifies_its_tenant(lay: Lay, line: str) -> None:
-    bed = lay(*guarded())
+def test_a_key_identifies_its_tenant(make_bed: MakeBed, line: str) -> None:
+    bed = make_bed(*guarded())
     bed.backend()
-    assert bed.ask(chat(line, "x-request-id: it", "x-pointsman-tenant: blue")).status == 200
+    assert bed.fetch(chat(line, "x-request-id: it", "x-pointsman-tenant: blue")).status == 200
     assert bed.record("it").user_id == "red"
 
 
@@ -77,11 +77,11 @@ def test_a_key_identifies_its_tenant(lay: Lay, line: str) -> None:
     ],
     ids=lambda lines: lines[0].replace(RED, "RED")[:40] if lines else "nothing",
 )
-def test_requests_without_a_key_are_refused(lay: Lay, lines: list[str]) -> None:
-    bed = lay(*guarded())
+def test_requests_without_a_key_are_refused(make_bed: MakeBed, lines: list[str]) -> None:
+    bed = make_bed(*guarded())
     backend = bed.backend()
     client = bed.client()
-    got = client.ask(chat(*lines))
+    got = client.fetch(chat(*lines))
     assert (got.status, got.error["type"], got.error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert "Bearer" in got.error["message"]
     assert backend.received == []
@@ -89,77 +89,79 @@ def test_requests_without_a_key_are_refused(lay: Lay, lines: list[str]) -> None:
     assert client.stays_open()
 
 
-def test_a_refusal_for_a_missing_key_reveals_nothing_else(lay: Lay) -> None:
-    """Neither whether a model exists nor what is wrong with a body."""
-    bed = lay(*guarded())
-    told = {bed.ask(request).body for request in (chat(), chat(model="unknown"), post(b"{"), post(b""))}
-    assert len(told) == 1
+def test_a_refusal_for_a_missing_key_reveals_nothing_else(make_bed: MakeBed) -> None:
+    """Neither whether a model exists nor whether the body is valid."""
+    bed = make_bed(*guarded())
+    bodies = {bed.fetch(request).body for request in (chat(), chat(model="unknown"), post(b"{"), post(b""))}
+    assert len(bodies) == 1
 
 
 @pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m"])
-def test_listing_models_requires_a_key(lay: Lay, path: bytes) -> None:
-    bed = lay(*guarded())
-    asked = b"GET %b HTTP/1.1\r\nhost: gateway\r\n%b\r\n"
-    assert bed.ask(asked % (path, b"")).status == 401
-    assert bed.ask(asked % (path, b"authorization: Bearer %b\r\n" % BLUE.encode())).status == 200
+def test_listing_models_requires_a_key(make_bed: MakeBed, path: bytes) -> None:
+    bed = make_bed(*guarded())
+    request_line = b"GET %b HTTP/1.1\r\nhost: gateway\r\n%b\r\n"
+    assert bed.fetch(request_line % (path, b"")).status == 401
+    assert bed.fetch(request_line % (path, b"authorization: Bearer %b\r\n" % BLUE.encode())).status == 200
 
 
-def test_health_needs_no_key(lay: Lay) -> None:
-    assert lay(*guarded()).ask(HEALTH).status == 200
+def test_health_needs_no_key(make_bed: MakeBed) -> None:
+    assert make_bed(*guarded()).fetch(HEALTH).status == 200
 
 
-def test_a_key_applies_to_its_request_only(lay: Lay) -> None:
-    bed = lay(*guarded())
+def test_a_key_applies_to_its_request_only(make_bed: MakeBed) -> None:
+    bed = make_bed(*guarded())
     bed.backend()
     client = bed.client()
-    assert client.ask(by(RED, "x-request-id: first")).status == 200
-    assert client.ask(chat()).status == 401
-    assert client.ask(by(BLUE, "x-request-id: second")).status == 200
-    assert client.ask(by("wrong")).status == 401
-    assert client.ask(by(RED, "x-request-id: third")).status == 200
+    assert client.fetch(by(RED, "x-request-id: first")).status == 200
+    assert client.fetch(chat()).status == 401
+    assert client.fetch(by(BLUE, "x-request-id: second")).status == 200
+    assert client.fetch(by("wrong")).status == 401
+    assert client.fetch(by(RED, "x-request-id: third")).status == 200
     assert [bed.record(name).user_id for name in ("first", "second", "third")] == ["red", "blue", "red"]
 
 
-def test_a_key_that_is_removed_is_invalid_at_once(lay: Lay) -> None:
-    bed = lay(*guarded())
+def test_a_key_that_is_removed_is_invalid_at_once(make_bed: MakeBed) -> None:
+    bed = make_bed(*guarded())
     bed.backend()
     client = bed.client()
-    assert client.ask(by(RED)).status == 200
+    assert client.fetch(by(RED)).status == 200
     fewer = plan_of({"keys": [{"sha256": digest(BLUE), "tenant": "blue"}], "tenants": [{"name": "blue"}]}).gateway
     bed.thread.call(lambda: bed.gateway.configure(fewer))
-    assert client.ask(by(RED)).status == 401
-    assert client.ask(by(BLUE)).status == 200
+    assert client.fetch(by(RED)).status == 401
+    assert client.fetch(by(BLUE)).status == 200
 
 
-def test_keys_are_not_passed_on(lay: Lay, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Not to an instance, not into a record, not into a log, not back to the client."""
-    bed = lay(*guarded({"name": "red", "requestsPerMinute": 3}))
+def test_keys_are_not_passed_on(
+    make_bed: MakeBed, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither instances, records, logs nor responses contain them."""
+    bed = make_bed(*guarded({"name": "red", "requestsPerMinute": 3}))
     backend = bed.backend(answers(answer({"error": "x"}, 500), OK))
-    said = [
-        bed.ask(by(RED, "x-request-id: it")),
-        bed.ask(by(RED, model="unknown")),
-        bed.ask(post(b"{", headers=[f"authorization: Bearer {RED}"])),
-        bed.ask(by(RED, "content-length: 5")),
-        bed.ask(by(RED, "x bad: 5")),
-        *(bed.ask(by(RED)) for _ in range(5)),
-        bed.ask(b"GET /metrics HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer %b\r\n\r\n" % RED.encode()),
+    responses = [
+        bed.fetch(by(RED, "x-request-id: it")),
+        bed.fetch(by(RED, model="unknown")),
+        bed.fetch(post(b"{", headers=[f"authorization: Bearer {RED}"])),
+        bed.fetch(by(RED, "content-length: 5")),
+        bed.fetch(by(RED, "x bad: 5")),
+        *(bed.fetch(by(RED)) for _ in range(5)),
+        bed.fetch(b"GET /metrics HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer %b\r\n\r\n" % RED.encode()),
     ]
-    assert {answer.status for answer in said} == {200, 400, 404, 429}
+    assert {answer.status for answer in responses} == {200, 400, 404, 429}
     records = bed.dispatcher().records.newest()
-    places = {
-        "answers": repr(said),
+    outputs = {
+        "answers": repr(responses),
         "instances": repr(backend.received),
         "records": json.dumps([record.as_dict() for record in records], default=str) + "".join(map(str, records)),
         "logs": caplog.text + "".join(capfd.readouterr()),
-        "trouble": repr(bed.thread.trouble),
+        "trouble": repr(bed.thread.errors),
     }
-    for place, text in places.items():
-        assert RED not in text, f"the key is in {place}"
-        assert digest(RED) not in text, f"the hash of the key is in {place}"
+    for output, text in outputs.items():
+        assert RED not in text, f"the key is in {output}"
+        assert digest(RED) not in text, f"the hash of the key is in {output}"
 
 
 def test_many_keys_per_tenant_with_colliding_hash_prefixes() -> None:
-    keys = [f"key-{number}" for number in range(3000)]  # some hashes begin with the same two bytes
+    keys = [f"key-{number}" for number in range(3000)]  # enough for collisions of the first two bytes
     specs = [KeySpec(sha256=digest(key), tenant=f"t{number % 3}") for number, key in enumerate(keys)]
     known = Keys(specs, [TenantSpec(name=f"t{number}") for number in range(3)])
     assert len(known._by_start) < len(keys)
@@ -171,36 +173,36 @@ def test_many_keys_per_tenant_with_colliding_hash_prefixes() -> None:
     assert known._lookup(b"") is None
 
 
-# How much they may send
+# Limits
 
 
-def test_requests_per_minute(lay: Lay) -> None:
-    bed = lay(*guarded({"name": "red", "requestsPerMinute": 3}))
+def test_requests_per_minute(make_bed: MakeBed) -> None:
+    bed = make_bed(*guarded({"name": "red", "requestsPerMinute": 3}))
     backend = bed.backend()
-    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
-    got = bed.ask(by(RED))
+    assert [bed.fetch(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    got = bed.fetch(by(RED))
     assert (got.status, got.error["type"], got.error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
     assert '"red" may send 3 requests per minute' in got.error["message"]
     assert 1 <= int(got.header("retry-after") or 0) <= 20
-    assert bed.ask(by(BLUE)).status == 200
+    assert bed.fetch(by(BLUE)).status == 200
     assert len(backend.received) == 4
     assert bed.gateway.metrics.limited == {"red": 2}
 
 
-def test_tokens_per_minute_use_the_engines_count(lay: Lay) -> None:
-    bed = lay(*guarded({"name": "red", "tokensPerMinute": 1000}))
+def test_tokens_per_minute_use_the_engines_count(make_bed: MakeBed) -> None:
+    bed = make_bed(*guarded({"name": "red", "tokensPerMinute": 1000}))
     bed.backend(answers(answer(completion(output=2000))))
-    assert bed.ask(by(RED)).status == 200
-    got = bed.ask(by(RED))
+    assert bed.fetch(by(RED)).status == 200
+    got = bed.fetch(by(RED))
     assert got.status == 429
     assert "1000 tokens per minute" in got.error["message"]
     assert 55 <= int(got.header("retry-after") or 0) <= 70
-    assert bed.ask(by(BLUE)).status == 200
+    assert bed.fetch(by(BLUE)).status == 200
 
 
-def test_a_prompt_beyond_the_limit_of_a_minute_is_refused(lay: Lay) -> None:
-    bed = lay(*guarded({"name": "red", "tokensPerMinute": 100}))
-    got = bed.ask(by(RED, messages=[{"role": "user", "content": "x" * 1000}]))
+def test_a_prompt_beyond_the_limit_of_a_minute_is_refused(make_bed: MakeBed) -> None:
+    bed = make_bed(*guarded({"name": "red", "tokensPerMinute": 100}))
+    got = bed.fetch(by(RED, messages=[{"role": "user", "content": "x" * 1000}]))
     assert got.status == 429
     assert "the prompt has about" in got.error["message"]
 
@@ -208,71 +210,71 @@ def test_a_prompt_beyond_the_limit_of_a_minute_is_refused(lay: Lay) -> None:
 TOKENS = [event(number) for number in range(300)]
 
 
-def test_a_stream_without_usage_is_counted(lay: Lay) -> None:
+def test_a_stream_without_usage_is_counted(make_bed: MakeBed) -> None:
     """Otherwise streams would have no limit."""
-    bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
+    bed = make_bed(*guarded({"name": "red", "tokensPerMinute": 200}))
     bed.backend(answers(stream(*TOKENS, DONE)))
-    assert bed.ask(by(RED, stream=True)).status == 200
-    assert bed.ask(by(RED, stream=True)).status == 429
+    assert bed.fetch(by(RED, stream=True)).status == 200
+    assert bed.fetch(by(RED, stream=True)).status == 429
 
 
-@pytest.mark.parametrize("who", ["client", "instance"])
-def test_an_interrupted_stream_is_counted_up_to_its_end(lay: Lay, who: str) -> None:
-    """Otherwise a client that disconnects just before the end would have no limit."""
-    bed = lay(*guarded({"name": "red", "tokensPerMinute": 200}))
+@pytest.mark.parametrize("side", ["client", "instance"])
+def test_an_interrupted_stream_is_counted_up_to_its_end(make_bed: MakeBed, side: str) -> None:
+    """Otherwise clients that disconnect just before the end would have no limit."""
+    bed = make_bed(*guarded({"name": "red", "tokensPerMinute": 200}))
     backend = bed.backend(hangs(STREAM + b"".join(map(chunk, TOKENS))))
     client = bed.client()
     client.send(by(RED, stream=True))
     client.until(b"t299")
-    if who == "client":
+    if side == "client":
         client.close()
-        wait_for(backend.all_over)
+        wait_for(backend.all_closed)
     else:
         bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "crashed"))
         client.until(b"stream_interrupted")
-    wait_for(lambda: bed.ask(by(RED, stream=True)).status == 429)
+    wait_for(lambda: bed.fetch(by(RED, stream=True)).status == 429)
 
 
-def test_a_cost_budget(lay: Lay) -> None:
+def test_a_cost_budget(make_bed: MakeBed) -> None:
     price = {"perMillionInputTokens": 0, "perMillionOutputTokens": 1_000_000}
-    bed = lay(*guarded({"name": "red", "costBudget": 5, "costPeriod": "1h"}, price=price))
+    bed = make_bed(*guarded({"name": "red", "costBudget": 5, "costPeriod": "1h"}, price=price))
     bed.backend(answers(answer(completion(output=2))))
-    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
-    got = bed.ask(by(RED))
+    assert [bed.fetch(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    got = bed.fetch(by(RED))
     assert "has spent its budget of 5" in got.error["message"]
     assert 3500 <= int(got.header("retry-after") or 0) <= 3600
-    assert bed.ask(by(BLUE)).status == 200
+    assert bed.fetch(by(BLUE)).status == 200
 
 
-@pytest.mark.parametrize(("asked", "granted"), [(2, 0), (1, 0), (0, 0), (-1, -1), ("critical", 0)])
-def test_priorities_are_limited_to_that_of_the_tenant(lay: Lay, asked: int | str, granted: int) -> None:
-    bed = lay(*guarded({"name": "red", "maxPriority": 0}))
+@pytest.mark.parametrize(("requested", "granted"), [(2, 0), (1, 0), (0, 0), (-1, -1), ("critical", 0)])
+def test_priorities_are_limited_to_that_of_the_tenant(make_bed: MakeBed, requested: int | str, granted: int) -> None:
+    bed = make_bed(*guarded({"name": "red", "maxPriority": 0}))
     bed.backend()
-    bed.ask(by(RED, "x-request-id: it", pointsman={"priority": asked}))
+    bed.fetch(by(RED, "x-request-id: it", pointsman={"priority": requested}))
     assert bed.record("it").priority == granted
-    bed.ask(by(BLUE, "x-request-id: other", pointsman={"priority": asked}))
+    bed.fetch(by(BLUE, "x-request-id: other", pointsman={"priority": requested}))
     assert bed.record("other").priority >= granted
 
 
 @pytest.mark.parametrize("header", [FAIRNESS_HEADER, FAIRNESS_ALIAS])
 def test_a_tenant_cannot_choose_another_fairness_flow(header: str) -> None:
-    """The key determines the flow; without one, a header does."""
-    raw = {header.encode(): b"another"}
+    """With a key the flow is the tenant; without one the header may choose it."""
+    raw = {header.encode(): b"another flow"}
     body = read_body(b'{"model": "m"}')
     assert flow_of(metadata("r", body, dict(raw), 0.0, "red")) == "red"
-    assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "another"
+    assert flow_of(metadata("r", body, dict(raw), 0.0, "")) == "another flow"
 
 
-def test_usage_of_tenants_survives_new_settings(lay: Lay) -> None:
+def test_usage_of_tenants_survives_new_settings(make_bed: MakeBed) -> None:
     gateway, deployment = guarded({"name": "red", "requestsPerMinute": 3})
-    bed = lay(gateway, deployment)
+    bed = make_bed(gateway, deployment)
     bed.backend()
-    assert [bed.ask(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
+    assert [bed.fetch(by(RED)).status for _ in range(4)] == [200, 200, 200, 429]
     bed.thread.call(lambda: bed.gateway.configure(plan_of(gateway).gateway))
-    assert bed.ask(by(RED)).status == 429
+    assert bed.fetch(by(RED)).status == 429
 
 
-# Tenants by themselves, on a clock of our own
+# Tenants alone, with a fake clock
 
 
 def request(prompt: str = "x" * 40, **facts: Any) -> RequestMetadata:
@@ -304,7 +306,7 @@ def test_a_denied_request_costs_nothing() -> None:
 
 def test_estimated_tokens_are_corrected_by_usage() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
-    assert tenant.denial(request(), 0.0) is None  # about 10 tokens
+    assert tenant.denial(request(), 0.0) is None  # estimated as 10 tokens
     tenant.used(request(), Usage(4, 6, None), None, None, 0.0)
     tokens = tenant._tokens
     assert tokens is not None
@@ -341,8 +343,8 @@ def test_a_budget_is_renewed_with_each_period() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])
-def test_limits_apply_to_every_api(lay: Lay, path: bytes) -> None:
-    bed = lay(*guarded({"name": "red", "requestsPerMinute": 1}))
+def test_limits_apply_to_every_api(make_bed: MakeBed, path: bytes) -> None:
+    bed = make_bed(*guarded({"name": "red", "requestsPerMinute": 1}))
     bed.backend()
-    asked = post({"model": "m", "input": "x"}, path, [f"authorization: Bearer {RED}"])
-    assert [bed.ask(asked).status for _ in range(2)] == [200, 429]
+    request_bytes = post({"model": "m", "input": "x"}, path, [f"authorization: Bearer {RED}"])
+    assert [bed.fetch(request_bytes).status for _ in range(2)] == [200, 429]

@@ -1,4 +1,4 @@
-"""`/metrics`: the strict format, and the right numbers after known traffic."""
+"""`/metrics`: strictly valid, and correct after known traffic."""
 
 import math
 import re
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.gateway.backends import DONE, OK, answer, answers, chunk, event, hangs, says, stream
-from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
+from tests.gateway.backends import DONE, OK, answer, answers, chunk, event, hangs, sends, stream
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import HEALTH, chat, post, wait_for
 
 PAGE = b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n\r\n"
@@ -23,14 +23,14 @@ class Family(NamedTuple):
 
 
 def parsed(text: str) -> dict[str, Family]:
-    """The families of a page. Fails on everything that violates the format."""
+    """The metric families of a page. Raises AssertionError if it violates the format."""
     assert text.endswith("\n")
     families: dict[str, Family] = {}
     name = helped = ""
     for line in text.splitlines():
         if line.startswith("# HELP "):
             helped = line.split(" ")[2]
-            assert helped not in families, f"{helped} is explained twice"
+            assert helped not in families, f"{helped} has two HELP lines"
             assert len(line.split(" ", 3)[3]) > 5
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
@@ -40,7 +40,7 @@ def parsed(text: str) -> dict[str, Family]:
         else:
             sample, labels, value = sample_of(line)
             assert sample.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") == name or sample == name
-            assert (sample, labels) not in families[name].samples, f"{line} came twice"
+            assert (sample, labels) not in families[name].samples, f"{line} is repeated"
             families[name].samples[sample, labels] = value
     for name, family in families.items():
         check(name, family)
@@ -62,7 +62,7 @@ def sample_of(line: str) -> tuple[str, Labels, float]:
 
 def check(name: str, family: Family) -> None:
     assert name.startswith("pointsman_")
-    assert family.samples, f"{name} is explained and not told"
+    assert family.samples, f"{name} has no samples"
     assert (family.kind == "counter") == name.endswith("_total")
     for value in family.samples.values():
         assert math.isfinite(value)
@@ -82,14 +82,14 @@ def check(name: str, family: Family) -> None:
 
 
 def page(bed: Bed) -> dict[str, Family]:
-    got = bed.ask(PAGE)
+    got = bed.fetch(PAGE)
     assert got.status == 200
     assert got.header("content-type") == "text/plain; version=0.0.4; charset=utf-8"
     return parsed(got.body.decode())
 
 
 def value(families: dict[str, Family], name: str, **labels: str) -> float:
-    """The sum over the samples that have these labels; 0 if there are none."""
+    """Sum of the samples with these labels; 0 if there are none."""
     family = families.get(f"pointsman_{re.sub('_(sum|count)$', '', name)}")
     if family is None:
         return 0
@@ -104,19 +104,19 @@ def test_metrics_before_the_first_request(bed: Bed) -> None:
     assert value(families, "waiting_requests", deployment="chat") == 0
 
 
-def test_metrics_of_known_traffic(lay: Lay) -> None:
-    bed = lay({"upstream": {"maxTries": 2}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+def test_metrics_of_known_traffic(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"maxTries": 2}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     bed.backend()
     for _ in range(7):
-        assert bed.ask(chat(pointsman={"deadline_ms": 60_000})).status == 200
-    assert bed.ask(chat(pointsman={"deadline_ms": 0.000001})).status == 200
+        assert bed.fetch(chat(pointsman={"deadline_ms": 60_000})).status == 200
+    assert bed.fetch(chat(pointsman={"deadline_ms": 0.000001})).status == 200
     for _ in range(2):
-        assert bed.ask(b"NONSENSE\r\n\r\n").status == 400
-    assert bed.ask(post(b"{")).status == 400
-    assert bed.ask(chat(model="unknown")).status == 404
+        assert bed.fetch(b"NONSENSE\r\n\r\n").status == 400
+    assert bed.fetch(post(b"{")).status == 400
+    assert bed.fetch(chat(model="unknown")).status == 404
     families = page(bed)
     assert value(families, "requests_total", deployment="chat", status="200") == 8
-    assert value(families, "requests_total") == 8, "what was not for a deployment is not counted there"
+    assert value(families, "requests_total") == 8, "requests for no deployment are not counted there"
     assert value(families, "unread_requests_total", status="400") == 2
     assert value(families, "decisions_total", deployment="chat", strategy="fifo", instance="chat-0") == 8
     assert value(families, "outcomes_total", deployment="chat", outcome="served") == 8
@@ -149,11 +149,11 @@ def test_running_and_waiting_requests(bed: Bed) -> None:
     assert value(page(bed), "abandoned_requests_total", deployment="chat") == 3
 
 
-def test_metrics_of_streams_and_failures(lay: Lay) -> None:
-    bed = lay({"upstream": {"maxTries": 2}})
-    bed.backend(says(stream(event(0))[:-5]), answers(answer({"error": "oops"}, 500)))
-    assert b"stream_interrupted" in bed.ask(chat(stream=True)).body
-    assert bed.ask(chat()).status == 502
+def test_metrics_of_streams_and_failures(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"maxTries": 2}})
+    bed.backend(sends(stream(event(0))[:-5]), answers(answer({"error": "oops"}, 500)))
+    assert b"stream_interrupted" in bed.fetch(chat(stream=True)).body
+    assert bed.fetch(chat()).status == 502
     bed.backend(answers(stream(event(0)), stream(event(0))))
     families = page(bed)
     assert value(families, "broken_off_answers_total") == 1
@@ -165,7 +165,7 @@ def test_metrics_of_streams_and_failures(lay: Lay) -> None:
 
 def test_time_to_the_first_token_and_between_tokens(bed: Bed) -> None:
     bed.backend(answers(stream(event(0), event(1), DONE), OK), max_concurrency=1)
-    bed.ask(chat(stream=True))
+    bed.fetch(chat(stream=True))
     families = page(bed)
     assert value(families, "first_token_seconds_count", deployment="chat") == 1
     assert 0 < value(families, "first_token_seconds_sum") <= value(families, "request_seconds_sum")
@@ -174,17 +174,17 @@ def test_time_to_the_first_token_and_between_tokens(bed: Bed) -> None:
 def test_large_counts_are_exact(bed: Bed) -> None:
     usage = {"prompt_tokens": 123_456_789, "completion_tokens": 987_654_321}
     bed.backend(answers(answer({"choices": [], "usage": usage})))
-    bed.ask(chat())
+    bed.fetch(chat())
     families = page(bed)
     assert value(families, "tokens_total", kind="input") == 123_456_789
     assert value(families, "tokens_total", kind="output") == 987_654_321
 
 
-def test_label_values_are_escaped(lay: Lay) -> None:
+def test_label_values_are_escaped(make_bed: MakeBed) -> None:
     strange = 'a "b" \\ c'
-    bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    bed = make_bed({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     bed.backend(instance_id=strange)
-    bed.ask(chat())
+    bed.fetch(chat())
     families = page(bed)
     assert value(families, "decisions_total", instance=strange.replace("\\", "\\\\").replace('"', '\\"')) == 1
 
@@ -193,7 +193,7 @@ def test_expected_prefix_hits(bed: Bed) -> None:
     bed.backend()
     prompt = "the same long prompt again and again " * 200
     for _ in range(3):
-        bed.ask(chat(messages=[{"role": "user", "content": prompt}]))
+        bed.fetch(chat(messages=[{"role": "user", "content": prompt}]))
     families = page(bed)
     assert value(families, "prefix_tokens_total", kind="prompt") > 0
     assert (
@@ -203,13 +203,13 @@ def test_expected_prefix_hits(bed: Bed) -> None:
     )
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n\r\n", chunk(b"x")], ids=["no JSON", "no HTTP"])
-def test_metrics_after_failures_only(lay: Lay, said: bytes) -> None:
-    bed = lay({"upstream": {"maxTries": 1}})
-    bed.backend(says(said))
+@pytest.mark.parametrize("data", [b"HTTP/1.1 200 OK\r\n\r\n", chunk(b"x")], ids=["not JSON", "not HTTP"])
+def test_metrics_after_failures_only(make_bed: MakeBed, data: bytes) -> None:
+    bed = make_bed({"upstream": {"maxTries": 1}})
+    bed.backend(sends(data))
     for _ in range(3):
-        assert bed.ask(chat()).status == 502
-    assert bed.ask(HEALTH).status == 200
+        assert bed.fetch(chat()).status == 502
+    assert bed.fetch(HEALTH).status == 200
     families = page(bed)
     assert value(families, "requests_total", status="502") == 3
     assert value(families, "failed_tries_total") == 3

@@ -1,4 +1,4 @@
-"""Events, end mark and usage, read from responses that are passed on unchanged."""
+"""What the gateway reads in forwarded responses: events, [DONE] and usage."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients send it, well and badly: the answer, whether the connection stays open, and what is passed on."""
+"""Valid and invalid HTTP/1.1 from clients: the response, whether the connection stays open, what is forwarded."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.listeners import CannotListen, Listeners
 from pointsman.http.parser import HttpRequest
 from tests.gateway.backends import Gate
-from tests.gateway.bed import Bed, Lay, plan_of
+from tests.gateway.bed import Bed, MakeBed, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}]}).encode()
@@ -21,14 +21,14 @@ GOOD = post(BODY)
 
 
 def in_chunks(size: int, extension: bytes = b"", trailers: bytes = b"") -> bytes:
-    """The good request with a body in chunks of so many bytes."""
+    """The valid request with a body in chunks of `size` bytes."""
     parts = [BODY[start : start + size] for start in range(0, len(BODY), size)]
     framed = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts)
     return CHUNKED + framed + b"0%b\r\n%b\r\n" % (extension, trailers)
 
 
 class Row(NamedTuple):
-    """What is sent, and what comes of it."""
+    """Sent bytes and the expected responses."""
 
     name: str
     sent: bytes
@@ -54,7 +54,7 @@ ROWS = [
     Row("an empty chunked body", CHUNKED + b"0\r\n\r\n", [400]),
     Row("a GET with a body", get(b"/health", b"content-length: 3") + b"abc", [200]),
     Row("empty lines before a request", b"\r\n\r\n" + GOOD, [200], forwarded=1),
-    # Staying and leaving
+    # Keep-alive
     Row("connection: close", chat("connection: close"), [200], False, 1),
     Row("connection: Close, x", chat("Connection: x, Close"), [200], False, 1),
     Row("HTTP/1.0", chat(version=b"1.0"), [200], False, 1),
@@ -62,18 +62,18 @@ ROWS = [
     Row("HTTP/1.0 without a host", b"GET /health HTTP/1.0\r\n\r\n", [200], False),
     Row("an error keeps the connection", get(b"/nowhere"), [404]),
     Row("an error on HTTP/1.0 does not", get(b"/nowhere", version=b"1.0"), [404], False),
-    # One after the other
+    # Pipelining
     Row("three in one packet", GOOD * 3, [200] * 3, forwarded=3),
     Row("pages between", HEALTH + GOOD + HEALTH + GOOD, [200] * 4, forwarded=2),
-    Row("more than are read ahead", GOOD * 40, [200] * 40, forwarded=40),
-    Row("a long row of pages", HEALTH * 500, [200] * 500),
+    Row("more than the pipelining limit", GOOD * 40, [200] * 40, forwarded=40),
+    Row("many pipelined pages", HEALTH * 500, [200] * 500),
     Row("an error after good ones", GOOD * 2 + b"NONSENSE\r\n\r\n", [200, 200, 400], False, 2),
     Row("nothing after an error", GOOD + b"NONSENSE\r\n\r\n" + GOOD, [200, 400], False, 1),
     Row("nothing after connection: close", GOOD + chat("connection: close") + GOOD, [200, 200], False, 2),
     Row("refusals in between", GOOD + get(b"/nowhere") + post(b"{") + GOOD, [200, 404, 400, 200], forwarded=2),
     # Methods and targets
-    Row("GET where POST is wanted", get(CHAT), [405]),
-    Row("PUT where POST is wanted", get(CHAT, method=b"PUT"), [405]),
+    Row("GET where POST is expected", get(CHAT), [405]),
+    Row("PUT where POST is expected", get(CHAT, method=b"PUT"), [405]),
     Row("DELETE of a page", get(b"/health", method=b"DELETE"), [405]),
     Row("OPTIONS", get(b"/health", method=b"OPTIONS"), [405]),
     Row("OPTIONS *", get(b"*", method=b"OPTIONS"), [404]),
@@ -85,12 +85,12 @@ ROWS = [
     Row("absolute form without a path", get(b"http://gateway"), [404]),
     Row("another scheme", get(b"ftp://gateway/health"), [404]),
     Row("an unknown method", get(b"/health", method=b"BREW"), [400], False),
-    Row("a method in small letters", get(b"/health", method=b"get"), [400], False),
+    Row("a method in lower case", get(b"/health", method=b"get"), [400], False),
     Row("CONNECT to two hosts", b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", [400], False),
     Row("an upgrade of two hosts", get(b"/", b"host: x", b"connection: upgrade", b"upgrade: x"), [400], False),
     Row("CONNECT", b"CONNECT gateway:443 HTTP/1.1\r\nhost: gateway\r\n\r\n", [405], False),
     # Expectations
-    Row("an expectation that cannot be met", chat("expect: the-best"), [417], False),
+    Row("an unknown expectation", chat("expect: the-best"), [417], False),
     Row("HTTP/1.0 may not expect anything", chat("expect: 100-continue", version=b"1.0"), [200], False, 1),
     # Other protocols
     Row("an offer of websockets", get(b"/health", b"connection: upgrade", b"upgrade: websocket"), [200]),
@@ -106,28 +106,28 @@ ROWS = [
         [200, 200],
         forwarded=2,
     ),
-    Row("an upgrade that the connection does not speak of", chat("upgrade: h2c"), [200], forwarded=1),
+    Row("an upgrade without connection: upgrade", chat("upgrade: h2c"), [200], forwarded=1),
     Row("HTTP/2 from the start", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [400], False),
-    Row("TLS where there is none", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 32, [400], False),
+    Row("TLS on a plain port", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 32, [400], False),
     Row("HTTP/2.0 in a request line", b"GET /health HTTP/2.0\r\nhost: gateway\r\n\r\n", [505], False),
     Row("HTTP/1.2 in a request line", b"GET /health HTTP/1.2\r\nhost: gateway\r\n\r\n", [400], False),
     Row("HTTP/0.9", b"GET /health\r\n\r\n", [505], False),
     Row("RTSP", b"OPTIONS /health RTSP/1.0\r\n\r\n", [405], False),
     Row("ICE", b"SOURCE /health ICE/1.0\r\n\r\n", [405], False),
-    Row("RTSP again: the parser knows it and says HTTP/1.0", GOOD.replace(b"HTTP/1.1", b"RTSP/1.0"), [200], False, 1),
+    Row("RTSP, which the parser reports as HTTP/1.0", GOOD.replace(b"HTTP/1.1", b"RTSP/1.0"), [200], False, 1),
     Row("POST over ICE", GOOD.replace(b"HTTP/1.1", b"ICE/1.0"), [400], False),
     # Hosts
     Row("no host", b"GET /health HTTP/1.1\r\n\r\n", [400], False),
     Row("two hosts", get(b"/health", b"host: other"), [400], False),
     Row("an empty host", b"GET /health HTTP/1.1\r\nhost:\r\n\r\n", [200]),
-    # Bytes that do not belong
+    # Invalid bytes
     Row("garbage", b"\x00\x01\x02\xff" * 50, [400], False),
     Row("a NUL in a value", get(b"/health", b"x: a\x00b"), [400], False),
     Row("a NUL in a name", get(b"/health", b"x\x00y: a"), [400], False),
     Row("a NUL in the target", get(b"/hea\x00lth"), [400], False),
     Row("a control character in a value", get(b"/health", b"x: a\x01b"), [400], False),
-    Row("letters beyond ASCII in a value", get(b"/health", b"x: caf\xc3\xa9"), [200]),
-    Row("letters beyond ASCII in a name", get(b"/health", b"caf\xc3\xa9: x"), [400], False),
+    Row("non-ASCII letters in a value", get(b"/health", b"x: caf\xc3\xa9"), [200]),
+    Row("non-ASCII letters in a name", get(b"/health", b"caf\xc3\xa9: x"), [400], False),
     Row("an empty name", get(b"/health", b": a"), [400], False),
     Row("no colon", get(b"/health", b"nothing"), [400], False),
     Row("a space before the colon", get(b"/health", b"x : a"), [400], False),
@@ -153,7 +153,7 @@ def test_requests_get_the_expected_responses(bed: Bed, row: Row) -> None:
     backend = bed.backend()
     client = bed.client()
     client.send(row.sent)
-    answers = [client.answer() for _ in row.statuses]
+    answers = [client.read_response() for _ in row.statuses]
     assert [answer.status for answer in answers] == row.statuses
     for answer in answers:
         if answer.status >= 400:
@@ -172,14 +172,14 @@ def test_requests_sent_byte_by_byte_get_the_same_responses(bed: Bed, row: Row) -
         client.send(row.sent, piece=1)
     except ConnectionError:
         assert not row.stays_open
-    assert [client.answer().status for _ in row.statuses] == row.statuses
+    assert [client.read_response().status for _ in row.statuses] == row.statuses
     assert client.stays_open() == row.stays_open
     assert len(backend.received) == row.forwarded
     assert {request.body for request in backend.received} <= {BODY}
 
 
 def test_pipelined_responses_are_in_order(bed: Bed) -> None:
-    """The first goes to a slow instance; the others would be faster."""
+    """The first goes to a slow instance, the others are faster."""
     gate = Gate()
     bed.backend(gate, max_concurrency=1)
     client = bed.client()
@@ -187,33 +187,33 @@ def test_pipelined_responses_are_in_order(bed: Bed) -> None:
     wait_for(bed.running)
     bed.backend()
     gate.open()
-    assert [client.answer().header("x-request-id") for _ in range(3)] == ["slow", None, "quick"]
+    assert [client.read_response().header("x-request-id") for _ in range(3)] == ["slow", None, "quick"]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_all_pipelined_requests_are_answered_whatever_the_limit(lay: Lay, most: int) -> None:
-    bed = lay({"limits": {"maxPipelined": most}})
+def test_all_pipelined_requests_are_answered_whatever_the_limit(make_bed: MakeBed, most: int) -> None:
+    bed = make_bed({"limits": {"maxPipelined": most}})
     bed.backend()
     client = bed.client()
     client.send((chat() + HEALTH) * 10)
     for _ in range(10):
         client.send(chat())
-    assert [client.answer().status for _ in range(30)] == [200] * 30
+    assert [client.read_response().status for _ in range(30)] == [200] * 30
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/v1/models", b"/nowhere", CHAT])
 def test_head_is_get_without_a_body(bed: Bed, path: bytes) -> None:
     client = bed.client()
-    told = client.ask(get(path))
+    page = client.fetch(get(path))
     client.send(get(path, method=b"HEAD"))
-    head = client.answer(to_head=True)
-    assert (head.status, head.headers) == (told.status, told.headers)
+    head = client.read_response(to_head=True)
+    assert (head.status, head.headers) == (page.status, page.headers)
     assert client.stays_open()
 
 
 @pytest.mark.parametrize(("path", "allowed"), [(CHAT, "POST"), (b"/health", "GET, HEAD"), (b"/v1/models", "GET, HEAD")])
 def test_a_method_not_allowed_lists_the_allowed_ones(bed: Bed, path: bytes, allowed: str) -> None:
-    assert bed.ask(get(path, method=b"PATCH")).header("allow") == allowed
+    assert bed.fetch(get(path, method=b"PATCH")).header("allow") == allowed
 
 
 def test_http_1_0_keep_alive_is_confirmed(bed: Bed) -> None:
@@ -224,8 +224,8 @@ def test_http_1_0_keep_alive_is_confirmed(bed: Bed) -> None:
         get(b"/health", b"connection: keep-alive", version=b"1.0"),
         get(b"/nowhere", b"connection: keep-alive", version=b"1.0"),
     ):
-        assert client.ask(request).header("connection") == "keep-alive"
-    assert client.ask(chat(version=b"1.0")).header("connection") == "close"
+        assert client.fetch(request).header("connection") == "keep-alive"
+    assert client.fetch(chat(version=b"1.0")).header("connection") == "close"
     assert client.is_closed()
 
 
@@ -237,10 +237,10 @@ def test_a_client_that_expects_100_continue_is_answered(bed: Bed) -> None:
     client = bed.client()
     head, _, body = chat("expect: 100-continue").partition(b"\r\n\r\n")
     client.send(head + b"\r\n\r\n")
-    assert client.answer().status == 100
+    assert client.read_response().status == 100
     assert backend.received == []
     client.send(body)
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
     assert backend.received[0].header("expect") is None
     assert client.stays_open()
 
@@ -250,10 +250,10 @@ def test_100_continue_waits_for_the_answers_before(bed: Bed) -> None:
     client = bed.client()
     head, _, body = chat("expect: 100-continue").partition(b"\r\n\r\n")
     client.send(GOOD + head + b"\r\n\r\n")
-    assert client.answer().status == 200
-    assert client.answer().status == 100
+    assert client.read_response().status == 200
+    assert client.read_response().status == 100
     client.send(body)
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
 
 
 @pytest.mark.parametrize(
@@ -264,11 +264,11 @@ def test_100_continue_waits_for_the_answers_before(bed: Bed) -> None:
         ("transfer-encoding: gzip, chunked\r\nexpect: 100-continue", 501),
     ],
 )
-def test_100_continue_is_not_sent_for_a_refused_body(lay: Lay, lines: str, status: int) -> None:
-    bed = lay({"limits": {"maxBodyBytes": 1000}})
+def test_100_continue_is_not_sent_for_a_refused_body(make_bed: MakeBed, lines: str, status: int) -> None:
+    bed = make_bed({"limits": {"maxBodyBytes": 1000}})
     client = bed.client()
     client.send(HEAD + lines.encode() + b"\r\n\r\n")
-    assert client.answer().status == status
+    assert client.read_response().status == status
     assert client.is_closed()
 
 
@@ -292,29 +292,29 @@ LIMITS = {"limits": {"maxHeaderBytes": 4096, "maxBodyBytes": 10_000, "maxPipelin
     ],
     ids=["a value", "names", "the same name", "a name", "a target"],
 )
-def test_heads_over_the_limit_are_refused(lay: Lay, large: bytes, piece: int) -> None:
-    bed = lay(LIMITS)
+def test_heads_over_the_limit_are_refused(make_bed: MakeBed, large: bytes, piece: int) -> None:
+    bed = make_bed(LIMITS)
     client = bed.client()
     try:
         client.send(large, piece=piece)
     except ConnectionError:
-        assert piece  # it was refused before all of it was there
-    assert client.answer().status == 431
+        assert piece  # refused before everything was sent
+    assert client.read_response().status == 431
     assert client.is_closed()
 
 
 @pytest.mark.parametrize("piece", [0, 1, 500], ids=lambda size: f"in pieces of {size}" if size else "at once")
-def test_a_head_within_the_limits_is_accepted(lay: Lay, piece: int) -> None:
-    client = lay(LIMITS).client()
+def test_a_head_within_the_limits_is_accepted(make_bed: MakeBed, piece: int) -> None:
+    client = make_bed(LIMITS).client()
     for _ in range(3):
         client.send(get(b"/health", b"x: " + b"y" * 3500), piece=piece)
-        assert client.answer().status == 200
+        assert client.read_response().status == 200
 
 
-def test_the_limit_applies_to_each_head_however_they_are_packed(lay: Lay) -> None:
-    client = lay(LIMITS).client()
+def test_the_limit_applies_to_each_head_however_they_are_packed(make_bed: MakeBed) -> None:
+    client = make_bed(LIMITS).client()
     client.send(get(b"/health", b"x: " + b"y" * 1000) * 20)
-    assert [client.answer().status for _ in range(20)] == [200] * 20
+    assert [client.read_response().status for _ in range(20)] == [200] * 20
 
 
 @pytest.mark.parametrize("piece", [0, 999], ids=lambda size: f"in pieces of {size}" if size else "at once")
@@ -329,31 +329,31 @@ def test_the_limit_applies_to_each_head_however_they_are_packed(lay: Lay) -> Non
     ],
     ids=["by its length", "by an absurd length", "in one chunk", "in chunks", "in an absurd chunk"],
 )
-def test_bodies_over_the_limit_are_refused(lay: Lay, large: bytes, piece: int) -> None:
-    bed = lay(LIMITS)
+def test_bodies_over_the_limit_are_refused(make_bed: MakeBed, large: bytes, piece: int) -> None:
+    bed = make_bed(LIMITS)
     backend = bed.backend()
     client = bed.client()
     try:
         client.send(large, piece=piece)
     except ConnectionError:
         assert piece
-    assert client.answer().status == 413
+    assert client.read_response().status == 413
     assert client.is_closed()
     assert backend.received == []
 
 
-def test_a_body_of_exactly_the_limit_is_accepted(lay: Lay) -> None:
-    bed = lay(LIMITS)
+def test_a_body_of_exactly_the_limit_is_accepted(make_bed: MakeBed) -> None:
+    bed = make_bed(LIMITS)
     backend = bed.backend()
     body = BODY + b" " * (10_000 - len(BODY))
-    assert bed.ask(post(body)).status == 200
-    assert bed.ask(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)).status == 200
+    assert bed.fetch(post(body)).status == 200
+    assert bed.fetch(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)).status == 200
     assert [len(request.body) for request in backend.received] == [10_000, 10_000]
 
 
-def test_a_client_reads_that_its_body_is_too_large_although_it_goes_on_sending(lay: Lay) -> None:
-    """A connection that is closed with unread bytes is reset, and a reset may overtake the answer."""
-    bed = lay({"limits": {"maxBodyBytes": "1M"}})
+def test_a_client_reads_that_its_body_is_too_large_although_it_goes_on_sending(make_bed: MakeBed) -> None:
+    """Closing a connection with unread bytes resets it, and a reset may overtake the response."""
+    bed = make_bed({"limits": {"maxBodyBytes": "1M"}})
     client = bed.client()
     size = 40 * 1024 * 1024
     client.send(HEAD + b"content-length: %d\r\n\r\n" % size)
@@ -363,22 +363,22 @@ def test_a_client_reads_that_its_body_is_too_large_although_it_goes_on_sending(l
             sent += client.socket.send(b" " * min(size - sent, 256 * 1024))
     except ConnectionError:
         pytest.fail(f"cut off after {sent} bytes, with the answer unread")
-    assert client.answer().status == 413
+    assert client.read_response().status == 413
     assert client.is_closed()
 
 
 @pytest.mark.parametrize("trailer", [b"x: " + b"y" * 100_000, b"x: y\r\n" * 20_000], ids=["one long", "many"])
-def test_trailers_over_the_limit_are_refused(lay: Lay, trailer: bytes) -> None:
-    bed = lay(LIMITS)
+def test_trailers_over_the_limit_are_refused(make_bed: MakeBed, trailer: bytes) -> None:
+    bed = make_bed(LIMITS)
     client = bed.client()
-    with suppress(ConnectionError):  # it is refused before all of it is there
+    with suppress(ConnectionError):  # refused before everything was sent
         client.send(CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY) + trailer, piece=1000)
-    assert client.answer().status == 431
+    assert client.read_response().status == 431
     assert client.is_closed()
 
 
-def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(lay: Lay) -> None:
-    bed = lay({"limits": {"maxBodyBytes": "4M"}})
+def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(make_bed: MakeBed) -> None:
+    bed = make_bed({"limits": {"maxBodyBytes": "4M"}})
     client = bed.client()
     size = 400_000
     client.send(CHUNKED + b"2\r\n  \r\n" * (size // 2))
@@ -387,45 +387,45 @@ def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(lay: Lay) -> 
     assert len(connection.parser._body) < 1000
 
 
-# Numbers of connections
+# Connection limit
 
 
-def test_connections_over_the_limit_are_refused(lay: Lay) -> None:
-    bed = lay({"limits": {"maxConnections": 2}})
+def test_connections_over_the_limit_are_refused(make_bed: MakeBed) -> None:
+    bed = make_bed({"limits": {"maxConnections": 2}})
     first, second = bed.client(), bed.client()
-    assert first.ask(HEALTH).status == second.ask(HEALTH).status == 200
+    assert first.fetch(HEALTH).status == second.fetch(HEALTH).status == 200
     third = bed.client()
-    told = third.answer()
-    assert (told.status, told.error["type"]) == (503, "server_error")
+    refused = third.read_response()
+    assert (refused.status, refused.error["type"]) == (503, "server_error")
     assert third.is_closed()
-    assert first.ask(HEALTH).status == 200
+    assert first.fetch(HEALTH).status == 200
     first.close()
     for _ in range(1000):
         again = bed.client()
-        if again.ask(HEALTH).status == 200:
+        if again.fetch(HEALTH).status == 200:
             break
     else:
         pytest.fail("the place of a client that left is not given to another")
 
 
-# Our own faults
+# Internal errors
 
 
 def test_an_internal_error_is_500_and_reported(bed: Bed) -> None:
-    """It is reported as a defect of the server, and other clients are not affected."""
+    """It is reported as a server error and affects no other request."""
 
     def broken(client: GatewayConnection, request: HttpRequest) -> None:
         raise RuntimeError("oops")
 
     bed.gateway.pages[b"/broken"] = broken
     other = bed.client()
-    assert other.ask(HEALTH).status == 200
+    assert other.fetch(HEALTH).status == 200
     client = bed.client()
     client.send(get(b"/broken"))
     assert client.is_closed()
-    [told] = bed.thread.trouble
-    assert isinstance(told["exception"].__context__, RuntimeError)
-    bed.thread.trouble.clear()
+    [report] = bed.thread.errors
+    assert isinstance(report["exception"].__context__, RuntimeError)
+    bed.thread.errors.clear()
     assert other.stays_open()
 
 
@@ -436,14 +436,14 @@ def test_an_address_in_use_is_named(bed: Bed) -> None:
         bed.thread.run(Listeners(bed.gateway).open(taken))
 
 
-# Clients that close their side
+# Half-closed connections
 
 
 def test_a_half_closed_client_gets_immediate_responses(bed: Bed) -> None:
     client = bed.client()
     client.send(HEALTH)
     client.finish_writing()
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
     assert client.is_closed()
 
 
@@ -454,7 +454,7 @@ def test_a_client_that_only_connects_and_disconnects(bed: Bed) -> None:
         half = bed.client()
         half.send(HEAD)
         half.reset()
-    assert bed.ask(HEALTH).status == 200
+    assert bed.fetch(HEALTH).status == 200
 
 
 def test_urgent_data_changes_nothing(bed: Bed) -> None:
@@ -462,4 +462,4 @@ def test_urgent_data_changes_nothing(bed: Bed) -> None:
     client.send(HEALTH[:10])
     client.socket.send(b"!", socket.MSG_OOB)
     client.send(HEALTH[10:])
-    assert client.answer().status == 200
+    assert client.read_response().status == 200

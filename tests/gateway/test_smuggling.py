@@ -1,4 +1,4 @@
-"""Requests that two servers might read in two ways: nothing of them, and nothing behind them, reaches an instance.
+"""Requests that two servers might parse differently: neither they nor the bytes after them reach an instance.
 
 Whatever gets through is written anew: one request, one length, no header that is for one connection alone.
 """
@@ -55,7 +55,7 @@ REFUSED = {
     "a length in other digits": sized("٣".encode()),
     "no length": sized(b""),
     "a length beyond 64 bits": sized(b"18446744073709551616"),
-    "a length beyond all bits": sized(b"9" * 1000),
+    "a length of a thousand digits": sized(b"9" * 1000),
     "a space after the name of the length": sized(SIZE, b"content-length "),
     "a tab after the name of the length": sized(SIZE, b"content-length\t"),
     "a space before the name of the length": sized(SIZE, b" content-length"),
@@ -90,7 +90,7 @@ REFUSED = {
         b"HTTP/1.1", b"HTTP/1.0"
     ),
     "a chunk size beyond 64 bits": chunked(b"10000000000000000\r\n" + BODY),
-    "a chunk size beyond all bits": chunked(b"f" * 1000 + b"\r\n" + BODY),
+    "a chunk size of a thousand digits": chunked(b"f" * 1000 + b"\r\n" + BODY),
     "a chunk size with a minus": chunked(b"-1\r\n" + BODY),
     "a chunk size with a plus": chunked(b"+%b" % ONE_CHUNK),
     "a chunk size with 0x": chunked(b"0x%b" % ONE_CHUNK),
@@ -98,11 +98,11 @@ REFUSED = {
     "a chunk size with a space before": chunked(b" %b" % ONE_CHUNK),
     "a chunk size with a space behind": chunked(ONE_CHUNK.replace(b"\r\n", b" \r\n", 1)),
     "a chunk size with a tab behind": chunked(ONE_CHUNK.replace(b"\r\n", b"\t\r\n", 1)),
-    "a chunk size that is no number": chunked(b"xyz\r\n" + BODY),
+    "a chunk size that is not a number": chunked(b"xyz\r\n" + BODY),
     "no chunk size": chunked(b"\r\n" + BODY),
     "a chunk size ended by LF": chunked(ONE_CHUNK.replace(b"\r\n", b"\n", 1)),
     "a chunk size ended by CR": chunked(ONE_CHUNK.replace(b"\r\n", b"\r", 1)),
-    "a chunk that is longer than it said": chunked(b"1\r\n%b\r\n0\r\n\r\n" % BODY),
+    "a chunk longer than its size": chunked(b"1\r\n%b\r\n0\r\n\r\n" % BODY),
     "a chunk that does not end": chunked(ONE_CHUNK.replace(b"\r\n0", b"0")),
     "a chunk ended by LF": chunked(ONE_CHUNK.replace(b"\r\n0", b"\n0")),
     "a chunk extension with a newline": chunked(ONE_CHUNK.replace(b"\r\n", b";a\nb\r\n", 1)),
@@ -156,7 +156,7 @@ def test_ambiguous_requests_are_refused(bed: Bed, name: str, piece: int) -> None
         client.send(REFUSED[name] + SMUGGLED, piece=piece)
     except ConnectionError:
         assert piece
-    answer = client.answer()
+    answer = client.read_response()
     assert answer.status in (400, 405, 413, 501, 505), answer
     assert answer.error["type"] == ("server_error" if answer.status >= 500 else "invalid_request_error")
     assert client.is_closed()
@@ -168,8 +168,8 @@ def test_ambiguous_requests_behind_a_valid_one_are_refused(bed: Bed, name: str) 
     backend = bed.backend()
     client = bed.client()
     client.send(chat() + REFUSED[name] + SMUGGLED)
-    assert client.answer().status == 200
-    assert client.answer().status in (400, 405, 413, 501, 505)
+    assert client.read_response().status == 200
+    assert client.read_response().status in (400, 405, 413, 501, 505)
     assert client.is_closed()
     assert len(backend.received) == 1
 
@@ -201,9 +201,9 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted_requests_are_rewritten(bed: Bed, name: str) -> None:
-    """A request that cannot be misread is forwarded with one length, and only with headers for instances."""
+    """An unambiguous request is forwarded with one length and only the headers meant for instances."""
     backend = bed.backend()
-    assert bed.ask(ACCEPTED[name]).status == 200
+    assert bed.fetch(ACCEPTED[name]).status == 200
     [request] = backend.received
     assert request.start == LINE[:-2]
     assert {known for known, _ in request.headers} == OURS
@@ -218,7 +218,7 @@ def test_other_headers_and_the_query_are_forwarded(bed: Bed) -> None:
         "Accept: application/json", "user-agent: me/1", "X-Custom: a", "x-custom: b", "traceparent: 00-1-2-01",
         "cookie: a=b", "content-type: application/json", "x-empty:", "x-bytes: caf\xc3\xa9",
     ]  # fmt: skip
-    assert bed.ask(post(BODY, CHAT + b"?api-version=1&x=%20", headers=sent)).status == 200
+    assert bed.fetch(post(BODY, CHAT + b"?api-version=1&x=%20", headers=sent)).status == 200
     [request] = backend.received
     assert request.start == LINE[:-2].replace(CHAT, CHAT + b"?api-version=1&x=%20")
     assert {known: request.header(known.decode()) for known, _ in request.headers if known not in OURS} == {
@@ -240,7 +240,7 @@ def test_other_headers_and_the_query_are_forwarded(bed: Bed) -> None:
 )
 def test_a_body_cannot_smuggle_headers(bed: Bed, session: str) -> None:
     backend = bed.backend()
-    answer = bed.ask(chat(pointsman={"session": session}))
+    answer = bed.fetch(chat(pointsman={"session": session}))
     assert answer.status == 400
     assert "session" in answer.error["message"]
     assert backend.received == []
@@ -249,7 +249,7 @@ def test_a_body_cannot_smuggle_headers(bed: Bed, session: str) -> None:
 @pytest.mark.parametrize("given", ["a\x01", "caf\xe9", "x" * 129, "", "a\tb"], ids=ascii)
 def test_a_request_id_that_is_not_a_valid_header_is_replaced(bed: Bed, given: str) -> None:
     backend = bed.backend()
-    answer = bed.ask(chat(f"x-request-id: {given}"))
+    answer = bed.fetch(chat(f"x-request-id: {given}"))
     if answer.status == 200:
         assert (answer.header("x-request-id") or "").startswith("req-")
         assert backend.received[0].header("x-request-id") == answer.header("x-request-id")
@@ -258,7 +258,7 @@ def test_a_request_id_that_is_not_a_valid_header_is_replaced(bed: Bed, given: st
 
 
 def test_an_incomplete_body_is_not_forwarded(bed: Bed) -> None:
-    """Half a body is never forwarded: the request is read completely first."""
+    """A request is read completely before it is forwarded."""
     backend = bed.backend(answers(OK))
     client = bed.client()
     client.send(HEAD + b"content-length: 1000\r\n\r\n" + BODY)

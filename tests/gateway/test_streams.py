@@ -1,4 +1,4 @@
-"""Streams of events: passed on byte for byte and event by event, and never cut off silently."""
+"""Streams are forwarded byte for byte and event by event, and never cut off silently."""
 
 import json
 import threading
@@ -11,17 +11,17 @@ from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,
     STREAM,
-    Line,
+    BackendConnection,
     Script,
     answers,
     chunk,
     event,
     hangs,
     resets,
-    says,
+    sends,
     stream,
 )
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.wire import Client, Message, chat, post, wait_for
 
 EVENTS = [event(n) for n in range(8)]
@@ -42,8 +42,8 @@ GOOD: dict[str, Script] = {
     "a byte in each chunk": answers(in_chunks(WHOLE, 1)),
     "events and a half in each chunk": answers(in_chunks(WHOLE, 90)),
     "with a length": answers(PLAIN[:-2] + b"content-length: %d\r\n\r\n" % len(WHOLE) + WHOLE),
-    "until it closes": says(PLAIN + WHOLE),
-    "over HTTP/1.0": says(PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0") + WHOLE),
+    "until it closes": sends(PLAIN + WHOLE),
+    "over HTTP/1.0": sends(PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0") + WHOLE),
     "Content-Type in capitals": answers(stream(WHOLE).replace(b"text/event-stream", b"Text/Event-Stream")),
 }
 
@@ -51,14 +51,14 @@ GOOD: dict[str, Script] = {
 @pytest.mark.parametrize("piece", [0, 1, 7], ids=lambda size: f"in pieces of {size}" if size else "at once")
 @pytest.mark.parametrize("name", GOOD)
 def test_every_byte_is_forwarded(bed: Bed, name: str, piece: int) -> None:
-    def script(line: Line) -> None:
-        line.piece = piece
-        GOOD[name](line)
+    def script(connection: BackendConnection) -> None:
+        connection.piece = piece
+        GOOD[name](connection)
 
     bed.backend(script)
     client = bed.client()
     for _ in range(2):
-        got = client.ask(chat("x-request-id: it", stream=True))
+        got = client.fetch(chat("x-request-id: it", stream=True))
         assert got.status == 200
         assert got.header("transfer-encoding") == "chunked"
         assert (got.header("content-type") or "").lower().startswith("text/event-stream")
@@ -93,7 +93,7 @@ def test_streams_of_every_kind_are_forwarded(bed: Bed, name: str, size: int) -> 
     if size == 3 and len(payload) > 100_000:
         size = 50_000
     bed.backend(answers(in_chunks(payload, size)))
-    got = bed.ask(chat(stream=True))
+    got = bed.fetch(chat(stream=True))
     assert got.status == 200
     assert sha256(got.body).digest() == sha256(payload).digest()
 
@@ -102,24 +102,24 @@ def test_http_1_0_gets_a_stream_without_chunks(bed: Bed) -> None:
     bed.backend(answers(stream(*EVENTS, DONE)))
     for lines in ((), ("connection: keep-alive",)):
         client = bed.client()
-        got = client.ask(chat(*lines, stream=True, version=b"1.0"))
+        got = client.fetch(chat(*lines, stream=True, version=b"1.0"))
         assert (got.status, got.header("transfer-encoding"), got.header("connection")) == (200, None, "close")
         assert got.body == b"".join(EVENTS) + DONE
         assert client.is_closed()
 
 
 def test_an_event_is_forwarded_as_soon_as_it_is_complete(bed: Bed) -> None:
-    """The backend sends the next part only when the client has received the last one."""
+    """The backend sends the next part only after the client has received the last."""
     seen = threading.Semaphore(0)
 
-    def script(line: Line) -> None:
-        line.request()
-        line.send(STREAM + chunk(EVENTS[0]))
+    def script(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(STREAM + chunk(EVENTS[0]))
         seen.acquire(timeout=20)
-        line.send(chunk(EVENTS[1][:10]))
-        line.send(chunk(EVENTS[1][10:] + EVENTS[2][:5]))
+        connection.send(chunk(EVENTS[1][:10]))
+        connection.send(chunk(EVENTS[1][10:] + EVENTS[2][:5]))
         seen.acquire(timeout=20)
-        line.send(chunk(EVENTS[2][5:]) + chunk(DONE) + LAST_CHUNK)
+        connection.send(chunk(EVENTS[2][5:]) + chunk(DONE) + LAST_CHUNK)
 
     bed.backend(script)
     client = bed.client()
@@ -140,25 +140,25 @@ def one_chunk(client: Client) -> bytes:
 
 
 def error_of(got: Message) -> dict[str, Any]:
-    """The error in the last event; everything before it must be as the instance sent it."""
+    """The error in the last event, in OpenAI's format. Everything before it must be as the instance sent it."""
     last = got.events()[-1]
     assert last.startswith(b"data: ")
-    told: dict[str, Any] = json.loads(last[6:])
-    assert told.keys() == {"error"}
-    assert {"message", "type", "param", "code"} <= told["error"].keys()
-    return dict(told["error"])
+    body: dict[str, Any] = json.loads(last[6:])
+    assert body.keys() == {"error"}
+    assert {"message", "type", "param", "code"} <= body["error"].keys()
+    return dict(body["error"])
 
 
 BEGIN = chunk(EVENTS[0]) + chunk(EVENTS[1])
 
 
 class Cut(NamedTuple):
-    """How a stream breaks off."""
+    """A way to interrupt a stream."""
 
     name: str
     first: bytes
     then: bytes = b""
-    """Sent when the client has the first part."""
+    """Sent after the client has received the first part."""
     how: str = "close"
 
 
@@ -174,7 +174,7 @@ CUTS = [
     Cut("a chunk that is too long", STREAM + BEGIN, b"5\r\nmore than that\r\n", "keep"),
     Cut("more after the end", STREAM + BEGIN, LAST_CHUNK + b"!", "keep"),
     Cut("closed, if it should end so", PLAIN + EVENTS[0] + EVENTS[1]),
-    Cut("fewer bytes than it said", PLAIN[:-2] + b"content-length: 1000\r\n\r\n" + EVENTS[0] + EVENTS[1]),
+    Cut("fewer bytes than the length", PLAIN[:-2] + b"content-length: 1000\r\n\r\n" + EVENTS[0] + EVENTS[1]),
     Cut("it hangs", STREAM + BEGIN, how="keep"),
     Cut("it hangs within an event", STREAM + BEGIN, chunk(EVENTS[2][:20]), "keep"),
 ]
@@ -182,23 +182,23 @@ CUTS = [
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"], ids=["HTTP/1.1", "HTTP/1.0"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
-def test_an_interrupted_stream_ends_with_an_error_event(lay: Lay, cut: Cut, version: bytes) -> None:
-    bed = lay({"upstream": {"stallTimeout": "100ms"}})
+def test_an_interrupted_stream_ends_with_an_error_event(make_bed: MakeBed, cut: Cut, version: bytes) -> None:
+    bed = make_bed({"upstream": {"stallTimeout": "100ms"}})
 
-    def script(line: Line) -> None:
-        line.request()
-        line.send(cut.first)
+    def script(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(cut.first)
         wait_for(lambda: bed.record("it").first_token_at)
-        line.send(cut.then)
+        connection.send(cut.then)
         if cut.how == "reset":
-            line.reset()
+            connection.reset()
         elif cut.how == "keep":
-            line.wait_for_close()
+            connection.wait_for_close()
 
     first = bed.backend(script)
     other = bed.backend(max_concurrency=1, current_load=1)
     client = bed.client()
-    got = client.ask(chat("x-request-id: it", stream=True, version=version))
+    got = client.fetch(chat("x-request-id: it", stream=True, version=version))
     assert got.status == 200
     assert got.body.startswith(EVENTS[0] + EVENTS[1])
     assert len(got.events()) == 3
@@ -217,71 +217,71 @@ def test_an_interrupted_stream_ends_with_an_error_event(lay: Lay, cut: Cut, vers
 
 
 def test_an_error_event_stands_alone_after_part_of_a_long_event(bed: Bed) -> None:
-    """An event that is too long to be held back was sent in parts."""
+    """A long event is forwarded in parts."""
 
-    def script(line: Line) -> None:
-        line.request()
-        line.send(STREAM + chunk(b"data: " + b"x" * 2_000_000))
+    def script(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(STREAM + chunk(b"data: " + b"x" * 2_000_000))
         wait_for(lambda: bed.record("it").first_token_at)
 
     bed.backend(script)
-    got = bed.ask(chat("x-request-id: it", stream=True))
+    got = bed.fetch(chat("x-request-id: it", stream=True))
     assert error_of(got)["code"] == "stream_interrupted"
 
 
 def test_http_1_0_keep_alive_is_closed_after_a_stream(bed: Bed) -> None:
     bed.backend(GOOD["with a length"])
     client = bed.client()
-    got = client.ask(chat("connection: keep-alive", stream=True, version=b"1.0"))
+    got = client.fetch(chat("connection: keep-alive", stream=True, version=b"1.0"))
     assert (got.body, got.header("connection")) == (WHOLE, "close")
 
 
 def test_done_must_be_an_event_of_its_own(bed: Bed) -> None:
     bed.backend(answers(stream(EVENTS[0], b'data: {"choices":[{"delta":{"content":"say data: [DONE]"}}]}\n\n')))
-    got = bed.ask(chat(stream=True))
+    got = bed.fetch(chat(stream=True))
     assert error_of(got)["code"] == "stream_interrupted"
 
 
-def test_a_stream_that_is_cut_after_its_end_mark_is_complete(lay: Lay) -> None:
-    """The response is complete."""
-    bed = lay({"upstream": {"stallTimeout": "100ms"}})
-    said = STREAM + chunk(b"".join(EVENTS) + DONE)
-    bed.backend(says(said), hangs(said), resets(said))
+def test_a_stream_that_is_cut_after_its_end_mark_is_complete(make_bed: MakeBed) -> None:
+    """Nothing is missing after [DONE]."""
+    bed = make_bed({"upstream": {"stallTimeout": "100ms"}})
+    sent = STREAM + chunk(b"".join(EVENTS) + DONE)
+    bed.backend(sends(sent), hangs(sent), resets(sent))
     client = bed.client()
     for _ in range(3):
-        got = client.ask(chat("x-request-id: it", stream=True))
+        got = client.fetch(chat("x-request-id: it", stream=True))
         assert got.body == b"".join(EVENTS) + DONE
         assert bed.record("it").state == "served"
     assert client.stays_open()
 
 
 def test_streams_of_the_responses_api_need_no_done(bed: Bed) -> None:
-    said = b'event: response.completed\ndata: {"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}\n\n'
-    bed.backend(answers(stream(b"event: response.created\ndata: {}\n\n", said)))
-    got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses", ["x-request-id: it"]))
-    assert got.events()[-1] == said[:-2]
+    sent = b'event: response.completed\ndata: {"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}\n\n'
+    bed.backend(answers(stream(b"event: response.created\ndata: {}\n\n", sent)))
+    got = bed.fetch(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses", ["x-request-id: it"]))
+    assert got.events()[-1] == sent[:-2]
     assert bed.record("it").output_tokens == 4
 
 
 def test_a_stream_that_ends_with_its_connection_needs_an_end_mark(bed: Bed) -> None:
-    bed.backend(says(PLAIN + b"event: response.created\ndata: {}\n\n"))
-    got = bed.ask(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses"))
+    bed.backend(sends(PLAIN + b"event: response.created\ndata: {}\n\n"))
+    got = bed.fetch(post({"model": "m", "input": "x", "stream": True}, b"/v1/responses"))
     assert error_of(got)["code"] == "stream_interrupted"
 
 
 def test_an_error_event_of_the_engine_is_forwarded(bed: Bed) -> None:
-    said = [EVENTS[0], b'data: {"error": {"message": "out of memory"}}\n\n', DONE]
-    bed.backend(answers(stream(*said)))
-    assert bed.ask(chat(stream=True)).body == b"".join(said)
+    sent = [EVENTS[0], b'data: {"error": {"message": "out of memory"}}\n\n', DONE]
+    bed.backend(answers(stream(*sent)))
+    assert bed.fetch(chat(stream=True)).body == b"".join(sent)
 
 
 def test_json_instead_of_a_stream_is_forwarded(bed: Bed) -> None:
-    """The response to a bad request is not a stream, even if one was requested."""
-    said = b'{"error": {"message": "no such thing"}}'
-    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(said)
-    backend = bed.backend(answers(head + said))
-    got = bed.ask(chat(stream=True))
-    assert (got.status, got.body) == (400, said)
+    """An error response is not a stream, even if a stream was requested."""
+    sent = b'{"error": {"message": "no such thing"}}'
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(sent)
+    backend = bed.backend(answers(head + sent))
+    got = bed.fetch(chat(stream=True))
+    assert (got.status, got.body) == (400, sent)
     assert len(backend.received) == 1
 
 
@@ -289,7 +289,7 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
     details = b'"prompt_tokens_details":{"cached_tokens":4}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,%b}}\n\n' % details
     bed.backend(answers(stream(*EVENTS, usage, DONE)))
-    bed.ask(chat("x-request-id: it", stream=True))
+    bed.fetch(chat("x-request-id: it", stream=True))
     record = bed.record("it")
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (7, 4, 8)
     assert record.first_token_at is not None
@@ -297,12 +297,12 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
 
 
 def test_many_concurrent_streams(bed: Bed) -> None:
-    """Each client gets its own."""
+    """Each client gets its own stream."""
 
-    def script(line: Line) -> None:
-        while (request := line.request()) is not None:
+    def script(connection: BackendConnection) -> None:
+        while (request := connection.request()) is not None:
             word = json.loads(request.body)["messages"][0]["content"].encode()
-            line.send(in_chunks((b'data: {"x":"%b"}\n\n' % word) * 50 + DONE, 64))
+            connection.send(in_chunks((b'data: {"x":"%b"}\n\n' % word) * 50 + DONE, 64))
 
     bed.backend(script)
     bed.backend(script)
@@ -310,5 +310,5 @@ def test_many_concurrent_streams(bed: Bed) -> None:
     for number, client in enumerate(clients):
         client.send(chat(stream=True, messages=[{"role": "user", "content": f"n{number}"}]))
     for number, client in enumerate(clients):
-        assert client.answer().body == (b'data: {"x":"n%d"}\n\n' % number) * 50 + DONE
+        assert client.read_response().body == (b'data: {"x":"n%d"}\n\n' % number) * 50 + DONE
     wait_for(lambda: bed.running() == 0)

@@ -1,4 +1,4 @@
-"""Timeouts of clients, clients that do not read, and shutdown."""
+"""Timeouts of clients, backpressure, and shutdown."""
 
 import asyncio
 import threading
@@ -7,10 +7,10 @@ import time
 import pytest
 
 from pointsman.http import server as server_module
-from tests.gateway.backends import STREAM, Gate, Line, answer, answers, chunk, event, hangs, stream
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.backends import STREAM, BackendConnection, Gate, answer, answers, chunk, event, hangs, stream
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.memory import Memory
-from tests.gateway.wire import CHAT, HEALTH, PATIENCE_S, Client, chat, wait_for
+from tests.gateway.wire import CHAT, HEALTH, TIMEOUT_S, Client, chat, wait_for
 
 QUICK = {
     "headerTimeout": "100ms",
@@ -22,43 +22,43 @@ HEAD = b"POST %b HTTP/1.1\r\nhost: gateway\r\ncontent-length: 50\r\n\r\n" % CHAT
 
 
 def limits(**changed: object) -> dict[str, object]:
-    """Long timeouts, except for those given."""
+    """Default limits with these changes."""
     return {"limits": changed}
 
 
-def test_a_client_that_sends_nothing_is_disconnected(lay: Lay) -> None:
-    client = lay(limits(headerTimeout="100ms")).client()
+def test_a_client_that_sends_nothing_is_disconnected(make_bed: MakeBed) -> None:
+    client = make_bed(limits(headerTimeout="100ms")).client()
     assert client.is_closed()
 
 
-@pytest.mark.parametrize("said", [b"G", b"GET /health", b"GET /health HTTP/1.1\r\nhost: gateway\r\nx: "])
-def test_slow_headers(lay: Lay, said: bytes) -> None:
-    bed = lay(limits(headerTimeout="100ms"))
+@pytest.mark.parametrize("data", [b"G", b"GET /health", b"GET /health HTTP/1.1\r\nhost: gateway\r\nx: "])
+def test_slow_headers(make_bed: MakeBed, data: bytes) -> None:
+    bed = make_bed(limits(headerTimeout="100ms"))
     client = bed.client()
-    client.send(said)
-    got = client.answer()
+    client.send(data)
+    got = client.read_response()
     assert (got.status, got.header("connection")) == (408, "close")
     assert "too long" in got.error["message"]
     assert client.is_closed()
     assert bed.gateway.metrics.unread == {408: 1}
 
 
-def test_the_header_timeout_covers_the_whole_head(lay: Lay) -> None:
-    """Each byte is in time; all of them together are not."""
-    client = lay(limits(headerTimeout="200ms")).client()
+def test_the_header_timeout_covers_the_whole_head(make_bed: MakeBed) -> None:
+    """Each byte is in time, the whole head is not."""
+    client = make_bed(limits(headerTimeout="200ms")).client()
     client.send(b"GET /health HTTP/1.1\r\nhost: gateway\r\n")
     assert trickle(client, b"x") == 408
 
 
-def test_empty_lines_do_not_extend_the_header_timeout(lay: Lay) -> None:
-    client = lay(limits(headerTimeout="200ms")).client()
+def test_empty_lines_do_not_extend_the_header_timeout(make_bed: MakeBed) -> None:
+    client = make_bed(limits(headerTimeout="200ms")).client()
     assert trickle(client, b"\r\n") is None
 
 
 def trickle(client: Client, byte: bytes) -> int | None:
-    """Send a byte now and then until the gateway times out. The status of its answer; None if it just closed."""
+    """Send bytes slowly until the gateway responds or closes. The status; None if it closes without a response."""
     client.socket.settimeout(0.02)
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         try:
             client.send(byte)
@@ -68,48 +68,48 @@ def trickle(client: Client, byte: bytes) -> int | None:
             continue
         except ConnectionError:
             pass
-        client.socket.settimeout(PATIENCE_S)
-        return client.answer().status if client._read else None
-    raise AssertionError("it was patient for ever")
+        client.socket.settimeout(TIMEOUT_S)
+        return client.read_response().status if client._read else None
+    raise AssertionError("the gateway did not time out")
 
 
-def test_a_slow_body(lay: Lay) -> None:
-    bed = lay(limits(bodyTimeout="100ms"))
+def test_a_slow_body(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(bodyTimeout="100ms"))
     backend = bed.backend()
     client = bed.client()
     client.send(HEAD + b"{")
-    assert client.answer().status == 408
+    assert client.read_response().status == 408
     assert client.is_closed()
     assert backend.received == []
 
 
-def test_a_body_that_trickles_in_times_out(lay: Lay) -> None:
-    client = lay(limits(bodyTimeout="200ms")).client()
+def test_a_body_that_trickles_in_times_out(make_bed: MakeBed) -> None:
+    client = make_bed(limits(bodyTimeout="200ms")).client()
     client.send(b"POST %b HTTP/1.1\r\nhost: gateway\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT)
     assert trickle(client, b"1\r\n \r\n") == 408
 
 
-def test_a_slow_pipelined_request_times_out(lay: Lay) -> None:
-    bed = lay(limits(headerTimeout="100ms"))
+def test_a_slow_pipelined_request_times_out(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(headerTimeout="100ms"))
     bed.backend()
     client = bed.client()
     client.send(chat() + HEALTH + b"GET /hea")
-    assert [client.answer().status for _ in range(3)] == [200, 200, 408]
+    assert [client.read_response().status for _ in range(3)] == [200, 200, 408]
     assert client.is_closed()
 
 
-def test_an_idle_connection_is_closed_without_an_answer(lay: Lay) -> None:
-    bed = lay(limits(idleTimeout="100ms"))
+def test_an_idle_connection_is_closed_without_an_answer(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(idleTimeout="100ms"))
     bed.backend()
     client = bed.client()
-    assert client.ask(chat()).status == 200
+    assert client.fetch(chat()).status == 200
     assert client.is_closed()
     assert bed.gateway.metrics.unread == {}
 
 
-def test_a_client_waiting_for_its_response_is_not_idle(lay: Lay) -> None:
+def test_a_client_waiting_for_its_response_is_not_idle(make_bed: MakeBed) -> None:
     """However short the other timeouts are."""
-    bed = lay({"limits": QUICK})
+    bed = make_bed({"limits": QUICK})
     gate = Gate()
     bed.backend(gate)
     client = bed.client()
@@ -118,14 +118,14 @@ def test_a_client_waiting_for_its_response_is_not_idle(lay: Lay) -> None:
     waited = threading.Event()
     waited.wait(0.4)  # longer than every timeout; there is no event to wait for
     gate.open()
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
 
 
-def test_a_client_with_occasional_requests_is_not_idle(lay: Lay) -> None:
-    client = lay({"limits": {**QUICK, "idleTimeout": "5s"}}).client()
+def test_a_client_with_occasional_requests_is_not_idle(make_bed: MakeBed) -> None:
+    client = make_bed({"limits": {**QUICK, "idleTimeout": "5s"}}).client()
     for _ in range(4):
-        assert client.ask(HEALTH).status == 200
-        threading.Event().wait(0.15)  # longer than the timeout of a head
+        assert client.fetch(HEALTH).status == 200
+        threading.Event().wait(0.15)  # longer than the header timeout
     assert client.stays_open()
 
 
@@ -133,35 +133,35 @@ def test_a_client_with_occasional_requests_is_not_idle(lay: Lay) -> None:
 
 
 class Flood:
-    """Sends an endless stream, and counts the bytes."""
+    """Sends a stream of up to `most` bytes, and counts them."""
 
     def __init__(self, size: int = 50_000, most: int = 1 << 40) -> None:
         self.event = b"data: " + b"x" * size + b"\n\n"
         self.most = most
         self.sent = 0
 
-    def __call__(self, line: Line) -> None:
-        line.request()
-        line.send(STREAM)
+    def __call__(self, connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(STREAM)
         while self.sent < self.most:
-            line.send(chunk(self.event))
+            connection.send(chunk(self.event))
             self.sent += len(self.event)
-        line.send(chunk(b"data: [DONE]\n\n") + chunk(b""))
+        connection.send(chunk(b"data: [DONE]\n\n") + chunk(b""))
 
-    def stands_still(self) -> bool:
+    def has_stopped(self) -> bool:
         before = self.sent
         threading.Event().wait(0.1)
         return self.sent == before
 
 
 def test_a_client_that_does_not_read_pauses_the_instance(bed: Bed) -> None:
-    """Backpressure: buffered bytes are bounded, however much the instance sends."""
+    """Backpressure limits the data in transit."""
     flood = Flood()
     bed.backend(flood)
     client = bed.client(narrow=True)
     client.send(chat(stream=True))
     wait_for(lambda: flood.sent)
-    wait_for(flood.stands_still)
+    wait_for(flood.has_stopped)
     assert flood.sent < 64 * 1024 * 1024
     [connection] = bed.gateway.clients
     assert bed.thread.call(connection.transport.get_write_buffer_size) < 2 * 1024 * 1024
@@ -174,45 +174,45 @@ def test_a_client_that_resumes_reading_gets_everything(bed: Bed) -> None:
     client = bed.client(narrow=True)
     client.send(chat(stream=True))
     wait_for(lambda: flood.sent)
-    wait_for(flood.stands_still)
-    got = client.answer()
+    wait_for(flood.has_stopped)
+    got = client.read_response()
     assert len(got.body) == flood.sent + len(b"data: [DONE]\n\n")
     assert got.body.count(flood.event) == flood.sent // len(flood.event)
     assert client.stays_open()
 
 
 def test_an_upstream_connection_is_reusable_after_a_slow_client(bed: Bed) -> None:
-    """The stream ends in the bytes that fill the buffers, after reading was paused."""
-    said = stream(b"data: " + b"x" * 150_000 + b"\n\n", b"data: [DONE]\n\n")
-    backend = bed.backend(answers(said, answer(b"{}")), max_concurrency=1)
+    """The end of the stream arrives while reading from the instance is paused."""
+    response = stream(b"data: " + b"x" * 150_000 + b"\n\n", b"data: [DONE]\n\n")
+    backend = bed.backend(answers(response, answer(b"{}")), max_concurrency=1)
     slow = bed.client(narrow=True)
     slow.send(chat(stream=True))
     wait_for(lambda: bed.dispatcher().counters.outcomes["served"] == 1)
-    assert bed.ask(chat()).body == b"{}"
-    assert len(backend.lines) == 1
-    assert len(slow.answer().body) > 150_000
+    assert bed.fetch(chat()).body == b"{}"
+    assert len(backend.connections) == 1
+    assert len(slow.read_response().body) > 150_000
 
 
-def test_a_client_that_never_reads_is_disconnected(lay: Lay) -> None:
-    bed = lay(limits(writeTimeout="200ms"))
+def test_a_client_that_never_reads_is_disconnected(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(writeTimeout="200ms"))
     flood = Flood()
     backend = bed.backend(flood)
     client = bed.client(narrow=True)
     client.send(chat("x-request-id: it", stream=True))
     wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").state == "refused")
-    wait_for(backend.all_over, "the instance must hear of it")
+    wait_for(backend.all_closed, "the connection to the instance must be closed")
     wait_for(lambda: not bed.gateway.clients)
 
 
-def test_a_client_that_reads_slowly_is_not_disconnected(lay: Lay) -> None:
-    """As long as it reads, however slowly."""
-    bed = lay(limits(writeTimeout="500ms"))
+def test_a_client_that_reads_slowly_is_not_disconnected(make_bed: MakeBed) -> None:
+    """As long as it reads at all."""
+    bed = make_bed(limits(writeTimeout="500ms"))
     flood = Flood()
     bed.backend(flood)
     client = bed.client(narrow=True)
     client.send(chat(stream=True))
     wait_for(lambda: flood.sent)
-    wait_for(flood.stands_still)
+    wait_for(flood.has_stopped)
     until = time.monotonic() + 1.5
     while time.monotonic() < until:
         assert client.socket.recv(10_000)
@@ -220,9 +220,9 @@ def test_a_client_that_reads_slowly_is_not_disconnected(lay: Lay) -> None:
     assert len(bed.gateway.clients) == 1
 
 
-def test_unread_responses_to_pipelined_requests_are_bounded(lay: Lay) -> None:
-    """Unread answers are not buffered without limit, and the client times out."""
-    bed = lay(limits(writeTimeout="300ms", maxPipelined=4))
+def test_unread_responses_to_pipelined_requests_are_bounded(make_bed: MakeBed) -> None:
+    """The buffer is bounded, and the write timeout applies."""
+    bed = make_bed(limits(writeTimeout="300ms", maxPipelined=4))
     body = b'{"x": "' + b"y" * 100_000 + b'"}'
     backend = bed.backend(answers(answer(body)))
     client = bed.client(narrow=True)
@@ -236,35 +236,35 @@ def test_unread_responses_to_pipelined_requests_are_bounded(lay: Lay) -> None:
                 largest = max(largest, connection.transport.get_write_buffer_size())
     except (ConnectionError, TimeoutError):
         pass
-    wait_for(lambda: not bed.gateway.clients, "it must be cut off")
+    wait_for(lambda: not bed.gateway.clients, "it must be disconnected")
     assert largest < 1_000_000
     assert len(backend.received) < 200
 
 
-def test_pages_for_a_client_that_does_not_read_are_not_buffered(lay: Lay) -> None:
-    bed = lay(limits(writeTimeout="300ms", maxPipelined=4))
+def test_pages_for_a_client_that_does_not_read_are_not_buffered(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(writeTimeout="300ms", maxPipelined=4))
     client = bed.client(narrow=True)
     client.socket.settimeout(0.5)
-    asked = b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n" * 500
+    requests = b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n" * 500
     largest = 0
     try:
         for _ in range(400):
-            client.send(asked)
+            client.send(requests)
             for connection in list(bed.gateway.clients):
                 largest = max(largest, connection.transport.get_write_buffer_size())
     except (ConnectionError, TimeoutError):
         pass
-    wait_for(lambda: not bed.gateway.clients, "it must be cut off")
+    wait_for(lambda: not bed.gateway.clients, "it must be disconnected")
     assert largest < 1_000_000
 
 
-def test_the_idle_timeout_applies_after_a_slowly_read_response(lay: Lay) -> None:
-    bed = lay(limits(idleTimeout="100ms"))
+def test_the_idle_timeout_applies_after_a_slowly_read_response(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(idleTimeout="100ms"))
     bed.backend(answers(answer(b'{"x": "' + b"y" * 3_000_000 + b'"}')))
     client = bed.client(narrow=True)
     client.send(chat())
     wait_for(lambda: any(connection.paused for connection in bed.gateway.clients))
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
     assert client.is_closed()
 
 
@@ -274,35 +274,35 @@ def test_pipelined_requests_continue_after_a_slowly_read_response(bed: Bed) -> N
     client.send(chat() + HEALTH)
     wait_for(lambda: any(connection.paused for connection in bed.gateway.clients))
     client.send(HEALTH + b"NONSENSE\r\n\r\n")
-    assert [client.answer().status for _ in range(4)] == [200, 200, 200, 400]
+    assert [client.read_response().status for _ in range(4)] == [200, 200, 200, 400]
     assert client.is_closed()
 
 
-def test_the_last_answer_times_out_if_it_is_never_read(lay: Lay) -> None:
-    bed = lay(limits(writeTimeout="200ms"))
+def test_the_last_answer_times_out_if_it_is_never_read(make_bed: MakeBed) -> None:
+    bed = make_bed(limits(writeTimeout="200ms"))
     bed.backend(answers(answer(b'{"x": "' + b"y" * 3_000_000 + b'"}')))
     client = bed.client(narrow=True)
     client.send(chat("connection: close"))
     wait_for(lambda: bed.gateway.clients)
-    wait_for(lambda: not bed.gateway.clients, "it must be given up")
+    wait_for(lambda: not bed.gateway.clients, "it must be disconnected")
 
 
 def test_the_last_answer_times_out_if_it_is_read_almost_to_its_end() -> None:
-    """The last bytes are below the mark at which writing is paused."""
+    """The last bytes fit below the low-water mark, so that writing is not paused any more."""
     memory = Memory()
     client, _ = memory.client()
     client.data_received(b"GET /health HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n")
     client.pause_writing()
     client.resume_writing()
     assert client.deadline < time.monotonic() + 61
-    memory.forget()
+    memory.disconnect_all()
 
 
 def test_a_client_that_goes_on_sending_a_refused_request_is_disconnected(
-    lay: Lay, monkeypatch: pytest.MonkeyPatch
+    make_bed: MakeBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "LINGER_S", 0.2)
-    bed = lay(limits(maxBodyBytes=1000))
+    bed = make_bed(limits(maxBodyBytes=1000))
     client = bed.client()
     client.send(b"POST %b HTTP/1.1\r\nhost: gateway\r\ncontent-length: 99999999999\r\n\r\n" % CHAT)
     with pytest.raises(ConnectionError):  # noqa: PT012
@@ -311,35 +311,35 @@ def test_a_client_that_goes_on_sending_a_refused_request_is_disconnected(
     assert not bed.gateway.clients
 
 
-# The end
+# Shutdown
 
 
 def test_draining_completes_streams_and_accepts_no_requests(bed: Bed) -> None:
     gate = Gate(then=stream(event(1), b"data: [DONE]\n\n").partition(b"\r\n\r\n")[2], first=STREAM + chunk(event(0)))
     bed.backend(gate)
     idle, busy, reading = bed.client(), bed.client(), bed.client()
-    assert idle.ask(HEALTH).status == 200
+    assert idle.fetch(HEALTH).status == 200
     busy.send(chat(stream=True))
     busy.until(b"t0")
     reading.send(HEALTH[:10])
     wait_for(lambda: sum(connection.parser.in_head for connection in bed.gateway.clients) == 1)
-    draining = asyncio.run_coroutine_threadsafe(bed.gateway.drain(PATIENCE_S), bed.thread.loop)
+    draining = asyncio.run_coroutine_threadsafe(bed.gateway.drain(TIMEOUT_S), bed.thread.loop)
     assert idle.is_closed()
     assert not draining.done()
     reading.send(HEALTH[10:])
-    last = reading.answer()
+    last = reading.read_response()
     assert (last.status, last.header("connection")) == (200, "close")
     assert reading.is_closed()
     late = bed.client()
-    assert late.ask(b"GET /ready HTTP/1.1\r\nhost: gateway\r\n\r\n").status == 503
+    assert late.fetch(b"GET /ready HTTP/1.1\r\nhost: gateway\r\n\r\n").status == 503
     assert late.is_closed()
     gate.open()
     assert b"data: [DONE]" in busy.rest()
-    assert draining.result(PATIENCE_S) == 0
+    assert draining.result(TIMEOUT_S) == 0
 
 
 def test_requests_cut_off_at_shutdown_are_answered(bed: Bed) -> None:
-    """One request streams, one runs, one waits."""
+    """One request streams, one is being processed, one waits."""
     backend = bed.backend(hangs(STREAM + chunk(event(0))), hangs(), max_concurrency=2)
     streaming, working, waiting = (bed.client() for _ in range(3))
     streaming.send(chat(stream=True))
@@ -352,10 +352,10 @@ def test_requests_cut_off_at_shutdown_are_answered(bed: Bed) -> None:
     bed.thread.call(lambda: bed.gateway.upstream.cut_off("shutting down"))
     assert b"stream_interrupted" in streaming.rest()
     for client in (working, waiting):
-        got = client.answer()
+        got = client.read_response()
         assert (got.status, got.error["message"], got.header("connection")) == (503, "shutting down", "close")
         assert client.is_closed()
-    wait_for(backend.all_over)
+    wait_for(backend.all_closed)
 
 
 def test_draining_ends_after_its_timeout(bed: Bed) -> None:
@@ -366,4 +366,4 @@ def test_draining_ends_after_its_timeout(bed: Bed) -> None:
     wait_for(bed.running)
     assert bed.thread.run(bed.gateway.drain(0.05)) == 1
     gate.open()
-    assert client.answer().status == 200
+    assert client.read_response().status == 200

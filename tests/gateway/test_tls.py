@@ -1,4 +1,4 @@
-"""TLS on both sides: in front for clients, behind for instances that speak HTTPS."""
+"""TLS for clients, and to instances that use HTTPS."""
 
 import shutil
 import socket
@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.http import pool as pool_module
 from tests.gateway.backends import DONE, OK, Backend, answers, event, hangs, stream
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.wire import CHAT, HEALTH, Client, chat, wait_for
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made with openssl")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="a certi
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine that is self-signed, and its key."""
+    """A self-signed certificate for this machine, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = (
@@ -30,10 +30,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def guarded(lay: Lay, certificate: tuple[Path, Path]) -> Bed:
+def guarded(make_bed: MakeBed, certificate: tuple[Path, Path]) -> Bed:
     """A gateway with HTTPS."""
     files = {"certFile": str(certificate[0]), "keyFile": str(certificate[1])}
-    return lay({"tls": files, "limits": {"maxBodyBytes": 1000, "headerTimeout": "1s"}})
+    return make_bed({"tls": files, "limits": {"maxBodyBytes": 1000, "headerTimeout": "1s"}})
 
 
 def connected(bed: Bed, certificate: tuple[Path, Path]) -> Client:
@@ -51,10 +51,10 @@ def test_clients_connect_over_tls(guarded: Bed, certificate: tuple[Path, Path]) 
     client = connected(guarded, certificate)
     assert isinstance(client.socket, ssl.SSLSocket)
     assert client.socket.selected_alpn_protocol() == "http/1.1"
-    assert client.ask(chat()).status == 200
-    assert client.ask(chat(stream=True)).events()[-1] == DONE[:-2]
+    assert client.fetch(chat()).status == 200
+    assert client.fetch(chat(stream=True)).events()[-1] == DONE[:-2]
     client.send(HEALTH * 5)
-    assert [client.answer().status for _ in range(5)] == [200] * 5
+    assert [client.read_response().status for _ in range(5)] == [200] * 5
     assert client.stays_open()
 
 
@@ -65,7 +65,7 @@ def test_a_refusal_over_tls_is_readable(guarded: Bed, certificate: tuple[Path, P
     ):
         client = connected(guarded, certificate)
         client.send(sent)
-        assert client.answer().status == status
+        assert client.read_response().status == status
         assert client.is_closed()
 
 
@@ -73,7 +73,7 @@ def test_plain_http_on_a_tls_port(guarded: Bed, certificate: tuple[Path, Path]) 
     client = guarded.client()
     client.send(HEALTH)
     client.rest()
-    assert connected(guarded, certificate).ask(HEALTH).status == 200
+    assert connected(guarded, certificate).fetch(HEALTH).status == 200
 
 
 def test_a_tls_client_disconnects(guarded: Bed, certificate: tuple[Path, Path]) -> None:
@@ -82,19 +82,19 @@ def test_a_tls_client_disconnects(guarded: Bed, certificate: tuple[Path, Path]) 
     client.send(chat())
     wait_for(lambda: backend.received)
     client.close()
-    wait_for(backend.all_over, "the instance must hear of it")
+    wait_for(backend.all_closed, "the instance must hear of it")
 
 
 def test_an_unfinished_handshake_blocks_nothing(guarded: Bed, certificate: tuple[Path, Path]) -> None:
-    mute = [guarded.client() for _ in range(5)]
-    assert connected(guarded, certificate).ask(HEALTH).status == 200
-    for client in mute:
+    silent = [guarded.client() for _ in range(5)]
+    assert connected(guarded, certificate).fetch(HEALTH).status == 200
+    for client in silent:
         client.close()
 
 
 @pytest.fixture(autouse=True)
 def _fresh_trust() -> None:
-    """Trusted certificates are read once per process."""
+    """Trusted certificates are read once per process; reset them."""
     pool_module._tls.cache_clear()
 
 
@@ -112,16 +112,16 @@ def test_instances_are_reached_over_tls(
     bed.backends.append(backend)
     bed.admit(backend.port, tls=True)
     client = bed.client()
-    assert client.ask(chat()).status == 200
-    assert client.ask(chat(stream=True)).events()[-1] == DONE[:-2]
-    assert len(backend.lines) == 1
+    assert client.fetch(chat()).status == 200
+    assert client.fetch(chat(stream=True)).events()[-1] == DONE[:-2]
+    assert len(backend.connections) == 1
 
 
 def test_an_instance_with_an_untrusted_certificate_gets_no_request(bed: Bed, certificate: tuple[Path, Path]) -> None:
     backend = Backend([answers(OK)], secret(certificate))
     bed.backends.append(backend)
     bed.admit(backend.port, tls=True)
-    got = bed.ask(chat())
+    got = bed.fetch(chat())
     assert got.status == 502
     assert "certificate" in got.error["message"]
     assert backend.received == []

@@ -1,4 +1,4 @@
-"""HTTP as tests see it: answers and requests read strictly, without the product's own code, and raw client sockets."""
+"""A strict HTTP reader that shares no code with the product, and raw client sockets."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-PATIENCE_S = 20.0
-"""A test that takes this long has failed."""
+TIMEOUT_S = 20.0
+"""Far longer than any step takes."""
 
 CHAT = b"/v1/chat/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: gateway\r\n\r\n"
@@ -19,36 +19,36 @@ _STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) ([\t\x20-\x7e]+)")
 _REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.1")
 
 
-def wait_for(condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
-    """Poll until the condition is true; fail after a timeout."""
-    until = time.monotonic() + patience_s
+def wait_for(condition: Callable[[], object], what: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    """Poll until a condition holds. Raises AssertionError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until, f"waited {patience_s:g} s for nothing{f': {what}' if what else ''}"
+        assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s{f': {what}' if what else ''}"
         time.sleep(0.002)
 
 
 class Closed(Exception):
-    """The other side has closed the connection where a message should come."""
+    """The peer closed the connection where a message was expected."""
 
 
 class Message(NamedTuple):
-    """A request or an answer."""
+    """A request or a response."""
 
     start: bytes
     headers: list[tuple[bytes, bytes]]
-    """Lower-cased names, in their order."""
+    """Lower-cased names, in order."""
     body: bytes = b""
     chunks: tuple[bytes, ...] = ()
-    """Of a chunked body, as they came."""
+    """The chunks of a chunked body."""
 
     def all(self, name: str) -> list[str]:
         """Every value of a header."""
         return [value.decode("latin-1") for known, value in self.headers if known == name.encode()]
 
     def header(self, name: str) -> str | None:
-        """The value of a header that is there once or not at all."""
+        """The value of a header; None if it is missing. Raises AssertionError if it is repeated."""
         values = self.all(name)
-        assert len(values) <= 1, f"{name} came {len(values)} times: {values}"
+        assert len(values) <= 1, f"{name} is there {len(values)} times: {values}"
         return values[0] if values else None
 
     @property
@@ -60,11 +60,11 @@ class Message(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error in an answer, which must have the form of the OpenAI API."""
+        """The error in a response, which must have OpenAI's format."""
         assert self.header("content-type") == "application/json"
-        told = self.json()
-        assert told.keys() == {"error"}, told
-        error: dict[str, Any] = told["error"]
+        body = self.json()
+        assert body.keys() == {"error"}, body
+        error: dict[str, Any] = body["error"]
         assert {"message", "type", "param", "code"} <= error.keys(), error
         assert isinstance(error["message"], str)
         assert error["message"]
@@ -74,24 +74,24 @@ class Message(NamedTuple):
         return error
 
     def events(self) -> list[bytes]:
-        """The events of a stream, each without its end; the last must be whole."""
+        """The events of a stream, without separators. The last event must be complete."""
         *events, rest = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
         assert rest == b"", f"the stream ends within an event: {rest!r}"
         return events
 
 
 class Wire:
-    """A socket, read message by message."""
+    """A socket that reads HTTP messages."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(TIMEOUT_S)
         if self.socket.family == socket.AF_INET:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
 
     def send(self, data: bytes, *, piece: int = 0) -> None:
-        """Send, in pieces of this size if it is not 0."""
+        """Send data, in pieces of `piece` bytes unless 0."""
         for start in range(0, len(data), piece or len(data) or 1):
             self.socket.sendall(data[start : start + piece] if piece else data)
 
@@ -99,18 +99,18 @@ class Wire:
         self.socket.close()
 
     def reset(self) -> None:
-        """Close with a reset instead of an end."""
+        """Close with a TCP reset."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.socket.close()
 
     def finish_writing(self) -> None:
-        """Close the writing side, and go on reading."""
+        """Close the sending side only."""
         self.socket.shutdown(socket.SHUT_WR)
 
     # Reading
 
     def more(self) -> bool:
-        """Read what comes next; False at the end."""
+        """Read more data; False at the end."""
         try:
             data = self.socket.recv(256 * 1024)
         except (ConnectionError, ssl.SSLError):
@@ -119,12 +119,12 @@ class Wire:
         return bool(data)
 
     def until(self, end: bytes) -> bytes:
-        """Everything up to and including this."""
+        """Read up to and including these bytes."""
         while end not in self._read:
             if not self.more():
                 raise Closed(f"closed after {self._read[:200]!r}")
-        found = self._read.index(end) + len(end)
-        taken, self._read = self._read[:found], self._read[found:]
+        length = self._read.index(end) + len(end)
+        taken, self._read = self._read[:length], self._read[length:]
         return taken
 
     def exactly(self, number: int) -> bytes:
@@ -135,14 +135,14 @@ class Wire:
         return taken
 
     def rest(self) -> bytes:
-        """Everything until the other side closes."""
+        """Read until the peer closes."""
         while self.more():
             pass
         taken, self._read = self._read, b""
         return taken
 
     def head(self) -> Message:
-        """The head of a message."""
+        """Read the head of a message."""
         start, *lines = self.until(b"\r\n\r\n")[:-4].split(b"\r\n")
         headers = []
         for line in lines:
@@ -152,11 +152,11 @@ class Wire:
         return Message(start, headers)
 
     def chunked(self) -> tuple[bytes, ...]:
-        """The chunks of a body, up to its clean end."""
+        """Read the chunks of a body, including the last one."""
         chunks: list[bytes] = []
         while True:
             size = self.until(b"\r\n")[:-2]
-            assert re.fullmatch(rb"[0-9a-fA-F]{1,8}", size), f"not the size of a chunk: {size!r}"
+            assert re.fullmatch(rb"[0-9a-fA-F]{1,8}", size), f"not a chunk size: {size!r}"
             if not int(size, 16):
                 assert self.until(b"\r\n") == b"\r\n"
                 return tuple(chunks)
@@ -164,22 +164,22 @@ class Wire:
             assert self.exactly(2) == b"\r\n"
 
     def is_closed(self) -> bool:
-        """Whether the other side has closed the connection without sending more; waits for either."""
-        assert self._read == b"", f"more came: {self._read[:200]!r}"
-        came = self.more()
-        assert self._read == b"", f"more came: {self._read[:200]!r}"
-        return not came
+        """Wait for the peer. Whether it closes the connection; raises AssertionError if data arrives."""
+        assert self._read == b"", f"unexpected data: {self._read[:200]!r}"
+        arrived = self.more()
+        assert self._read == b"", f"unexpected data: {self._read[:200]!r}"
+        return not arrived
 
 
 class Client(Wire):
     """A client's connection to the gateway."""
 
-    def answer(self, *, to_head: bool = False) -> Message:
-        """The next answer. `to_head`: it has no body, whatever it says."""
+    def read_response(self, *, to_head: bool = False) -> Message:
+        """Read the next response. `to_head`: it has no body, whatever its headers say."""
         head = self.head()
         assert _STATUS.fullmatch(head.start), head.start
         lengths, codings = head.all("content-length"), head.all("transfer-encoding")
-        assert len(lengths) + len(codings) <= 1, f"it is framed twice: {head.headers}"
+        assert len(lengths) + len(codings) <= 1, f"two framings: {head.headers}"
         if to_head or head.status < 200 or head.status in (204, 304):
             return head
         if codings:
@@ -189,27 +189,27 @@ class Client(Wire):
         if lengths:
             assert lengths[0].isdecimal()
             return head._replace(body=self.exactly(int(lengths[0])))
-        assert head.header("connection") == "close", f"nothing says where it ends: {head.headers}"
+        assert head.header("connection") == "close", f"no framing: {head.headers}"
         return head._replace(body=self.rest())
 
-    def ask(self, request: bytes) -> Message:
-        """Send a request and read its answer."""
+    def fetch(self, request: bytes) -> Message:
+        """Send a request and read its response."""
         self.send(request)
-        return self.answer()
+        return self.read_response()
 
     def stays_open(self) -> bool:
-        """Whether another request is answered on this connection."""
-        assert self._read == b"", f"more came: {self._read[:200]!r}"
+        """Whether this connection serves another request."""
+        assert self._read == b"", f"unexpected data: {self._read[:200]!r}"
         try:
             self.send(HEALTH)
-            return self.answer().status == 200
+            return self.read_response().status == 200
         except (Closed, ConnectionError):
-            assert self._read == b"", f"more came: {self._read[:200]!r}"
+            assert self._read == b"", f"unexpected data: {self._read[:200]!r}"
             return False
 
 
 def received(wire: Wire) -> Message | None:
-    """The next request on a backend's connection, which must be valid; None at the end."""
+    """Read the next request on a backend's connection and check its format; None at the end."""
     if not wire._read and not wire.more():
         return None
     head = wire.head()
@@ -222,7 +222,7 @@ def received(wire: Wire) -> Message | None:
 
 
 def post(body: object, path: bytes = CHAT, headers: Iterable[str] = (), version: bytes = b"1.1") -> bytes:
-    """A request for an answer of a model, as bytes."""
+    """A POST request, as bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = "".join(f"{line}\r\n" for line in headers).encode("latin-1")
     return b"POST %b HTTP/%b\r\nhost: gateway\r\n%bcontent-length: %d\r\n\r\n%b" % (

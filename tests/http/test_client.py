@@ -1,4 +1,4 @@
-"""Requests to real servers with responses of every kind."""
+"""Requests to real servers with every kind of response."""
 
 import asyncio
 import shutil
@@ -21,17 +21,17 @@ PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 
 
 class Server:
-    """Answers every request with the same bytes, and records the requests."""
+    """Sends the same bytes in response to every request head, and records the heads."""
 
     def __init__(self, answer: bytes, *, closes: bool = False) -> None:
         self.answer, self.closes = answer, closes
-        self.asked: list[bytes] = []
+        self.heads: list[bytes] = []
         self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         while head := await reader.read(65536):
-            self.asked.append(head)
+            self.heads.append(head)
             writer.write(self.answer)
             if self.closes:
                 break
@@ -58,17 +58,17 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "closes", "heard"), ANSWERS, ids=lambda value: str(value)[:40])
-def test_responses_with_any_framing_are_read(said: bytes, closes: bool, heard: HttpResponse) -> None:
-    async def story() -> None:
-        server = Server(said, closes=closes)
+@pytest.mark.parametrize(("sent", "closes", "expected"), ANSWERS, ids=lambda value: str(value)[:40])
+def test_responses_with_any_framing_are_read(sent: bytes, closes: bool, expected: HttpResponse) -> None:
+    async def main() -> None:
+        server = Server(sent, closes=closes)
         async with serving(server) as address:
-            assert await fetch(address, "POST", "/v1/x", b"{}", timeout_s=5.0) == heard
-        [question] = server.asked
-        assert question.startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % address.port)
-        assert question.endswith(b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            assert await fetch(address, "POST", "/v1/x", b"{}", timeout_s=5.0) == expected
+        [head] = server.heads
+        assert head.startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % address.port)
+        assert head.endswith(b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
 
-    run(story())
+    run(main())
 
 
 NO_ANSWERS = [
@@ -79,14 +79,14 @@ NO_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "closes", "why"), NO_ANSWERS, ids=lambda value: str(value)[:40])
-def test_failed_requests_say_why(said: bytes, closes: bool, why: str) -> None:
-    async def story() -> None:
-        async with serving(Server(said, closes=closes)) as address:
+@pytest.mark.parametrize(("sent", "closes", "why"), NO_ANSWERS, ids=lambda value: str(value)[:40])
+def test_failed_requests_say_why(sent: bytes, closes: bool, why: str) -> None:
+    async def main() -> None:
+        async with serving(Server(sent, closes=closes)) as address:
             with pytest.raises(NoResponse, match=why):
                 await fetch(address, "GET", "/", timeout_s=0.2)
 
-    run(story())
+    run(main())
 
 
 def test_a_server_that_does_not_listen() -> None:
@@ -94,26 +94,26 @@ def test_a_server_that_does_not_listen() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    async def story() -> None:
+    async def main() -> None:
         with pytest.raises(NoResponse, match="connection refused"):
             await fetch(Address("127.0.0.1", port, False), "GET", "/", timeout_s=5.0)
         with pytest.raises(NoResponse):
             await fetch(Address("no-such-host.invalid", port, False), "GET", "/", timeout_s=5.0)
 
-    run(story())
+    run(main())
 
 
 def test_a_response_without_end_times_out() -> None:
-    async def story() -> None:
+    async def main() -> None:
         async with serving(Server(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000)) as address:
             with pytest.raises(NoResponse, match="longer than 1000 bytes"):
                 await fetch(address, "GET", "/", timeout_s=5.0, max_bytes=1000)
 
-    run(story())
+    run(main())
 
 
 def test_a_connection_is_kept_and_replaced_when_the_server_has_closed_it() -> None:
-    async def story() -> None:
+    async def main() -> None:
         server = Server(PLAIN)
         async with serving(server) as address:
             client = HttpClient(address)
@@ -126,12 +126,12 @@ def test_a_connection_is_kept_and_replaced_when_the_server_has_closed_it() -> No
             assert server.connections > 1
             client.close()
 
-    run(story())
+    run(main())
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that is self-signed, with its key."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     if shutil.which("openssl") is None:
         pytest.skip("makes a certificate with openssl, and there is none")
     both = tmp_path / "both.pem"
@@ -146,7 +146,7 @@ def test_tls_needs_a_certificate_that_the_system_trusts(certificate: Path, monke
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 
-    async def story(trusted: bool) -> None:
+    async def main(trusted: bool) -> None:
         pool_module._tls.cache_clear()
         async with serving(Server(PLAIN), context) as address:
             if trusted:
@@ -155,14 +155,14 @@ def test_tls_needs_a_certificate_that_the_system_trusts(certificate: Path, monke
                 with pytest.raises(NoResponse, match="its certificate is not trusted: self"):
                     await fetch(address, "GET", "/", timeout_s=5.0)
 
-    run(story(trusted=False))
+    run(main(trusted=False))
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
-    run(story(trusted=True))
+    run(main(trusted=True))
     pool_module._tls.cache_clear()
 
 
 def test_pieces_are_read_as_they_arrive_and_the_connection_is_reused(tmp_path: Path) -> None:
-    """Over a unix socket, whose path may be longer than systems allow."""
+    """Over a unix socket whose path exceeds the system's limit."""
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     go_on = asyncio.Event()
@@ -177,7 +177,7 @@ def test_pieces_are_read_as_they_arrive_and_the_connection_is_reused(tmp_path: P
             writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
         writer.close()
 
-    async def story() -> None:
+    async def main() -> None:
         with pool_module.short_path(folder / "socket") as path:
             listening = await asyncio.start_unix_server(serve, path)
         client = HttpClient(UnixSocket(folder / "socket"))
@@ -191,20 +191,20 @@ def test_pieces_are_read_as_they_arrive_and_the_connection_is_reused(tmp_path: P
         assert connections == 1
         go_on.clear()
         async with client.stream("POST", "/", b"{}") as response:
-            assert response.status == 200  # leaving it closes the connection
+            assert response.status == 200  # leaving the block closes the connection
         go_on.set()
         assert (await client.fetch("GET", "/", timeout_s=5.0)).body == b"onetwo"
         assert connections == 2
         client.close()
         listening.close()
 
-    run(story())
+    run(main())
 
 
 def test_a_truncated_response_raises_after_its_pieces() -> None:
-    async def story() -> None:
-        said = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
-        async with serving(Server(said, closes=True)) as address:
+    async def main() -> None:
+        sent = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
+        async with serving(Server(sent, closes=True)) as address:
             client = HttpClient(address)
             pieces = []
             with pytest.raises(NoResponse) as caught:
@@ -213,13 +213,13 @@ def test_a_truncated_response_raises_after_its_pieces() -> None:
             assert caught.value.began
             client.close()
 
-    run(story())
+    run(main())
 
 
 def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
     size = 8 * AHEAD_BYTES
 
-    async def story() -> None:
+    async def main() -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size
         async with serving(Server(head + b"x" * size)) as address:
             client = HttpClient(address)
@@ -229,4 +229,4 @@ def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
                 assert len(await response.read()) == size
             client.close()
 
-    run(story())
+    run(main())

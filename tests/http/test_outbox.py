@@ -1,4 +1,4 @@
-"""Pending bytes are written at the end of a turn, in order, except to closed transports."""
+"""Data is written together at the end of a turn of the loop, in order, and not to closed transports."""
 
 import asyncio
 from typing import Any, cast
@@ -8,8 +8,8 @@ import pytest
 from pointsman.http.outbox import FEW, LARGE, Outbox
 
 
-class Line:
-    """A transport that remembers what was written."""
+class FakeTransport:
+    """Records the written data."""
 
     def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
         self.name, self.closing = name, False
@@ -22,8 +22,8 @@ class Line:
         return self.closing
 
 
-class Turns:
-    """An event loop as far as an outbox needs one."""
+class FakeLoop:
+    """The part of an event loop that an outbox needs."""
 
     def __init__(self) -> None:
         self.soon: list[Any] = []
@@ -37,22 +37,22 @@ class Turns:
             call()
 
 
-def lay(in_flight: int) -> tuple[Outbox, Turns, list[tuple[str, bytes]], Any, Any]:
-    turns, log = Turns(), list[tuple[str, bytes]]()
+def make_outbox(in_flight: int) -> tuple[Outbox, FakeLoop, list[tuple[str, bytes]], Any, Any]:
+    turns, log = FakeLoop(), list[tuple[str, bytes]]()
     outbox = Outbox(cast(asyncio.AbstractEventLoop, turns), range(in_flight))
-    return outbox, turns, log, Line(log, "a"), Line(log, "b")
+    return outbox, turns, log, FakeTransport(log, "a"), FakeTransport(log, "b")
 
 
 @pytest.mark.parametrize("in_flight", [0, FEW])
 def test_with_few_requests_in_flight_writes_go_out_at_once(in_flight: int) -> None:
-    outbox, turns, log, a, _ = lay(in_flight)
+    outbox, turns, log, a, _ = make_outbox(in_flight)
     outbox.write(a, b"1")
     assert log == [("a", b"1")]
     assert turns.soon == []
 
 
 def test_writes_of_one_turn_are_flushed_together_in_order() -> None:
-    outbox, turns, log, a, b = lay(FEW + 1)
+    outbox, turns, log, a, b = make_outbox(FEW + 1)
     for line, data in ((a, b"1"), (b, b"2"), (a, b"3")):
         outbox.write(line, data)
     assert log == []
@@ -66,8 +66,8 @@ def test_writes_of_one_turn_are_flushed_together_in_order() -> None:
 
 def test_large_writes_do_not_overtake_pending_ones() -> None:
     requests = list(range(FEW + 1))
-    turns, log = Turns(), list[tuple[str, bytes]]()
-    outbox, a = Outbox(cast(asyncio.AbstractEventLoop, turns), requests), cast(Any, Line(log, "a"))
+    turns, log = FakeLoop(), list[tuple[str, bytes]]()
+    outbox, a = Outbox(cast(asyncio.AbstractEventLoop, turns), requests), cast(Any, FakeTransport(log, "a"))
     outbox.write(a, b"1")
     requests.clear()  # few are in flight now, but the first bytes are still pending
     outbox.write(a, b"2")
@@ -77,7 +77,7 @@ def test_large_writes_do_not_overtake_pending_ones() -> None:
 
 
 def test_large_writes_go_out_at_once_after_pending_ones() -> None:
-    outbox, turns, log, a, b = lay(FEW + 1)
+    outbox, turns, log, a, b = make_outbox(FEW + 1)
     outbox.write(a, b"1")
     outbox.write(b, b"x" * (LARGE + 1))
     assert log == [("a", b"1"), ("b", b"x" * (LARGE + 1))]
@@ -86,7 +86,7 @@ def test_large_writes_go_out_at_once_after_pending_ones() -> None:
 
 
 def test_closing_transports_are_skipped_and_a_flush_leaves_nothing() -> None:
-    outbox, turns, log, a, b = lay(FEW + 1)
+    outbox, turns, log, a, b = make_outbox(FEW + 1)
     outbox.write(a, b"1")
     outbox.write(b, b"2")
     a.closing = True

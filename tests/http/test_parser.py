@@ -1,4 +1,4 @@
-"""The fast parser, which must read requests exactly as llhttp does."""
+"""The fast parser reads plain requests exactly as llhttp does."""
 
 import pytest
 from httptools import HttpRequestParser
@@ -14,7 +14,7 @@ PLAIN = chat()
 
 
 class Parsed:
-    """The first request in some bytes, as llhttp reads it."""
+    """The first request as llhttp reads it."""
 
     def __init__(self, data: bytes) -> None:
         self.target = self.body = b""
@@ -54,7 +54,7 @@ def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     request, start, length = read
     body = data[start : start + length]
     assert start + length >= len(data)
-    parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # raises if this is not a valid request
+    parsed = Parsed(data[:start] + body.ljust(length, b"x"))  # raises if the request is invalid
     assert (parsed.method, parsed.version, parsed.keeps_alive, parsed.ended) == (b"POST", "1.1", True, 1)
     assert (request.method, request.target, request.headers) == (parsed.method, parsed.target, parsed.headers)
     assert (request.path, request.query, request.keep_alive, request.is_http_1_0) == (request.target, b"", True, False)
@@ -109,7 +109,7 @@ def test_pipelined_requests_are_left_to_llhttp() -> None:
 
 
 def test_thousands_of_pipelined_requests_do_not_recurse() -> None:
-    """Without nested calls."""
+    """Requests are not parsed recursively."""
     memory = Memory(limits={"maxPipelined": 10_000})
     client, transport = memory.client()
     client.data_received(PLAIN[:-5])
@@ -118,7 +118,7 @@ def test_thousands_of_pipelined_requests_do_not_recurse() -> None:
         memory.loop.turn()
         memory.answer_all()
     assert statuses(bytes(transport.written)) == [200] * 3_001
-    memory.forget()
+    memory.disconnect_all()
 
 
 def test_a_head_that_is_too_long_is_left_to_llhttp() -> None:
@@ -130,18 +130,18 @@ def test_a_head_that_is_too_long_is_left_to_llhttp() -> None:
 @pytest.mark.parametrize("size", [100, 3_000, 40_000])
 @pytest.mark.parametrize("piece", [7, 1_000, 16_384, 1_000_000])
 def test_bodies_are_forwarded_unchanged_in_any_pieces(size: int, piece: int) -> None:
-    """Whole, split anywhere, and followed by the next request: the engine gets the same."""
-    memory, asked = Memory(), chat(prompt="x" * size)
+    """Whole, split anywhere, or followed by the next request: the engine gets the same."""
+    memory, request = Memory(), chat(prompt="x" * size)
     client, transport = memory.client()
-    sent = asked + asked
+    sent = request + request
     for start in range(0, len(sent), piece):
         client.data_received(sent[start : start + piece])
         memory.loop.turn()
     memory.answer_all()
     assert statuses(bytes(transport.written)) == [200, 200]
     bodies = [body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]
-    assert bodies == [asked.partition(b"\r\n\r\n")[2]] * 2
-    memory.forget()
+    assert bodies == [request.partition(b"\r\n\r\n")[2]] * 2
+    memory.disconnect_all()
 
 
 def test_data_after_the_last_request_is_ignored() -> None:
@@ -153,4 +153,4 @@ def test_data_after_the_last_request_is_ignored() -> None:
     memory.answer_all()
     assert len([body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]) == 1
     assert statuses(bytes(transport.written)) == [200]
-    memory.forget()
+    memory.disconnect_all()

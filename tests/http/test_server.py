@@ -1,4 +1,4 @@
-"""Connections of a server over real sockets; the tests give the answers."""
+"""Server connections over real sockets; the tests write the responses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +16,7 @@ PLAIN = b"content-type: text/plain\r\n"
 
 
 class Client:
-    """One connection to a server whose requests the test answers."""
+    """A connection to a server whose requests the test handles."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[tuple[ServerConnection, HttpRequest]] = asyncio.Queue()
@@ -28,19 +28,19 @@ class Client:
         self._reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def request(self) -> tuple[ServerConnection, HttpRequest]:
-        """The next request, as the server got it."""
+        """The next request that the server received."""
         return await asyncio.wait_for(self.requests.get(), TIMEOUT_S)
 
     async def read(self, size: int) -> bytes:
         return await asyncio.wait_for(self._reader.readexactly(size), TIMEOUT_S)
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """Everything until the server closes the connection."""
         return await asyncio.wait_for(self._reader.read(), TIMEOUT_S)
 
 
 class Handler:
-    """Records calls."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.abandoned = False
@@ -70,16 +70,16 @@ async def connected() -> AsyncIterator[Client]:
             await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Client], Awaitable[None]]) -> None:
-    async def whole() -> None:
+def run(check: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
         async with connected() as client:
-            await scene(client)
+            await check(client)
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 def test_a_request_is_read_completely_and_the_connection_is_reused() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         for body in (b"", b"some words", b"x" * 300_000):
             length = b"content-length: %d\r\n\r\n" % len(body)
             head = b"POST /it?never=read HTTP/1.1\r\nhost: here\r\nX-Pointsman-Secret: Sesame\r\n"
@@ -90,21 +90,21 @@ def test_a_request_is_read_completely_and_the_connection_is_reused() -> None:
             connection.answer(200, b"{}")
             assert await client.read(len(OK)) == OK
 
-    play(scene)
+    run(check)
 
 
 def test_requests_share_no_state() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(b"POST /a HTTP/1.1\r\nhost: here\r\nmine: 1\r\ncontent-length: 1\r\n\r\nx" + GET)
         (await client.request())[0].answer(200, b"{}")
         _, second = await client.request()
         assert (second.path, second.headers, second.body) == (b"/it", {b"host": b"here"}, b"")
 
-    play(scene)
+    run(check)
 
 
 def test_pipelined_requests_wait_their_turn() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         many = 3 * OwnLimits().max_pipelined
         client.writer.write(b"".join(GET.replace(b"/it", b"/%d" % number) for number in range(many)))
         for number in range(many):
@@ -114,11 +114,11 @@ def test_pipelined_requests_wait_their_turn() -> None:
             connection.answer(200, b"{}")
         assert await client.read(many * len(OK)) == many * OK
 
-    play(scene)
+    run(check)
 
 
 def test_pieces_are_sent_as_they_are_written_and_held_pieces_together() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(GET)
         connection, _ = await client.request()
         stream = ResponseStream(connection, PLAIN + b"own: 1\r\n")
@@ -136,23 +136,23 @@ def test_pieces_are_sent_as_they_are_written_and_held_pieces_together() -> None:
         client.writer.write(GET)
         await client.request()
 
-    play(scene)
+    run(check)
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.0\r\n", b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"])
 def test_connection_close_is_confirmed(head: bytes) -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(head + b"\r\n")
         (await client.request())[0].answer(404, b"", b"text/plain")
         answer = await client.rest()
         assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
         assert b"connection: close\r\n" in answer
 
-    play(scene)
+    run(check)
 
 
 def test_a_stream_over_http_1_0_ends_with_the_connection() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
         stream = ResponseStream((await client.request())[0], PLAIN)
         stream.write(b"part")
@@ -161,11 +161,11 @@ def test_a_stream_over_http_1_0_ends_with_the_connection() -> None:
         assert answer.endswith(b"connection: close\r\n\r\npartend")
         assert b"chunked" not in answer
 
-    play(scene)
+    run(check)
 
 
 def test_a_truncated_stream_has_no_last_chunk() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(GET + GET)
         stream = ResponseStream((await client.request())[0], PLAIN)
         stream.write(b"part")
@@ -173,41 +173,41 @@ def test_a_truncated_stream_has_no_last_chunk() -> None:
         assert (await client.rest()).endswith(b"4\r\npart\r\n")
         assert client.requests.empty()
 
-    play(scene)
+    run(check)
 
 
 def test_invalid_http_is_refused() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(b"not HTTP at all\r\n\r\n")
         answer = await client.rest()
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert b"connection: close\r\n" in answer
 
-    play(scene)
+    run(check)
 
 
 def test_an_offer_to_upgrade_is_ignored() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
         _, request = await client.request()
         assert b"upgrade" not in request.headers
 
-    play(scene)
+    run(check)
 
 
 def test_a_client_that_expects_100_continue_gets_it() -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
         assert await client.read(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.writer.write(b"{}")
         assert (await client.request())[1].body == b"{}"
 
-    play(scene)
+    run(check)
 
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_handler_is_abandoned_if_the_client_disconnects_before_the_answer(answered: bool) -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(GET)
         connection, _ = await client.request()
         handler = connection.serving = Handler()
@@ -217,14 +217,14 @@ def test_a_handler_is_abandoned_if_the_client_disconnects_before_the_answer(answ
         while connection in client.server.connections:
             await asyncio.sleep(0)
         assert handler.abandoned is not answered
-        connection.write(b"too late")
+        connection.write(b"discarded")
 
-    play(scene)
+    run(check)
 
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_slow_client_pauses_the_handler_until_it_reads_or_disconnects(reads: bool) -> None:
-    async def scene(client: Client) -> None:
+    async def check(client: Client) -> None:
         client.writer.write(GET)
         connection, _ = await client.request()
         handler = connection.serving = Handler()
@@ -242,4 +242,4 @@ def test_a_slow_client_pauses_the_handler_until_it_reads_or_disconnects(reads: b
             client.writer.transport.abort()
             await asyncio.wait_for(handler.room.wait(), TIMEOUT_S)
 
-    play(scene)
+    run(check)

@@ -155,7 +155,7 @@ def test_a_late_response_from_a_withdrawn_instance_is_discarded(plane: LivePlane
             assert (sample.verdict, sample.why, sample.instance) == (Verdict.SERVED, "", "m-1")
         [deployment] = plane.status()["deployments"]
         assert (deployment["running"], deployment["waiting"]) == (0, 0)
-        assert server.ask("/stats").json()["cancelled"] == 1
+        assert server.fetch("/stats").json()["cancelled"] == 1
 
 
 def send(url: str, name: str, tokens: int) -> Sample:

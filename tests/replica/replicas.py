@@ -24,12 +24,12 @@ from pointsman.wire import (
     template,
 )
 from pointsman.wire.shared_memory import SharedBuffers
-from tests.simulator.servers import PATIENCE_S, until
+from tests.simulator.servers import TIMEOUT_S, until
 
 SECRET = "open sesame"
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     kind: str
     body: bytes
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class Replica:
-    """A running replica, and a connection that is kept open."""
+    """A running replica with a keep-alive connection."""
 
     def __init__(self, process: subprocess.Popen[str], port: int, shared: SharedBuffers) -> None:
         self.process = process
@@ -51,40 +51,40 @@ class Replica:
         self.shared = shared
         self._kept: http.client.HTTPConnection | None = None
 
-    def ask(self, method: str, path: str, body: bytes | None = None, secret: str = SECRET) -> Answer:
-        """One request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+    def fetch(self, method: str, path: str, body: bytes | None = None, secret: str = SECRET) -> Response:
+        """Send one request on a new connection."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
-            return _asked(connection, method, path, body, secret)
+            return _fetched(connection, method, path, body, secret)
         finally:
             connection.close()
 
-    def call(self, method: str, *args: Any, **head: Any) -> Answer:
-        """One call on a connection of its own."""
-        return self.ask("POST", "/call", call(method, *args, shared=self.shared, **head))
+    def call(self, method: str, *args: Any, **head: Any) -> Response:
+        """Make one call on a new connection."""
+        return self.fetch("POST", "/call", call(method, *args, shared=self.shared, **head))
 
-    def again(self, method: str, *args: Any, **head: Any) -> Answer:
-        """One call on the connection that is kept."""
+    def call_again(self, method: str, *args: Any, **head: Any) -> Response:
+        """Make one call on the keep-alive connection."""
         if self._kept is None:
-            self._kept = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        return _asked(self._kept, "POST", "/call", call(method, *args, shared=self.shared, **head), SECRET)
+            self._kept = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        return _fetched(self._kept, "POST", "/call", call(method, *args, shared=self.shared, **head), SECRET)
 
-    def input(self, body: bytes, paths: list[Any], **http_head: Any) -> Answer:
-        """A call of an ingress."""
+    def input(self, body: bytes, paths: list[Any], **http_head: Any) -> Response:
+        """Call an ingress."""
         head = HttpHead(http_head.pop("method", "POST"), "/app", **http_head)
         sent = CallHead(method="input", kwargs=template({"paths": paths}), http=head)
-        return self.ask("POST", "/call", encode_call(sent, [encode_plain(body)]))
+        return self.fetch("POST", "/call", encode_call(sent, [encode_plain(body)]))
 
     def value(self, method: str, *args: Any, **head: Any) -> Any:
         return self.call(method, *args, **head).value(self.shared)
 
     def send(self, method: str, *args: Any, **head: Any) -> socket.socket:
-        """A call whose answer is not read yet."""
+        """Send a call without reading its response."""
         body = call(method, *args, shared=self.shared, **head)
         lines = (
             f"POST /call HTTP/1.1\r\nhost: test\r\nx-pointsman-secret: {SECRET}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
         client.sendall(lines.encode() + body)
         return client
 
@@ -98,8 +98,8 @@ def call(method: str, *args: Any, shared: SharedBuffers | None = None, **head: A
     names = head.pop("kwargs", {})
     sent = CallHead(
         method=method,
-        args=template([placeholder(place) for place in range(len(args))]),
-        kwargs=template({name: placeholder(len(args) + place) for place, name in enumerate(names)}),
+        args=template([placeholder(index) for index in range(len(args))]),
+        kwargs=template({name: placeholder(len(args) + index) for index, name in enumerate(names)}),
         **head,
     )
     return encode_call(sent, [encode_value(value, shared) for value in (*args, *names.values())])
@@ -120,13 +120,13 @@ def launch(folder: Path, environment: Mapping[str, str] | None = None, **recipe:
 def replica(
     folder: Path, environment: Mapping[str, str] | None = None, ready: bool = True, **recipe: Any
 ) -> Iterator[Replica]:
-    """A replica on a free port, until the end of the block."""
+    """Run a replica on a free port for the duration of a block."""
     process = launch(folder, environment, **recipe)
     running = None
     try:
         assert process.stdout is not None
-        said, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert said, "the replica does not say that it is up"
+        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        assert readable, "the replica did not report that it is up"
         line = process.stdout.readline()
         assert "http://127.0.0.1:" in line, process.communicate()[1]
         running = Replica(process, int(line.rpartition(":")[2]), SharedBuffers(folder / "shm"))
@@ -143,25 +143,27 @@ def replica(
 
 def is_ready(running: Replica) -> bool:
     assert running.process.poll() is None, running.process.communicate()[1]
-    return running.ask("GET", "/ready").status == 200
+    return running.fetch("GET", "/ready").status == 200
 
 
-def last_words(folder: Path, **recipe: Any) -> str:
-    """The last line of a replica that must fail to start."""
+def last_line(folder: Path, **recipe: Any) -> str:
+    """The last line of output of a replica that must fail to start."""
     process = launch(folder, **recipe)
     try:
-        _, said = process.communicate(timeout=PATIENCE_S)
+        _, output = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 1, said
-    return said.splitlines()[-1].replace(str(folder), "FOLDER")
+    assert process.returncode == 1, output
+    return output.splitlines()[-1].replace(str(folder), "FOLDER")
 
 
-def _asked(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, secret: str) -> Answer:
+def _fetched(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, secret: str
+) -> Response:
     connection.request(method, path, body, {"x-pointsman-secret": secret})
     answer = connection.getresponse()
-    return Answer(answer.status, answer.headers.get("content-type", ""), answer.read())
+    return Response(answer.status, answer.headers.get("content-type", ""), answer.read())
 
 
-__all__ = ["SECRET", "Answer", "Form", "Replica", "call", "is_ready", "last_words", "launch", "replica", "until"]
+__all__ = ["SECRET", "Response", "Form", "Replica", "call", "is_ready", "last_line", "launch", "replica", "until"]

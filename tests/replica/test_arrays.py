@@ -1,4 +1,4 @@
-"""A large array from one replica to another: through shared memory, and about as quick as copying it."""
+"""A large array is passed between replicas in shared memory, about as fast as a copy."""
 
 import statistics
 import time
@@ -35,9 +35,9 @@ LAST = 10 * 1024 * 1024 // 8 - 1
 
 
 def passed_on(blob: bytes, to: Replica, method: str) -> object:
-    """As the gateway does: the value is not decoded, and its memory is removed at the end."""
+    """Pass a value on as the gateway does: without decoding it, and with its memory removed afterwards."""
     body = encode_call(CallHead(method=method, args=template([placeholder(0)])), [blob])
-    answer = to.ask("POST", "/call", body)
+    answer = to.fetch("POST", "/call", body)
     to.shared.remove(files_of(blob) or "")
     return answer.value(to.shared) if answer.status == 200 else answer.json()["message"]
 
@@ -55,7 +55,7 @@ def test_a_large_array_is_passed_between_replicas(tmp_path: Path) -> None:
         assert "is gone" in str(passed_on(blob, reader, "last"))
         assert "read-only" in str(passed_on(maker.call(CALL, 1).body, reader, "change"))
 
-        for factor in range(2, 8):  # a kept array does not change, however often the memory is requested
+        for factor in range(2, 8):  # kept arrays stay valid while further ones are allocated
             passed_on(maker.call(CALL, factor).body, reader, "keep")
             passed_on(maker.call(CALL, 9).body, reader, "last")
         assert reader.value("all_kept") == [float(LAST * factor) for factor in range(2, 8)]
@@ -63,7 +63,7 @@ def test_a_large_array_is_passed_between_replicas(tmp_path: Path) -> None:
 
 
 def test_passing_an_array_takes_about_as_long_as_copying_it(tmp_path: Path) -> None:
-    """Both calls and their HTTP included; the limit is generous, since the machine may be busy."""
+    """Includes both calls over HTTP; the limit is generous because the machine may be busy."""
     (tmp_path / "app.py").write_text(CODE)
     with (
         replica(tmp_path, code="app.py:make", kind="function") as maker,
@@ -72,9 +72,9 @@ def test_passing_an_array_takes_about_as_long_as_copying_it(tmp_path: Path) -> N
         times = []
         for _ in range(40):
             began = time.perf_counter()
-            blob = maker.again(CALL, 1).body
+            blob = maker.call_again(CALL, 1).body
             sent = encode_call(CallHead(method="last", args=template([placeholder(0)])), [blob])
-            assert reader.ask("POST", "/call", sent).status == 200
+            assert reader.fetch("POST", "/call", sent).status == 200
             times.append(time.perf_counter() - began)
             maker.shared.remove(files_of(blob) or "")
         assert statistics.median(times) < 2 * reader.value("copy_s") + 0.01

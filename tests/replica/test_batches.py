@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.replica.replicas import Answer, Replica, last_words, replica, until
-from tests.simulator.servers import PATIENCE_S
+from tests.replica.replicas import Replica, Response, last_line, replica, until
+from tests.simulator.servers import TIMEOUT_S
 
 CODE = """
 import asyncio, time
@@ -57,25 +57,25 @@ def model(tmp_path: Path) -> Iterator[Replica]:
         yield running
 
 
-def at_once(model: Replica, method: str, calls: list[tuple[Any, ...]], **head: Any) -> list[Answer]:
-    answers: dict[int, Answer] = {}
+def at_once(model: Replica, method: str, calls: list[tuple[Any, ...]], **head: Any) -> list[Response]:
+    answers: dict[int, Response] = {}
 
-    def ask(place: int) -> None:
-        answers[place] = model.call(method, *calls[place], **head)
+    def fetch(index: int) -> None:
+        answers[index] = model.call(method, *calls[index], **head)
 
-    asking = [threading.Thread(target=ask, args=(place,)) for place in range(len(calls))]
-    for thread in asking:
+    threads = [threading.Thread(target=fetch, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
         thread.start()
-    for thread in asking:
-        thread.join(PATIENCE_S)
-    return [answers[place] for place in range(len(calls))]
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    return [answers[index] for index in range(len(calls))]
 
 
 def test_concurrent_calls_are_batched(model: Replica) -> None:
-    answers = at_once(model, "plain", [(place,) for place in range(8)])
-    assert [answer.value() for answer in answers] == [place * 2 for place in range(8)]
+    answers = at_once(model, "plain", [(index,) for index in range(8)])
+    assert [answer.value() for answer in answers] == [index * 2 for index in range(8)]
     assert model.value("sizes_so_far") == [4, 4]
-    assert model.value("plain", 5) == 10  # alone, after the waiting time
+    assert model.value("plain", 5) == 10  # alone, it runs after the timeout
     assert model.value("sizes_so_far") == [1]
     assert model.value("defaults", "x") == "x"
 
@@ -107,7 +107,7 @@ def test_abandoned_calls_are_left_out_and_the_next_batch_fills_while_one_runs(mo
         until(lambda: model.value("sizes_so_far") == [1])
         gone = model.send("busy", 1)
         gone.close()
-        answers = at_once(model, "busy", [(place,) for place in range(5)])
+        answers = at_once(model, "busy", [(index,) for index in range(5)])
     assert [answer.value() for answer in answers] == list(range(5))
     assert model.value("sizes_so_far") == [5]
 
@@ -121,16 +121,16 @@ def test_a_batched_call_can_miss_its_deadline(model: Replica) -> None:
 def test_a_batch_is_cancelled_when_its_last_call_is(model: Replica) -> None:
     seen: list[Any] = []
 
-    def told(what: Any) -> bool:
+    def is_recorded(what: Any) -> bool:
         seen.extend(model.value("sizes_so_far"))
         return what in seen
 
     with model.send("hangs", 0):
         with model.send("hangs", 1):
-            until(lambda: told(2))
-        assert not told("cancelled")
-        assert model.ask("GET", "/health").status == 200
-    until(lambda: told("cancelled"))
+            until(lambda: is_recorded(2))
+        assert not is_recorded("cancelled")
+        assert model.fetch("GET", "/health").status == 200
+    until(lambda: is_recorded("cancelled"))
     assert model.value("plain", 1) == 2
 
 
@@ -138,4 +138,4 @@ def test_generators_cannot_be_batched(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "import pointsman as pm\nclass Model:\n    @pm.batch\n    def words(self, xs):\n        yield xs\n"
     )
-    assert last_words(tmp_path, code="m.py:Model").endswith("node.words is a generator; generators cannot take batches")
+    assert last_line(tmp_path, code="m.py:Model").endswith("node.words is a generator; generators cannot take batches")

@@ -1,4 +1,4 @@
-"""Calls of a replica: what code returns, raises and yields, where it runs, and when it is not run."""
+"""Calls of a replica: results, exceptions, generators, threads, deadlines and cancellation."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from pointsman.pipeline.graph import CALL
 from pointsman.wire import BLOB, PIECES, CallHead, decode_value, encode_call
 from tests.replica.replicas import Replica, call, replica, until
-from tests.simulator.servers import PATIENCE_S, read_all
+from tests.simulator.servers import TIMEOUT_S, read_all
 
 CODE = """
 import asyncio, datetime, os, threading, time
@@ -119,32 +119,32 @@ def test_functions_can_be_called(tmp_path: Path) -> None:
 
 
 def test_calls_need_the_secret(model: Replica) -> None:
-    assert model.ask("POST", "/call", call("forward", 1), secret="guess").status == 403
-    assert model.ask("POST", "/configure", b"1", secret="").status == 403
-    assert model.ask("GET", "/health", secret="").status == 200
-    assert model.ask("GET", "/ready", secret="").status == 200
-    assert model.ask("GET", "/elsewhere").status == 404
+    assert model.fetch("POST", "/call", call("forward", 1), secret="guess").status == 403
+    assert model.fetch("POST", "/configure", b"1", secret="").status == 403
+    assert model.fetch("GET", "/health", secret="").status == 200
+    assert model.fetch("GET", "/ready", secret="").status == 200
+    assert model.fetch("GET", "/elsewhere").status == 404
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [("forwrad", 'did you mean "forward"?'), ("_private", "_private"), ("__init__", "__init__"), ("val", "val")],
 )
-def test_an_unknown_method(model: Replica, method: str, said: str) -> None:
+def test_an_unknown_method(model: Replica, method: str, message: str) -> None:
     answer = model.call(method)
     assert answer.status == 404
     assert answer.json()["type"] == "UnknownMethod"
-    assert said in answer.json()["message"]
+    assert message in answer.json()["message"]
 
 
 def test_tracebacks_begin_with_user_code(model: Replica) -> None:
     for _ in range(20):  # in a thread, then on the loop
-        answer = model.again("raises")
+        answer = model.call_again("raises")
         assert answer.status == 500
-        said = answer.json()
-        assert (said["type"], said["message"]) == ("ValueError", "not today")
-        assert "model.py" in said["traceback"]
-        assert "pointsman/replica" not in said["traceback"]
+        error = answer.json()
+        assert (error["type"], error["message"]) == ("ValueError", "not today")
+        assert "model.py" in error["traceback"]
+        assert "pointsman/replica" not in error["traceback"]
     for method in ("forward", "later", "words", "numbers"):
         for form in ("blob", "json"):
             assert model.call(method, 1, 2, 3, form=form).json()["type"] == "TypeError"
@@ -154,8 +154,8 @@ def test_tracebacks_begin_with_user_code(model: Replica) -> None:
 
 
 def test_what_is_not_a_call_is_refused(model: Replica) -> None:
-    assert model.ask("POST", "/call", b"garbage").status == 400
-    assert model.ask("POST", "/call", encode_call(CallHead(method="forward"))[:-1]).status == 400
+    assert model.fetch("POST", "/call", b"garbage").status == 400
+    assert model.fetch("POST", "/call", encode_call(CallHead(method="forward"))[:-1]).status == 400
 
 
 def test_response_formats_for_clients(model: Replica) -> None:
@@ -200,11 +200,11 @@ def test_generators_as_events_values_and_pieces(model: Replica) -> None:
 
 def test_a_failed_stream_is_truncated(model: Replica) -> None:
     with model.send("breaks", form="events") as client:
-        said = read_all(client)
-    assert b"data: one\ndata: two\n\n" in said
-    assert b'"type":"KeyError"' in said
-    assert b"[DONE]" not in said
-    assert not said.endswith(b"0\r\n\r\n")
+        received = read_all(client)
+    assert b"data: one\ndata: two\n\n" in received
+    assert b'"type":"KeyError"' in received
+    assert b"[DONE]" not in received
+    assert not received.endswith(b"0\r\n\r\n")
 
 
 def test_a_client_that_disconnects_cancels_its_call(model: Replica) -> None:
@@ -236,9 +236,9 @@ def test_health_is_answered_while_plain_code_runs_and_abandoned_calls_are_not_be
     with model.send("sleep", 1.0) as first:
         until(lambda: model.value("context_later") == "")
         with model.send("sleep", 0.0):
-            asked = time.monotonic()
-            assert model.ask("GET", "/health").status == 200
-            assert time.monotonic() - asked < 0.5
+            started = time.monotonic()
+            assert model.fetch("GET", "/health").status == 200
+            assert time.monotonic() - started < 0.5
         assert b"200 OK" in first.recv(1000)
     assert model.value("counts")[0] == began + 1
 
@@ -248,22 +248,22 @@ def test_calls_past_their_deadline_are_not_begun(model: Replica) -> None:
     answer = model.call("sleep", 0.0, deadline_s=0.0)
     assert (answer.status, answer.json()["type"]) == (504, "DeadlineExceeded")
     assert model.call("sleep", 0.0, deadline_s=-1.0).status == 504
-    with model.send("sleep", 0.5):  # a call that waits past its deadline is not begun either
-        until(lambda: model.ask("GET", "/health").status == 200)
+    with model.send("sleep", 0.5):  # nor does a call start that waited past its deadline
+        until(lambda: model.fetch("GET", "/health").status == 200)
         assert model.call("sleep", 0.0, deadline_s=0.05).status == 504
     assert model.value("counts")[0] == began + 1
 
 
 def test_a_call_is_cancelled_at_its_deadline(model: Replica) -> None:
     cancelled = model.value("counts")[1]
-    asked = time.monotonic()
+    started = time.monotonic()
     assert model.call("wait", deadline_s=0.05).status == 504
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - started < 5
     until(lambda: model.value("counts")[1] == cancelled + 1)
     with model.send("endless", form="events", deadline_s=0.1) as client:
-        said = read_all(client)
-    assert b"its deadline was exceeded" in said
-    assert b"[DONE]" not in said
+        received = read_all(client)
+    assert b"its deadline was exceeded" in received
+    assert b"[DONE]" not in received
     assert model.call("later", 1, deadline_s=10.0).value() == 3
 
 
@@ -277,10 +277,10 @@ def test_code_can_read_the_context_of_its_call(model: Replica) -> None:
 
 def test_quick_methods_move_to_the_loop_and_slow_ones_move_back(model: Replica) -> None:
     def where(seconds: float = 0.0) -> Any:
-        return model.again("sleep", seconds).value()
+        return model.call_again("sleep", seconds).value()
 
-    assert model.again("thread").value() == "call-1"
-    until(lambda: model.again("thread").value() == "MainThread")
+    assert model.call_again("thread").value() == "call-1"
+    until(lambda: model.call_again("thread").value() == "MainThread")
 
     def on_the_loop(seconds: float) -> bool:
         until(lambda: where() == "MainThread")
@@ -291,7 +291,7 @@ def test_quick_methods_move_to_the_loop_and_slow_ones_move_back(model: Replica) 
     until(lambda: on_the_loop(0.05))
     assert where() == "call-1"  # it does not count as quick any more
     until(lambda: on_the_loop(0.3))
-    for _ in range(300):  # it has blocked the loop once
+    for _ in range(300):  # it has blocked the loop too often
         where()
     assert where() == "call-1"
 
@@ -317,7 +317,7 @@ class Model:
     for threads in (1, 3):
         with replica(tmp_path, code="m.py:Model", threads=threads) as running:
             for _ in range(20):
-                running.again("quick")
+                running.call_again("quick")
             results: list[Any] = []
             asking = [
                 threading.Thread(target=lambda name, results: results.append(running.value(name)), args=(name, results))
@@ -326,7 +326,7 @@ class Model:
             for thread in asking:
                 thread.start()
             for thread in asking:
-                thread.join(PATIENCE_S)
+                thread.join(TIMEOUT_S)
             assert len(results) == 12
             assert running.value("slow") == threads
 
@@ -337,8 +337,8 @@ def test_pipelined_requests_are_answered_in_order(model: Replica) -> None:
     with model.send("forward", 5) as client:
         client.sendall(b"".join(head.format(len(one)).encode() + one for one in body))
         client.sendall(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        said = read_all(client)
-    answers = said.split(b"HTTP/1.1 ")[1:]
+        received = read_all(client)
+    answers = received.split(b"HTTP/1.1 ")[1:]
     assert [answer[:3] for answer in answers] == [b"200"] * 5
     assert answers[0].endswith(b"\x00\x0a")
     assert answers[2].endswith(b"\x00\x02")
@@ -349,7 +349,7 @@ def test_a_replica_without_arrays_does_not_import_numpy(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def same(x): return x")
     with replica(tmp_path, code="m.py:same", kind="function") as running:
         for _ in range(20):
-            assert running.again(CALL, [1, (2,), "x"]).value() == [1, (2,), "x"]
+            assert running.call_again(CALL, [1, (2,), "x"]).value() == [1, (2,), "x"]
         mapped = Path(f"/proc/{running.process.pid}/maps").read_text()
         assert "numpy" not in mapped
         assert "yaml" not in mapped
@@ -362,7 +362,7 @@ def _resident_mb(pid: int) -> float:
 
 
 def _is_idle(pid: int) -> bool:
-    """Whether it used next to no CPU for a while."""
+    """Whether it used almost no CPU for a while."""
     before = _ticks(pid)
     time.sleep(0.1)
     return _ticks(pid) - before <= 1

@@ -1,4 +1,4 @@
-"""Metrics that user code records in a replica."""
+"""Custom metrics that code in a replica records."""
 
 from pathlib import Path
 
@@ -30,16 +30,16 @@ def test_a_replica_reports_the_last_value_of_each_metric(tmp_path: Path) -> None
     (tmp_path / "m.py").write_text(CODE)
     with replica(tmp_path, code="m.py:Model") as running:
 
-        def told() -> dict[str, float]:
-            answer = running.ask("GET", "/metrics", secret="")
+        def recorded() -> dict[str, float]:
+            answer = running.fetch("GET", "/metrics", secret="")
             assert (answer.status, answer.kind.partition(";")[0]) == (200, "text/plain")
             return dict(Samples(answer.body).labelled("pointsman_custom_metric", "name"))
 
-        assert told() == {"made": 1.0}
+        assert recorded() == {"made": 1.0}
         running.value("forward", 3)
-        assert told() == {"made": 1.0, "frames": 3.0, "aside": 6.0}
+        assert recorded() == {"made": 1.0, "frames": 3.0, "aside": 6.0}
         running.value("later", 8)
-        assert told()["frames"] == 8.0
+        assert recorded()["frames"] == 8.0
 
 
 def test_metric_names_are_limited_in_number_and_escaped() -> None:
@@ -49,7 +49,7 @@ def test_metric_names_are_limited_in_number_and_escaped() -> None:
         metrics.record(f"m{number}", number)
     metrics.record("m0", -0.5)
     metrics.record(odd, 1e-9)
-    told = dict(Samples(metrics.text()).labelled("pointsman_custom_metric", "name"))
-    assert len(told) == MAX_METRICS
-    assert "m1" not in told
-    assert (told["m0"], told[odd]) == (-0.5, 1e-9)
+    recorded = dict(Samples(metrics.text()).labelled("pointsman_custom_metric", "name"))
+    assert len(recorded) == MAX_METRICS
+    assert "m1" not in recorded
+    assert (recorded["m0"], recorded[odd]) == (-0.5, 1e-9)

@@ -1,4 +1,4 @@
-"""Calls of other nodes and models through handles: over a unix socket, with the context of the calling call."""
+"""Code of a replica calls other nodes and models over a unix socket, with the context of its own call."""
 
 import json
 import socketserver
@@ -86,19 +86,19 @@ def handed(handle, x): return handle.add.remote(x).result(10)
 
 
 class Gateway(socketserver.ThreadingUnixStreamServer):
-    """A fake gateway that records requests."""
+    """A fake gateway that records its requests."""
 
     daemon_threads = True
 
     def __init__(self, path: Path, shared: SharedBuffers) -> None:
-        super().__init__(str(path), Talk)
+        super().__init__(str(path), Handler)
         self.shared = shared
-        self.asked: list[tuple[str, Any, dict[str, str]]] = []
+        self.requests: list[tuple[str, Any, dict[str, str]]] = []
         self.connections = 0
         self.hung_up = threading.Event()
 
 
-class Talk(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Gateway
 
@@ -115,11 +115,11 @@ class Talk(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         if self.path == "/pipelines/call":
             head, blobs = decode_call(body)
-            self.server.asked.append((f"{head.app}.{head.node}.{head.method}", head, headers))
+            self.server.requests.append((f"{head.app}.{head.node}.{head.method}", head, headers))
             args, kwargs = arguments(head, blobs, self.server.shared)
             getattr(self, f"do_{head.method}")(*args, **kwargs)
         else:
-            self.server.asked.append((self.path, json.loads(body), headers))
+            self.server.requests.append((self.path, json.loads(body), headers))
             self.model(json.loads(body))
 
     def do___call__(self, x: Any) -> None:
@@ -150,16 +150,16 @@ class Talk(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_count(self, n: int) -> None:
-        self.chunks([len(blob).to_bytes(4, "little") + blob for blob in (encode_value((place,)) for place in range(n))])
+        self.chunks([len(blob).to_bytes(4, "little") + blob for blob in (encode_value((index,)) for index in range(n))])
 
-    def model(self, asked: dict[str, Any]) -> None:
-        if asked.get("user") == "refuse":
+    def model(self, body: dict[str, Any]) -> None:
+        if body.get("user") == "refuse":
             self.say(b'{"error":{"message":"no seat","type":"overloaded","code":429}}', 429)
-        elif asked.get("stream"):
+        elif body.get("stream"):
             deltas = [{"role": "assistant"}, {"content": "Hel"}, {"content": "lo"}]
             words = [*({"choices": [{"delta": delta}]} for delta in deltas), {"choices": []}]
             text = b"".join(b"data: " + json.dumps(word).encode() + b"\n\n" for word in words) + b"data: [DONE]\n\n"
-            self.chunks([text[place : place + 7] for place in range(0, len(text), 7)])
+            self.chunks([text[index : index + 7] for index in range(0, len(text), 7)])
         elif self.path == "/pipelines/v1/embeddings":
             self.say(b'{"data":[{"index":1,"embedding":[2.0]},{"index":0,"embedding":[1.0]}]}')
         elif self.path == "/pipelines/v1/completions":
@@ -205,8 +205,8 @@ def router(gateway: Gateway, tmp_path: Path) -> Iterator[Replica]:
 
 def test_a_call_through_a_handle(router: Replica, gateway: Gateway) -> None:
     assert router.value("both", {"a": (1, 2)}) == [[{"a": (1, 2)}, (1,)], ["called", {"a": (1, 2)}]]
-    assert [asked for asked, _, _ in gateway.asked] == ["app.cheap.add", "app.other.__call__"]
-    _, head, headers = gateway.asked[0]
+    assert [path for path, _, _ in gateway.requests] == ["app.cheap.add", "app.other.__call__"]
+    _, head, headers = gateway.requests[0]
     assert read_template(head.args) == [BlobAt(0)]
     assert read_template(head.kwargs) == {"y": BlobAt(1)}
     assert headers["x-pointsman-secret"] == SECRET
@@ -217,18 +217,18 @@ def test_calls_inherit_their_context(router: Replica, gateway: Gateway) -> None:
     known: dict[str, Any] = {"request_id": "r7", "priority": 3, "tenant": "t", "step": "s2", "deadline_s": 20.0}
     for method in ("both", "plain"):
         router.value(method, 1, **known)
-        _, head, _ = gateway.asked[-1]
+        _, head, _ = gateway.requests[-1]
         assert (head.request_id, head.priority, head.tenant, head.step) == ("r7", 3, "t", "s2")
         assert head.deadline_s is not None
         assert 15 < head.deadline_s < 20
     router.value("both", 1)
-    assert gateway.asked[-1][1].deadline_s is None
+    assert gateway.requests[-1][1].deadline_s is None
 
 
 def test_concurrent_calls_and_calls_from_plain_code(router: Replica, gateway: Gateway) -> None:
     assert router.value("at_once", 20) == [[x, None] for x in range(20)]
-    for x in range(20):  # it is quick, but stays in a thread
-        assert router.again("plain", x).value() == [x, None]
+    for x in range(20):  # although it is quick, it stays in its thread
+        assert router.call_again("plain", x).value() == [x, None]
 
 
 def test_blocking_on_the_loop_is_an_error(router: Replica) -> None:
@@ -237,8 +237,8 @@ def test_blocking_on_the_loop_is_an_error(router: Replica) -> None:
 
 def test_streamed_pieces_are_read(router: Replica, gateway: Gateway) -> None:
     assert router.value("pieces", 3) == [(0,), (1,), (2,)]
-    assert gateway.asked[-1][1].form == "pieces"
-    assert router.value("plain_pieces", 100) == [(place,) for place in range(100)]
+    assert gateway.requests[-1][1].form == "pieces"
+    assert router.value("plain_pieces", 100) == [(index,) for index in range(100)]
     assert router.value("first_piece") == (0,)
     assert router.value("both", 1)
 
@@ -262,7 +262,7 @@ def test_no_response_raises(router: Replica) -> None:
 
 def test_a_cancelled_call_cancels_the_calls_it_made(router: Replica, gateway: Gateway) -> None:
     with router.send("hangs"):
-        until(lambda: len(gateway.asked) == 1)
+        until(lambda: len(gateway.requests) == 1)
     assert gateway.hung_up.wait(10)
     gateway.hung_up.clear()
     assert router.value("gives_up") == "gave up"
@@ -274,7 +274,7 @@ def test_a_cancelled_call_cancels_the_calls_it_made(router: Replica, gateway: Ga
 
 def test_large_arrays_go_through_shared_memory(router: Replica, gateway: Gateway) -> None:
     assert router.value("array") == 100_000.0
-    assert max(gateway.asked[-1][1].blobs) < 1000
+    assert max(gateway.requests[-1][1].blobs) < 1000
 
 
 def test_calls_to_a_model(router: Replica, gateway: Gateway) -> None:
@@ -282,9 +282,9 @@ def test_calls_to_a_model(router: Replica, gateway: Gateway) -> None:
     assert router.value("talk", **known) == [
         "Hello", "upon a time", [[1.0], [2.0]], ["Hel", "lo"], "chat-1", "<model smollm2>", "<handle to cheap>",
     ]  # fmt: skip
-    path, asked, headers = gateway.asked[0]
+    path, body, headers = gateway.requests[0]
     assert path == "/pipelines/v1/chat/completions"
-    assert asked == {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    assert body == {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     assert headers["x-pointsman-caller"] == "r7."
     assert (headers["x-pointsman-priority"], headers["x-pointsman-tenant"]) == ("3", "t")
     assert 15 < float(headers["x-pointsman-timeout-s"]) <= 20
@@ -295,7 +295,7 @@ def test_handles_among_the_arguments_of_a_call(gateway: Gateway, tmp_path: Path)
     with replica(tmp_path, code="app.py:handed", kind="function") as running:
         for x in range(12):
             sent = CallHead(method=CALL, args=template([placeholder_of_handle("cheap"), x]))
-            assert running.ask("POST", "/call", encode_call(sent)).value() == [x, None]
+            assert running.fetch("POST", "/call", encode_call(sent)).value() == [x, None]
 
 
 def test_calls_without_a_gateway_raise(tmp_path: Path) -> None:
@@ -309,17 +309,17 @@ def test_calls_without_a_gateway_raise(tmp_path: Path) -> None:
 
 
 def test_a_gateway_that_restarts(router: Replica, gateway: Gateway, tmp_path: Path) -> None:
-    """Kept connections are closed by then."""
+    """Its keep-alive connections are closed by then."""
     assert router.value("plain", 1) == [1, None]
     gateway.shutdown()
     gateway.server_close()
     (tmp_path / "gateway").unlink()
-    again = Gateway(tmp_path / "gateway", gateway.shared)
-    thread = threading.Thread(target=again.serve_forever, kwargs={"poll_interval": 0.01})
+    call_again = Gateway(tmp_path / "gateway", gateway.shared)
+    thread = threading.Thread(target=call_again.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         assert router.value("plain", 2) == [2, None]
     finally:
-        again.shutdown()
+        call_again.shutdown()
         thread.join()
-        again.server_close()
+        call_again.server_close()

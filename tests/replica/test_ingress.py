@@ -1,4 +1,4 @@
-"""The ingress: user code that makes the input of a request."""
+"""The ingress: user code that creates the input of a request."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pointsman.wire import decode_plain, decode_value
-from tests.replica.replicas import Answer, Replica, replica
+from tests.replica.replicas import Replica, Response, replica
 
 CODE = """
 from pydantic import BaseModel, Field
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def parts(answer: Answer) -> list[Any]:
+def parts(answer: Response) -> list[Any]:
     assert answer.status == 200, answer.body
     return [decode_value(part) for part in decode_plain(answer.body)]
 
@@ -76,14 +76,14 @@ def test_a_plain_preprocessor_gets_the_whole_request(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preprocessor", "status", "said"),
+    ("preprocessor", "status", "expected"),
     [("refuses", 401, {"detail": "who are you?"}), ("breaks", 500, {"type": "RuntimeError", "message": "oh no"})],
 )
-def test_a_preprocessor_that_refuses(folder: Path, preprocessor: str, status: int, said: dict[str, str]) -> None:
+def test_a_preprocessor_that_refuses(folder: Path, preprocessor: str, status: int, expected: dict[str, str]) -> None:
     with replica(folder, kind="ingress", preprocessor=f"app.py:{preprocessor}") as running:
         answer = running.input(b"", WHOLE)
         assert answer.status == status
-        assert said.items() <= answer.json().items()
+        assert expected.items() <= answer.json().items()
 
 
 def test_a_schema_creates_the_input(validating: Replica) -> None:

@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 
 from pointsman.pipeline.graph import CALL
-from tests.replica.replicas import last_words, replica
+from tests.replica.replicas import last_line, replica
 
 SCRIPT = """
 import pathlib
@@ -101,7 +101,7 @@ def test_classes_of_a_script_are_sent_between_its_replicas(tmp_path: Path) -> No
         from pointsman.wire import CallHead, decode_value, encode_call, placeholder, template
 
         body = encode_call(CallHead(method=CALL, args=template([placeholder(0)])), [point])
-        assert decode_value(reader.ask("POST", "/call", body).body) == 4
+        assert decode_value(reader.fetch("POST", "/call", body).body) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_the_last_line_says_what_is_wrong(tmp_path: Path, code: str, last: str) 
         init="class Model:\n    def __init__(self):\n        raise KeyError('no')",
         library="import json\njson.loads('{')",
     )
-    said = last_words(tmp_path, code=code)
-    assert said.startswith(f"the replica cannot start: {last.replace('json.decoder.', '')}")
+    line = last_line(tmp_path, code=code)
+    assert line.startswith(f"the replica cannot start: {last.replace('json.decoder.', '')}")
 
 
 def test_a_missing_module(tmp_path: Path) -> None:
-    assert "there is no module nothing_of_the_kind (looked in " in last_words(tmp_path, code="nothing_of_the_kind:f")
-    assert "No module named 'nothing_of'" in last_words(tmp_path, code="nothing_of.the_kind:f")
+    assert "there is no module nothing_of_the_kind (looked in " in last_line(tmp_path, code="nothing_of_the_kind:f")
+    assert "No module named 'nothing_of'" in last_line(tmp_path, code="nothing_of.the_kind:f")
 
 
 def test_deploy_before_the_wanted_definition(tmp_path: Path) -> None:
@@ -150,6 +150,6 @@ def test_deploy_before_the_wanted_definition(tmp_path: Path) -> None:
         class Model: ...
         """,
     )
-    assert last_words(tmp_path, code="script.py:Model").endswith(
+    assert last_line(tmp_path, code="script.py:Model").endswith(
         "script.py: Model is defined below deploy(); define it above, or put deploy() under if __name__ == '__main__'"
     )

@@ -1,4 +1,4 @@
-"""A script as people write it, with nothing under `if __name__ == "__main__"`: replicas load only what they need."""
+"""A script without `if __name__ == "__main__"`: replicas load only what they need."""
 
 from pathlib import Path
 

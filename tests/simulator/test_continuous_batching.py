@@ -1,4 +1,4 @@
-"""The model of an engine: first by example, then what must hold for any load."""
+"""The model of continuous batching: examples, then properties of any load."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def test_jobs_share_steps_and_join_between_them() -> None:
     engine = ContinuousBatching(PLAIN)
     first, second = Job(16, 4), Job(16, 2)
     engine.submit(first, 0.0)
-    engine.submit(second, 0.001)  # a step is running: it waits for the next
+    engine.submit(second, 0.001)  # a step is running, so it joins the next
     assert (engine.running, engine.waiting) == (1, 1)
     steps = steps_of(engine)
     assert first_and_last(steps, first) == pytest.approx((0.01, 0.04))
@@ -81,7 +81,7 @@ def test_long_prompts_are_prefilled_in_chunks_during_decoding() -> None:
     engine.advance(0.01)
     engine.submit(long, 0.01)
     steps = steps_of(engine)
-    # The running step, then 99 tokens in each: one of the hundred belongs to the answer.
+    # The running step, then 99 prompt tokens per step: one of the hundred is for decoding.
     assert first_and_last(steps, long)[0] == pytest.approx(0.02 + 10 * 0.01)
     assert sum(talking in step.produced for step in steps) == 19
 
@@ -96,7 +96,7 @@ def test_a_cached_prefix_costs_less() -> None:
         took.append(steps_of(engine)[-1].at - began)
     assert took[0] == pytest.approx(took[2])
     assert took[1] < took[0] / 5
-    assert (cold.cached_tokens, warm.cached_tokens) == (0, 3200 - 16)  # one token at least is computed, so one block
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, 3200 - 16)  # at least one token is computed, hence one block
     assert (engine.counts.prefix_queries, engine.counts.prefix_hits) == (9600, 3184)
 
 
@@ -120,7 +120,7 @@ def test_the_job_admitted_last_is_preempted_and_resumes_first() -> None:
     assert order == [third, first, second]
     produced = Counter(id(job) for step in steps for job in step.produced)
     assert produced == {id(first): 40, id(second): 40, id(third): 1}
-    assert first_and_last(steps, first)[1] == pytest.approx(0.40)  # as if it had been alone
+    assert first_and_last(steps, first)[1] == pytest.approx(0.40)  # as if alone
 
 
 def test_a_job_can_be_cancelled_in_any_state() -> None:
@@ -134,7 +134,7 @@ def test_a_job_can_be_cancelled_in_any_state() -> None:
         engine.cancel(job, 0.026)
         engine.cancel(job, 0.026)
     assert (engine.running, engine.waiting, engine.kv_usage) == (0, 0, 0.0)
-    assert [step.produced for step in steps_of(engine)] == [[]]  # the step that was running
+    assert [step.produced for step in steps_of(engine)] == [[]]  # the running step
     assert engine.next_at is None
     assert writing.generated == 2
 
@@ -143,7 +143,7 @@ def test_steps_before_a_submit_are_still_reported() -> None:
     engine = ContinuousBatching(PLAIN)
     first = Job(16, 3)
     engine.submit(first, 0.0)
-    engine.submit(Job(16, 1), 1.0)  # without an advance in between
+    engine.submit(Job(16, 1), 1.0)  # without polling in between
     assert [step.at for step in engine.advance(1.0)] == pytest.approx([0.01, 0.02, 0.03])
 
 
@@ -159,7 +159,7 @@ def test_jobs_that_can_never_run_are_refused() -> None:
         ContinuousBatching(PLAIN, Limits(max_num_seqs=10, max_num_batched_tokens=5))
 
 
-# Any load
+# Properties
 
 
 class Load(NamedTuple):
@@ -193,7 +193,7 @@ SMALL = st.builds(
 
 
 def play(limits: Limits, loads: list[Load]) -> tuple[ContinuousBatching, dict[Job, list[float]], list[Job], list[Job]]:
-    """The engine at the end, the times of each job's tokens, and the jobs that finished or were cancelled."""
+    """The engine at the end, the token times of each job, the finished jobs, and the cancelled ones."""
     engine = ContinuousBatching(H100, limits)
     events: list[tuple[float, int, Job, bool]] = []
     now = 0.0

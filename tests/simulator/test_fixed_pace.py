@@ -34,7 +34,7 @@ def test_a_fixed_pace_has_limited_seats() -> None:
     assert steps[-1].finished == (third,)
 
 
-def test_a_cancelled_job_frees_its_slot() -> None:
+def test_a_cancelled_job_frees_its_seat() -> None:
     pace, first, second = FixedPace(0.1, 0.1, max_num_seqs=1, kv_tokens=100), Job(50, 9), Job(1, 1)
     pace.submit(first, 0.0)
     pace.submit(second, 0.0)

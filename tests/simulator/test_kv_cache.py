@@ -61,7 +61,7 @@ def test_eviction_is_least_recently_used_and_ends_before_beginnings() -> None:
 def test_a_full_cache_refuses_a_lease_and_evicts_nothing() -> None:
     cache = KvCache(64, 16)
     cache.release(leased(cache, [1, 2, 3], 3))
-    # Three of these four blocks are cached; but then there is no room for two more.
+    # Three of these four blocks are cached, which leaves no room for two more.
     assert cache.lease([1, 2, 3], 3, 5) is None
     assert cache.known([1, 2, 3], 3) == 3
     assert cache.lease([1, 2, 3], 3, 4) is not None

@@ -1,4 +1,4 @@
-"""The constants, and the duration of a step."""
+"""Hardware constants and the time of a step."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pointsman.simulator.performance import KV_TOKENS_IF_UNKNOWN, Hardware, cons
 
 def test_step_time_follows_the_formula() -> None:
     made_up = Hardware(c0=1.0, cw=2.0, cc=0.5, ca=0.001, ck=0.01, cb=0.1)
-    # Without tokens, the constant and the weights; with many, computing outweighs reading the weights.
+    # Without tokens: the constant and reading the weights. With many: computing takes longer than reading.
     assert made_up.step_ms(0, 0.0, 0, 0) == 3.0
     assert made_up.step_ms(4, 0.0, 0, 0) == pytest.approx(1.0 + 2.0 * 2**0.25)
     assert made_up.step_ms(0, 1000.0, 0, 0) == 4.0

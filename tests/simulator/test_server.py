@@ -1,4 +1,4 @@
-"""The simulated engine as a process: its answers, pace and metrics."""
+"""The simulated engine as a process: responses, pace and metrics."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.engines import Samples, Simulated
 from pointsman.simulator.answers import answer_text, chat_prompt
-from tests.simulator.servers import MODEL, Served, last_words, read_all, read_until, serving, until
+from tests.simulator.servers import MODEL, Served, last_line, read_all, read_until, serving, until
 
 FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 QUICK = Simulated(time_scale=100.0, output_tokens=10)
@@ -30,11 +30,11 @@ def server() -> Iterator[Served]:
 def test_health_readiness_and_model_name(server: Served) -> None:
     assert server.probe(QUICK.health).status == 200
     assert server.probe(QUICK.readiness(MODEL)).status == 200
-    assert [model["id"] for model in server.ask("/v1/models").json()["data"]] == [MODEL]
+    assert [model["id"] for model in server.fetch("/v1/models").json()["data"]] == [MODEL]
 
 
 def test_a_completion(server: Served) -> None:
-    answer = server.ask("/v1/completions", HELLO).json()
+    answer = server.fetch("/v1/completions", HELLO).json()
     assert answer["object"] == "text_completion"
     (choice,) = answer["choices"]
     assert choice["text"] == answer_text("hello there", 10)
@@ -45,7 +45,7 @@ def test_a_completion(server: Served) -> None:
 
 
 def test_a_chat(server: Served) -> None:
-    answer = server.ask("/v1/chat/completions", CHAT | {"max_tokens": 3}).json()
+    answer = server.fetch("/v1/chat/completions", CHAT | {"max_tokens": 3}).json()
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": answer_text(chat_prompt(CHAT), 3)}
     assert choice["finish_reason"] == "length"
@@ -54,32 +54,32 @@ def test_a_chat(server: Served) -> None:
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_stream_has_the_same_text(server: Served, usage: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": usage}}
-    events = server.ask("/v1/chat/completions", CHAT | options).events()
+    events = server.fetch("/v1/chat/completions", CHAT | options).events()
     written = [event["choices"][0] for event in events if event["choices"]]
     assert written[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(choice["delta"].get("content", "") for choice in written) == answer_text(chat_prompt(CHAT), 10)
     assert [choice["finish_reason"] for choice in written] == [None] * 11 + ["stop"]
     assert [event["usage"]["completion_tokens"] for event in events if not event["choices"]] == ([10] if usage else [])
 
-    events = server.ask("/v1/completions", HELLO | options).events()
+    events = server.fetch("/v1/completions", HELLO | options).events()
     text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
     assert text == answer_text("hello there", 10)
 
 
 def test_an_answer_has_the_requested_length(server: Served) -> None:
-    answer = server.ask("/v1/completions", HELLO | {"max_tokens": 25, "ignore_eos": True}).json()
+    answer = server.fetch("/v1/completions", HELLO | {"max_tokens": 25, "ignore_eos": True}).json()
     assert answer["choices"][0]["text"] == answer_text("hello there", 25)
-    assert server.ask("/v1/completions", HELLO | {"max_tokens": 25}).json()["usage"]["completion_tokens"] == 10
+    assert server.fetch("/v1/completions", HELLO | {"max_tokens": 25}).json()["usage"]["completion_tokens"] == 10
 
 
 def test_embeddings_as_numbers_and_as_bytes(server: Served) -> None:
-    asked = {"model": MODEL, "input": ["a", "b", "a"]}
-    first, second, third = (one["embedding"] for one in server.ask("/v1/embeddings", asked).json()["data"])
+    request = {"model": MODEL, "input": ["a", "b", "a"]}
+    first, second, third = (one["embedding"] for one in server.fetch("/v1/embeddings", request).json()["data"])
     assert first == third != second
     assert sum(value * value for value in first) == pytest.approx(1.0)
-    packed = server.ask("/v1/embeddings", asked | {"encoding_format": "base64"}).json()["data"][0]["embedding"]
+    packed = server.fetch("/v1/embeddings", request | {"encoding_format": "base64"}).json()["data"][0]["embedding"]
     assert struct.unpack("<8f", base64.b64decode(packed)) == pytest.approx(first)
-    assert len(server.ask("/v1/embeddings", {"model": MODEL, "input": [1, 2, 3]}).json()["data"]) == 1
+    assert len(server.fetch("/v1/embeddings", {"model": MODEL, "input": [1, 2, 3]}).json()["data"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_embeddings_as_numbers_and_as_bytes(server: Served) -> None:
     ],
 )
 def test_errors_have_openais_format(server: Served, path: str, body: object, status: int, words: str) -> None:
-    answer = server.ask(path, body)
+    answer = server.fetch(path, body)
     assert answer.status == status
     assert words in answer.json()["error"]["message"]
 
@@ -140,7 +140,7 @@ def test_chunked_pipelined_and_continued_requests(server: Served) -> None:
 
 def test_cached_prefix_tokens_are_reported(server: Served) -> None:
     prompt = {"model": MODEL, "prompt": "once upon a time " * 100, "max_tokens": 1}
-    used = [server.ask("/v1/completions", prompt).json()["usage"] for _ in range(2)]
+    used = [server.fetch("/v1/completions", prompt).json()["usage"] for _ in range(2)]
     assert used[0]["prompt_tokens_details"]["cached_tokens"] == 0
     assert used[1]["prompt_tokens_details"]["cached_tokens"] == 416
 
@@ -148,9 +148,9 @@ def test_cached_prefix_tokens_are_reported(server: Served) -> None:
 def test_the_next_turn_of_a_conversation_finds_its_prefix_cached() -> None:
     with serving(Simulated(time_scale=100.0, output_tokens=200)) as served:
         messages = [{"role": "user", "content": "tell me something " * 20}]
-        first = served.ask("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()
+        first = served.fetch("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()
         messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
-        second = served.ask("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()
+        second = served.fetch("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
@@ -164,8 +164,8 @@ def test_metrics_have_the_names_of_vllm() -> None:
         found = served.metrics(engine)
         assert found.running_requests_size == 2
         assert 0 < found.kv_cache_usage < 1
-        until(lambda: Samples(served.ask("/metrics").body).value(f"{FIRST_TOKEN}_count") == 2)
-        samples = Samples(served.ask("/metrics").body)
+        until(lambda: Samples(served.fetch("/metrics").body).value(f"{FIRST_TOKEN}_count") == 2)
+        samples = Samples(served.fetch("/metrics").body)
         assert samples.value(f"{FIRST_TOKEN}_bucket", le="+Inf", model_name=MODEL) == 2
         assert samples.value(f"{FIRST_TOKEN}_bucket", le="0.001") == 0
         for client in clients:
@@ -177,15 +177,15 @@ def test_a_client_that_disconnects_stops_its_answer() -> None:
     with serving(engine) as served:
         writing = served.send("/v1/completions", HELLO | {"stream": True})
         waiting = served.send("/v1/completions", HELLO)
-        until(lambda: served.ask("/stats").json()["waiting"] == 1)
+        until(lambda: served.fetch("/stats").json()["waiting"] == 1)
         waiting.close()
-        until(lambda: served.ask("/stats").json()["cancelled"] == 1)
+        until(lambda: served.fetch("/stats").json()["cancelled"] == 1)
         writing.close()
-        until(lambda: served.ask("/stats").json()["cancelled"] == 2)
-        stats = served.ask("/stats").json()
+        until(lambda: served.fetch("/stats").json()["cancelled"] == 2)
+        stats = served.fetch("/stats").json()
         assert (stats["running"], stats["waiting"], stats["finished"]) == (0, 0, 0)
         assert stats["writtenTokens"] < 10_000
-        assert 'finished_reason="abort"} 2.0' in served.ask("/metrics").body.decode()
+        assert 'finished_reason="abort"} 2.0' in served.fetch("/metrics").body.decode()
 
 
 def test_a_fixed_pace() -> None:
@@ -196,7 +196,7 @@ def test_a_fixed_pace() -> None:
             while b"[DONE]" not in client.recv(65536):
                 pass
             client.close()
-        # Never faster than configured, and twenty together as fast as one: one after the other would take 3 s.
+        # Never faster than configured, and twenty at once as fast as one: in sequence they would take 3 s.
         assert 0.149 < time.monotonic() - began < 2.0
 
 
@@ -204,15 +204,15 @@ def test_the_average_pace_matches_the_hardware() -> None:
     engine = Simulated(hardware="70B|a100_sxm|vllm|tp4", time_scale=10.0, output_tokens=100)
     with serving(engine) as served:
         began = time.monotonic()
-        served.ask("/v1/completions", HELLO)
+        served.fetch("/v1/completions", HELLO)
         took = time.monotonic() - began
-    assert took > 0.28  # a hundred steps of 28.8 ms, ten times as fast
+    assert took > 0.28  # a hundred steps of 28.8 ms at ten times the speed
 
 
 def test_an_overloaded_machine_still_responds() -> None:
     with serving(Simulated(time_scale=1e9, output_tokens=2000)) as served:
         clients = [served.send("/v1/completions", HELLO | {"stream": True}) for _ in range(20)]
-        assert served.ask("/health", timeout_s=5.0).status == 200
+        assert served.fetch("/health", timeout_s=5.0).status == 200
         for client in clients:
             client.close()
 
@@ -220,7 +220,7 @@ def test_an_overloaded_machine_still_responds() -> None:
 def test_the_server_uses_little_memory() -> None:
     with serving(QUICK) as served:
         for _ in range(50):
-            served.ask("/v1/completions", HELLO)
+            served.fetch("/v1/completions", HELLO)
         status = Path(f"/proc/{served.process.pid}/status").read_text(encoding="utf-8")
         maps = Path(f"/proc/{served.process.pid}/maps").read_text(encoding="utf-8")
     resident_kb = int(status.partition("VmRSS:")[2].split()[0])
@@ -236,13 +236,11 @@ def test_it_stops_on_a_signal(number: signal.Signals) -> None:
 
 
 def test_the_last_line_says_why_it_cannot_start() -> None:
-    assert 'there is no hardware "abacus"; known: 8B|' in last_words(
-        "simulator", "--model", "m", "--hardware", "abacus"
-    )
-    assert "there is no fault 'rust'" in last_words("simulator", "--model", "m", "--fault", '{"fault": "rust"}')
+    assert 'there is no hardware "abacus"; known: 8B|' in last_line("simulator", "--model", "m", "--hardware", "abacus")
+    assert "there is no fault 'rust'" in last_line("simulator", "--model", "m", "--fault", '{"fault": "rust"}')
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        words = last_words("simulator", "--model", "m", "--port", port)
+        words = last_line("simulator", "--model", "m", "--port", port)
     assert words.endswith(f"port {port} of 127.0.0.1 is not available: Address already in use")
 
 
@@ -250,4 +248,4 @@ def test_a_configured_start_delay() -> None:
     began = time.monotonic()
     with serving(Simulated(start_seconds=0.3)) as served:
         assert time.monotonic() - began > 0.3
-        assert served.ask("/health").status == 200
+        assert served.fetch("/health").status == 200

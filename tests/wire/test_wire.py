@@ -1,4 +1,4 @@
-"""Values and calls as bytes: what arrives is what was sent, type for type."""
+"""Values and calls round-trip through bytes with their types."""
 
 import contextlib
 import datetime
@@ -81,7 +81,7 @@ def shared(tmp_path: Path) -> Iterator[SharedBuffers]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, and of equal types all the way down; NaN is NaN."""
+    """Equal with equal types at every level; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
@@ -122,7 +122,7 @@ def test_values_that_plain_data_would_change_are_pickled(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"a": [1, (2, 3)]}, r"the value\['a'\]\[1\] is of type tuple"),
         ({"a": {1: 2}}, r"the value\['a'\] has the key 1 of type int"),
@@ -130,12 +130,12 @@ def test_values_that_plain_data_would_change_are_pickled(value: Any) -> None:
         (Point(1, 2), "is of type Point"),
     ],
 )
-def test_values_that_are_not_plain_are_named(value: Any, said: str) -> None:
-    with pytest.raises(Unsendable, match=said):
+def test_values_that_are_not_plain_are_named(value: Any, message: str) -> None:
+    with pytest.raises(Unsendable, match=message):
         encode_plain(value)
 
 
-def test_deep_and_circular_values_are_refused() -> None:
+def test_deep_and_circular_values_are_pickled() -> None:
     circle: list[Any] = []
     circle.append(circle)
     again = decode_value(encode_value(circle))
@@ -207,7 +207,7 @@ def test_a_file_that_was_removed_is_an_error(shared: SharedBuffers) -> None:
     shared.remove(files_of(blob) or "")
     with pytest.raises(UnreadableBlob, match="is gone: its request has ended"):
         decode_value(blob, shared)
-    assert not kept.any()  # a mapping stays valid
+    assert not kept.any()  # an open mapping stays valid
     with pytest.raises(UnreadableBlob, match="this process has none"):
         decode_value(blob)
 
@@ -224,7 +224,7 @@ def test_memory_is_reused_only_when_it_is_not_mapped(shared: SharedBuffers, tmp_
     part = held[10:20]
     del held
     third = encode_value(np.full(LARGE_BYTES, 3), shared)
-    assert (tmp_path / (files_of(third) or "")).stat().st_ino != inode, "part of it is still mapped"
+    assert (tmp_path / (files_of(third) or "")).stat().st_ino != inode, "a part of it is still mapped"
     assert (part == 1).all()
     del part
     fourth = encode_value(np.full(LARGE_BYTES, 4), shared)
@@ -244,7 +244,7 @@ def test_closing_and_sweeping_leave_no_files(tmp_path: Path) -> None:
     shared.sweep()
     assert list(tmp_path.iterdir()) == []
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
-    SharedBuffers(tmp_path).sweep()  # by another process, while files are kept
+    SharedBuffers(tmp_path).sweep()  # by another process, while files are in use
     assert (decode_value(encode_value(np.ones(LARGE_BYTES), shared), shared) == 1).all()
     shared.close()
 
@@ -331,7 +331,7 @@ def test_a_truncated_call_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said", "kind"),
+    ("status", "body", "message", "kind"),
     [
         (500, b'{"type":"ValueError","message":"no","traceback":"T"}', "n: ValueError: no", "ValueError"),
         (429, b'{"error":{"message":"too much","type":"busy"}}', "n: busy: too much", "busy"),
@@ -345,6 +345,6 @@ def test_a_truncated_call_is_refused() -> None:
         (503, b"", "n: it answered 503 without a body", ""),
     ],
 )
-def test_errors_in_responses(status: int, body: bytes, said: str, kind: str) -> None:
+def test_errors_in_responses(status: int, body: bytes, message: str, kind: str) -> None:
     failed = CallFailed.from_answer(status, body, "n")
-    assert (str(failed), failed.kind, failed.status) == (said, kind, status)
+    assert (str(failed), failed.kind, failed.status) == (message, kind, status)

@@ -1,4 +1,4 @@
-"""A real gateway that listens for gRPC, and applications whose replicas are real processes."""
+"""A test bed for gRPC: a real gateway, and applications whose replicas are real processes."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +18,12 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.runtimes.local.shared import LocalReplicaAccess, SharedFolder
 from pointsman.types import ExecutionInstance
 from tests.gateway.bed import LoopThread
-from tests.gateway.wire import PATIENCE_S
+from tests.gateway.wire import TIMEOUT_S
 from tests.replica.replicas import SECRET, replica
 
 NODES = Path(__file__).with_name("nodes.py")
-METHODS = ("echo", "as_bytes", "boom", "asked", "count", "words", "large", "half", "forever")
-"""Each is an application of its own, with the same replica."""
+METHODS = ("echo", "as_bytes", "boom", "context", "count", "words", "large", "half", "forever")
+"""One application per method, all on the same replica."""
 SHOP = """
 kind: Application
 name: shop
@@ -51,15 +51,15 @@ output: {a: {$step: a}, b: {$step: b}}
 
 
 class Refusal(NamedTuple):
-    """An error status, as the client sees it."""
+    """The error of a call."""
 
     code: str
     why: str
     metadata: Mapping[str, Any]
 
 
-class Door:
-    """The gateway on a loop of its own, and a gRPC client."""
+class GrpcBed:
+    """A gateway with a gRPC listener on its own loop, and a client."""
 
     def __init__(self, thread: LoopThread, everything: int, shop_ingress: int, shared: Path) -> None:
         self.thread = thread
@@ -92,28 +92,30 @@ class Door:
         self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))
 
     def leave(self, deployment: str) -> None:
-        """Remove the instance."""
+        """Remove the instance of a deployment."""
         self.thread.call(lambda: self.gateway.traffic.withdraw(deployment, f"{deployment}-1", "it left"))
 
-    # Clients
+    # Calls
 
     def predict(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> Any:
-        """The decoded answer."""
-        return msgspec.json.decode(self.ask(application, value, metadata).json)
+        """The decoded response of a call."""
+        return msgspec.json.decode(self.fetch(application, value, metadata).json)
 
-    def ask(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None, **how: Any) -> Any:
-        return self.one(request(application, value), metadata=tuple((metadata or {}).items()), **_patient(how))
+    def fetch(
+        self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
+        return self.one(request(application, value), metadata=tuple((metadata or {}).items()), **_with_timeout(options))
 
-    def stream(self, application: str, value: Any = None, **how: Any) -> Any:
-        return self.many(request(application, value), **_patient(how))
+    def stream(self, application: str, value: Any = None, **options: Any) -> Any:
+        return self.many(request(application, value), **_with_timeout(options))
 
     def refusal(self, application: str, value: Any = None, metadata: Mapping[str, str] | None = None) -> "Refusal":
-        """The error of a call that fails."""
-        return refusal(lambda: self.ask(application, value, metadata))
+        """The error of a call that must fail."""
+        return refusal(lambda: self.fetch(application, value, metadata))
 
     @contextmanager
     def settings(self, **changed: Any) -> Iterator[None]:
-        """Other settings, for a while."""
+        """Change settings for the duration of a block."""
         before = self.gateway.settings
         after = msgspec.structs.replace(before, **changed)
         self.thread.call(lambda: self.gateway.configure(after))
@@ -129,33 +131,33 @@ class Door:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Door]:
-    """A gateway that must have no requests left at the end."""
+def running_grpc_bed(folder: Path) -> Iterator[GrpcBed]:
+    """A test bed. Raises AssertionError at the end if a request is left over."""
     with (
         replica(folder, code=f"{NODES}:Everything", threads=8) as everything,
         replica(folder, kind="ingress", app="shop", node="ingress", schema=f"{NODES}:Order") as ingress,
     ):
         thread = LoopThread()
         try:
-            door = Door(thread, everything.port, ingress.port, folder / "shm")
+            grpc_bed = GrpcBed(thread, everything.port, ingress.port, folder / "shm")
             try:
-                yield door
-                thread.run(_settled(door))
+                yield grpc_bed
+                thread.run(_settled(grpc_bed))
             finally:
-                door.close()
+                grpc_bed.close()
         finally:
             thread.close()
-    assert thread.trouble == []
+    assert thread.errors == []
 
 
 def refusal(call: Callable[[], object]) -> Refusal:
-    """The error of a call that must not succeed."""
+    """The error of a call that must fail."""
     try:
-        told = call()
+        response = call()
     except grpc.RpcError as error:
         trailing: Any = error.trailing_metadata()
         return Refusal(error.code().name, error.details() or "", dict(trailing))
-    raise AssertionError(f"it was answered: {told}")
+    raise AssertionError(f"the call succeeded: {response}")
 
 
 def request(application: str, value: Any) -> Any:
@@ -170,14 +172,14 @@ def _method(kind: Any, name: str) -> Any:
     )
 
 
-def _patient(how: dict[str, Any]) -> dict[str, Any]:
-    return {"timeout": PATIENCE_S} | how
+def _with_timeout(options: dict[str, Any]) -> dict[str, Any]:
+    return {"timeout": TIMEOUT_S} | options
 
 
-async def _settled(door: Door) -> None:
+async def _settled(grpc_bed: GrpcBed) -> None:
     """Wait until no request is in flight."""
     for _ in range(500):
-        if not door.gateway.in_flight and not len(door.applications):
+        if not grpc_bed.gateway.in_flight and not len(grpc_bed.applications):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"requests are left over: {list(door.gateway.upstream.in_flight)}")
+    raise AssertionError(f"requests are left over: {list(grpc_bed.gateway.upstream.in_flight)}")

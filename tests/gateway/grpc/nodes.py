@@ -1,4 +1,4 @@
-"""Code of the applications here: each of them calls one method."""
+"""Code of the applications under test. Each calls one method."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +11,7 @@ import pointsman as pm
 
 
 class Order(pydantic.BaseModel):
-    """What the application `shop` takes."""
+    """Input of the application `shop`."""
 
     item: str
     count: int = pydantic.Field(gt=0)
@@ -30,7 +30,7 @@ class Everything:
     def boom(self, value: Any) -> None:
         raise ValueError(f"no {value} today")
 
-    def asked(self, value: Any) -> dict[str, Any]:
+    def context(self, value: Any) -> dict[str, Any]:
         """The context of the call."""
         now = pm.current()
         return {"priority": now.priority, "tenant": now.tenant, "late": now.deadline is not None}
@@ -44,7 +44,7 @@ class Everything:
             yield f"{word} "
 
     async def large(self, mark: str) -> AsyncIterator[list[int]]:
-        """Yields far more than fits into buffers; a file says how far it got."""
+        """Yields far more than all buffers hold, and writes its progress to a file."""
         for number in range(1000):
             Path(mark).write_text(str(number))
             yield [number] * 20_000
@@ -54,9 +54,9 @@ class Everything:
         raise ValueError("the other half is missing")
 
     async def forever(self, mark: str) -> None:
-        """Writes to a file that it has begun, and that it was cancelled."""
+        """Writes to a file when it begins and when it is cancelled."""
         Path(mark).write_text("begun")
         try:
             await asyncio.sleep(3600)
         finally:
-            Path(mark).write_text("given up")
+            Path(mark).write_text("cancelled")

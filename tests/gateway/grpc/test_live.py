@@ -1,4 +1,4 @@
-"""A complete plane with an application, called over gRPC."""
+"""A complete plane with an application and gRPC."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_an_application_of_a_running_plane(tmp_path: Path) -> None:
         plane: Any = thread.run(made(tmp_path))
         if not hasattr(plane, "grpc") or not hasattr(plane, "applications"):
             thread.run(plane.stop())
-            pytest.skip("the plane has no door for gRPC yet")
+            pytest.skip("the plane has no gRPC listener yet")
         try:
             thread.run(plane.start(ManifestText(MANIFEST, str(tmp_path))))
             thread.run(plane.plane.documents.deploy(ManifestText(SHOP, str(NODES.parent))))
@@ -42,20 +42,20 @@ def test_an_application_of_a_running_plane(tmp_path: Path) -> None:
                 )
                 answer = predict(request("shop", {"item": "tea", "count": 2}), timeout=10)
                 assert msgspec.json.decode(answer.json) == "2 x tea"
-                told = refusal(lambda: predict(request("shop", {"item": "tea", "count": 0}), timeout=10))
-                assert told.code == "INVALID_ARGUMENT"
-                assert "count: Input should be greater than 0" in told.why
+                error = refusal(lambda: predict(request("shop", {"item": "tea", "count": 0}), timeout=10))
+                assert error.code == "INVALID_ARGUMENT"
+                assert "count: Input should be greater than 0" in error.why
         finally:
             thread.run(plane.stop())
     finally:
         thread.close()
-    assert thread.trouble == []
+    assert thread.errors == []
 
 
 def is_serving(channel: grpc.Channel, service: str) -> bool:
     stub: Any = HealthStub(channel)
-    asked = HealthCheckRequest(service=service)
+    request = HealthCheckRequest(service=service)
     try:
-        return bool(stub.Check(asked, timeout=5).status == HealthCheckResponse.SERVING)
+        return bool(stub.Check(request, timeout=5).status == HealthCheckResponse.SERVING)
     except grpc.RpcError:  # the name is not known yet
         return False

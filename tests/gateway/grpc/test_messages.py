@@ -1,4 +1,4 @@
-"""predict.proto and the messages built at import are the same."""
+"""predict.proto, which clients use, matches our own descriptors."""
 
 import re
 from pathlib import Path
@@ -17,8 +17,8 @@ KINDS = {9: "string", 11: "google.protobuf.Value"}
 def test_fields_match_the_proto_file() -> None:
     for name, message in FILE.message_types_by_name.items():
         [body] = re.findall(rf"^message {name} \{{$(.*?)^\}}$", PROTO, re.MULTILINE | re.DOTALL)
-        told = re.findall(r"^ +([\w.]+) (\w+) = (\d+);$", body, re.MULTILINE)
-        assert {(KINDS[one.type], one.name, str(one.number)) for one in message.fields} == set(told)
+        declared = re.findall(r"^ +([\w.]+) (\w+) = (\d+);$", body, re.MULTILINE)
+        assert {(KINDS[one.type], one.name, str(one.number)) for one in message.fields} == set(declared)
         oneofs = {one.name: {field.name for field in one.fields} for one in message.oneofs}
         written = re.findall(r"oneof (\w+) \{(.*?)\}", body, re.DOTALL)
         assert oneofs == {of: set(re.findall(r"(\w+) = ", fields)) for of, fields in written}
@@ -26,9 +26,9 @@ def test_fields_match_the_proto_file() -> None:
 
 def test_methods_match_the_proto_file() -> None:
     assert re.findall(r"^package (.+);$", PROTO, re.MULTILINE) == [FILE.package]
-    told = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);$", PROTO, re.MULTILINE)
+    declared = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);$", PROTO, re.MULTILINE)
     methods = FILE.services_by_name["Predict"].methods
-    assert told == [
+    assert declared == [
         (one.name, one.input_type.name, "stream " if one.server_streaming else "", one.output_type.name)
         for one in methods
     ]

@@ -1,4 +1,4 @@
-"""Answers as messages, however their bytes are split."""
+"""Responses become gRPC messages however their bytes are split."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ CASES = [
     (b"application/x-ndjson", b'1\n"no end', ["1", '"no end']),
     (b"application/x-ndjson", b"", []),
     (b"text/event-stream; charset=utf-8", b'data: {"a":1}\n\ndata:2\r\n\r\ndata: [DONE]\n\n', ['{"a":1}', "2"]),
-    (b"Text/Event-Stream", b"event: x\n: said\ndata: two\ndata: lines\n\nid: 1\n\n", ['"two\\nlines"']),
+    (b"Text/Event-Stream", b"event: x\n: comment\ndata: two\ndata: lines\n\nid: 1\n\n", ['"two\\nlines"']),
 ]
 
 

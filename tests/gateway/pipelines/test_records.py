@@ -1,4 +1,4 @@
-"""Records of pipeline requests."""
+"""Records of requests to applications."""
 
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, StepRecord
 
@@ -26,12 +26,12 @@ def test_a_record_prints_a_waterfall() -> None:
 
 
 def test_records_of_running_requests_have_no_end() -> None:
-    told = record()
-    told.ended_at = told.status = None
-    told.steps[2].ended_at = None
-    assert told.state == "running"
-    assert "running" in str(told).splitlines()[-1]
-    assert told.as_dict()["steps"][2]["took_ms"] is None
+    running = record()
+    running.ended_at = running.status = None
+    running.steps[2].ended_at = None
+    assert running.state == "running"
+    assert "running" in str(running).splitlines()[-1]
+    assert running.as_dict()["steps"][2]["took_ms"] is None
 
 
 def test_only_the_newest_records_are_kept() -> None:

@@ -1,4 +1,4 @@
-"""Steps in flight: refused, stopped and abandoned like requests of clients."""
+"""Steps are requests of the gateway: refused, stopped and abandoned like those of clients."""
 
 import time
 
@@ -10,10 +10,10 @@ from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal, Revoke
 from pointsman.types import RequestMetadata
 from tests.gateway.backends import Gate, answers, hangs
-from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, Lay
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import chat, wait_for
 
-IMPATIENT = {
+SHORT_TTL = {
     "config": {
         "featureGates": ["flowControl"],
         "schedulingProfiles": [{"name": "default"}],
@@ -23,7 +23,7 @@ IMPATIENT = {
 
 
 class Listener:
-    """Records the results of steps."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -47,14 +47,14 @@ class Listener:
 
 
 def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
-    """A step in the lane of the deployment."""
+    """Begin a step in the lane of the only deployment."""
     listener, lane, gateway = Listener(), bed.lane(), bed.gateway
-    request = RequestMetadata("asked.step", model_name=lane.plan.model, arrival_time=time.monotonic())
+    request = RequestMetadata("request.step", model_name=lane.plan.model, arrival_time=time.monotonic())
     call = StepCall(
         listener,
         0,
         b"/call",
-        b"x-request-id: asked.step\r\n",
+        b"x-request-id: request.step\r\n",
         b"{}",
         idempotent=idempotent,
         in_pieces=False,
@@ -67,16 +67,16 @@ def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
     return call, listener
 
 
-def test_a_step_without_an_instance_fails_like_a_clients_request(lay: Lay) -> None:
-    bed = lay({}, {**CHAT_DEPLOYMENT, "scheduling": IMPATIENT})
+def test_a_step_without_an_instance_fails_like_a_clients_request(make_bed: MakeBed) -> None:
+    bed = make_bed({}, {**CHAT_DEPLOYMENT, "scheduling": SHORT_TTL})
     bed.lane().start_up_s = 30.0
-    told = bed.ask(chat())
+    response = bed.fetch(chat())
     _, listener = begin(bed)
     wait_for(lambda: listener.failures)
     [failure] = listener.failures
-    assert failure.status == told.status == 503
+    assert failure.status == response.status == 503
     assert failure.code == "not_served"
-    assert (failure.retry_after_s, told.header("retry-after")) == (30, "30")
+    assert (failure.retry_after_s, response.header("retry-after")) == (30, "30")
     assert bed.gateway.metrics.of("chat").statuses[503] == 2
 
 
@@ -99,7 +99,7 @@ def test_a_stopped_step_leaves_nothing_behind(bed: Bed, how: str) -> None:
         if how == "abandon"
         else lambda: bed.gateway.upstream.revoke(bed.lane(), Revoke(call.request, refusal))
     )
-    assert bed.left_over() == {}
+    assert bed.unfinished_requests() == {}
     assert [failure.status for failure in listener.failures] == ([] if how == "abandon" else [429])
     assert bed.gateway.metrics.of("chat").abandoned == (1 if how == "abandon" else 0)
 
@@ -113,7 +113,7 @@ def test_a_step_queues_behind_a_client_request(bed: Bed) -> None:
     _, listener = begin(bed)
     assert bed.waiting() == 1
     gate.open()
-    assert client.answer().status == 200
+    assert client.read_response().status == 200
     wait_for(lambda: listener.answers)
     assert listener.sent == ["chat-0"]
     assert [status for status, _ in listener.answers] == [200]

@@ -20,7 +20,7 @@ TOLERANCE = 0.12
 
 def resident_bytes(context: int) -> int:
     with serving(LlamaCpp(str(TINY), context_tokens=context, slots=SLOTS, prompt_cache_mib=0)) as server:
-        assert server.ask("/v1/completions", {"prompt": "def f", "max_tokens": 1}).status == 200
+        assert server.fetch("/v1/completions", {"prompt": "def f", "max_tokens": 1}).status == 200
         status = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None

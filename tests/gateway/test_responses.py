@@ -1,4 +1,4 @@
-"""Answers of instances, however they are framed: clients get the same bytes, or another instance is tried."""
+"""Responses of instances with any framing: clients get the same bytes, or the request is retried elsewhere."""
 
 import json
 from hashlib import sha256
@@ -13,7 +13,7 @@ from tests.gateway.backends import (
     OK,
     STREAM,
     Backend,
-    Line,
+    BackendConnection,
     Script,
     answer,
     answers,
@@ -22,10 +22,10 @@ from tests.gateway.backends import (
     event,
     hangs,
     resets,
-    says,
+    sends,
     stream,
 )
-from tests.gateway.bed import Bed, Lay
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.wire import Message, chat, post, wait_for
 
 SAID = json.dumps(completion()).encode()
@@ -35,23 +35,23 @@ IN_CHUNKS = CHUNKS + b"".join(chunk(SAID[n : n + 50]) for n in range(0, len(SAID
 
 GOOD: dict[str, Script] = {
     "a length": answers(OK),
-    "a length and close": says(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)),
-    "a length, then closed without a body": says(OK),
+    "a length and close": sends(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)),
+    "a length, then closed": sends(OK),
     "chunks": answers(IN_CHUNKS),
     "chunks of one byte": answers(CHUNKS + b"".join(chunk(SAID[n : n + 1]) for n in range(len(SAID))) + LAST_CHUNK),
     "chunks with extensions": answers(CHUNKS + b"%X;a=b\r\n%b\r\n0;c\r\n\r\n" % (len(SAID), SAID)),
     "chunks with trailers": answers(IN_CHUNKS[:-2] + b"x-late: 1\r\nx-later: 2\r\n\r\n"),
-    "chunks and close": says(IN_CHUNKS.replace(b"\r\n", b"\r\nConnection: Close\r\n", 1)),
-    "until it closes": says(b"HTTP/1.1 200 OK\r\n" + KIND + b"\r\n" + SAID),
-    "until it closes, over HTTP/1.0": says(b"HTTP/1.0 200 OK\r\n" + KIND + b"\r\n" + SAID),
+    "chunks and close": sends(IN_CHUNKS.replace(b"\r\n", b"\r\nConnection: Close\r\n", 1)),
+    "until it closes": sends(b"HTTP/1.1 200 OK\r\n" + KIND + b"\r\n" + SAID),
+    "until it closes, over HTTP/1.0": sends(b"HTTP/1.0 200 OK\r\n" + KIND + b"\r\n" + SAID),
     "HTTP/1.0 with a length, kept alive": answers(
         OK.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"\r\n", b"\r\nconnection: keep-alive\r\n", 1)
     ),
-    "HTTP/1.0 with a length": says(OK.replace(b"HTTP/1.1", b"HTTP/1.0")),
+    "HTTP/1.0 with a length": sends(OK.replace(b"HTTP/1.1", b"HTTP/1.0")),
     "100 before it": answers(b"HTTP/1.1 100 Continue\r\n\r\n" + OK),
     "many 1xx before it": answers(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" * 5000 + OK),
-    "no reason": answers(OK.replace(b" Said", b" ")),
-    "not even a space for a reason": answers(OK.replace(b" Said", b"")),
+    "no reason phrase": answers(OK.replace(b" Said", b" ")),
+    "no reason phrase and no space": answers(OK.replace(b" Said", b"")),
     "two equal lengths": answers(OK.replace(b"\r\n", b"\r\ncontent-length: %d\r\n" % len(SAID), 1)),
     "names in capitals": answers(OK.replace(b"content-length", b"Content-Length")),
     "no space after the colon": answers(OK.replace(b"content-length: ", b"content-length:")),
@@ -62,16 +62,16 @@ GOOD: dict[str, Script] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_every_valid_framing_is_read(bed: Bed, name: str, piece: int) -> None:
     if piece and name.startswith("many"):
-        pytest.skip("a hundred thousand packets say no more than one")
+        pytest.skip("too many packets for a byte each")
 
-    def script(line: Line) -> None:
-        line.piece = piece
-        GOOD[name](line)
+    def script(connection: BackendConnection) -> None:
+        connection.piece = piece
+        GOOD[name](connection)
 
     backend = bed.backend(script)
     client = bed.client()
     for _ in range(3):
-        got = client.ask(chat())
+        got = client.fetch(chat())
         assert got.status == 200
         assert got.body == SAID
         assert got.header("content-length") == str(len(SAID))
@@ -84,39 +84,39 @@ def test_connections_are_reused(bed: Bed) -> None:
     backend = bed.backend()
     client = bed.client()
     for _ in range(20):
-        assert client.ask(chat()).status == 200
-    assert len(backend.lines) == 1
+        assert client.fetch(chat()).status == 200
+    assert len(backend.connections) == 1
 
 
-def test_idle_connections_are_closed(lay: Lay) -> None:
-    bed = lay({"upstream": {"idleTimeout": "50ms"}})
+def test_idle_connections_are_closed(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"idleTimeout": "50ms"}})
     backend = bed.backend()
-    assert bed.ask(chat()).status == 200
-    wait_for(backend.all_over)
-    assert bed.ask(chat()).status == 200
-    assert len(backend.lines) == 2
+    assert bed.fetch(chat()).status == 200
+    wait_for(backend.all_closed)
+    assert bed.fetch(chat()).status == 200
+    assert len(backend.connections) == 2
 
 
 def test_connections_to_a_removed_instance_are_closed(bed: Bed) -> None:
     backend = bed.backend()
-    assert bed.ask(chat()).status == 200
+    assert bed.fetch(chat()).status == 200
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "stopped"))
-    wait_for(backend.all_over)
+    wait_for(backend.all_closed)
     assert bed.gateway.upstream._pools == {}
 
 
 def test_a_connection_with_unsolicited_bytes_is_not_used_again(bed: Bed) -> None:
-    def talkative(line: Line) -> None:
-        line.request()
-        line.send(OK)
+    def talkative(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(OK)
         wait_for(lambda: bed.running() == 0)
-        line.send(OK)
-        line.wait_for_close()
+        connection.send(OK)
+        connection.wait_for_close()
 
     backend = bed.backend(talkative, answers(OK))
-    assert bed.ask(chat()).body == SAID
-    wait_for(backend.all_over)
-    assert bed.ask(chat("x-request-id: it")).body == SAID
+    assert bed.fetch(chat()).body == SAID
+    wait_for(backend.all_closed)
+    assert bed.fetch(chat("x-request-id: it")).body == SAID
     assert bed.record("it").failures == ()
 
 
@@ -127,7 +127,7 @@ def test_headers_of_an_instance_are_passed_on(bed: Bed) -> None:
         "keep-alive: timeout=5", "proxy-authenticate: x", "connection: x-hop, keep-alive", "x-hop: 1",
     ]  # fmt: skip
     bed.backend(answers(answer(SAID, headers=lines)))
-    got = bed.ask(chat("x-request-id: given"))
+    got = bed.fetch(chat("x-request-id: given"))
     assert [(name, value) for name, value in got.headers if name != b"content-length"] == [
         (b"content-type", b"application/json"),
         (b"x-custom", b"1"),
@@ -142,7 +142,7 @@ def test_headers_of_an_instance_are_passed_on(bed: Bed) -> None:
 @pytest.mark.parametrize("status", [200, 201, 400, 401, 404, 422, 429, 501])
 def test_statuses_that_are_not_failures_of_the_instance_are_forwarded(bed: Bed, status: int) -> None:
     first, second = bed.backend(answers(answer(SAID, status))), bed.backend(answers(answer(SAID, status)))
-    got = bed.ask(chat())
+    got = bed.fetch(chat())
     assert (got.status, got.body) == (status, SAID)
     assert len(first.received) + len(second.received) == 1
 
@@ -152,106 +152,106 @@ def test_responses_without_a_body(bed: Bed, status: int) -> None:
     backend = bed.backend(answers(b"HTTP/1.1 %d Nothing\r\nx: y\r\n\r\n" % status))
     client = bed.client()
     for _ in range(2):
-        got = client.ask(chat())
+        got = client.fetch(chat())
         assert (got.status, got.header("x"), got.header("content-length")) == (status, "y", None)
-    assert len(backend.lines) == 1
+    assert len(backend.connections) == 1
 
 
 BAD: dict[str, Script] = {
-    "garbage": says(b"\x00\xff<<< this is not what you asked for >>>\r\n\r\n"),
+    "garbage": sends(b"\x00\xff<<< this is not what you asked for >>>\r\n\r\n"),
     "garbage without end": hangs(b"\x00" * 1000),
     "a greeting": hangs(b"220 mail.example ESMTP\r\n"),
-    "HTTP/2": says(b"HTTP/2 200\r\ncontent-length: 0\r\n\r\n"),
-    "another kind of HTTP": says(OK.replace(b"HTTP/1.1", b"HTTP/1.9")),
-    "a status of two digits": says(OK.replace(b"200", b"20")),
-    "a status that is no number": says(OK.replace(b"200", b"2OO")),
-    "a status beyond all": says(OK.replace(b"200", b"999")),
+    "HTTP/2": sends(b"HTTP/2 200\r\ncontent-length: 0\r\n\r\n"),
+    "another kind of HTTP": sends(OK.replace(b"HTTP/1.1", b"HTTP/1.9")),
+    "a status of two digits": sends(OK.replace(b"200", b"20")),
+    "a status that is not a number": sends(OK.replace(b"200", b"2OO")),
+    "a status out of range": sends(OK.replace(b"200", b"999")),
     "a head without end": hangs(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000),
     "a line without end": hangs(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000),
-    "a header without a colon": says(OK.replace(b"\r\n", b"\r\nnothing\r\n", 1)),
-    "a header without a name": says(OK.replace(b"\r\n", b"\r\n: x\r\n", 1)),
-    "a space before a colon": says(OK.replace(b"content-length:", b"content-length :")),
-    "a tab before a colon": says(OK.replace(b"content-length:", b"content-length\t:")),
-    "a folded header": says(OK.replace(b"\r\n", b"\r\nx: a\r\n b\r\n", 1)),
-    "a folded header with a colon": says(OK.replace(b"\r\n", b"\r\nx: a\r\n\tb: c\r\n", 1)),
-    "a NUL in a header": says(OK.replace(b"\r\n", b"\r\nx: a\x00b\r\n", 1)),
-    "a bare LF": says(OK.replace(b"\r\n", b"\r\nx: a\ny: b\r\n", 1)),
-    "a bare CR": says(OK.replace(b"\r\n", b"\r\nx: a\ry: b\r\n", 1)),
-    "lines ended by LF": says(OK.replace(b"\r\n", b"\n")),
-    "two lengths": says(OK.replace(b"\r\n", b"\r\ncontent-length: 5\r\n", 1)),
-    "a length and chunks": says(IN_CHUNKS.replace(b"\r\n", b"\r\ncontent-length: 5\r\n", 1)),
-    "a length with a sign": says(OK.replace(b"content-length: ", b"content-length: +")),
-    "a length with an underscore": says(OK.replace(b"content-length: ", b"content-length: 0_")),
-    "a length beyond all": says(OK.replace(b"content-length: ", b"content-length: 9999999999999999999")),
-    "no number for a length": says(b"HTTP/1.1 200 OK\r\ncontent-length:\r\n\r\n"),
-    "an unknown coding": says(IN_CHUNKS.replace(b"chunked", b"gzip, chunked")),
-    "chunked twice": says(IN_CHUNKS.replace(b"\r\n", b"\r\ntransfer-encoding: chunked\r\n", 1)),
-    "more bytes than it said": says(OK + b"!"),
-    "fewer bytes than it said": says(OK[:-5]),
-    "fewer bytes than it said, then a reset": resets(OK[:-5]),
-    "no end of chunks": says(IN_CHUNKS[:-5]),
-    "half an end of chunks": says(IN_CHUNKS[:-2]),
-    "trailers without end": says(IN_CHUNKS[:-2] + b"x: y\r\n"),
-    "more after the chunks": says(IN_CHUNKS + b"!"),
-    "a chunk size that is no number": hangs(CHUNKS + b"xyz\r\n" + SAID),
+    "a header without a colon": sends(OK.replace(b"\r\n", b"\r\nnothing\r\n", 1)),
+    "a header without a name": sends(OK.replace(b"\r\n", b"\r\n: x\r\n", 1)),
+    "a space before a colon": sends(OK.replace(b"content-length:", b"content-length :")),
+    "a tab before a colon": sends(OK.replace(b"content-length:", b"content-length\t:")),
+    "a folded header": sends(OK.replace(b"\r\n", b"\r\nx: a\r\n b\r\n", 1)),
+    "a folded header with a colon": sends(OK.replace(b"\r\n", b"\r\nx: a\r\n\tb: c\r\n", 1)),
+    "a NUL in a header": sends(OK.replace(b"\r\n", b"\r\nx: a\x00b\r\n", 1)),
+    "a bare LF": sends(OK.replace(b"\r\n", b"\r\nx: a\ny: b\r\n", 1)),
+    "a bare CR": sends(OK.replace(b"\r\n", b"\r\nx: a\ry: b\r\n", 1)),
+    "lines ended by LF": sends(OK.replace(b"\r\n", b"\n")),
+    "two lengths": sends(OK.replace(b"\r\n", b"\r\ncontent-length: 5\r\n", 1)),
+    "a length and chunks": sends(IN_CHUNKS.replace(b"\r\n", b"\r\ncontent-length: 5\r\n", 1)),
+    "a length with a sign": sends(OK.replace(b"content-length: ", b"content-length: +")),
+    "a length with an underscore": sends(OK.replace(b"content-length: ", b"content-length: 0_")),
+    "a length out of range": sends(OK.replace(b"content-length: ", b"content-length: 9999999999999999999")),
+    "an empty length": sends(b"HTTP/1.1 200 OK\r\ncontent-length:\r\n\r\n"),
+    "an unknown transfer coding": sends(IN_CHUNKS.replace(b"chunked", b"gzip, chunked")),
+    "chunked twice": sends(IN_CHUNKS.replace(b"\r\n", b"\r\ntransfer-encoding: chunked\r\n", 1)),
+    "more bytes than the length": sends(OK + b"!"),
+    "fewer bytes than the length": sends(OK[:-5]),
+    "fewer bytes than the length, then a reset": resets(OK[:-5]),
+    "no last chunk": sends(IN_CHUNKS[:-5]),
+    "half a last chunk": sends(IN_CHUNKS[:-2]),
+    "trailers without end": sends(IN_CHUNKS[:-2] + b"x: y\r\n"),
+    "data after the last chunk": sends(IN_CHUNKS + b"!"),
+    "a chunk size that is not a number": hangs(CHUNKS + b"xyz\r\n" + SAID),
     "a chunk size with a sign": hangs(CHUNKS + b"-5\r\n" + SAID),
     "a chunk size with 0x": hangs(CHUNKS + b"0x5\r\n" + SAID),
     "a chunk size with an underscore": hangs(CHUNKS + b"1_0\r\n" + SAID),
-    "a chunk size beyond all": hangs(CHUNKS + b"f" * 20 + b"\r\n" + SAID),
+    "a chunk size out of range": hangs(CHUNKS + b"f" * 20 + b"\r\n" + SAID),
     "no chunk size": hangs(CHUNKS + b"\r\n" + SAID),
     "an endless chunk size": hangs(CHUNKS + b"0" * 5000),
-    "a chunk longer than it said": hangs(CHUNKS + b"5\r\n" + SAID),
+    "a chunk longer than its size": hangs(CHUNKS + b"5\r\n" + SAID),
     "a chunk size ended by LF": hangs(CHUNKS + b"5\n" + SAID),
-    "nothing": says(),
-    "a reset instead of an answer": resets(),
+    "no bytes": sends(),
+    "a reset instead of a response": resets(),
     "a reset after the head": resets(IN_CHUNKS[:100]),
-    "half a head": says(OK[:30]),
-    "only 100": says(b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "another protocol": says(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n" + OK),
-    "no JSON": says(answer(b"hello")),
-    "no JSON in chunks": says(CHUNKS + chunk(b"\x00\xffhello") + LAST_CHUNK),
-    "half of JSON": says(answer(SAID[:-10])),
-    "an empty answer": says(answer(b"")),
+    "half a head": sends(OK[:30]),
+    "only 100": sends(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "another protocol": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n" + OK),
+    "not JSON": sends(answer(b"hello")),
+    "not JSON in chunks": sends(CHUNKS + chunk(b"\x00\xffhello") + LAST_CHUNK),
+    "truncated JSON": sends(answer(SAID[:-10])),
+    "an empty response": sends(answer(b"")),
     "500": answers(answer(SAID, 500)),
     "502": answers(answer(b"", 502)),
     "503": answers(answer({"error": "loading"}, 503)),
     "504": answers(answer(SAID, 504)),
     "500 in chunks": answers(IN_CHUNKS.replace(b"200", b"500")),
-    "500 until it closes": says(b"HTTP/1.1 500 Oh\r\n\r\noops"),
+    "500 until it closes": sends(b"HTTP/1.1 500 Oh\r\n\r\noops"),
     "500 as a stream": answers(stream(event(), DONE).replace(b"200", b"500")),
-    "a stream that is none": answers(stream(b"<html>oops</html>\n\n")),
-    "a stream of nothing": answers(stream()),
+    "a stream without events": answers(stream(b"<html>oops</html>\n\n")),
+    "an empty stream": answers(stream()),
     "a stream that ends before its first event": answers(stream(b"data: {")),
-    "a stream that is closed before its first event": says(STREAM + chunk(b"data: {")),
+    "a stream that is closed before its first event": sends(STREAM + chunk(b"data: {")),
     "a stream that is reset before its first event": resets(STREAM + chunk(b"data: {")),
 }
 
 
-WELL_FRAMED = {"500", "502", "503", "504", "500 in chunks", "500 as a stream", "a stream that is none"} | {
-    "a stream of nothing", "a stream that ends before its first event"
+WELL_FRAMED = {"500", "502", "503", "504", "500 in chunks", "500 as a stream", "a stream without events"} | {
+    "an empty stream", "a stream that ends before its first event"
 }  # fmt: skip
-"""There is nothing wrong with the connection: it may be used again."""
+"""The connection is intact and may be reused."""
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_instance_that_fails_is_replaced_by_another(bed: Bed, name: str) -> None:
-    """Nothing of a bad answer reaches the client; the try is in the record."""
+    """Nothing of a bad response reaches the client; the record has the failed try."""
     bad = bed.backend(BAD[name])
-    good = bed.backend(max_concurrency=1, current_load=1)  # full: the first try goes to the other
+    good = bed.backend(max_concurrency=1, current_load=1)  # full, so the first try goes to the other
     client = bed.client()
     client.send(chat("x-request-id: it", stream="stream" in name))
     wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").failures)
     assert bed.record("it").failures[0][0] == "chat-0"
     assert bed.record("it").failures[0][1]
     bed.thread.call(lambda: bed.gateway.traffic.update("chat", instance_at(good)))
-    got = client.answer()
+    got = client.read_response()
     assert (got.status, got.body, got.header("x-pointsman-instance")) == (200, SAID, "chat-1")
     assert len(bad.received) == len(good.received) == 1
     assert good.received[0].body == bad.received[0].body
-    assert [who for who, _ in bed.record("it").failures] == ["chat-0"]
+    assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]
     assert bed.record("it").state == "served"
     if name not in WELL_FRAMED:
-        wait_for(bad.all_over, "the connection to the bad instance should be closed")
+        wait_for(bad.all_closed, "the connection with the bad response should be closed")
 
 
 def instance_at(backend: Backend) -> ExecutionInstance:
@@ -263,19 +263,19 @@ def test_a_refused_connection_is_retried_elsewhere(bed: Bed) -> None:
     gone.stop_listening()
     good = bed.backend()
     for _ in range(6):
-        assert bed.ask(chat()).header("x-pointsman-instance") == "chat-1"
+        assert bed.fetch(chat()).header("x-pointsman-instance") == "chat-1"
     assert len(good.received) == 6
     assert "no connection" in next(r for r in bed.dispatcher().records.newest() if r.failures).failures[0][1]
 
 
 def test_a_connection_closed_while_idle_is_replaced_silently(bed: Bed) -> None:
-    """Engines close connections that are idle for long; the request goes out once more, on a new one."""
-    backend = bed.backend(says(OK))
+    """Engines close idle connections; the request is sent again on a new one."""
+    backend = bed.backend(sends(OK))
     failing: list[str] = []
     bed.gateway.traffic.hooks.failing = lambda instance, why: failing.append(instance)
     client = bed.client()
     for number in range(10):
-        assert client.ask(chat(f"x-request-id: n{number}")).status == 200
+        assert client.fetch(chat(f"x-request-id: n{number}")).status == 200
         assert bed.record(f"n{number}").failures == ()
     assert len(backend.received) == 10
     assert failing == []
@@ -283,27 +283,27 @@ def test_a_connection_closed_while_idle_is_replaced_silently(bed: Bed) -> None:
 
 
 def test_a_stale_connection_is_replaced_when_it_is_used(bed: Bed) -> None:
-    """It is closed without an answer as soon as the second request comes."""
+    """The backend closes it without a response when the second request arrives."""
 
-    def closes_on_the_second(line: Line) -> None:
-        line.request()
-        line.send(OK)
-        line.request()
+    def closes_on_the_second(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(OK)
+        connection.request()
 
     backend = bed.backend(closes_on_the_second, answers(OK))
     client = bed.client()
-    assert client.ask(chat()).status == 200
-    assert client.ask(chat("x-request-id: second")).status == 200
+    assert client.fetch(chat()).status == 200
+    assert client.fetch(chat("x-request-id: second")).status == 200
     assert bed.record("second").failures == ()
     assert bed.lane()._failures == {}
-    assert len(backend.lines) == 2
+    assert len(backend.connections) == 2
 
 
 def test_a_new_connection_that_is_closed_is_a_failure(bed: Bed) -> None:
     """There is no other instance, so the same one is tried again."""
-    backend = bed.backend(says(), answers(OK))
-    assert bed.ask(chat("x-request-id: it")).status == 200
-    assert [who for who, _ in bed.record("it").failures] == ["chat-0"]
+    backend = bed.backend(sends(), answers(OK))
+    assert bed.fetch(chat("x-request-id: it")).status == 200
+    assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]
     assert "without an answer" in bed.record("it").failures[0][1]
     assert len(backend.received) == 2
 
@@ -311,26 +311,26 @@ def test_a_new_connection_that_is_closed_is_a_failure(bed: Bed) -> None:
 @pytest.mark.parametrize("size", [BUFFERED_BYTES - 100, BUFFERED_BYTES + 100, 3 * BUFFERED_BYTES])
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
 def test_long_responses_are_forwarded_byte_for_byte(bed: Bed, size: int, framing: str) -> None:
-    said = b'{"data": "' + b"0123456789abcdef" * (size // 16) + b'"}'
+    body = b'{"data": "' + b"0123456789abcdef" * (size // 16) + b'"}'
     if framing == "length":
-        script = answers(answer(said))
+        script = answers(answer(body))
     elif framing == "chunks":
         script = answers(
-            CHUNKS + b"".join(chunk(said[n : n + 100_000]) for n in range(0, len(said), 100_000)) + LAST_CHUNK
+            CHUNKS + b"".join(chunk(body[n : n + 100_000]) for n in range(0, len(body), 100_000)) + LAST_CHUNK
         )
     else:
-        script = says(b"HTTP/1.1 200 OK\r\n" + KIND + b"\r\n" + said)
+        script = sends(b"HTTP/1.1 200 OK\r\n" + KIND + b"\r\n" + body)
     bed.backend(script)
     for request in (chat(), chat(version=b"1.0")):
-        got = bed.ask(request)
+        got = bed.fetch(request)
         assert got.status == 200
-        assert sha256(got.body).digest() == sha256(said).digest()
+        assert sha256(got.body).digest() == sha256(body).digest()
 
 
 def test_a_truncated_long_response_is_truncated_for_the_client(bed: Bed) -> None:
-    """A length was promised: the connection is reset, so that the part is not taken for the whole."""
-    said = answer(b'{"data": "' + b"x" * (BUFFERED_BYTES + 1000) + b'"}')
-    bed.backend(says(said[:-500]))
+    """The connection is reset, so that the client does not take the part for the whole."""
+    body = answer(b'{"data": "' + b"x" * (BUFFERED_BYTES + 1000) + b'"}')
+    bed.backend(sends(body[:-500]))
     client = bed.client()
     client.send(chat("x-request-id: it"))
     head = client.head()
@@ -346,10 +346,10 @@ def same(one: Message, other: Message) -> bool:
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])
-def test_other_apis_are_forwarded(lay: Lay, path: bytes) -> None:
-    bed = lay()
-    said = {"object": "list", "data": [{"embedding": [0.5, -1.25]}], "usage": {"input_tokens": 3, "output_tokens": 4}}
-    backend = bed.backend(answers(answer(said)))
-    got = bed.ask(post({"model": "m", "input": "x", "prompt": "x"}, path))
-    assert got.json() == said
+def test_other_apis_are_forwarded(make_bed: MakeBed, path: bytes) -> None:
+    bed = make_bed()
+    body = {"object": "list", "data": [{"embedding": [0.5, -1.25]}], "usage": {"input_tokens": 3, "output_tokens": 4}}
+    backend = bed.backend(answers(answer(body)))
+    got = bed.fetch(post({"model": "m", "input": "x", "prompt": "x"}, path))
+    assert got.json() == body
     assert backend.received[0].start == b"POST %b HTTP/1.1" % path
