@@ -62,8 +62,8 @@ class Client:
 
     def get(self, *path: str, **query: Any) -> Any:
         """Read something. Query parameters that are None are left out."""
-        asked = urlencode({name: value for name, value in query.items() if value is not None})
-        return self._request("GET", f"{_path(path)}?{asked}" if asked else _path(path))
+        parameters = urlencode({name: value for name, value in query.items() if value is not None})
+        return self._request("GET", f"{_path(path)}?{parameters}" if parameters else _path(path))
 
     def post(self, *path: str, body: Any = None) -> Any:
         """Have something done."""
@@ -84,14 +84,16 @@ class Client:
         return True
 
     def _request(self, method: str, target: str, body: bytes = b"") -> Any:
-        asked = (self._target, method, target, body)
+        request = (self._target, method, target, body)
         try:
-            status, said = asyncio.run(fetch(*asked, timeout_s=TIMEOUT_S, headers=self._headers, max_bytes=MAX_BYTES))
+            status, content = asyncio.run(
+                fetch(*request, timeout_s=TIMEOUT_S, headers=self._headers, max_bytes=MAX_BYTES)
+            )
         except NoResponse as error:
             if error.error is not None:
                 raise self._unreachable(error.error) from error
             raise PlaneSilent(f"the plane does not answer: {error}") from error
-        return _understood(status, said)
+        return _decoded(status, content)
 
     def _unreachable(self, error: OSError) -> PointsmanError:
         if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
@@ -127,9 +129,9 @@ def _path(parts: tuple[str, ...]) -> str:
     return "/".join([PREFIX, *(quote(part, safe="") for part in parts)])
 
 
-def _understood(status: int, said: bytes) -> Any:
+def _decoded(status: int, body: bytes) -> Any:
     try:
-        answer = json.loads(said) if said else {}
+        answer = json.loads(body) if body else {}
     except ValueError:
         answer = None
     if status < 300 and answer is not None:
@@ -137,5 +139,5 @@ def _understood(status: int, said: bytes) -> Any:
     error = answer.get("error") if isinstance(answer, dict) else None
     if isinstance(error, dict):
         raise PlaneRefused(status, error)
-    shown = said[:200].decode("utf-8", "replace")
+    shown = body[:200].decode("utf-8", "replace")
     raise PointsmanError(f"expected a plane's answer, found status {status}: {shown or 'nothing'}")

@@ -1,4 +1,4 @@
-"""The gateway: takes requests of clients, answers some itself, and hands the others to the dispatchers."""
+"""The gateway: accepts requests of clients, answers some itself, and passes the others to the dispatchers."""
 
 import asyncio
 import time

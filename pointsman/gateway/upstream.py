@@ -48,7 +48,7 @@ class Carried(Protocol):
         """The dispatcher forgets it."""
 
     def let_go(self) -> None:
-        """Whatever the instance still sends is not wanted any more."""
+        """Ignore what the instance still sends."""
 
     def timed_out(self) -> None:
         """The instance has not answered in time."""
@@ -209,7 +209,7 @@ class Upstream:
     # Instances
 
     def instance_left(self, instance_id: str) -> None:
-        """Whatever the instance still sends comes too late: its requests are on others, or wait for them."""
+        """Ignore what the instance still sends: its requests were sent to others, or wait."""
         for in_flight in self.in_flight.values():
             if in_flight.instance_id == instance_id:
                 in_flight.let_go()

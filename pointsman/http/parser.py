@@ -169,7 +169,7 @@ class RequestParser:
             self._receiver.request_raised(error)
             return
         except HttpParserError as error:
-            self._refuse(400, f"this is not HTTP/1.1 as it should be: {error}")
+            self._refuse(400, f"this is not valid HTTP/1.1: {error}")
         if self._has_ended:
             self._head_bytes = 0  # the next request began somewhere in these bytes; count from here
         elif self._head_bytes > self._owner.limits.max_header_bytes:
@@ -184,7 +184,7 @@ class RequestParser:
         if self.closed or llhttp is None:
             return
         if request.method == b"CONNECT":
-            self._refuse(405, "there are no tunnels through here")
+            self._refuse(405, "tunnels are not supported")
             return
         del request.headers[b"upgrade"]
         lines = b"".join([b"%b: %b\r\n" % header for header in request.headers.items()])
@@ -252,9 +252,9 @@ class RequestParser:
             return
         self._body_bytes += len(body)
         self._head_bytes = 0
-        most = self._owner.limits.max_body_bytes
-        if self._body_bytes > most:
-            self._refuse(413, _too_large(most))
+        limit = self._owner.limits.max_body_bytes
+        if self._body_bytes > limit:
+            self._refuse(413, _too_large(limit))
         else:
             self._keep(body)
 
@@ -283,7 +283,7 @@ def _problems(request: HttpRequest, version: str, head_bytes: int, limits: Reque
     if head_bytes > limits.max_header_bytes and _size_of(request) > limits.max_header_bytes:
         yield 431, "the headers are too large"
     if version not in ("1.1", "1.0"):
-        yield 505, f"HTTP/1.1 and HTTP/1.0 are spoken here, HTTP/{version} is not"
+        yield 505, f"HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0"
     if b"#" in request.target:
         yield 400, "the target has a fragment"
     if not request.is_http_1_0 and b"host" not in headers:
@@ -291,15 +291,15 @@ def _problems(request: HttpRequest, version: str, head_bytes: int, limits: Reque
     if request.is_http_1_0 and b"transfer-encoding" in headers:
         yield 400, "HTTP/1.0 has no transfer encodings"
     if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-        yield 501, "of the transfer encodings only chunked is understood"
+        yield 501, "chunked is the only transfer encoding that is supported"
     if int(headers.get(b"content-length", b"0")) > limits.max_body_bytes:
         yield 413, _too_large(limits.max_body_bytes)
     if not request.is_http_1_0 and headers.get(b"expect", b"100-continue").strip().lower() != b"100-continue":
-        yield 417, "the only expectation that can be met is 100-continue"
+        yield 417, "100-continue is the only expectation that is supported"
 
 
-def _too_large(most: int) -> str:
-    return f"the body is too large; {most} bytes are allowed"
+def _too_large(limit: int) -> str:
+    return f"the body is too large; {limit} bytes are allowed"
 
 
 def _size_of(request: HttpRequest) -> int:

@@ -205,5 +205,5 @@ def _chunk_length(line: bytes) -> int:
 
 def _past_line_end(data: bytes, at: int) -> int:
     if data[at : at + 2] != b"\r\n":
-        raise MalformedResponse("a chunk does not end where it said")
+        raise MalformedResponse("a chunk does not end at its size")
     return at + 2

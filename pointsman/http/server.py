@@ -296,7 +296,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.abort()
         elif self.parser.is_in_request:
             self.parser.close()
-            self.request_refused(408, "the request took too long to come")
+            self.request_refused(408, "the request did not arrive in time")
         else:
             self.close()
 
@@ -403,7 +403,7 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; the port, which is a free one if 0 was asked for."""
+        """Accept connections. Returns the port, a free one if `port` is 0."""
         # Given a name, the loop would look it up in a thread, and a thread is a megabyte.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)

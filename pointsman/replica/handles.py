@@ -181,10 +181,10 @@ class HandleMethod:
 
     async def _answer(self, body: bytes) -> Any:
         async with self._link.transport.post(CALL_PATH, body, {}) as answer:
-            said = await answer.read()
+            result = await answer.read()
         if answer.status != 200:
-            raise CallFailed.from_answer(answer.status, said, self._node)
-        return self._link.decode(said)
+            raise CallFailed.from_answer(answer.status, result, self._node)
+        return self._link.decode(result)
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
         async with self._link.transport.post(CALL_PATH, body, {}) as answer:
@@ -274,10 +274,10 @@ class ModelMethod:
 
     async def _answer(self, request: tuple[bytes, dict[str, str]]) -> Any:
         async with self._link.transport.post(self._path, *request) as answer:
-            said = await answer.read()
+            result = await answer.read()
         if answer.status != 200:
-            raise CallFailed.from_answer(answer.status, said, self._model)
-        return msgspec.json.decode(said)
+            raise CallFailed.from_answer(answer.status, result, self._model)
+        return msgspec.json.decode(result)
 
     async def _text_of(self, request: tuple[bytes, dict[str, str]]) -> str:
         return self._text((await self._answer(request))["choices"][0])
@@ -287,12 +287,12 @@ class ModelMethod:
             if answer.status != 200:
                 raise CallFailed.from_answer(answer.status, await answer.read(), self._model)
             held = b""
-            async for data in answer.pieces():
-                whole, newline, held = (held + data).rpartition(b"\n")
-                for said in data_in(whole + newline):
-                    event = msgspec.json.decode(said)
+            async for piece in answer.pieces():
+                whole, newline, held = (held + piece).rpartition(b"\n")
+                for data in data_in(whole + newline):
+                    event = msgspec.json.decode(data)
                     if "error" in event:
-                        raise CallFailed.from_answer(500, said, self._model)
+                        raise CallFailed.from_answer(500, data, self._model)
                     if event.get("choices") and (text := self._text(event["choices"][0])):
                         yield text
 
@@ -322,5 +322,5 @@ class ModelHandle:
 
 
 def _chat_text(choice: Any) -> str:
-    said = choice.get("message") or choice.get("delta") or {}
-    return said.get("content") or ""
+    message = choice.get("message") or choice.get("delta") or {}
+    return message.get("content") or ""

@@ -126,12 +126,12 @@ def _failed(where: str, error: BaseException) -> LoadFailed:
         frame.filename for frame in traceback.extract_tb(error.__traceback__) if _is_same(frame.filename, module_file)
     }
     if isinstance(error, SystemExit):
-        said = f"it called sys.exit({error.code!r}); put that under if __name__ == '__main__'"
+        why = f"it called sys.exit({error.code!r}); put that under if __name__ == '__main__'"
     elif isinstance(error, PointsmanError):
-        said = str(error)
+        why = str(error)
     else:
-        said = f"{type(error).__name__}: {error}"
-    return LoadFailed(f"{first_own_frame(error, files) or where}: {said}")
+        why = f"{type(error).__name__}: {error}"
+    return LoadFailed(f"{first_own_frame(error, files) or where}: {why}")
 
 
 def _is_same(file: str, other: str) -> bool:

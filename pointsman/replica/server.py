@@ -223,8 +223,8 @@ class ReplicaServer:
     def _handle(self, client: ServerConnection, request: HttpRequest) -> None:
         route = self._routes.get((request.method, request.path))
         if route is None:
-            asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
-            client.answer(404, problem("UnknownPath", f"{asked} is unknown to a replica"))
+            line = (b"%b %b" % (request.method, request.path)).decode("latin-1")
+            client.answer(404, problem("UnknownPath", f"{line} is unknown to a replica"))
             return
         needs_secret, answer = route
         if needs_secret and not hmac.compare_digest(request.headers.get(SECRET, b""), self._secret):

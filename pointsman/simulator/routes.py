@@ -105,9 +105,9 @@ def _check_model(answering: Answering, model: str) -> None:
 def _check_room(answering: Answering, prompt_tokens: int, output_tokens: int) -> None:
     limit = answering.server.settings.context_tokens
     if prompt_tokens + output_tokens > limit:
-        asked = f"{prompt_tokens} of the prompt and {output_tokens} of the answer"
+        requested = f"{prompt_tokens} of the prompt and {output_tokens} of the answer"
         raise BadCompletionRequest(
-            400, f"This model's maximum context length is {limit} tokens, and you asked for {asked}."
+            400, f"This model's maximum context length is {limit} tokens, and you requested {requested}."
         )
 
 

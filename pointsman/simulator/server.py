@@ -245,8 +245,8 @@ class SimulatedServer:
     def _handle(self, connection: ServerConnection, request: HttpRequest) -> None:
         route = self._routes.get((request.method, request.path))
         if route is None:
-            asked = (b"%b %b" % (request.method, request.path)).decode("latin-1")
-            connection.answer(404, error_body(404, f"{asked} is unknown to a simulated server"))
+            line = (b"%b %b" % (request.method, request.path)).decode("latin-1")
+            connection.answer(404, error_body(404, f"{line} is unknown to a simulated server"))
             return
         answering = Answering(self, connection, request, route.answer)
         if route.place == "work":

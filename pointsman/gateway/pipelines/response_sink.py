@@ -33,7 +33,7 @@ class ResponseSink(Protocol):
     form: Form
 
     def wait_for(self, handler: RequestHandler) -> None:
-        """This makes the answer; it is told if the client disconnects or reads slowly."""
+        """The handler that makes the answer; it learns if the client disconnects or reads slowly."""
 
     def answer(self, content_type: bytes, body: bytes) -> None: ...
 
