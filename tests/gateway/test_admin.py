@@ -179,25 +179,25 @@ CALLS = [
     call("GET", "deployments/chat/load"),
     call("POST", "deployments/chat/scale", {"replicas": 2}),
 ]
-names = pytest.mark.parametrize("request", CALLS, ids=lambda request: request.split(b" HTTP")[0].decode())
+names = pytest.mark.parametrize("raw", CALLS, ids=lambda raw: raw.split(b" HTTP")[0].decode())
 
 
 @names
 @pytest.mark.parametrize(
     "line", ["", "authorization: Bearer wrong", f"authorization: Bearer {KEYED['adminKeySha256']}", f"cookie: {KEY}"]
 )
-def test_tcp_requires_the_admin_key(admin_bed: AdminBed, request: bytes, line: str) -> None:
-    got = admin_bed.bed.fetch(request.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
+def test_tcp_requires_the_admin_key(admin_bed: AdminBed, raw: bytes, line: str) -> None:
+    got = admin_bed.bed.fetch(raw.replace(b"\r\n", b"\r\n" + (f"{line}\r\n".encode() if line else b""), 1))
     assert (got.status, got.error["type"]) == (401, "authentication_error")
     assert admin_bed.plane.calls == []
     assert admin_bed.plane.stopped == 0
 
 
 @names
-def test_tcp_is_closed_without_a_configured_key(make_bed: MakeBed, tmp_path: Path, request: bytes) -> None:
+def test_tcp_is_closed_without_a_configured_key(make_bed: MakeBed, tmp_path: Path, raw: bytes) -> None:
     admin_bed = AdminBed(make_bed(), tmp_path)
     for line in (b"", b"authorization: Bearer \r\n", b"authorization: Bearer x\r\n", b"x-api-key:\r\n"):
-        assert admin_bed.bed.fetch(request.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
+        assert admin_bed.bed.fetch(raw.replace(b"\r\n", b"\r\n" + line, 1)).status == 401
     assert admin_bed.plane.calls == []
 
 
@@ -370,9 +370,9 @@ def test_stopping(admin_bed: AdminBed) -> None:
     wait_for(lambda: admin_bed.plane.stopped == 1)
 
 
-@pytest.mark.parametrize("request", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
-def test_unknown_paths_are_not_found(admin_bed: AdminBed, request: bytes) -> None:
-    assert admin_bed.fetch(request).error["code"] == "not_found"
+@pytest.mark.parametrize("raw", [call("POST", "status"), call("GET", "apply"), call("DELETE", "requests/it")])
+def test_unknown_paths_are_not_found(admin_bed: AdminBed, raw: bytes) -> None:
+    assert admin_bed.fetch(raw).error["code"] == "not_found"
 
 
 def test_head_is_get_without_a_body(admin_bed: AdminBed) -> None:
