@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from bench import naive
 from bench.measure import cpu_us
 from pointsman.render.text import text_table
-from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
 from pointsman.routing.filters import HasRoom, ServesModel
-from pointsman.routing.prefix_index import PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.routing.producers.prefix import PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, VirtualTokenCounterFairnessPolicy
+from pointsman.routing.routes import DispatcherSettings
 from pointsman.routing.scorers import (
     KvCacheUtilizationScorer,
     LoraAffinityScorer,

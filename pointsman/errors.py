@@ -40,11 +40,13 @@ class ConfigError(PointsmanError, ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, else all of them."""
+def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) -> str:
+    """The end of an error about an unknown name: the nearest known one, else all of them unless `list_known` is off."""
     names = sorted(known)
     folded = {other.casefold(): other for other in names}
     near = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     if near:
         return f'; did you mean "{folded[near[0]]}"?'
+    if not list_known:
+        return ""
     return f"; known: {', '.join(names)}" if names else "; none are known"

@@ -7,8 +7,7 @@ import msgspec
 
 from bench.scaling.recordings import Load
 from pointsman.lab.scaling import Replay, ReplayOutcome, Setting
-from pointsman.scaling.policies.forecast import SHAPES, Habits
-from pointsman.scaling.policies.predictive import Predictive
+from pointsman.scaling.policies.predictive import SHAPES, Habits, Predictive
 
 PRICE = 50.0
 """Cost of an unserved request, in served requests: 0.2 % unserved cost as much as a tenth of the fleet."""

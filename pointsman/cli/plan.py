@@ -58,8 +58,7 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
     """What would be done where nothing runs yet, as the admin API says it."""
     import msgspec
 
-    from pointsman.config.changes import changes_between
-    from pointsman.config.revision import EndpointsFiles
+    from pointsman.config.revision import EndpointsFiles, changes_between
     from pointsman.control import Controller
     from pointsman.control.events import WorkerSeen
     from pointsman.runtimes.choosing import workers_of

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.picker_schema import PluginSpec
 from pointsman.config.problems import FieldPath, Problems, a, listed
 from pointsman.config.registry import (
     ELSEWHERE,
@@ -21,6 +20,7 @@ from pointsman.config.registry import (
     Registry,
     roles_of,
 )
+from pointsman.config.schema import PluginSpec
 from pointsman.config.validation import INVALID, Validator
 from pointsman.errors import ConfigError, did_you_mean
 from pointsman.parameters import PluginRef

@@ -13,7 +13,6 @@ import msgspec
 
 from pointsman.config.building import arguments_of, built
 from pointsman.config.picker import picker_plan
-from pointsman.config.picker_schema import InlinePicker
 from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
@@ -21,6 +20,7 @@ from pointsman.config.scaling import first_wait_s, scaling
 from pointsman.config.schema import (
     DeploymentSpec,
     EndpointSpec,
+    InlinePicker,
     PlacementSpec,
     ResourcesSpec,
     SchedulingSpec,

@@ -229,9 +229,9 @@ class Workers:
         if known is not None or machine_bytes is not None:
             return known.memory_bytes if known is not None else machine_bytes or 0
         if one.model:
-            near = did_you_mean(short_gpu_name(one.model), {model.full_name for model in KNOWN_GPUS})
+            near = did_you_mean(short_gpu_name(one.model), {gpu.full_name for gpu in KNOWN_GPUS}, list_known=False)
             unknown = f"how much memory {found(one.model)} has is not known; add memory, such as 24Gi"
-            self._problems.add((*path, "model"), unknown + (near if near.startswith("; did") else ""))
+            self._problems.add((*path, "model"), unknown + near)
         elif one.model is not INVALID:
             self._problems.add(path, "needs a model that is known, or memory, such as 24Gi")
         return 0

@@ -12,7 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.deployments import reads_endpoints
-from pointsman.config.picker_schema import PluginSpec
 from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import (
     ELSEWHERE,
@@ -24,7 +23,7 @@ from pointsman.config.registry import (
     policies,
     scaling_policies,
 )
-from pointsman.config.schema import KINDS, ApplicationDocument, EndpointSpec, ScalingSpec, SchedulingSpec
+from pointsman.config.schema import KINDS, ApplicationDocument, EndpointSpec, PluginSpec, ScalingSpec, SchedulingSpec
 from pointsman.config.validation import Field, fields_of
 from pointsman.control.desired import DesiredEngine
 from pointsman.parameters import DurationText, FileName, PluginRef, QuantityText, unmarked

@@ -16,12 +16,20 @@ from pointsman.config.application import application_plan, load_application, mis
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy
 from pointsman.config.picker import picker_plan
-from pointsman.config.picker_schema import EndpointPickerConfig
 from pointsman.config.plan import ApplicationPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import plugins, policies, scaling_policies, unrecognised
 from pointsman.config.scaling import policy as scaling_policy
-from pointsman.config.schema import KINDS, ApplicationDocument, GatewaySpec, KeySpec, Pointsman, TenantSpec, WorkerSpec
+from pointsman.config.schema import (
+    KINDS,
+    ApplicationDocument,
+    EndpointPickerConfig,
+    GatewaySpec,
+    KeySpec,
+    Pointsman,
+    TenantSpec,
+    WorkerSpec,
+)
 from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import ConfigError, UnknownName, did_you_mean

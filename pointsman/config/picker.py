@@ -4,7 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pointsman.config.building import Plugins
-from pointsman.config.picker_schema import (
+from pointsman.config.plan import FlowControlPlan, PickerPlan
+from pointsman.config.problems import FieldPath, Names, Problems, found
+from pointsman.config.registry import ELSEWHERE, FEATURE_GATES, NEEDS
+from pointsman.config.registry import plugins as plugin_registry
+from pointsman.config.schema import (
     BandTemplate,
     FlowControlSpec,
     PickerBody,
@@ -12,10 +16,6 @@ from pointsman.config.picker_schema import (
     ProfileEntry,
     ProfileSpec,
 )
-from pointsman.config.plan import FlowControlPlan, PickerPlan
-from pointsman.config.problems import FieldPath, Names, Problems, found
-from pointsman.config.registry import ELSEWHERE, FEATURE_GATES, NEEDS
-from pointsman.config.registry import plugins as plugin_registry
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
 from pointsman.routing.endpoints import Endpoint

@@ -11,11 +11,10 @@ from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
-from pointsman.routing.dispatch_plan import DispatchPlan
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
-from pointsman.routing.routes import ConfiguredRoute
+from pointsman.routing.routes import ConfiguredRoute, DispatchPlan
 from pointsman.scaling.autoscaler import DeploymentScaling, PolicyPlan, ScalingSetup
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler

@@ -23,8 +23,7 @@ from pointsman.scaling.limits import MetricQuery, ScalingLimits, ScalingPlan
 from pointsman.scaling.policies.budget import Budget
 from pointsman.scaling.policies.combined import Combined
 from pointsman.scaling.policies.scheduled import Scheduled
-from pointsman.scaling.policy import PolicyFunction, ScalingPolicy, Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, PolicyFunction, ScalingPolicy, Wish
 
 FIRST_WAIT_S = 300.0
 """Default wait for a first instance, where `min` is 0."""

@@ -222,8 +222,7 @@ class Scalars:
             if type(choice) is type(data) and choice == data:
                 return value
         words = [choice for choice in choices if isinstance(choice, str)]
-        near = did_you_mean(data, words) if isinstance(data, str) and words else ""
-        near = near if near.startswith("; did") else ""
+        near = did_you_mean(data, words, list_known=False) if isinstance(data, str) else ""
         return self._reject(path, f"expected {expected(kind)}, found {found(data)}{near}")
 
     def with_unit(self, data: Any, read: Callable[[str], float], words: str, path: FieldPath) -> Any:

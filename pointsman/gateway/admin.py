@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from pointsman.config.changes import Changes
-from pointsman.config.revision import ManifestText
+from pointsman.config.revision import Changes, ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway

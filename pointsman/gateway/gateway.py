@@ -15,8 +15,8 @@ from pointsman.gateway.upstream import Upstream
 from pointsman.http.outbox import FEW
 from pointsman.http.parser import HttpRequest
 from pointsman.reasons import Reason
-from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
+from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Traffic, only_lane
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pointsman.gateway.openai import Usage
-from pointsman.routing.counters import Histogram
+from pointsman.routing.records import Histogram
 from pointsman.runtimes.traffic import Lane, Traffic, prefix_producers
 from pointsman.scaling.deployment import ScaledDeployment
 

@@ -16,7 +16,6 @@ import msgspec
 
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
 from pointsman.routing.endpoints import EndpointTable, Extractor, ingest
 from pointsman.routing.events import (
     Arrived,
@@ -38,13 +37,11 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
-from pointsman.routing.hooks import PluginHooks
-from pointsman.routing.ledger import Sent
 from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal, Record
-from pointsman.routing.request_table import Pool, RequestTable
-from pointsman.routing.routes import Chooser
-from pointsman.routing.sending import Sender
+from pointsman.routing.request_table import Pool, RequestTable, Sent
+from pointsman.routing.routes import DEFAULT_SETTINGS, Chooser, DispatcherSettings, DispatchPlan
+from pointsman.routing.sending import PluginHooks, Sender
 from pointsman.types import RequestMetadata
 
 

@@ -1,14 +1,16 @@
 """Choosing instances: for one request through a route, or for all waiting requests through a user's policy."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
 
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice, Vetted, decide, vet
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
-from pointsman.routing.plugins import Endpoints, RequestCycle
-from pointsman.routing.queue import Queued
+from pointsman.routing.plugins import Admitter, Endpoints, RequestCycle
+from pointsman.routing.queue import FlowControl, InFlightEviction, Queued, SaturationDetector
 from pointsman.selection import Cycle, Scheduler, SchedulingFailure, Trace, mixed
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
@@ -111,3 +113,46 @@ def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
     """Whether every other request for the same model would fail too."""
     runs = failure.failures.values()
     return bool(runs) and all(run.all_of(POOL_WIDE) for run in runs)
+
+
+# What a dispatcher is built from
+
+
+class DispatcherSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a dispatcher, whatever its plan. The only place that declares their defaults."""
+
+    max_tries: int = 5
+    """How often a request is sent, in all, before it is refused."""
+    keep_records: int = 10_000
+    """Decision records kept, the newest."""
+    traced: bool = True
+    """Keep the reasons of every decision."""
+    seed: int = 0
+
+
+DEFAULT_SETTINGS = DispatcherSettings()
+
+
+class DispatchPlan(msgspec.Struct, frozen=True):
+    """How requests are admitted, ordered and placed."""
+
+    route: Route
+    make_queue: Callable[[], FlowControl]
+    """Makes the queue of one model."""
+    policy: BatchPolicy | None = None
+    """Decides by batch; `route` decides when it raises."""
+    plugins: tuple[Any, ...] = ()
+    """Each is called for the roles that it implements."""
+    detector: SaturationDetector | None = None
+    """Holds waiting requests back while it finds the pool saturated. None: only full instances do."""
+    shedding: Admitter | None = None
+    """The last of the admitters."""
+    make_eviction: Callable[[], InFlightEviction] | None = None
+    """Running requests of negative priority may be stopped for more important ones. None: never."""
+    waits: bool = True
+    """Whether requests may wait. If not, a request that cannot be sent at once is refused."""
+
+    @property
+    def strategy(self) -> str:
+        """What decides, by name."""
+        return self.route.name if self.policy is None else self.policy.name

@@ -15,10 +15,9 @@ from pointsman.runtimes.metric_sources import MetricSources
 from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange, ScalingSetup
-from pointsman.scaling.deployment import ScaledDeployment
+from pointsman.scaling.deployment import ScaledDeployment, load_history, policy_problems, scaling_status
 from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
-from pointsman.scaling.status import load_history, policy_problems, scaling_status
 
 SAVE_S = 30.0
 """Measurements are saved this often; decisions at once."""

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from pointsman.config.changes import Changes, changes_between
 from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import (
+    Changes,
     EndpointsFiles,
     ManifestText,
     Revision,
+    changes_between,
     first_revision,
     load_document,
     load_revision,

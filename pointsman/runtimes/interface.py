@@ -14,9 +14,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from pointsman.config.changes import Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import ManifestText
+from pointsman.config.revision import Changes, ManifestText
 from pointsman.control import InstanceStatus
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent

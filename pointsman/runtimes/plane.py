@@ -22,7 +22,7 @@ from pointsman.runtimes.documents import Documents
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import Clock, DocumentStore, Runtime, Timer
 from pointsman.runtimes.traffic import Traffic, warmth
-from pointsman.scaling.status import scaling_summary
+from pointsman.scaling.deployment import scaling_summary
 
 LOOK_S = 1.0
 """How often endpoints files, and workers that are short of room, are looked at."""

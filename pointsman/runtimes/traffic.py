@@ -11,7 +11,6 @@ from pointsman.config.plan import DeploymentPlan
 from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
 from pointsman.reasons import Reason
-from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
@@ -32,6 +31,7 @@ from pointsman.routing.events import (
     WakeAt,
 )
 from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 

@@ -19,10 +19,14 @@ from pointsman.scaling.policies.target_ongoing import TargetOngoing
 from pointsman.scaling.policies.token_throughput import TokenThroughput
 from pointsman.scaling.policy import (
     ApplicationScalingPolicy,
+    ApplicationView,
+    DeploymentView,
     PolicyFunction,
+    Rate,
     ScalingPolicy,
     Stay,
     TooSlow,
+    Window,
     Wish,
     by_node,
     invoke,
@@ -30,7 +34,6 @@ from pointsman.scaling.policy import (
     policy_name,
 )
 from pointsman.scaling.records import ScalingRecord
-from pointsman.scaling.view import ApplicationView, DeploymentView, Rate, Window
 
 SCALING_POLICIES: dict[str, type] = {
     "target-ongoing": TargetOngoing,

@@ -13,9 +13,17 @@ import msgspec
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, ScaledDeployment
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.policy import StateTooLarge, TooSlow, by_node, copy_state, invoke_with_state, savable_state
+from pointsman.scaling.policy import (
+    ApplicationView,
+    DeploymentView,
+    StateTooLarge,
+    TooSlow,
+    by_node,
+    copy_state,
+    invoke_with_state,
+    savable_state,
+)
 from pointsman.scaling.records import ScalingRecord
-from pointsman.scaling.view import ApplicationView, DeploymentView
 
 
 class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):

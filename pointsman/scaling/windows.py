@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.scaling.view import Window
+from pointsman.scaling.policy import Window
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)

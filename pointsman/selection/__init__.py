@@ -4,7 +4,7 @@ Enters: a cycle (the request, the time, a seed) and a roster of candidates. Leav
 reason for every candidate. The one rule: nothing in here knows what a candidate is.
 """
 
-from pointsman.selection.columns import Column, Positions
+from pointsman.selection.columns import Column, PerMembers, Positions, Roster
 from pointsman.selection.labels import LabelExpression, LabelSelector
 from pointsman.selection.pickers import MaxScorePicker, PowerOfTwoPicker, RandomPicker, WeightedRandomPicker
 from pointsman.selection.plugins import (
@@ -17,11 +17,11 @@ from pointsman.selection.plugins import (
     Rejected,
     RejectedEach,
     Scorer,
+    SplitMix64,
+    mixed,
     plugin_name,
 )
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, Ranked, Scored, Weighted
-from pointsman.selection.rng import SplitMix64, mixed
-from pointsman.selection.roster import PerMembers, Roster
 from pointsman.selection.scheduler import (
     FallbackProfileHandler,
     Scheduler,

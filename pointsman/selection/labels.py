@@ -10,8 +10,7 @@ import msgspec
 
 from pointsman.errors import did_you_mean
 from pointsman.selection.arrays import np
-from pointsman.selection.columns import Column, Positions, column_of, take
-from pointsman.selection.roster import PerMembers, Roster
+from pointsman.selection.columns import Column, PerMembers, Positions, Roster, column_of, take
 
 Labels: TypeAlias = Mapping[str, str]
 Operator: TypeAlias = Literal["In", "NotIn", "Exists", "DoesNotExist"]

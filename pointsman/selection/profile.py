@@ -11,9 +11,8 @@ import msgspec
 from pointsman.errors import ConfigError, PluginError
 from pointsman.reasons import Reason, counted, reason_of
 from pointsman.selection.arrays import np
-from pointsman.selection.columns import Column, array, column_of, linear
+from pointsman.selection.columns import Column, Roster, array, column_of, linear
 from pointsman.selection.plugins import Cycle, Filter, Gate, Picker, Rejected, Scorer, plugin_name
-from pointsman.selection.roster import Roster
 from pointsman.selection.trace import ProfileTrace, Score
 
 C = TypeVar("C")

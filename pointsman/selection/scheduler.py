@@ -7,9 +7,9 @@ import msgspec
 
 from pointsman.errors import ConfigError, PluginError, UnknownName
 from pointsman.reasons import Reason, reason_of
+from pointsman.selection.columns import Roster
 from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
 from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken, none_chosen
-from pointsman.selection.roster import Roster
 
 C = TypeVar("C")
 

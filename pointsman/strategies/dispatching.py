@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pointsman.routing.dispatch_plan import DispatchPlan
 from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, FlowControl, Queued
+from pointsman.routing.routes import DispatchPlan
 from pointsman.strategies.base import SchedulingPolicy, Strategy
 from pointsman.strategies.fifo import FifoStrategy
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pointsman.config import load_manifest
-from pointsman.config.changes import Change, Changes, changes_between
+from pointsman.config.revision import Change, Changes, changes_between
 from pointsman.control import ReconcileStep, What
 from pointsman.reasons import Reason
 

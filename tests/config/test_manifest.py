@@ -11,11 +11,11 @@ from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
-from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, Ended, Joined, Measured, Outcome, Refuse, Send
 from pointsman.routing.events import DispatcherCommand as Told
+from pointsman.routing.routes import DispatcherSettings
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 import yaml
 
-from pointsman.config.picker_schema import InlinePicker
 from pointsman.config.problems import Problems, is_list, is_mapping
 from pointsman.config.registry import can_be_started, engines
-from pointsman.config.schema import Pointsman
+from pointsman.config.schema import InlinePicker, Pointsman
 from pointsman.config.validation import Field, Validator, fields_of
 from pointsman.engines.simulated import FaultSpec
 from pointsman.parameters import unmarked

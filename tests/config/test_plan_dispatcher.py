@@ -6,7 +6,6 @@ import pytest
 
 from pointsman.config import load_picker
 from pointsman.errors import ConfigError, UnknownName
-from pointsman.routing.dispatch_plan import DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, Metrics
 from pointsman.routing.events import (
@@ -27,6 +26,7 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
+from pointsman.routing.routes import DispatcherSettings
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 ONE_EACH = """

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pointsman.control.events import WorkerSeen
-from pointsman.scaling.status import policy_problems
+from pointsman.scaling.deployment import policy_problems
 from pointsman.types import Worker
 from tests.control.scaled_worlds import GIB, ScaledWorld, needing, plan
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from pointsman.config.picker import DEFAULT_BAND, DEFAULT_DETECTOR, DEFAULT_POLICIES
-from pointsman.config.picker_schema import BandTemplate, FlowControlSpec
 from pointsman.config.problems import is_list, is_mapping
 from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
+from pointsman.config.schema import BandTemplate, FlowControlSpec
 from pointsman.config.validation import Field, fields_of
 from pointsman.parameters import Duration, DurationText, Parameters, unmarked
 from pointsman.reasons import Reason

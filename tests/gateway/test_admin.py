@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.config.changes import Change, Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import ManifestText
+from pointsman.config.revision import Change, Changes, ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection

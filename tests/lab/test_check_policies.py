@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.lab.check import check
-from pointsman.lab.check.request_cases import equal_case
+from pointsman.lab.check.cases import equal_case
 from pointsman.strategies import (
     AdaptiveStrategy,
     CostOptimizedStrategy,

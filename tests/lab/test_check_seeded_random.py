@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pointsman.lab.check.seeded_random import SEEDS, global_seed
+from pointsman.lab.check.cases import SEEDS, global_seed
 
 
 @pytest.mark.parametrize("sides", range(2, 9))

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice
-from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import LOAD, MEASURED_AT, METRICS, WAITING, Attribute, Endpoint, Metrics
 from pointsman.routing.events import (
@@ -36,6 +35,7 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl
+from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import FifoStrategy, SchedulingPolicy
 from pointsman.strategies.dispatching import plan_for

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD, Endpoint, EndpointTable
-from pointsman.routing.ledger import Hold, Ledger, holds_of
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS
+from pointsman.routing.request_table import Hold, Ledger, holds_of
 from pointsman.selection import Cycle, SchedulingResult
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance, RequestMetadata

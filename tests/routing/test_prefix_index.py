@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pointsman.routing.prefix_index import ROW, Chain, PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.producers.prefix import ROW, Chain, PrefixIndex, block_hashes, first_link, token_bytes
 
 # Hashes
 

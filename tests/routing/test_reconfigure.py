@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pointsman.reasons import Reason
-from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LATENCY_MS, LOAD, Metrics
 from pointsman.routing.events import (
@@ -41,6 +40,7 @@ from pointsman.routing.queue import (
     RoundRobinFairnessPolicy,
     VirtualTokenCounterFairnessPolicy,
 )
+from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.strategies import (
     AdaptiveStrategy,
     CostOptimizedStrategy,

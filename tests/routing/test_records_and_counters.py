@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.reasons import Reason
-from pointsman.routing.counters import WAITING_BOUNDS_S, Counters, Histogram
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.routing.filters.demands import Demands
-from pointsman.routing.records import Record, Records
+from pointsman.routing.records import WAITING_BOUNDS_S, Counters, Histogram, Record, Records
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingFailure, Trace
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 

@@ -13,10 +13,10 @@ import pytest
 from pointsman.config import DeploymentPlan, load_manifest
 from pointsman.engines.prometheus import Samples
 from pointsman.errors import UnknownName
-from pointsman.routing.dispatch_plan import DispatcherSettings, DispatchPlan
 from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.routing.queue import FlowControl
+from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane
 from pointsman.strategies import FifoStrategy

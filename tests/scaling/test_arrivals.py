@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.arrivals import Arrivals, Recent
-from pointsman.scaling.view import Rate
+from pointsman.scaling.measurements import Arrivals, Recent
+from pointsman.scaling.policy import Rate
 
 ARRIVALS = st.lists(st.tuples(st.floats(0.1, 20), st.integers(0, 5)), min_size=5, max_size=80)
 

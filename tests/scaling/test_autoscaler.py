@@ -15,9 +15,8 @@ from pointsman.scaling.autoscaler import (
     ScalingChange,
     ScalingSetup,
 )
-from pointsman.scaling.deployment import Load, ReplicaCounts
+from pointsman.scaling.deployment import Load, ReplicaCounts, policy_problems
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.status import policy_problems
 
 NOON = 1_741_176_000.0
 

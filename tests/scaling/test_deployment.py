@@ -9,9 +9,8 @@ from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import spare_replicas
 from pointsman.reasons import Reason
 from pointsman.scaling import DeploymentView, ScalingLimits, Wish
-from pointsman.scaling.deployment import SavedDeployment, ScaledDeployment
+from pointsman.scaling.deployment import SavedDeployment, ScaledDeployment, scaling_summary
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.status import scaling_summary
 
 
 def scaled(name: str = "m", followers: tuple[str, ...] = (), **limits: Any) -> ScaledDeployment:

@@ -12,24 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.policies.forecast import (
+from pointsman.scaling.policies.predictive import (
     DAY_S,
+    MAX_OVER_PEAK,
     SHAPES,
     UNSETTLED,
     WEEK_S,
+    Predictive,
     Shape,
     before,
     following,
     highest,
     learn,
     levels,
+    rate_now,
     seasonal_change,
     smallest_margin,
     spread,
 )
-from pointsman.scaling.policies.predictive import MAX_OVER_PEAK, Predictive, rate_now
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView, Rate, Window
+from pointsman.scaling.policy import DeploymentView, Rate, Window, Wish
 
 BIN_S = 600.0
 DAY = 144

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.scaling.stabilization import Stabilization
+from pointsman.scaling.guard import Stabilization
 
 SAID = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 10.0, 60.0]), st.integers(0, 6)), min_size=1, max_size=60)
 

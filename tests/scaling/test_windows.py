@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.scaling.view import Window
+from pointsman.scaling.policy import Window
 from pointsman.scaling.windows import Events, Gauge, LazyWindows, looking_back
 
 STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 30).map(float)), min_size=1, max_size=60)

@@ -1,8 +1,8 @@
 import pytest
 
 from pointsman.render.sentences import detail
+from pointsman.selection.columns import Roster
 from pointsman.selection.labels import LabelColumn, LabelExpression, Labels, LabelSelector, Operator
-from pointsman.selection.roster import Roster
 
 A100 = {"gpu": "a100", "zone": "north"}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.lab.check.request_cases import RequestCase, equal_case, random_case
+from pointsman.lab.check.cases import RequestCase, equal_case, random_case
 from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.demands import Demands

@@ -8,7 +8,16 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from pointsman.config.registry import roles_of
-from pointsman.lab.check.policy_under_test import BuildScaling, PolicyFactory, is_scaling_policy
+from pointsman.lab.check.cases import (
+    DEFAULT_VIEW,
+    RequestCase,
+    equal_case,
+    request_cases,
+    scaling_cases,
+    shown,
+    smaller_cases,
+    smaller_views,
+)
 from pointsman.lab.check.report import (
     Broken,
     CaseStarted,
@@ -18,7 +27,6 @@ from pointsman.lab.check.report import (
     Report,
     ReportBuilder,
 )
-from pointsman.lab.check.request_cases import RequestCase, equal_case, request_cases, smaller_cases
 from pointsman.lab.check.request_promises import (
     PLUGIN_PROMISES,
     POLICY_PROMISES,
@@ -28,8 +36,16 @@ from pointsman.lab.check.request_promises import (
     decided,
     spreads,
 )
-from pointsman.lab.check.scaling_cases import DEFAULT_VIEW, scaling_cases, shown, smaller_views
-from pointsman.lab.check.scaling_promises import QUICK, TIME_PROMISES, VIEW_PROMISES, TimePromise, ViewPromise
+from pointsman.lab.check.scaling_promises import (
+    QUICK,
+    TIME_PROMISES,
+    VIEW_PROMISES,
+    BuildScaling,
+    PolicyFactory,
+    TimePromise,
+    ViewPromise,
+    is_scaling_policy,
+)
 from pointsman.strategies import SchedulingPolicy
 
 SEARCH_TIMEOUT_S = 5.0

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pointsman.lab.check.request_cases import RequestCase
-from pointsman.lab.check.seeded_random import SEEDS, global_seed
+from pointsman.lab.check.cases import SEEDS, RequestCase, global_seed
+from pointsman.reasons import Reason
 from pointsman.routing.decisions import vet
 from pointsman.routing.endpoints import EndpointTable
 from pointsman.routing.filters.demands import Demands
@@ -197,7 +197,7 @@ def filters_properly(build: Build, case: RequestCase) -> str | None:
         rejected_one, why = entry
         if not any(rejected_one is candidate for candidate in roster):
             return f"rejections() named {rejected_one!r}, which is not a candidate"
-        if not isinstance(why, str) or not why.strip():
+        if not isinstance(why, str | Reason) or not str(why).strip():
             return f"rejections() turned {rejected_one} away without a reason"
     return None
 

@@ -13,8 +13,7 @@ from pointsman.lab.scaling.recording import Series
 from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
 from pointsman.render.text import text_table
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000

@@ -19,7 +19,7 @@ import msgspec
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.parameters import duration_text
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.view import Rate
+from pointsman.scaling.policy import Rate
 
 TIME_COLUMNS = ("t_s", "time", "timestamp")
 RATE_COLUMNS = ("rps", "rate", "per_second", "requests_per_second")

@@ -12,9 +12,8 @@ from pointsman.lab.scaling.recording import Series
 from pointsman.scaling.guard import Guard
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.measurements import ENDED_S, WINDOWS, windows_of
-from pointsman.scaling.policy import invoke, policy_name
+from pointsman.scaling.policy import DeploymentView, invoke, policy_name
 from pointsman.scaling.records import ScalingRecord
-from pointsman.scaling.view import DeploymentView
 from pointsman.scaling.windows import Gauge, LazyWindows
 
 SHORT_S = 30.0

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from math import inf
 
 from pointsman.routing.events import Refusal
-from pointsman.routing.queue import refusals
-from pointsman.routing.queue.bands import Band, Bands, Occupancy
+from pointsman.routing.queue.bands import Band, Bands, Occupancy, displaced
 from pointsman.routing.queue.items import Queued, QueueStage
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
@@ -133,7 +132,7 @@ class Backlog:
             while not room.fits(item.size_bytes):
                 victim = self._sheddable.first()
                 assert victim is not None
-                gone.append((victim, refusals.displaced(victim, item, room.shortage(item.size_bytes))))
+                gone.append((victim, displaced(victim, item, room.shortage(item.size_bytes))))
                 self.remove(victim)
         return gone
 

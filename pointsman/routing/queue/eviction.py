@@ -3,7 +3,7 @@
 from math import ceil, inf
 
 from pointsman.routing.events import Refusal
-from pointsman.routing.queue import refusals
+from pointsman.routing.queue.bands import evicted_in_flight
 from pointsman.routing.queue.items import Blocked, Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
@@ -51,7 +51,7 @@ class InFlightEviction:
             wanted = wanted or self._wanted(saturation, blocked.ceiling)
             if len(victims) == wanted:
                 break
-            victims.append((self._sheddable.pop(), refusals.evicted_in_flight(first, blocked.priority)))
+            victims.append((self._sheddable.pop(), evicted_in_flight(first, blocked.priority)))
         if victims:
             self._stopping.update(victim for victim, _ in victims)
             self._stopped_at = now

@@ -18,9 +18,18 @@ from collections.abc import Iterator, Sequence
 
 from pointsman.errors import PointsmanError
 from pointsman.routing.events import Refusal
-from pointsman.routing.queue import refusals
 from pointsman.routing.queue.backlog import Backlog, Deadlines, shorter_ttl
-from pointsman.routing.queue.bands import Bands, BandSettings, Occupancy, check_bounds
+from pointsman.routing.queue.bands import (
+    Bands,
+    BandSettings,
+    Occupancy,
+    check_bounds,
+    id_is_taken,
+    no_instance_came,
+    queue_is_full,
+    shutting_down,
+    waited_too_long,
+)
 from pointsman.routing.queue.items import Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
 
@@ -80,7 +89,7 @@ class FlowControl:
         backlog = self._backlog
         if item.request.request_id in backlog.by_id:
             item.stage = QueueStage.LEFT
-            return Offered(refusals.id_is_taken(item))
+            return Offered(id_is_taken(item))
         band = item.band = self._bands.of(item.priority)
         item.enqueued_at = now
         item.ttl_s = shorter_ttl(self._ttl_s, item.request.timeout_s)
@@ -91,7 +100,7 @@ class FlowControl:
             full = backlog.shortage(item, band)
             if full is not None:
                 item.stage = QueueStage.LEFT
-                return Offered(refusals.queue_is_full(item, full, pool_is_empty))
+                return Offered(queue_is_full(item, full, pool_is_empty))
         band.put(item)  # raises if its key cannot be compared with the others, and then nothing has changed
         displaced = [] if fits else backlog.displace(item, band)
         backlog.enter(item)
@@ -225,7 +234,7 @@ class FlowControl:
         gone = list(self.waiting())
         for item in gone:
             self._backlog.remove(item)
-        return [(item, refusals.shutting_down()) for item in gone]
+        return [(item, shutting_down()) for item in gone]
 
     # Time
 
@@ -243,9 +252,9 @@ class FlowControl:
             if pool_is_empty:
                 budget_s = self._deadlines.budget_s(item, pool_is_empty)
                 usual_s = self._deadlines.no_endpoint_ttl_s
-                refusal = refusals.no_instance_came(item, now, budget_s, usual_s, self._first_wait)
+                refusal = no_instance_came(item, now, budget_s, usual_s, self._first_wait)
             else:
-                refusal = refusals.waited_too_long(item, now, self._ttl_s)
+                refusal = waited_too_long(item, now, self._ttl_s)
             gone.append((item, refusal))
         return gone
 

@@ -9,7 +9,6 @@ from pointsman.config import build_policy
 from pointsman.errors import ConfigError, UnknownName
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.dispatch_plan import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import (
@@ -32,6 +31,7 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.queue import REQUEST_TTL_S
 from pointsman.routing.records import Record
+from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.topology import Nearness, nearness, tree
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import SchedulingPolicy

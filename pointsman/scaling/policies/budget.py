@@ -3,8 +3,7 @@
 from pointsman.parameters import Above0
 from pointsman.scaling.calendar import month_ends, shown
 from pointsman.scaling.policies.sizing import checked
-from pointsman.scaling.policy import ScalingPolicy, Wish, invoke_inner
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, ScalingPolicy, Wish, invoke_inner
 
 HOUR_S = 3600.0
 

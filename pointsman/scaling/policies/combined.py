@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from pointsman.scaling.policy import ScalingPolicy, Wish, invoke_inner, policy_name
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, ScalingPolicy, Wish, invoke_inner, policy_name
 
 
 class Combined(ABC):

@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pointsman.parameters import Above0, Spelled, Time
 from pointsman.scaling.policies.sizing import Above1, checked, mean_load, per_replica, replicas_for
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 
 class Panic:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pointsman.parameters import Above0, Spelled, Time
 from pointsman.scaling.policies.sizing import checked, mean_of, per_replica, replicas_for
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 
 class QueueDepth:

@@ -8,8 +8,7 @@ from msgspec import Meta
 from pointsman.parameters import Parameters, ReadBy, Time
 from pointsman.scaling.calendar import Cron, in_words, shown, zone_of
 from pointsman.scaling.policies.sizing import checked
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 
 class ScheduleEntry(Parameters, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pointsman.scaling.view import DeploymentView, Window
+from pointsman.scaling.policy import DeploymentView, Window
 from pointsman.scaling.windows import looking_back
 
 # As types, for messages of the configuration; `checked` does the same for policies that are created in Python.

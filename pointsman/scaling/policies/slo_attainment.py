@@ -8,8 +8,7 @@ from msgspec import Meta
 
 from pointsman.parameters import Above0
 from pointsman.scaling.policies.sizing import Between0And1, checked
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 MAX_GROWTH = 2.0
 """Latency is not proportional to load: at most twice as many replicas at a time."""

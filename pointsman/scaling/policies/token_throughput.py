@@ -2,8 +2,7 @@
 
 from pointsman.parameters import Above0, Share
 from pointsman.scaling.policies.sizing import checked, replicas_for
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 
 
 class TokenThroughput:

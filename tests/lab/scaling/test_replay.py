@@ -11,8 +11,7 @@ from pointsman.lab.scaling import Reactive, Replay, ReplayOutcome, Series, Setti
 from pointsman.lab.scaling.replay import ReplicaPool
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policies.predictive import Predictive
-from pointsman.scaling.policy import Wish
-from pointsman.scaling.view import DeploymentView
+from pointsman.scaling.policy import DeploymentView, Wish
 from tests.lab.scaling.made_up import BIN_S, DAY, daily, moody, steps
 
 LOADS = st.lists(st.integers(0, 200).map(float), min_size=2, max_size=12).filter(any)

@@ -1,7 +1,7 @@
 import pytest
 
 from pointsman.lab.scaling import Series, arrivals_of, rates_of
-from pointsman.scaling.view import Rate
+from pointsman.scaling.policy import Rate
 
 ROWS = """model,t_s,rps
 chat,0,10.5

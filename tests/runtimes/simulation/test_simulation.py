@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from pointsman.config.revision import ManifestText
-from pointsman.routing.dispatch_plan import DispatcherSettings
+from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.simulation.engines import LogEntry
 from pointsman.runtimes.simulation.simulation import Simulation
 from pointsman.types import RequestMetadata, Worker
