@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pointsman.pipeline.application import Application, build
-    from pointsman.pipeline.batching import batch
     from pointsman.pipeline.building import BuildError
     from pointsman.pipeline.context import current, record_metric
     from pointsman.pipeline.nodes import InputNode, deployment, model
+    from pointsman.pipeline.options import batch
     from pointsman.reasons import Reason
     from pointsman.runtimes.inprocess import ControlPlaneManager
     from pointsman.strategies import SchedulingPolicy, Strategy
@@ -33,7 +33,7 @@ _HOMES = {
     "deployment": "pointsman.pipeline.nodes",
     "InputNode": "pointsman.pipeline.nodes",
     "model": "pointsman.pipeline.nodes",
-    "batch": "pointsman.pipeline.batching",
+    "batch": "pointsman.pipeline.options",
     "current": "pointsman.pipeline.context",
     "record_metric": "pointsman.pipeline.context",
     "build": "pointsman.pipeline.application",

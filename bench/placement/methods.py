@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from pointsman.placement.asks import Ask, Claim, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Device, Fleet
-from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
+from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation, Workload
 from pointsman.placement.placer import Placed, Placer
-from pointsman.placement.workload import Workload
 
 Choose: TypeAlias = Callable[[Ask], Place | None]
 Rows: TypeAlias = NDArray[np.intp]

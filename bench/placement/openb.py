@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 from bench.placement.methods import METHODS, USUAL, Setting, gpus_of, share_of
-from pointsman.placement.asks import Ask, EngineAbility
+from pointsman.placement.asks import Ask, EngineAbility, Need
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.needs import Need
-from pointsman.placement.workload import PARTS, hole_values
+from pointsman.placement.fragmentation import PARTS, hole_values
 from pointsman.render.text import text_table
 from pointsman.types import Gpu, Worker
 

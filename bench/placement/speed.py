@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
+from pointsman.placement.asks import Arrangement, Ask, Claim, Need, Place, Tier
 from pointsman.placement.fleet import FREE_BYTES, Fleet
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.render.text import text_table

@@ -31,9 +31,8 @@ from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, Desire
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
 from pointsman.parameters import base_url, packaged
-from pointsman.placement.asks import Ask, PlacementRules
+from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
-from pointsman.placement.needs import Need
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy

@@ -13,7 +13,7 @@ import msgspec
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, Lifecycle
 from pointsman.control.instances import Instance, Phase
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.victims import victims
+from pointsman.placement.moves import victims
 from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance
 

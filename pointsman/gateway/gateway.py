@@ -17,7 +17,7 @@ from pointsman.http.parser import HttpRequest
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
-from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.interface import LoopClock
 from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset(

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from pointsman.placement.asks import Ask
+from pointsman.placement.asks import Ask, Need
 from pointsman.placement.fleet import Fleet, Occupant
 from pointsman.placement.hints import hints
 from pointsman.placement.moves import defragment, preempt
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason

@@ -40,7 +40,7 @@ class Application:
     def draw(self, path: Path | str | None = None) -> str:
         """The graph as text: for a terminal, or in the format that the suffix of `path` says (.mmd, .dot, .txt), which
         is then written there."""
-        drawing = import_module("pointsman.render.graph_formats")
+        drawing = import_module("pointsman.render.graph_text")
         return str(drawing.draw(self.name, self.graph, None if path is None else Path(path)))
 
     def deploy(self, runtime: str = "local", **options: Any) -> Any:

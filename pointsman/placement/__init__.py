@@ -4,13 +4,11 @@ Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals wi
 rule: a claim is what the instance really needs, and unless the ask overcommits, the fleet has room for it.
 """
 
-from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Need, Place, Tier
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.moves import DefragmentationPlan, Move, PreemptionPlan, defragment, preempt
-from pointsman.placement.needs import Need
+from pointsman.placement.moves import DefragmentationPlan, Move, PreemptionPlan, defragment, preempt, victims
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
-from pointsman.placement.victims import victims
 
 __all__ = [
     "Need", "Ask", "EngineAbility", "Arrangement", "Tier",

@@ -27,7 +27,7 @@ from pointsman.placement.fit import (
 )
 from pointsman.placement.fit.base import Mask, claims_of
 from pointsman.placement.fleet import FREE_MEMORY, Fleet, Host
-from pointsman.placement.fragmentation import Fragmentation
+from pointsman.placement.fragmentation import Fragmentation, Workload
 from pointsman.placement.refusals import Refused, RefusedTier
 from pointsman.placement.scorers import (
     Apart,
@@ -39,7 +39,6 @@ from pointsman.placement.scorers import (
     TierQuality,
     TightFit,
 )
-from pointsman.placement.workload import Workload
 from pointsman.reasons import Reason
 from pointsman.selection import Cycle, Profile, ProfileResult, Trace, Weighted, plugin_name
 from pointsman.selection.arrays import np

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Fleet, Host
 from pointsman.placement.scorers import RACK
-from pointsman.render.fleet import (
+from pointsman.render.fleet_text import (
     CHOSEN,
     SUMMARY_HEADS,
     Bar,

@@ -1,25 +1,283 @@
 """A fleet in a terminal: one line per worker, one bar per GPU."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 
-from pointsman.placement.asks import Place
-from pointsman.placement.fleet import Fleet, Host
-from pointsman.render.fleet import (
-    CHOSEN,
-    SUMMARY_HEADS,
-    Bar,
-    BarPart,
-    FleetView,
-    Owner,
-    PartKind,
-    gpus_text,
-    headline,
-    in_gib,
-    summary_rows,
-)
+import msgspec
+
+from pointsman.placement.asks import Claim, Place
+from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, TENANTS, Device, Fleet, Host
+from pointsman.placement.gpu_models import known_gpu, short_gpu_name
 from pointsman.render.text import quantity, text_table
 from pointsman.types import WorkerStatus
+
+# What a picture of a fleet shows, as data: each GPU and each machine's memory as a bar of parts.
+
+
+CHOSEN = "chosen"
+"""The owner of a place that no instance has yet."""
+
+
+class PartKind(Enum):
+    """The kind of a part of a bar."""
+
+    RESERVED = "reserved for the system"
+    OTHERS = "used by others"
+    CLAIMED = "claimed"
+    HELD = "held by an exclusive instance"
+    FREE = "free"
+
+
+class BarPart(msgspec.Struct, frozen=True):
+    """A part of a bar."""
+
+    kind: PartKind
+    size_bytes: int
+    owner: str = ""
+    """Of a claim: the deployment, or the instance if it belongs to none."""
+    instance: str = ""
+    chosen: bool = False
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One GPU, or the memory of one worker."""
+
+    name: str
+    total_bytes: int
+    parts: tuple[BarPart, ...]
+    free_bytes: int
+    """Below 0 if more is claimed or used than there is."""
+    held: bool = False
+    """An exclusive instance has it: its free part cannot be used."""
+    link: str = ""
+
+
+class Owner(msgspec.Struct):
+    """A deployment, for the legend."""
+
+    name: str
+    instances: int = 0
+    gpu_bytes: int = 0
+    memory_bytes: int = 0
+
+
+class BarClaim(msgspec.Struct, frozen=True):
+    """A claim, on its bar."""
+
+    instance: str
+    owner: str
+    chosen: bool
+    claim: Claim
+
+
+class FleetView:
+    """A fleet to draw, and the place to highlight: marked if an instance has it, else drawn as if one had."""
+
+    def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
+        self._fleet = fleet
+        self._tenants: dict[str, list[BarClaim]] = {}
+        self._expected = highlight
+        """The place to highlight, if no instance has it yet."""
+        self.owners: dict[str, Owner] = {}
+        """In order of their first claim."""
+        for one in fleet.occupants.values():
+            if one.place is highlight:
+                self._expected = None
+            self._count(one.instance_id, one.deployment or one.instance_id, one.place, chosen=one.place is highlight)
+        if self._expected is not None:
+            self._count("", CHOSEN, self._expected, chosen=True)
+        self.chosen_workers: frozenset[str] = frozenset(highlight.workers if highlight is not None else ())
+
+    def _count(self, instance: str, owner: str, place: Place, *, chosen: bool) -> None:
+        known = self.owners.setdefault(owner, Owner(owner))
+        known.instances += 1
+        for claim in place.claims:
+            known.gpu_bytes += claim.gpu_bytes
+            known.memory_bytes += claim.memory_bytes
+            self._tenants.setdefault(claim.worker, []).append(BarClaim(instance, owner, chosen, claim))
+
+    def first(self, most: int) -> list[Host]:
+        """The workers to draw: those of the highlighted place, then the first of the fleet, at most `most`."""
+        hosts = list(self._fleet.workers)
+        if len(hosts) <= most:
+            return hosts
+        chosen = [host for host in hosts if host.worker.name in self.chosen_workers]
+        others = [host for host in hosts if host.worker.name not in self.chosen_workers]
+        return [*chosen, *others[: max(most - len(chosen), 0)]]
+
+    def gpus(self, host: Host) -> list[Bar]:
+        """A bar for each GPU with its own memory."""
+        if host.worker.unified_memory:
+            return []
+        tenants: dict[int | None, list[BarClaim]] = {}
+        for one in self._tenants.get(host.worker.name, ()):
+            tenants.setdefault(one.claim.gpu, []).append(one)
+        return [self._gpu(device, tenants.get(device.gpu.index, ())) for device in host.devices]
+
+    def _gpu(self, device: Device, tenants: Sequence[BarClaim]) -> Bar:
+        columns, gpu = self._fleet.gpus.columns, device.gpu
+        expected = [one.claim for one in tenants if self._expected is not None and one.chosen]
+        free = int(columns[FREE_BYTES][device.row]) - sum(claim.gpu_bytes for claim in expected)
+        held = bool(columns[EXCLUSIVE][device.row]) or any(c.exclusive or not gpu.shareable for c in expected)
+        parts = _parts(
+            device.host.worker.reserved_gpu_bytes, gpu.used_bytes, tenants, lambda claim: claim.gpu_bytes, free, held
+        )
+        return Bar(f"gpu{gpu.index}", gpu.memory_bytes, parts, free, held, gpu.link)
+
+    def memory(self, host: Host) -> Bar:
+        """The memory of the machine, including that of its GPUs if it is unified."""
+        worker = host.worker
+        tenants = self._tenants.get(worker.name, ())
+
+        def taken(claim: Claim) -> int:
+            return claim.memory_bytes + (claim.gpu_bytes if worker.unified_memory else 0)
+
+        free = int(self._fleet.workers.columns[FREE_MEMORY][host.row])
+        if self._expected is not None:
+            free -= sum(taken(one.claim) for one in tenants if one.chosen)
+        parts = _parts(worker.reserved_memory_bytes, worker.used_memory_bytes, tenants, taken, free, held=False)
+        return Bar("memory", worker.memory_bytes, parts, free)
+
+    def free_cpus(self, host: Host) -> float:
+        free = float(self._fleet.workers.columns[FREE_CPUS][host.row])
+        if self._expected is not None:
+            free -= sum(claim.cpus for claim in self._expected.claims if claim.worker == host.worker.name)
+        return free
+
+
+def _parts(
+    reserved: int, others: int, tenants: Sequence[BarClaim], taken: Callable[[Claim], int], free: int, held: bool
+) -> tuple[BarPart, ...]:
+    claims: dict[str, BarPart] = {}
+    for one in tenants:  # an instance may have several claims on the memory of one worker
+        before = claims[one.instance].size_bytes if one.instance in claims else 0
+        size = before + taken(one.claim)
+        claims[one.instance] = BarPart(PartKind.CLAIMED, size, one.owner, one.instance, one.chosen)
+    parts = [
+        BarPart(PartKind.RESERVED, reserved),
+        BarPart(PartKind.OTHERS, others),
+        *claims.values(),
+        BarPart(PartKind.HELD if held else PartKind.FREE, max(free, 0)),
+    ]
+    return tuple(part for part in parts if part.size_bytes > 0)
+
+
+def gpus_text(host: Host, most: int = 60) -> str:
+    """8 x H100 80GB; empty without GPUs. Sizes are left out if the text would be longer than `most`."""
+    words = ""
+    for name_of in (short_gpu_name, _bare_name):
+        counts: dict[str, int] = {}
+        for device in host.devices:
+            name = name_of(device.gpu.model) or "GPU"
+            counts[name] = counts.get(name, 0) + 1
+        words = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+        if len(words) <= most:
+            return words
+    return f"{words[: most - 1]}…"
+
+
+def _bare_name(model: str) -> str:
+    known = known_gpu(model)
+    return known.name if known is not None else short_gpu_name(model)
+
+
+def in_gib(size_bytes: float) -> str:
+    """38.1 below 100, 1,234 above."""
+    value = size_bytes / 2**30
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
+
+
+# Totals
+
+
+class Total(msgspec.Struct):
+    """All GPUs of one model."""
+
+    gpus: int = 0
+    total_bytes: int = 0
+    reserved_bytes: int = 0
+    others_bytes: int = 0
+    free_bytes: int = 0
+    """Without what is held; never below 0."""
+    held_bytes: int = 0
+    empty: int = 0
+    """GPUs without instances and other processes."""
+    largest_bytes: int = 0
+    """The largest free part of one GPU."""
+
+    @property
+    def claimed_bytes(self) -> int:
+        rest = self.total_bytes - self.reserved_bytes - self.others_bytes - self.free_bytes - self.held_bytes
+        return max(rest, 0)
+
+
+def totals(fleet: Fleet) -> dict[str, Total]:
+    """By model, in the order of the fleet. GPUs with unified memory are not counted: their memory is the machine's."""
+    found: dict[str, Total] = {}
+    names: dict[str, str] = {}
+    columns = fleet.gpus.columns
+    numbers = zip(columns[FREE_BYTES], columns[TENANTS], columns[EXCLUSIVE], strict=True)
+    for device, (free, tenants, exclusive) in zip(fleet.gpus, numbers, strict=True):
+        gpu, worker = device.gpu, device.host.worker
+        if worker.unified_memory:
+            continue
+        name = names.get(gpu.model) or names.setdefault(gpu.model, short_gpu_name(gpu.model) or "GPU")
+        one = found.setdefault(name, Total())
+        one.gpus += 1
+        one.total_bytes += gpu.memory_bytes
+        one.reserved_bytes += worker.reserved_gpu_bytes
+        one.others_bytes += gpu.used_bytes
+        one.empty += not tenants and not gpu.used_bytes
+        rest = max(int(free), 0)
+        if exclusive:
+            one.held_bytes += rest
+        else:
+            one.free_bytes += rest
+            if worker.status is WorkerStatus.READY:
+                one.largest_bytes = max(one.largest_bytes, rest)
+    return found
+
+
+def headline(fleet: Fleet) -> str:
+    """11 workers, 47 GPUs with 2,921 GiB: 41 % claimed, 1 % used by others, 58 % free"""
+    by_model = totals(fleet)
+    workers = quantity(len(fleet), "worker")
+    size = sum(one.total_bytes for one in by_model.values())
+    if not size:
+        return f"{workers}, {quantity(len(fleet.gpus), 'GPU')}"
+    own = sum(one.gpus for one in by_model.values())
+    gpus = f"{quantity(own, 'GPU')} with {in_gib(size)} GiB"
+    if own < len(fleet.gpus):
+        gpus += f" (and {len(fleet.gpus) - own:,} of unified memory)"
+    shares = {
+        "claimed": sum(one.claimed_bytes for one in by_model.values()),
+        "used by others": sum(one.others_bytes for one in by_model.values()),
+        "free": sum(one.free_bytes for one in by_model.values()),
+    }
+    words = ", ".join(f"{share / size:.0%} {word}".replace("%", " %") for word, share in shares.items() if share)
+    return f"{workers}, {gpus}: {words}"
+
+
+SUMMARY_HEADS = ("GPU", "count", "GiB", "claimed", "by others", "free", "empty GPUs", "largest free")
+
+
+def summary_rows(fleet: Fleet) -> list[list[str]]:
+    """Cells of the table by model."""
+    return [
+        [
+            name,
+            f"{one.gpus:,}",
+            in_gib(one.total_bytes),
+            in_gib(one.claimed_bytes),
+            in_gib(one.others_bytes),
+            in_gib(one.free_bytes),
+            f"{one.empty:,}",
+            in_gib(one.largest_bytes),
+        ]
+        for name, one in totals(fleet).items()
+    ]
+
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
 MANY = "+"

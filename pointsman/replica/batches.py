@@ -3,8 +3,8 @@
 import asyncio
 from collections import deque
 
-from pointsman.pipeline.batching import Batching, joined, parted
 from pointsman.pipeline.context import CURRENT
+from pointsman.pipeline.options import Batching, joined, parted
 from pointsman.replica.calling import Calling
 from pointsman.replica.calls import ReplicaCall
 from pointsman.replica.methods import Method

@@ -6,8 +6,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from pointsman.pipeline.flow import BadInput, part_of
 from pointsman.pipeline.graph import Access
-from pointsman.pipeline.inputs import BadInput, part_of
 from pointsman.replica.calling import Calling
 from pointsman.replica.calls import CallRefused
 from pointsman.replica.methods import Method

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.pipeline.batching import Batching, batching_of
 from pointsman.pipeline.graph import CALL
+from pointsman.pipeline.options import Batching, batching_of
 
 QUICK_S = 0.0002
 """About the cost of running a call in a thread."""

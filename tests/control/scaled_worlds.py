@@ -16,8 +16,7 @@ from pointsman.control.events import (
 )
 from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import Preemptor
-from pointsman.placement.asks import Ask, EngineAbility
-from pointsman.placement.needs import Need
+from pointsman.placement.asks import Ask, EngineAbility, Need
 from pointsman.scaling import ScalingLimits, TargetOngoing
 from pointsman.scaling.autoscaler import Autoscaler, DeploymentScaling, PolicyPlan, ScalingChange, ScalingSetup
 from pointsman.scaling.deployment import Load, ScaledDeployment

@@ -23,9 +23,8 @@ from pointsman.control.events import (
     WorkerSeen,
 )
 from pointsman.control.instances import Phase
-from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.asks import Ask, Claim, EngineAbility, Need, Place, Tier
 from pointsman.placement.fleet import FREE_BYTES, FREE_MEMORY
-from pointsman.placement.needs import Need
 from pointsman.reasons import Reason
 from pointsman.types import Gpu, Worker
 from tests.control.worlds import adopted, launched

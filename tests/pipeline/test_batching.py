@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pointsman.errors import PointsmanError
-from pointsman.pipeline.batching import Batching, batch, batching_of, joined, parted
+from pointsman.pipeline.options import Batching, batch, batching_of, joined, parted
 
 
 def test_the_mark() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from pointsman.pipeline.flow import BadInput, input_value, part_of
 from pointsman.pipeline.graph import Access
-from pointsman.pipeline.inputs import BadInput, input_value, part_of
 
 THING = SimpleNamespace(name="x", items_of=[1, 2])
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.asks import Ask, Claim, EngineAbility, Need, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.filters import Hosts
 from pointsman.placement.fit import ResourceFit, TierFit
 from pointsman.placement.fleet import Fleet, Host
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.selection import Cycle, Filter, Scorer

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TypeAlias
 
-from pointsman.placement.asks import Ask, Claim, Place, Tier
+from pointsman.placement.asks import Ask, Claim, Need, Place, Tier
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.needs import Need
 from pointsman.types import Gpu, Worker, WorkerStatus
 
 Slot: TypeAlias = tuple[str, int]

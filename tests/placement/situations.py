@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from pointsman.placement.asks import Arrangement, Ask, EngineAbility
-from pointsman.placement.needs import Need
+from pointsman.placement.asks import Arrangement, Ask, EngineAbility, Need
 from pointsman.selection import LabelSelector
 from pointsman.types import Gpu, Worker, WorkerStatus
 

@@ -16,8 +16,8 @@ from pointsman.placement.fleet import (
     TENANTS,
     Fleet,
 )
+from pointsman.placement.fragmentation import Workload
 from pointsman.placement.placer import Placed, Placer
-from pointsman.placement.workload import Workload
 from pointsman.types import Worker
 from tests.placement.judging import Room, wrong_with
 from tests.placement.situations import asks, workers

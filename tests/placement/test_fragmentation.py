@@ -5,12 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.placement.asks import Ask, Claim, EngineAbility, Place, Tier
+from pointsman.placement.asks import Ask, Claim, EngineAbility, Need, Place, Tier
 from pointsman.placement.devices import Devices
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, FREE_SHARE, Fleet
-from pointsman.placement.fragmentation import LOST, MIXTURE, Fragmentation
-from pointsman.placement.needs import Need
-from pointsman.placement.workload import MAX_KINDS, PARTS, AskKind, Make, Workload, hole_values
+from pointsman.placement.fragmentation import (
+    LOST,
+    MAX_KINDS,
+    MIXTURE,
+    PARTS,
+    AskKind,
+    Fragmentation,
+    Make,
+    Workload,
+    hole_values,
+)
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30

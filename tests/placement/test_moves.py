@@ -3,10 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.placement.asks import Ask
+from pointsman.placement.asks import Ask, Need
 from pointsman.placement.fleet import FREE_BYTES, Fleet
 from pointsman.placement.moves import defragment, preempt
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.types import Gpu, Worker

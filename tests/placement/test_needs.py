@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.placement.needs import Cuts, Need
+from pointsman.placement.asks import Cuts, Need
 from tests.placement.situations import needs
 
 NEED = Need(

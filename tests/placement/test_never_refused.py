@@ -15,8 +15,8 @@ from pointsman.placement.fit import (
     ResourceFit,
 )
 from pointsman.placement.fleet import Fleet
+from pointsman.placement.fragmentation import Workload
 from pointsman.placement.placer import Placed, Placer
-from pointsman.placement.workload import Workload
 from pointsman.types import Gpu, Worker
 from tests.placement.fleets import places_in
 from tests.placement.judging import feasible_tiers, most_layers, wrong_with

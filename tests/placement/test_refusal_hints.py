@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.placement.asks import Ask
+from pointsman.placement.asks import Ask, Need
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.hints import hints, why_never
-from pointsman.placement.needs import Need
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.render.sentences import detail

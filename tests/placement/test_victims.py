@@ -4,7 +4,7 @@ import pytest
 
 from pointsman.placement.asks import Arrangement, Claim, Place, Tier
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.victims import victims
+from pointsman.placement.moves import victims
 from pointsman.types import Gpu, Worker
 
 GIB = 1 << 30

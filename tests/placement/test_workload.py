@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.placement.workload import PARTS, hole_values
+from pointsman.placement.fragmentation import PARTS, hole_values
 
 DEMANDS = st.dictionaries(st.integers(1, PARTS), st.floats(0.1, 1000), min_size=1, max_size=12)
 

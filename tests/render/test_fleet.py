@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pointsman.config.fleet import load_fleet
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Fleet
-from pointsman.render.fleet import BarPart, FleetView, PartKind
 from pointsman.render.fleet_svg import fleet_svg
-from pointsman.render.fleet_text import fleet_text, shared_out
+from pointsman.render.fleet_text import BarPart, FleetView, PartKind, fleet_text, shared_out
 from pointsman.render.svg import colour
 from pointsman.types import Gpu, Worker, WorkerStatus
 

@@ -15,8 +15,7 @@ from pointsman.pipeline.application import build
 from pointsman.pipeline.graph import Template, references
 from pointsman.pipeline.nodes import InputNode, deployment
 from pointsman.render.graph import Box, GraphParts, parts_of
-from pointsman.render.graph_formats import dot, mermaid
-from pointsman.render.graph_text import graph_text, tracks
+from pointsman.render.graph_text import dot, graph_text, mermaid, tracks
 from pointsman.render.svg import fitted
 from pointsman.render.text import cells, cut
 

@@ -13,7 +13,7 @@ import pytest
 
 from pointsman.control.desired import Address
 from pointsman.http.client import NoResponse
-from pointsman.runtimes.metric_sources import CustomMetrics, answer_of
+from pointsman.runtimes.autoscaling import CustomMetrics, answer_of
 from pointsman.scaling.limits import MetricQuery
 from tests.runtimes.local.planes import run
 

@@ -8,7 +8,7 @@ import pytest
 
 import pointsman as pm
 from pointsman.errors import PointsmanError
-from pointsman.pipeline.inputs import BadInput
+from pointsman.pipeline.flow import BadInput
 
 
 @pm.deployment

@@ -26,7 +26,7 @@ from pointsman.gateway.pipelines.prepared import PreparedApplication
 from pointsman.gateway.pipelines.request import RequestContext
 from pointsman.gateway.pipelines.response_sink import JSON, WHOLE
 from pointsman.http.parser import HttpRequest
-from pointsman.pipeline.inputs import BadInput
+from pointsman.pipeline.flow import BadInput
 from pointsman.wire import Form
 
 # The messages of predict.proto, built at import: generated code would need one version of protobuf.

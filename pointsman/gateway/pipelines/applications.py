@@ -20,7 +20,7 @@ from pointsman.gateway.pipelines.request import PipelineRequest, RequestContext
 from pointsman.gateway.pipelines.response_sink import HttpSink, ResponseSink
 from pointsman.gateway.pipelines.results import ARGUMENTS, SharedFiles, inputs_of
 from pointsman.http.parser import HttpRequest
-from pointsman.pipeline.inputs import BadInput
+from pointsman.pipeline.flow import BadInput
 from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.types import RequestMetadata
 from pointsman.wire import UnreadableBlob, decode_call

@@ -15,9 +15,8 @@ from pointsman.gateway.pipelines.response_sink import BLOB, EVENTS, JSON, VALUE,
 from pointsman.http.parser import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Flow
-from pointsman.pipeline.flow import InputValue, StepResult
+from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
 from pointsman.pipeline.graph import filled
-from pointsman.pipeline.inputs import input_value, part_of
 from pointsman.runtimes.interface import SharedMemory
 from pointsman.wire import BLOB as BLOB_NAME
 from pointsman.wire import Form, UnreadableBlob, Unsendable, composed, decode_plain, encode_plain, files_of, placeholder

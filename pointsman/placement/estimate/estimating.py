@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.placement.estimate.adapters import Adapter, read_adapter
+from pointsman.placement.asks import Need
 from pointsman.placement.estimate.architecture import Architecture, Model
 from pointsman.placement.estimate.gguf import gguf_model
 from pointsman.placement.estimate.hugging_face import CONFIG, hugging_face_model
@@ -20,7 +20,7 @@ from pointsman.placement.estimate.memory import (
     need_of,
 )
 from pointsman.placement.estimate.reading import UnreadableModel
-from pointsman.placement.needs import Need
+from pointsman.placement.estimate.safetensors import Adapter, read_adapter
 
 AUTO, VLLM, LLAMA_CPP = "auto", "vllm", "llama.cpp"
 

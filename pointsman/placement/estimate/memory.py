@@ -8,10 +8,10 @@ from typing import Protocol
 import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.placement.estimate.adapters import Adapter
+from pointsman.placement.asks import Need
 from pointsman.placement.estimate.architecture import Architecture, Model
 from pointsman.placement.estimate.gguf import EMBEDDERS
-from pointsman.placement.needs import Need
+from pointsman.placement.estimate.safetensors import Adapter
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pointsman.placement.asks import Ask, Claim, Place, Tier
+from pointsman.placement.asks import Ask, Claim, Cuts, Place, Tier
 from pointsman.placement.devices import ABLE
 from pointsman.placement.fit.base import (
     Codes,
@@ -28,7 +28,6 @@ from pointsman.placement.fit.base import (
     nowhere,
 )
 from pointsman.placement.fleet import Device, Host
-from pointsman.placement.needs import Cuts
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
 

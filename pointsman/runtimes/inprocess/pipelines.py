@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 from pointsman.errors import PointsmanError
 from pointsman.pipeline import Flow, Node, NodeKind, Run, Step, flow_of
-from pointsman.pipeline.batching import batching_of, joined, parted
 from pointsman.pipeline.building import Bound, bound_graph
 from pointsman.pipeline.context import CURRENT, CallContext
-from pointsman.pipeline.flow import InputValue, StepResult
+from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
 from pointsman.pipeline.graph import CALL, HandleTo, filled
-from pointsman.pipeline.inputs import input_value, part_of
 from pointsman.pipeline.nodes import ClassNode, Deployment, ModelNode
+from pointsman.pipeline.options import batching_of, joined, parted
 
 
 class InProcessMethods(Protocol):

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from pointsman.control import Desired, InstanceStatus
 from pointsman.control.events import Admit, Applied, ControllerEvent, Launch
 from pointsman.runtimes.control_loop import ControlLoop
-from pointsman.runtimes.simulation.clock import VirtualClock
-from pointsman.runtimes.simulation.processes import Failure, Seconds, SimulatedProcesses, SimulatedWorkers
+from pointsman.runtimes.simulation.processes import Failure, Seconds, SimulatedProcesses, SimulatedWorkers, VirtualClock
 from pointsman.types import ExecutionInstance, Worker
 
 

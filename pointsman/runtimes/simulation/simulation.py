@@ -6,13 +6,11 @@ from typing import Any
 
 from pointsman.config.revision import Changes, ManifestText, load_document
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
-from pointsman.runtimes.autoscaling import Decided
+from pointsman.runtimes.autoscaling import Decided, MetricSources
 from pointsman.runtimes.interface import ProcessOrder
-from pointsman.runtimes.metric_sources import MetricSources
 from pointsman.runtimes.plane import Plane
-from pointsman.runtimes.simulation.clock import VirtualClock
 from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
-from pointsman.runtimes.simulation.processes import PORT
+from pointsman.runtimes.simulation.processes import PORT, VirtualClock
 from pointsman.runtimes.simulation.runtime import SimulatedRuntime
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler

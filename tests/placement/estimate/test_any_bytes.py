@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pointsman.errors import PointsmanError
 from pointsman.placement.estimate import estimate
-from pointsman.placement.estimate.adapters import read_adapter
+from pointsman.placement.estimate.safetensors import read_adapter
 from tests.placement.estimate.models import TINY_CONFIG, TINY_GGUF
 
 TINY_HEAD = TINY_GGUF.read_bytes()[:1200]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from pointsman.placement.asks import Arrangement, Ask
+from pointsman.placement.asks import Arrangement, Ask, Need
 from pointsman.placement.fit import FitsOnOneGpu
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.needs import Need
 from tests.placement.fleets import GIB, ask, fit_of, fleet, gpu, gpus_of, need, place, places_in, why_not, worker
 
 SPREAD = Arrangement.SPREAD

@@ -2,10 +2,9 @@
 
 import pytest
 
-from pointsman.placement.asks import Arrangement, Ask, EngineAbility
+from pointsman.placement.asks import Arrangement, Ask, EngineAbility, Need
 from pointsman.placement.fit import FitsOnSeveralGpus
 from pointsman.placement.fleet import Fleet
-from pointsman.placement.needs import Need
 from pointsman.types import Gpu
 from tests.placement.fleets import GIB, ask, fit_of, fleet, gpu, gpus_of, need, places_in, why_not, worker
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.placement.asks import Cuts, Need
 from pointsman.placement.fit.several_workers import in_any_order, largest_first
-from pointsman.placement.needs import Cuts, Need
 
 
 def filled(cuts: Cuts, rooms: list[float]) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.shared import LocalReplicaAccess
+from pointsman.runtimes.local.runtime import LocalReplicaAccess
 
 
 def mode(path: Path) -> int:
