@@ -12,8 +12,8 @@ from pointsman.gateway.metrics import GatewayMetrics
 from pointsman.gateway.model_request import ModelRequest
 from pointsman.gateway.openai import BadRequest, error_body, error_kind, metadata, read_body
 from pointsman.gateway.upstream import Upstream
-from pointsman.http.outbox import FEW
 from pointsman.http.parser import HttpRequest
+from pointsman.http.pool import FEW
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings

@@ -19,9 +19,8 @@ from pointsman.gateway.openai import (
     usage_of_stream,
 )
 from pointsman.gateway.upstream import InFlight
-from pointsman.http.events import FIELDS, EventStream, ends_with_done, event
 from pointsman.http.parser import HttpRequest
-from pointsman.http.responses import HOP_BY_HOP, ResponseHead
+from pointsman.http.responses import FIELDS, HOP_BY_HOP, EventStream, ResponseHead, ends_with_done, event
 from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from pointsman.http.events import EventStream, data_in
 from pointsman.http.parser import COPIED_BYTES, Bytes
+from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import Priority, RequestMetadata
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from pointsman.config.schema import UpstreamSpec
-from pointsman.http.outbox import Outbox
-from pointsman.http.pool import ClientConnection, ConnectionPool
+from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
 from pointsman.http.responses import ResponseHead
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN

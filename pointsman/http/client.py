@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from pointsman.errors import PointsmanError
-from pointsman.http.outbox import Outbox
-from pointsman.http.pool import ClientConnection, ConnectionPool, Target
+from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox, Target
 from pointsman.http.responses import ResponseHead
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024

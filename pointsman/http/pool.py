@@ -9,16 +9,56 @@ import os
 import ssl
 import time
 from asyncio import AbstractEventLoop, Task, Transport
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from pointsman.errors import PointsmanError
-from pointsman.http.outbox import Outbox
 from pointsman.http.parser import COPIED_BYTES, Bytes
 from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedResponse, ResponseHead
+
+# A write wakes the process that reads. Writing at the end of a turn of the event loop, in a row, wakes it once; that
+# takes a third off the cost of a request. With few requests in flight nothing is gained, and bytes go out at once.
+
+
+FEW = 2
+"""Up to this many requests in flight, nothing is collected."""
+LARGE = 8 * 1024
+"""Longer pieces are written at once, too."""
+
+
+class Outbox:
+    """Pending writes, in order."""
+
+    __slots__ = ("_in_flight", "_loop", "_pending")
+
+    def __init__(self, loop: AbstractEventLoop, in_flight: Sized) -> None:
+        self._loop = loop
+        self._in_flight = in_flight
+        self._pending: list[tuple[Transport, Bytes]] = []
+
+    def write(self, transport: Transport, data: Bytes) -> None:
+        """Write, now or at the end of this turn. Writes to one transport keep their order."""
+        if len(data) > LARGE:  # how much a client leaves unread must be known before more is written
+            self.flush()
+            transport.write(data)
+        elif self._pending:
+            self._pending.append((transport, data))
+        elif len(self._in_flight) <= FEW:
+            transport.write(data)
+        else:
+            self._pending.append((transport, data))
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write everything now."""
+        pending, self._pending = self._pending, []
+        for transport, data in pending:
+            if not transport.is_closing():
+                transport.write(data)
+
 
 BUFFERED_BYTES = 4 * 1024 * 1024
 """Responses up to this size that are not streams are read completely before they are passed on, so that the request can

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, cast
 
-from pointsman.http.outbox import Outbox
 from pointsman.http.parser import HttpRequest, RequestLimits, RequestParser
+from pointsman.http.pool import Outbox
 
 NEVER = float("inf")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.http.events import CONTENT_TYPE as EVENTS
-from pointsman.http.events import DONE, event
+from pointsman.http.responses import CONTENT_TYPE as EVENTS
+from pointsman.http.responses import DONE, event
 from pointsman.http.server import JSON, ResponseStream, ServerConnection
 from pointsman.pipeline.context import CallContext
 from pointsman.replica.methods import Method

@@ -14,8 +14,8 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.client import HttpClient, NoResponse, StreamedResponse
-from pointsman.http.events import data_in
 from pointsman.http.pool import UnixSocket
+from pointsman.http.responses import data_in
 from pointsman.pipeline.context import current
 from pointsman.pipeline.graph import CALL
 from pointsman.wire import CallFailed, CallHead, Form, encode_call, placeholder, template

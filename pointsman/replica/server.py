@@ -13,8 +13,7 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.http.parser import HttpRequest
 from pointsman.http.server import HttpServer, ServerConnection
 from pointsman.pipeline.context import CallContext
-from pointsman.replica.batches import Batches
-from pointsman.replica.calling import Calling, Threads
+from pointsman.replica.calling import Batches, Calling, Threads
 from pointsman.replica.calls import ReplicaCall, error_answer, problem
 from pointsman.replica.ingress import Request
 from pointsman.replica.methods import Method

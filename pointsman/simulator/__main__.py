@@ -13,8 +13,7 @@ from typing import NoReturn
 import uvloop
 
 from pointsman.simulator.continuous_batching import ContinuousBatching, Limits
-from pointsman.simulator.fixed_pace import FixedPace
-from pointsman.simulator.performance import Hardware, Pace, hardware
+from pointsman.simulator.performance import FixedPace, Hardware, Pace, hardware
 from pointsman.simulator.routes import ROUTES
 from pointsman.simulator.server import Settings, SimulatedServer
 

@@ -10,7 +10,7 @@ from base64 import b64encode
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from pointsman.http.events import DONE, event
+from pointsman.http.responses import DONE, event
 
 CHARACTERS_PER_TOKEN = 4
 DIMENSIONS = 8

@@ -4,7 +4,7 @@ import json
 import time
 from types import MappingProxyType
 
-from pointsman.http.events import CONTENT_TYPE
+from pointsman.http.responses import CONTENT_TYPE
 from pointsman.http.server import ResponseStream
 from pointsman.simulator import answers
 from pointsman.simulator.answers import BadCompletionRequest, CompletionRequest, Wording

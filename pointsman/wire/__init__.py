@@ -34,8 +34,7 @@ from pointsman.wire.calls import (
     read_template,
     template,
 )
-from pointsman.wire.failures import CallFailed, UnreadableBlob, Unsendable
-from pointsman.wire.shared_memory import SharedBuffers
+from pointsman.wire.shared_memory import CallFailed, SharedBuffers, UnreadableBlob, Unsendable
 
 __all__ = [
     "CallHead", "HttpHead", "Form", "COLLECTED", "BLOB", "PIECES", "encode_call", "decode_call", "arguments",

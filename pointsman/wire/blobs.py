@@ -20,8 +20,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
-from pointsman.wire.failures import UnreadableBlob, Unsendable
-from pointsman.wire.shared_memory import SharedBuffers, Span
+from pointsman.wire.shared_memory import SharedBuffers, Span, UnreadableBlob, Unsendable
 
 Bytes: TypeAlias = bytes | memoryview
 

@@ -8,8 +8,7 @@ from msgspec import Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from pointsman.wire.blobs import EXT_ARRAY, EXT_BLOB, Bytes, array_as_ext, array_from_ext, decode_value
-from pointsman.wire.failures import UnreadableBlob
-from pointsman.wire.shared_memory import SharedBuffers
+from pointsman.wire.shared_memory import SharedBuffers, UnreadableBlob
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
 """Of an answer: blob: one value for the next step; value: the same without shared memory, for a program outside; json:

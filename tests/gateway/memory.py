@@ -10,9 +10,8 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.upstream import RetryBudget
-from pointsman.http.outbox import Outbox
 from pointsman.http.parser import Bytes
-from pointsman.http.pool import ClientConnection, ConnectionPool, ResponseListener
+from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox, ResponseListener
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import OK
 from tests.gateway.bed import plan_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.http.outbox import FEW
+from pointsman.http.pool import FEW
 from pointsman.routing.events import Arrived
 from tests.gateway.memory import Memory, statuses
 from tests.gateway.wire import chat

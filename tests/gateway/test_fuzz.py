@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.gateway.openai import BadRequest, metadata, read_body, usage_of_stream
-from pointsman.http.events import EventStream
-from pointsman.http.responses import ChunkReader, MalformedResponse, ResponseHead
+from pointsman.http.responses import ChunkReader, EventStream, MalformedResponse, ResponseHead
 from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,

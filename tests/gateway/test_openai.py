@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.gateway.openai import ClientHeaders, usage_of, usage_of_stream
-from pointsman.http.events import MAX_HELD_BYTES, EventStream, ends_with_done
+from pointsman.http.responses import MAX_HELD_BYTES, EventStream, ends_with_done
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.listeners import CannotListen, Listeners
+from pointsman.gateway.embedded import CannotListen, Listeners
 from pointsman.http.parser import HttpRequest
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, MakeBed, plan_of

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from pointsman.http.outbox import FEW, LARGE, Outbox
+from pointsman.http.pool import FEW, LARGE, Outbox
 
 
 class FakeTransport:

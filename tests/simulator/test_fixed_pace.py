@@ -1,7 +1,6 @@
 import pytest
 
-from pointsman.simulator.fixed_pace import FixedPace
-from pointsman.simulator.performance import EngineStep, Job
+from pointsman.simulator.performance import EngineStep, FixedPace, Job
 
 
 def steps_of(pace: FixedPace) -> list[EngineStep]:

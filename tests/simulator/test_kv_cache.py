@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.simulator.kv_cache import KvCache, Lease
+from pointsman.simulator.continuous_batching import KvCache, Lease
 
 
 def leased(cache: KvCache, hashes: list[int], blocks: int) -> Lease:

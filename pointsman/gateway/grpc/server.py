@@ -24,7 +24,7 @@ from pointsman.gateway.openai import BadRequest
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.pipelines.prepared import PreparedApplication
 from pointsman.gateway.pipelines.request import RequestContext
-from pointsman.gateway.pipelines.response_sink import JSON, WHOLE
+from pointsman.gateway.pipelines.results import JSON, WHOLE
 from pointsman.http.parser import HttpRequest
 from pointsman.pipeline.flow import BadInput
 from pointsman.wire import Form

@@ -13,8 +13,7 @@ import msgspec
 
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
 from pointsman.gateway.pipelines.records import PipelineRecord, StepJournal
-from pointsman.gateway.pipelines.response_sink import BLOB, IN_PIECES, PIECES, ResponseSink
-from pointsman.gateway.pipelines.results import Results
+from pointsman.gateway.pipelines.results import BLOB, IN_PIECES, PIECES, ResponseSink, Results
 from pointsman.gateway.pipelines.step_call import ModelCall, NotPlain, StepCall, StepFailure
 from pointsman.http.parser import HttpRequest
 from pointsman.http.responses import ResponseHead

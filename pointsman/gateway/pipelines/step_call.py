@@ -10,9 +10,8 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.openai import MAX_USAGE_BYTES, Usage, usage_of, usage_of_stream
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.upstream import InFlight
-from pointsman.http.events import EventStream, data_in
 from pointsman.http.pool import ClientConnection
-from pointsman.http.responses import ResponseHead
+from pointsman.http.responses import EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template

@@ -11,9 +11,9 @@ import msgspec
 
 from pointsman.config import load_application
 from pointsman.config.schema import GatewaySpec
+from pointsman.gateway.embedded import GrpcListener
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
-from pointsman.gateway.listeners import GrpcListener
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.runtimes.local.runtime import LocalReplicaAccess, SharedFolder
 from pointsman.types import ExecutionInstance
