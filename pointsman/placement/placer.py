@@ -21,8 +21,8 @@ from pointsman.placement.fit import (
     FitsOnSeveralGpus,
     FitsOnSeveralWorkers,
     FitsPartly,
-    HasRoom,
     ResourceFit,
+    RoomInTier,
     TierFit,
 )
 from pointsman.placement.fit.base import Mask, claims_of
@@ -153,7 +153,7 @@ class Placer:
         return [
             (
                 tier,
-                Profile[Host](tier.tier.value, Weighted(HasRoom(), name=plugin_name(tier)), *scorers, FirstBest()),
+                Profile[Host](tier.tier.value, Weighted(RoomInTier(), name=plugin_name(tier)), *scorers, FirstBest()),
             )
             for tier in tiers
         ]

@@ -34,7 +34,7 @@ class Instances(Protocol):
         ...
 
 
-class Serving(Protocol):
+class ServiceTable(Protocol):
     """Where requests go: lanes of traffic, or only a list of instances in service."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
@@ -55,7 +55,7 @@ class ControlLoop:
         self,
         clock: Clock,
         instances: Instances,
-        serving: Serving,
+        serving: ServiceTable,
         *,
         handled: Callable[[control.ControllerEvent], None] | None = None,
         failed: Callable[[control.ControllerCommand, Exception], None] | None = None,

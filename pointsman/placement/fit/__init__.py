@@ -4,7 +4,7 @@ Enters: an ask and the fleet as it stands. Leaves: the workers that have room in
 the others the reason. The one rule: a worker with room is never rejected.
 """
 
-from pointsman.placement.fit.base import NO_GPU, HasRoom, ResourceFit, TierFit
+from pointsman.placement.fit.base import NO_GPU, ResourceFit, RoomInTier, TierFit
 from pointsman.placement.fit.cpu import FitsOnCpu
 from pointsman.placement.fit.one_gpu import FitsOnOneGpu
 from pointsman.placement.fit.partial_offload import FitsPartly
@@ -12,6 +12,6 @@ from pointsman.placement.fit.several_gpus import FitsOnSeveralGpus
 from pointsman.placement.fit.several_workers import FitsOnSeveralWorkers
 
 __all__ = [
-    "ResourceFit", "TierFit", "HasRoom", "NO_GPU",
+    "ResourceFit", "TierFit", "RoomInTier", "NO_GPU",
     "FitsOnOneGpu", "FitsOnSeveralGpus", "FitsOnSeveralWorkers", "FitsPartly", "FitsOnCpu",
 ]  # fmt: skip

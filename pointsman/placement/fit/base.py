@@ -55,7 +55,7 @@ class TierFit(msgspec.Struct, eq=False):
 FitCycle: TypeAlias = Cycle[TierFit]
 
 
-class HasRoom:
+class RoomInTier:
     """Demands room in the tier that the cycle is about."""
 
     def rejections(self, cycle: FitCycle, candidates: Hosts) -> Rejections:
