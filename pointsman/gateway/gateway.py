@@ -17,7 +17,7 @@ from pointsman.http.pool import FEW
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
-from pointsman.runtimes.interface import LoopClock
+from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset(
@@ -129,7 +129,7 @@ class Gateway:
             return
         upstream = self.upstream
         upstream.retries.requests += 1
-        counts = self.metrics.of(lane.plan.name)
+        counts = self.metrics.of(lane.name)
         in_flight = ModelRequest(client, http, tenant, upstream=upstream, lane=lane, request=request, counts=counts)
         client.serving = in_flight
         self._arrivals.add(in_flight, now)

@@ -150,7 +150,7 @@ class Page:
 
 
 def _decisions(page: Page, lanes: Collection[Lane]) -> None:
-    each = [((("deployment", lane.plan.name),), lane) for lane in lanes]
+    each = [((("deployment", lane.name),), lane) for lane in lanes]
     accounts = {
         (*one, ("strategy", strategy), ("instance", instance)): account
         for one, lane in each
@@ -196,7 +196,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
 
 
 def _now(page: Page, lanes: Collection[Lane]) -> None:
-    each = [((("deployment", lane.plan.name),), lane.dispatcher) for lane in lanes]
+    each = [((("deployment", lane.name),), lane.dispatcher) for lane in lanes]
     page.gauge("waiting_requests", "Requests that wait for an instance.", {o: len(d) - d.running for o, d in each})
     page.gauge("running_requests", "Requests on an instance.", {o: d.running for o, d in each})
     page.gauge("instances", "Instances in service.", {o: len(d.fleet) for o, d in each})

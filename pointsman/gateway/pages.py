@@ -37,7 +37,7 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
             client.refuse(error)
             return
         by_model = gateway.traffic.by_model
-        listed = [_model(name, lane.plan.name) for name, lane in by_model.items()]
+        listed = [_model(name, lane.name) for name, lane in by_model.items()]
         wanted = unquote_to_bytes(request.path.removeprefix(b"/v1/models").strip(b"/")).decode("utf-8", "replace")
         if not wanted:
             client.answer(200, msgspec.json.encode({"object": "list", "data": listed}))

@@ -9,8 +9,6 @@ called on the thread of the plane's event loop. Methods that are not `async` ret
 later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
 """
 
-import time
-from asyncio import AbstractEventLoop, Handle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -403,22 +401,3 @@ class PlaneOperations(Operations, Protocol):
     def status(self) -> dict[str, Any]:
         """What runs and how it is doing: plain data."""
         ...
-
-
-# The machine's clock, with timers on an event loop.
-
-
-class LoopClock:
-    """A `Clock` of the interface. It reads the monotonic clock itself: event loops only read it once per iteration."""
-
-    __slots__ = ("_loop", "now")
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self._loop = loop
-        self.now = time.monotonic
-
-    def call_at(self, at: float, call: Callable[..., None], *args: Any) -> Handle:
-        return self._loop.call_later(max(at - time.monotonic(), 0.0), call, *args)
-
-    def call_soon(self, call: Callable[..., None], *args: Any) -> Handle:
-        return self._loop.call_soon(call, *args)

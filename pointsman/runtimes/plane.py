@@ -28,8 +28,8 @@ from pointsman.control.status import deployments_status, is_ready
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
+from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import Clock, DocumentStore, Runtime, Timer
-from pointsman.runtimes.probes import EngineInstances
 from pointsman.runtimes.traffic import Traffic, warmth
 from pointsman.scaling.deployment import scaling_summary
 

@@ -2,22 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from pointsman.config.deployments import endpoint_engine
-from pointsman.config.plan import DeploymentPlan, PointsmanPlan
-from pointsman.control import DesiredEndpoint, InstanceStatus
-from pointsman.control import events as control
-from pointsman.control.desired import Address, Lifecycle
+from pointsman.control.desired import Address
 from pointsman.control.events import Answered, Silent
-from pointsman.engines import Engine, LaunchSpec, ProbeRequest, Samples
-from pointsman.errors import PointsmanError, UnknownName
+from pointsman.engines import Engine, ProbeRequest, Samples
 from pointsman.http.client import HttpClient, NoResponse, fetch
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Measured, ProcessOrder, Runtime, Tell
+from pointsman.runtimes.interface import Measured, Tell
 
 SCRAPE_TIMEOUT = 4.0
 """Times the scrape interval."""
@@ -233,168 +228,3 @@ class UserConfigs:
         self._sending.pop(instance_id, None)
         if replica.config == config:  # another may be in force by now
             self._update(instance_id, replica)
-
-
-# Instances as engines run them: how each is started, asked and told its configuration, on any runtime.
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """What must be known of an instance to talk to it."""
-
-    deployment: str
-    model: str
-    engine: Engine
-    endpoint: DesiredEndpoint | None = None
-    """None if the plane starts its process."""
-
-
-class Directory:
-    """The adapter and the model of each instance, as they were when it was started or first asked."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-
-    def get(self, instance_id: str) -> Entry | None:
-        return self._entries.get(instance_id)
-
-    def names(self) -> list[str]:
-        return list(self._entries)
-
-    def enter(self, instance_id: str, plan: DeploymentPlan) -> Engine:
-        """Add a process of a deployment. It keeps the adapter that is returned, whatever is applied later."""
-        assert plan.engine is not None, "only deployments with an engine have processes"
-        self._entries[instance_id] = Entry(plan.name, plan.model, plan.engine)
-        return plan.engine
-
-    def endpoint(
-        self,
-        instance_id: str,
-        endpoint: DesiredEndpoint,
-        plans: Mapping[str, DeploymentPlan],
-        deployment_of: Callable[[str], str],
-    ) -> Entry:
-        """A server that the plane did not start, with the model that it is asked for now."""
-        known = self._entries.get(instance_id)
-        if known is not None and known.endpoint is not None and known.deployment in plans:
-            same = (known.endpoint.url, known.endpoint.engine) == (endpoint.url, endpoint.engine)
-            if same and known.model == plans[known.deployment].model:
-                return known
-        deployment = deployment_of(instance_id)
-        entry = Entry(deployment, plans[deployment].model, endpoint_engine(endpoint.engine), endpoint)
-        self._entries[instance_id] = entry
-        return entry
-
-    def keep(self, instance_ids: Collection[str]) -> None:
-        """Drop all others."""
-        self._entries = {name: entry for name, entry in self._entries.items() if name in instance_ids}
-
-
-class EngineInstances:
-    """The instances of a plane: commands of its controller, carried out by a runtime through engine adapters."""
-
-    def __init__(self, runtime: Runtime, tell: Tell, deployment_of: Callable[[str], str]) -> None:
-        self.directory = Directory()
-        self.user_configs = UserConfigs(lambda: runtime.replicas.secret)
-        self._runtime = runtime
-        self._tell = tell
-        self._deployment_of = deployment_of
-        self._plans: dict[str, DeploymentPlan] = {}
-        """By deployment: those in force, and those that are gone and still have instances."""
-        self._by_recipe: dict[tuple[str, str], DeploymentPlan] = {}
-        """By deployment and recipe: also earlier ones, while instances of them are there."""
-        self._folder = ""
-
-    def configure(self, plan: PointsmanPlan, folder: str) -> None:
-        """Take over another plan. `folder`: of the manifest, where its instances run."""
-        self._folder = folder
-        for one in plan.deployments:
-            self._plans[one.name] = one
-            self._by_recipe[one.name, one.desired.recipe] = one
-        self.user_configs.configure(plan.user_configs())
-
-    def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
-        """Drop what no instance and no deployment in force needs any more."""
-        known = list(instances)
-        self.directory.keep({one.id for one in known})
-        kept, recipes = (
-            {*deployments, *(one.deployment for one in known)},
-            {(one.deployment, one.recipe) for one in known},
-        )
-        self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
-        recipes |= {(name, plan.desired.recipe) for name, plan in self._plans.items()}
-        self._by_recipe = {key: plan for key, plan in self._by_recipe.items() if key in recipes}
-
-    def lifecycles(self) -> list[Lifecycle]:
-        """Of all deployments that have instances."""
-        return [plan.desired.lifecycle for plan in self._plans.values()]
-
-    def adopted(self, event: control.Adopted, plan: PointsmanPlan) -> None:
-        """A process of an earlier plane belongs to this one."""
-        for one in plan.deployments:
-            if one.name == event.deployment and one.engine is not None:
-                self.directory.enter(event.instance_id, one)
-
-    def launch(self, command: control.Launch) -> None:
-        current, replicas = self._plans[command.deployment], self._runtime.replicas
-        plan = self._by_recipe.get((command.deployment, command.recipe), current)
-        engine = self.directory.enter(command.instance_id, plan)
-        config = self.user_configs.launched(command.instance_id, plan.name) if plan.is_replica else b""
-
-        def spec(host: str, port: int) -> LaunchSpec:
-            launch = engine.launch(plan.model, host, port)
-            launch = replicas.introduce(launch, config) if plan.is_replica else launch
-            return launch if command.place is None else engine.placed(launch, command.place)
-
-        self._runtime.launch(
-            ProcessOrder(
-                instance_id=command.instance_id,
-                deployment=command.deployment,
-                recipe=plan.desired.recipe,
-                place=command.place,
-                folder=plan.folder if plan.is_replica else self._folder,
-                launch=spec,
-            )
-        )
-
-    def stop(self, instance_id: str, *, kill: bool = False) -> None:
-        self._runtime.stop(instance_id, kill=kill)
-
-    def probe(self, command: control.Probe) -> None:
-        name = command.instance_id
-        entry = self.directory.get(name)
-        if command.endpoint is not None:
-            entry = self.directory.endpoint(name, command.endpoint, self._plans, self._deployment_of)
-        address = self._address(name, entry)
-        if entry is None or address is None:
-            self._tell(control.Silent(name, "its engine or its address is not known"))
-            return
-        question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
-        self._runtime.probes.probe(name, address, question, command.readiness, command.timeout_s)
-
-    def admitted(self, command: control.Admit) -> None:
-        name = command.instance.instance_id
-        entry = self.directory.get(name)
-        address = self._address(name, entry)
-        if entry is not None and address is not None:
-            self._runtime.probes.follow(command.deployment, name, address, entry.engine)
-            if self._plans[command.deployment].is_replica:
-                self.user_configs.admitted(name, command.deployment, address)
-
-    def withdrawn(self, instance_id: str) -> None:
-        self._runtime.probes.unfollow(instance_id)
-        self.user_configs.forget(instance_id)
-
-    def logs(self, instance_id: str, lines: int = 100) -> str:
-        """The last lines that an instance wrote."""
-        known = self.directory.get(instance_id)
-        if known is not None and known.endpoint is not None:
-            raise PointsmanError(f'"{instance_id}" is not a process of this plane, so its log is elsewhere')
-        text = self._runtime.logs(instance_id, lines)
-        if text is None and known is None:
-            raise UnknownName("instance", instance_id, self.directory.names())
-        return text or ""
-
-    def _address(self, instance_id: str, entry: Entry | None) -> Address | None:
-        if entry is not None and entry.endpoint is not None:
-            return entry.endpoint.address
-        return self._runtime.address(instance_id)

@@ -76,6 +76,7 @@ class Lane:
         "_timer",
         "closed",
         "dispatcher",
+        "name",
         "plan",
         "start_up_s",
     )
@@ -83,6 +84,7 @@ class Lane:
     def __init__(
         self, plan: DeploymentPlan, dispatcher: Dispatcher, carrier: Carrier, clock: Clock, hooks: TrafficHooks
     ) -> None:
+        self.name = plan.name
         self.plan = plan
         self.dispatcher = dispatcher
         self.start_up_s: float | None = None

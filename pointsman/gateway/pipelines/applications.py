@@ -72,7 +72,7 @@ class SchemaRequest:
             upstream=gateway.upstream,
             lane=lane,
             request=request,
-            counts=gateway.metrics.of(lane.plan.name),
+            counts=gateway.metrics.of(lane.name),
         )
         self._call.begin(now)
 

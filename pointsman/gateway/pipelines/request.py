@@ -148,7 +148,7 @@ class StepCalls:
             upstream=self._gateway.upstream,
             lane=lane,
             request=request,
-            counts=self._gateway.metrics.of(lane.plan.name),
+            counts=self._gateway.metrics.of(lane.name),
         )
         self._calls[index] = call
         self._home.by_step[request_id] = self._request

@@ -86,7 +86,7 @@ class StepCall(InFlight, eq=False):
         if self._attempt is not None:
             self.let_go()
         if self._sent and not self.idempotent:
-            why = f'{self.instance_id} is gone, and "{self.lane.plan.name}" is not marked idempotent'
+            why = f'{self.instance_id} is gone, and "{self.lane.name}" is not marked idempotent'
             self.upstream.loop.call_soon(self._failed, why)
             return
         instance = command.endpoint.instance

@@ -22,7 +22,8 @@ from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
 from pointsman.replica.handles import GatewayTransport
-from pointsman.runtimes.interface import LoopClock, Measured, ProcessOrder, Tell
+from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
 from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage

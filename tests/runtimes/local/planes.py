@@ -11,7 +11,7 @@ import uvloop
 
 from pointsman.config.revision import ManifestText
 from pointsman.routing.events import Arrived, Ended, Refuse, Revoke, Send
-from pointsman.runtimes.interface import LoopClock
+from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.local.runtime import LocalRuntime
 from pointsman.runtimes.plane import Plane
 from pointsman.runtimes.traffic import Lane, Traffic

@@ -1,0 +1,112 @@
+"""Measures the package by reading its source; nothing is imported."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+PACKAGE = Path(__file__).parents[2] / "pointsman"
+
+SHORT_LINES = 60
+MANY_METHODS = 12
+LONG_LINES = 500
+
+
+@cache
+def trees() -> dict[str, tuple[ast.Module, int]]:
+    """Module name -> its syntax tree and its number of lines."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = (ast.parse(text), text.count("\n"))
+    return found
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """(module, class) for every class, wherever in its module it stands."""
+    for module, (tree, _) in trees().items():
+        yield from ((module, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def importers() -> dict[str, set[str]]:
+    """Module -> the modules that import it."""
+    found = defaultdict[str, set[str]](set)
+    for module, (tree, _) in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                for name in names:
+                    found[name if name in trees() else node.module].add(module)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.name].add(module)
+    return found
+
+
+def repeated_class_names() -> list[str]:
+    """Class names that are defined more than once."""
+    counts = Counter(node.name for _, node in classes())
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def classes_with_many_methods() -> list[str]:
+    """Classes with more than `MANY_METHODS` methods."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return sorted(
+        f"{module}.{node.name}"
+        for module, node in classes()
+        if sum(isinstance(member, functions) for member in node.body) > MANY_METHODS
+    )
+
+
+def short_modules_with_one_importer() -> list[str]:
+    """Modules of at most `SHORT_LINES` lines that a single module imports."""
+    by = importers()
+    return sorted(
+        module
+        for module, (_, lines) in trees().items()
+        if lines <= SHORT_LINES and len(by[module] - {module}) == 1 and not _is_package(module)
+    )
+
+
+def long_modules() -> list[str]:
+    """Modules of more than `LONG_LINES` lines."""
+    return sorted(module for module, (_, lines) in trees().items() if lines > LONG_LINES)
+
+
+HTTP_MODULES = ("httptools", "http.client", "http.server", "urllib.request", "h11")
+
+
+def http_in(module: str) -> Iterator[tuple[int, str]]:
+    """(line, what) where a module speaks HTTP by itself: imports a parser or a client, or writes a status line."""
+    for node in ast.walk(trees()[module][0]):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in HTTP_MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in HTTP_MODULES:
+            yield node.lineno, node.module
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bytes) and b"HTTP/1." in node.value:
+            yield node.lineno, node.value.decode("latin-1")
+
+
+def _is_package(module: str) -> bool:
+    return (PACKAGE.parent / Path(*module.split(".")) / "__init__.py").exists()
+
+
+def main() -> None:
+    """Print the figures."""
+    lines = [count for _, count in trees().values()]
+    print("files", len(lines))
+    print("lines", sum(lines))
+    print("median", median(lines))
+    print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in lines))
+    print("... with one importer", len(short_modules_with_one_importer()))
+    print("class names defined twice", len(repeated_class_names()))
+    print(f"classes with more than {MANY_METHODS} methods", len(classes_with_many_methods()))
+    print(f"modules of more than {LONG_LINES} lines", long_modules())
+
+
+if __name__ == "__main__":
+    main()

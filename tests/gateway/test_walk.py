@@ -1,0 +1,34 @@
+"""The walk of a request in docs/architecture.md, compared with the files that a real request passes."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+from tests.architecture.test_architecture_page import PACKAGE, walks
+from tests.gateway.bed import Bed
+from tests.gateway.wire import chat
+
+PLUGINS = ("routing/filters/", "routing/scorers/", "routing/producers/", "selection/pickers.py")
+POLICIES = {"routing/queue/ordering.py", "routing/queue/fairness.py"}
+VALUES = {"types.py", "reasons.py"}
+
+
+def test_a_request_passes_the_files_of_its_walk(bed: Bed) -> None:
+    bed.backend()
+    bed.backend()
+    client = bed.client()
+    client.fetch(chat())
+    passed: set[str] = set()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            passed.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
+
+    bed.thread.call(lambda: sys.setprofile(trace))
+    assert client.fetch(chat()).status == 200
+    bed.thread.call(lambda: sys.setprofile(None))
+    client.close()
+    stations = {file for file in passed if not file.startswith(PLUGINS)} - POLICIES - VALUES
+    listed = {file for file, _ in walks()["A request"]}
+    assert "routing/dispatcher.py" in stations
+    assert stations <= listed
