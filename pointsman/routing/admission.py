@@ -31,10 +31,8 @@ class ProbabilisticAdmitter:
         for parameter, value in {**given, "power": power, "k": k}.items():
             if value <= 0:
                 raise ValueError(f"{parameter} is {value:g}; it must be above 0")
-        self.queue_limit = queue_depth_threshold
-        self.kv_limit = kv_cache_util_threshold
-        self.power = power
-        self.k = k
+        self.queue_limit, self.kv_limit = queue_depth_threshold, kv_cache_util_threshold
+        self.power, self.k = power, k
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         if cycle.request.priority >= 0 or not len(endpoints):
@@ -53,7 +51,6 @@ class ProbabilisticAdmitter:
         return mean(placed(filled(1.0, queue), measured, take(fullest, measured)))
 
     def odds(self, saturation: float) -> float:
-        """The probability of a denial."""
         try:
             return min(float(saturation**self.power) * self.k, 1.0)
         except OverflowError:

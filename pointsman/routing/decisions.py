@@ -28,12 +28,10 @@ class Unplaced(NamedTuple):
         return no_instance(self.request, self.failure)
 
     def reasons(self) -> dict[str, Reason]:
-        """The reason for every instance."""
         return {str(endpoint): reason for endpoint, _, reason in self.failure.reasons()}
 
 
 def no_instance(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) -> Reason:
-    """Why no instance can take this request."""
     return Reason("no-instance-can-take", {"model": request.model_name, "cause": failure.reason})
 
 
@@ -55,7 +53,6 @@ class Decided(msgspec.Struct, eq=False, gc=False):
 
     @property
     def decision(self) -> SchedulingDecision:
-        """The decision with its reason."""
         instance, latency = self.instance, self.expected_ms
         code, policy, rule, candidates = self.how
         chosen = {"policy": policy, "rule": rule, "candidates": candidates}
@@ -73,13 +70,8 @@ class Decided(msgspec.Struct, eq=False, gc=False):
 
 
 def decide(
-    request: RequestMetadata,
-    endpoint: Endpoint,
-    endpoints: Endpoints,
-    price_per_gpu_hour: float,
-    how: How,
+    request: RequestMetadata, endpoint: Endpoint, endpoints: Endpoints, price_per_gpu_hour: float, how: How
 ) -> Decided:
-    """A decision for this endpoint, as it stands."""
     instance, row = endpoint.instance, endpoint.row
     latency, cost = expected(request, row, endpoints.columns, price_per_gpu_hour)
     load = endpoints.columns[LOAD][row]
@@ -94,7 +86,6 @@ class Choice(msgspec.Struct, eq=False):
 
     @property
     def decision(self) -> SchedulingDecision:
-        """The decision with its reason."""
         return self.decided.decision
 
 
@@ -130,10 +121,7 @@ def vet(
 
 
 def _broken_promise(
-    made: SchedulingDecision,
-    request: RequestMetadata | None,
-    fleet: EndpointTable,
-    checks: Sequence[Filter[Endpoint]],
+    made: SchedulingDecision, request: RequestMetadata | None, fleet: EndpointTable, checks: Sequence[Filter[Endpoint]]
 ) -> Reason | None:
     if request is None:
         return Reason("unknown-request", {"request_id": made.request_id})

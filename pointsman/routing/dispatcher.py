@@ -181,7 +181,6 @@ class RequestEvents:
             self._sender.room_on(sent.endpoint, now, commands)
 
     def expire(self, now: float, commands: list[DispatcherCommand]) -> None:
-        """Refuse the requests that have waited too long."""
         for pool in self._pools.with_expired(now):
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._sender.look(item, now)
@@ -245,13 +244,11 @@ class Dispatcher:
         self.records = self._journal.records
         """The record of each request, the newest kept."""
         self.counters = self._journal.counters
-        """Counters over all requests."""
         self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
         self._table = RequestTable(plan, self.fleet, self._journal)
         self._pools, self.ledger = self._table.pools, self._table.ledger
         self._max_tries = settings.max_tries
         self._wake_at: float | None = None
-        """What the timer is set for."""
         self._due: float | None = None
         """When the next waiting request expires."""
         self._undelivered: list[DispatcherCommand] = []
@@ -260,7 +257,6 @@ class Dispatcher:
 
     def _configure(self, plan: DispatchPlan, *, is_open: bool) -> None:
         self.strategy = plan.strategy
-        """What decides, by name."""
         self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         """They read what `Scraped` delivers."""
         self._journal.strategy = plan.route.name

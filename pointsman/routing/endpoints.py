@@ -146,16 +146,11 @@ class LoadColumns:
         full = self.columns[IS_FULL]
         return bool(len(full)) and 0.0 not in full
 
-    def lightness_of(self, endpoint: Endpoint) -> float:
-        """Its current lightness."""
-        return float(self.columns[LIGHTNESS][endpoint.row])
-
     def metrics_age(self, endpoint: Endpoint, now: float) -> float | None:
         """Seconds since the engine was last measured; None: never."""
         return None if endpoint.metrics is None else now - float(self.columns[MEASURED_AT][endpoint.row])
 
     def set(self, endpoint: Endpoint, load: float) -> None:
-        """Set the load, and what follows from it."""
         columns, row, limit = self.columns, endpoint.row, endpoint.instance.max_concurrency
         columns[LOAD][row] = load
         columns[IS_FULL][row] = 1.0 if load >= columns[LIMIT][row] else 0.0
@@ -172,7 +167,6 @@ class LoadColumns:
         self.set(endpoint, columns[LOAD][row] + 1.0)
 
     def release(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one request less."""
         if endpoint.row < 0:
             return
         columns = self.columns
@@ -216,8 +210,6 @@ class EndpointTable:
         self._reset([], {})
         self._join(instances)
 
-    # Members
-
     def __len__(self) -> int:
         return len(self._endpoints)
 
@@ -231,7 +223,6 @@ class EndpointTable:
             raise UnknownName("instance", instance_id, self._by_id) from None
 
     def serving(self, model: str) -> Roster[Endpoint]:
-        """The endpoints that serve this model."""
         roster = self._serving.get(model)
         if roster is None:
             without = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
@@ -254,7 +245,6 @@ class EndpointTable:
         ]
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
-        """Add an instance."""
         self._join([_own(instance)])
         return self._by_id[instance.instance_id]
 
@@ -290,11 +280,9 @@ class EndpointTable:
     def _join(self, instances: Sequence[ExecutionInstance]) -> None:
         duplicates = [i.instance_id for i in instances if i.instance_id in self._by_id]
         if duplicates or len({instance.instance_id for instance in instances}) != len(instances):
-            raise ConfigError(
-                [f"instance ids must be unique; given twice: {', '.join(duplicates) or 'within one list'}"]
-            )
-        first = len(self._endpoints)
-        joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=first)]
+            twice = ", ".join(duplicates) or "within one list"
+            raise ConfigError([f"instance ids must be unique; given twice: {twice}"])
+        joined = [Endpoint(instance, row) for row, instance in enumerate(instances, start=len(self._endpoints))]
         self._by_id.update((endpoint.instance.instance_id, endpoint) for endpoint in joined)
         fresh = {name: [start] * len(instances) for name, start in _START.items()}
         fresh |= {name: list(map(read, instances)) for name, read in (_DECLARED | _LOADED).items()}
@@ -311,10 +299,7 @@ class EndpointTable:
         self._stamp[0] += 1
         self._serving: dict[str, Roster[Endpoint]] = {}
 
-    # Observations
-
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
-        """Store what an engine reported of itself."""
         endpoint = self[instance_id]
         before, endpoint.metrics = endpoint.metrics, metrics
         if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
@@ -330,7 +315,6 @@ class EndpointTable:
 
 
 def observe(fleet: EndpointTable, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:
-    """Keep one attribute of an endpoint, with its time."""
     if attribute is METRICS:
         assert isinstance(value, Metrics)
         fleet.measure(instance_id, value, now)
@@ -352,12 +336,7 @@ def _reported_load(metrics: Metrics | None) -> float:
     return 0.0 if metrics is None else metrics.waiting_queue_size + metrics.running_requests_size
 
 
-def _is_full(load: float, limit: int | None) -> float:
-    return 1.0 if limit is not None and load >= limit else 0.0
-
-
 def lightness(load: float, limit: int | None) -> float:
-    """limit / (limit + load)"""
     most = LIMIT_IF_UNKNOWN if limit is None else limit or 1
     return most / (most + load)
 
@@ -377,16 +356,9 @@ _DECLARED: dict[str, Callable[[ExecutionInstance], float]] = {
 }
 _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LOAD: lambda i: float(i.current_load),
-    IS_FULL: lambda i: _is_full(i.current_load, i.max_concurrency),
+    IS_FULL: lambda i: float(i.max_concurrency is not None and i.current_load >= i.max_concurrency),
     LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
-_START = {
-    WAITING: 0.0,
-    RUNNING: 0.0,
-    KV_USAGE: 0.0,
-    MEASURED_AT: -inf,
-    SENT_SINCE_MEASURED: 0.0,
-    IN_FLIGHT_REQUESTS: 0.0,
-    IN_FLIGHT_TOKENS: 0.0,
-}
+_ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
+_START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf}

@@ -53,7 +53,6 @@ class CostRates:
         self._cheapness = PerMembers(self._cheapness_of)
 
     def of(self, candidates: Endpoints) -> Column:
-        """One rate per candidate."""
         return candidates.cut(self._rates.of(candidates))
 
     def cheapness(self, candidates: Endpoints) -> Column:
@@ -67,8 +66,7 @@ class CostRates:
 
     def _rates_of(self, endpoints: Endpoints) -> Column:
         price, gpu_seconds = array(endpoints.column(PRICE)), array(endpoints.column(GPU_SECONDS_PER_TOKEN))
-        rates = np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds
-        return column_of(rates, endpoints.arrays)
+        return column_of(np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds, endpoints.arrays)
 
 
 def billed_tokens(request: RequestMetadata) -> int:

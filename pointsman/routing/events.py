@@ -42,7 +42,6 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: Reason
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
         return {"outcome": self.outcome.value, "reason": self.reason.as_dict()}
 
     @property
@@ -170,7 +169,6 @@ class Send(msgspec.Struct, frozen=True):
 
     @property
     def decision(self) -> SchedulingDecision:
-        """The decision, with its reason."""
         made = self.made
         return made if isinstance(made, SchedulingDecision) else made.decision
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 # Counters; docs/metrics.md explains each
 
-
 WAITING_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
-
-
 MAX_KINDS = 100
 OTHERS = "(others)"
 DEPARTED = "(departed)"
@@ -72,7 +69,6 @@ class Account:
         self.missed = 0
 
     def add(self, other: "Account") -> None:
-        """Add the counts of another."""
         self.decisions += other.decisions
         self.met += other.met
         self.missed += other.missed
@@ -99,7 +95,6 @@ class Counters:
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
-        """Exceptions of policies and plugins."""
 
     def dispatched(self, strategy: str, instance_id: str, waited_s: float) -> None:
         account = self.accounts.get((strategy, instance_id)) or self._account(strategy, instance_id)
@@ -130,7 +125,6 @@ class Counters:
             self.retries[DEPARTED] += self.retries.pop(instance_id)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
         strategies, instances = self._summed(0), self._summed(1)
         total = Account()
         for account in self.accounts.values():
@@ -243,11 +237,9 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     def reasons(self) -> dict[str, Reason]:
         """Why each instance was rejected when the request was last tried."""
-        found = [] if self.failure is None else self.failure.reasons()
-        return {str(endpoint): reason for endpoint, _, reason in found}
+        return {} if self.failure is None else {str(one): reason for one, _, reason in self.failure.reasons()}
 
     def summary(self) -> dict[str, Any]:
-        """State, instance and times, as plain data."""
         return {
             "request_id": self.request_id,
             "model": self.model,
@@ -268,7 +260,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
         rejected = [] if self.failure is None else self.failure.reasons()
         return {
             **self.summary(),
@@ -324,7 +315,6 @@ class Records:
         return len(self._by_id)
 
     def open(self, request: RequestMetadata, now: float) -> Record:
-        """A new record for a request."""
         records, request_id = self._by_id, request.request_id
         record = Record(
             request_id,
@@ -405,7 +395,6 @@ class Journal:
             record.first_token_at = now
 
     def failed(self, request: RequestMetadata, culprit: str, why: str) -> None:
-        """A try failed."""
         self.counters.retries[culprit] += 1
         record = self.records.get(request.request_id)
         if record is not None:
@@ -427,7 +416,6 @@ class Journal:
         self._ended(refusal.outcome.value, record)
 
     def error(self, error: Exception, whose: str = "") -> None:
-        """A policy or plugin raised."""
         text = f"{type(error).__name__}: {error}"
         self.counters.policy_error(f"{whose}: {text}" if whose else text)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pointsman.reasons import Reason
-from pointsman.routing.endpoints import Endpoint, EndpointTable
+from pointsman.routing.endpoints import LIGHTNESS, Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Refuse, Revoke
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, RequestCycle
 from pointsman.routing.queue import FlowControl, InFlightEviction, PoolSaturation, Queued
@@ -106,7 +106,6 @@ class Ledger:
         return holds is not None
 
     def holds(self, request_id: str) -> list[Hold]:
-        """The shares of a request."""
         return list(self._holds.get(request_id, ()))
 
     def on(self, endpoint: Endpoint) -> list[str]:
@@ -202,7 +201,6 @@ class Pools:
         return waiting
 
     def members_changed(self, now: float) -> None:
-        """Instances have come, gone or changed."""
         for pool in self._by_model.values():
             pool.queue.pool_changed(pool.is_empty, now)
 
@@ -237,8 +235,6 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._sent)
 
-    # Waiting and sent
-
     def wait(self, item: Queued) -> None:
         """A request that its queue has let in waits from now on."""
         self._waiting[item.request.request_id] = item
@@ -246,7 +242,7 @@ class RequestTable:
     def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
         """A request that did not wait is on its instance from now on, and reserves its share of it."""
         request_id = item.request.request_id
-        sent = Sent(item, pool, endpoint, strategy, self._load.lightness_of(endpoint))
+        sent = Sent(item, pool, endpoint, strategy, float(self._load.columns[LIGHTNESS][endpoint.row]))
         self.ledger.reserve(request_id, holds)
         pool.running += 1
         if pool.eviction is not None:
@@ -286,10 +282,7 @@ class RequestTable:
         sent.revoked = refusal
         commands.append(Revoke(sent.item.request, refusal))
 
-    # Out
-
     def refuse(self, request: RequestMetadata, refusal: Refusal, now: float, commands: list[DispatcherCommand]) -> None:
-        """A request leaves with a refusal."""
         self.leave(request, refusal, now)
         commands.append(Refuse(request, refusal))
 
@@ -305,8 +298,6 @@ class RequestTable:
         self.journal.error(error)
         why = Reason("ordering-failed", {"error": f"{type(error).__name__}: {error}"})
         self.refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
-
-    # Another plan
 
     def configure(self, plan: DispatchPlan, now: float, commands: list[DispatcherCommand]) -> None:
         """Put waiting requests into the order of another plan. They stay, and so does the time they have waited."""

@@ -92,7 +92,9 @@ class Chooser:
         """An instance for this request. Instances that failed it are left out while another one serves its model."""
         endpoints = self._fleet.roster
         if item.excluded:
-            endpoints = self._not_excluded(endpoints, item)
+            rest = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
+            if any(endpoint.serves(item.request.model_name) for endpoint in rest):
+                endpoints = rest
             if cycle.trace is not None:
                 cycle.trace.note(Reason("failed-before", {"instances": tuple(sorted(item.excluded))}))
         return self.route.choose(cycle, endpoints)
@@ -103,10 +105,6 @@ class Chooser:
         policy.seed = self._seed = (self._seed + SEED_STEP) & _64_BITS
         decisions = policy.schedule(list(requests), self._fleet.instances())
         return vet(decisions, requests, EndpointTable(self._fleet.instances()), policy.price_per_gpu_hour)
-
-    def _not_excluded(self, endpoints: Endpoints, item: Queued) -> Endpoints:
-        rest = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
-        return rest if any(endpoint.serves(item.request.model_name) for endpoint in rest) else endpoints
 
 
 def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
@@ -154,5 +152,4 @@ class DispatchPlan(msgspec.Struct, frozen=True):
 
     @property
     def strategy(self) -> str:
-        """What decides, by name."""
         return self.route.name if self.policy is None else self.policy.name

@@ -32,7 +32,6 @@ from pointsman.types import RequestMetadata
 
 # Hooks of plugins around the choice; one that raises disturbs nothing else
 
-
 T = TypeVar("T")
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -54,7 +53,6 @@ class PluginHooks:
 
     @property
     def admits_everybody(self) -> bool:
-        """Whether there is no admitter."""
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
@@ -80,7 +78,6 @@ class PluginHooks:
         return headers
 
     def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> Mapping[str, str]:
-        """The headers to set on the answer to the client."""
         if not self._answer_writers:
             return _NO_HEADERS
         headers: dict[str, str] = {}
@@ -89,7 +86,6 @@ class PluginHooks:
         return headers
 
     def departed(self, endpoint: Endpoint) -> None:
-        """Notify listeners that an instance has left."""
         for listener in self._departures:
             self.ask(listener, listener.departed, endpoint)
 
@@ -145,8 +141,7 @@ class Sender:
         sent = self.table.send(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
         self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
-        answer = self.hooks.answer_headers(request, target)
-        commands.append(Send(request, choice.decided, target, headers, answer))
+        commands.append(Send(request, choice.decided, target, headers, self.hooks.answer_headers(request, target)))
         return True
 
     def room_on(self, endpoint: Endpoint, now: float, commands: list[DispatcherCommand]) -> None:
@@ -235,8 +230,7 @@ class Sender:
             pool.queue.take(item, now)
             holds = [Hold(endpoint, item.request.input_tokens)]
             self._journal.sent(self.table.send_waiting(item, pool, endpoint, policy.name, holds), made)
-            answer = self.hooks.answer_headers(item.request, endpoint)
-            commands.append(Send(item.request, made, endpoint, {}, answer))
+            commands.append(Send(item.request, made, endpoint, {}, self.hooks.answer_headers(item.request, endpoint)))
         return True
 
     # Requests without an instance

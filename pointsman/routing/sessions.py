@@ -84,7 +84,6 @@ class Bindings:
         return binding.endpoint_id if binding is not None and now < binding.expires else None
 
     def bind(self, session: str, endpoint_id: str, now: float) -> None:
-        """Bind a session, or renew its binding."""
         self._bindings[session] = Binding(endpoint_id, now + self._ttl)
         self._bindings.move_to_end(session)
         if len(self._bindings) > MAX_SESSIONS:
@@ -95,7 +94,6 @@ class Bindings:
                 self._bindings.popitem(last=False)
 
     def forget(self, endpoint_id: str) -> None:
-        """Drop the bindings to an endpoint."""
         for session in [s for s, binding in self._bindings.items() if binding.endpoint_id == endpoint_id]:
             del self._bindings[session]
 

@@ -26,14 +26,12 @@ ARRAYS_FROM = 64
 
 
 def column_of(values: Sequence[float] | Array, arrays: bool) -> Column:
-    """The values as an array or as a list."""
     if arrays:
         return np.asarray(values, dtype=np.float64)
     return values if isinstance(values, list) else [float(value) for value in values]
 
 
 def array(column: Column) -> Array:
-    """The column as an array."""
     return np.asarray(column, dtype=np.float64)
 
 
@@ -74,7 +72,6 @@ def falling(column: Column) -> Column:
 
 
 def linear(column: Column, slope: float, start: float) -> Column:
-    """start + slope * value."""
     if isinstance(column, list):
         if not start:
             return [slope * value for value in column]
@@ -83,28 +80,24 @@ def linear(column: Column, slope: float, start: float) -> Column:
 
 
 def plus(one: Column, other: Column) -> Column:
-    """The sum of two columns."""
     if isinstance(one, list):
         return [a + b for a, b in zip(one, other, strict=True)]
     return one + other
 
 
 def times(one: Column, other: Column) -> Column:
-    """The product of two columns."""
     if isinstance(one, list):
         return [a * b for a, b in zip(one, other, strict=True)]
     return one * other
 
 
 def larger(one: Column, other: Column) -> Column:
-    """The larger of each two values."""
     if isinstance(one, list):
         return [a if a > b else b for a, b in zip(one, other, strict=True)]
     return np.maximum(one, other)
 
 
 def clipped(column: Column, low: float, high: float) -> Column:
-    """Each value, but at least `low` and at most `high`."""
     if isinstance(column, list):
         return [low if value < low else high if value > high else value for value in column]
     return np.minimum(np.maximum(column, low), high)
@@ -157,7 +150,6 @@ def mean(column: Column) -> float:
 
 
 def where_below(column: Column, limit: float) -> Positions:
-    """Positions whose value is below the limit."""
     if isinstance(column, list):
         return [position for position, value in enumerate(column) if value < limit]
     return _where(column < limit)
@@ -171,7 +163,6 @@ def where_finite(column: Column) -> Positions:
 
 
 def where_at_least(column: Column, limit: float) -> Positions:
-    """Positions whose value is not below the limit."""
     if isinstance(column, list):
         if max(column, default=-inf) < limit:
             return []
@@ -180,7 +171,6 @@ def where_at_least(column: Column, limit: float) -> Positions:
 
 
 def where_zero(column: Column) -> Positions:
-    """Positions whose value is 0."""
     if isinstance(column, list):
         return [i for i, value in enumerate(column) if not value] if 0.0 in column else []
     return () if column.all() else _where(column == 0.0)
@@ -204,7 +194,6 @@ def where_largest(column: Column) -> Positions:
 
 
 def where_above(column: Column, limit: float) -> Positions:
-    """Positions whose value is above the limit."""
     if isinstance(column, list):
         if max(column, default=limit) <= limit:
             return []

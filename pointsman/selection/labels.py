@@ -46,7 +46,6 @@ class LabelExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def matches(self, labels: Labels) -> bool:
-        """Whether the labels meet this demand."""
         found = labels.get(self.key)
         if self.operator == "DoesNotExist":
             return found is None
@@ -78,7 +77,6 @@ class LabelSelector:
         return None
 
     def matches(self, labels: Labels) -> bool:
-        """Whether the labels meet every demand."""
         return all(expression.matches(labels) for expression in self.expressions)
 
 

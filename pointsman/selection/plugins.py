@@ -4,7 +4,7 @@ A cycle is one decision, and its state ends with it. State that must last longer
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -13,7 +13,7 @@ from pointsman.reasons import Reason
 from pointsman.selection.columns import Column, Positions, Roster
 
 if TYPE_CHECKING:
-    from pointsman.selection.profile import ProfileFailure, ProfileResult, Ranked
+    from pointsman.selection.profile import ProfileResults, Ranked
     from pointsman.selection.scheduler import SchedulingFailure, SchedulingResult
     from pointsman.selection.trace import Trace
 
@@ -58,7 +58,6 @@ class SplitMix64:
         return int(self.random() * n)
 
     def shuffled(self, items: Iterable[T]) -> list[T]:
-        """The items in random order."""
         shuffled = list(items)
         for last in range(len(shuffled) - 1, 0, -1):
             other = self.below(last + 1)
@@ -131,7 +130,6 @@ class Rejected(Iterable[tuple[C, Reason]], Generic[C]):
         self._facts = {name: fact if isinstance(fact, _VALUES) else fact.copy() for name, fact in facts.items()}
 
     def candidate(self, position: int) -> C:
-        """The candidate at this position of the roster."""
         return self._whole[position if self._rows is None else self._rows[position]]
 
     def all_of(self, codes: Set[str]) -> bool:
@@ -230,17 +228,12 @@ class Picker(Protocol[C]):
 class ProfileHandler(Protocol[C]):
     """Decides which profiles run, and makes one result of theirs."""
 
-    def pick_profiles(
-        self,
-        cycle: Cycle[Any],
-        profiles: Sequence[str],
-        results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]",
-    ) -> Sequence[str]:
+    def pick_profiles(self, cycle: Cycle[Any], profiles: Sequence[str], results: "ProfileResults[C]") -> Sequence[str]:
         """The profiles to run next, given all results so far, failures included. Empty ends the cycle."""
         ...
 
     def process_results(
-        self, cycle: Cycle[Any], results: "Mapping[str, ProfileResult[C] | ProfileFailure[C]]"
+        self, cycle: Cycle[Any], results: "ProfileResults[C]"
     ) -> "SchedulingResult[C] | SchedulingFailure[C]":
         """The result of the cycle."""
         ...

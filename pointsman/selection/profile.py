@@ -3,8 +3,8 @@
 Enters: a cycle and a roster. Leaves: a result with the targets, or a failure with the reason for every candidate.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -100,8 +100,11 @@ class ProfileFailure(Generic[C]):
         return str(none_chosen([self]))
 
 
+ProfileResults: TypeAlias = Mapping[str, ProfileResult[C] | ProfileFailure[C]]
+"""Of one cycle, by the name of the profile."""
+
+
 def none_chosen(failures: Iterable[ProfileFailure[Any]]) -> Reason:
-    """Why these profiles chose no candidate."""
     return Reason("none-chosen", {"profiles": [failure.summary() for failure in failures]})
 
 
@@ -164,7 +167,6 @@ class Profile(Generic[C]):
         self._steady = self._nothing_steady
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> ProfileResult[C] | ProfileFailure[C]:
-        """Filter, score, pick."""
         considered = left = len(candidates)
         trace = None
         if cycle.trace is not None:
@@ -249,7 +251,6 @@ class Profile(Generic[C]):
 
 
 def broken(name: str, error: Exception) -> PluginError:
-    """The error to raise for an exception of a plugin."""
     return error if isinstance(error, PluginError) else PluginError(name, f"raised {type(error).__name__}: {error}")
 
 

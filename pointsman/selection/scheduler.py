@@ -9,7 +9,7 @@ from pointsman.errors import ConfigError, PluginError, UnknownName
 from pointsman.reasons import Reason, reason_of
 from pointsman.selection.columns import Roster
 from pointsman.selection.plugins import Cycle, Producer, ProfileHandler, plugin_name
-from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, broken, none_chosen
+from pointsman.selection.profile import Profile, ProfileFailure, ProfileResult, ProfileResults, broken, none_chosen
 
 C = TypeVar("C")
 
@@ -56,24 +56,18 @@ class SchedulingFailure(Generic[C]):
         return str(self.reason)
 
 
-def failed(results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]) -> dict[str, ProfileFailure[C]]:
-    """The failures among the results."""
+def failed(results: ProfileResults[C]) -> dict[str, ProfileFailure[C]]:
     return {name: result for name, result in results.items() if isinstance(result, ProfileFailure)}
 
 
 class SingleProfileHandler:
     """Runs the only profile, once."""
 
-    def pick_profiles(
-        self,
-        cycle: Cycle[Any],
-        profiles: Sequence[str],
-        results: Mapping[str, ProfileResult[Any] | ProfileFailure[Any]],
-    ) -> Sequence[str]:
+    def pick_profiles(self, cycle: Cycle[Any], profiles: Sequence[str], results: ProfileResults[Any]) -> Sequence[str]:
         return () if len(results) == len(profiles) else profiles
 
     def process_results(
-        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
+        self, cycle: Cycle[Any], results: ProfileResults[C]
     ) -> SchedulingResult[C] | SchedulingFailure[C]:
         if len(results) != 1:
             return SchedulingFailure(Reason("not-one-profile", {"profiles": len(results)}), failed(results))
@@ -86,19 +80,14 @@ class SingleProfileHandler:
 class FallbackProfileHandler:
     """Runs the profiles in order until one of them chooses a candidate."""
 
-    def pick_profiles(
-        self,
-        cycle: Cycle[Any],
-        profiles: Sequence[str],
-        results: Mapping[str, ProfileResult[Any] | ProfileFailure[Any]],
-    ) -> Sequence[str]:
+    def pick_profiles(self, cycle: Cycle[Any], profiles: Sequence[str], results: ProfileResults[Any]) -> Sequence[str]:
         tried = len(results)
         if tried == len(profiles) or (tried and isinstance(results[profiles[tried - 1]], ProfileResult)):
             return ()
         return profiles[tried : tried + 1]
 
     def process_results(
-        self, cycle: Cycle[Any], results: Mapping[str, ProfileResult[C] | ProfileFailure[C]]
+        self, cycle: Cycle[Any], results: ProfileResults[C]
     ) -> SchedulingResult[C] | SchedulingFailure[C]:
         for name, result in results.items():
             if isinstance(result, ProfileResult):

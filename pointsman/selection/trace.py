@@ -60,7 +60,6 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
         return [sum(weight * float(bounded[at]) for weight, bounded in scores) for at in range(len(self.survivors))]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
         scores = self.scores
         return {
             "profile": self.profile,
@@ -92,16 +91,13 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     notes: tuple[Reason, ...] = ()
 
     def note(self, reason: Reason) -> None:
-        """Add a note for readers of the trace."""
         self.notes += (reason,)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
         return {
             "profiles": [profile.as_dict() for profile in self.profiles],
             "notes": [note.as_dict() for note in self.notes],
         }
 
     def as_json(self) -> str:
-        """The same as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self.as_dict()).decode())

@@ -60,7 +60,6 @@ class SchedulingPolicy(ABC):
         """A decision for each request that can be placed now. The others keep waiting."""
 
     def time_of(self, requests: Sequence[RequestMetadata]) -> float:
-        """`now`, or the latest arrival."""
         return self.now if self.now is not None else max(map(arrival, requests), default=0.0)
 
 

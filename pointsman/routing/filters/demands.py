@@ -27,7 +27,6 @@ class Demands:
         self._served_by_all = PerMembers(_models_served_by_all)
 
     def lets_all_pass(self, cycle: RequestCycle, candidates: Endpoints) -> bool:
-        """Whether none of the four filters would reject an endpoint."""
         request = cycle.request
         return (
             request.cost_budget is None

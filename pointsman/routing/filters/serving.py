@@ -39,17 +39,13 @@ class IsHealthy:
     """Demands that the endpoint accepts requests, as its health check or operator says."""
 
     def __init__(self) -> None:
-        self._closed = PerMembers(_rows_of_closed)
+        self._closed: PerMembers[Endpoint, Positions] = PerMembers(lambda whole: where_zero(whole.column(ACCEPTS)))
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         closed = self._closed.of(candidates)
         if len(closed) and candidates.rows is not None:
             closed = where_zero(candidates.column(ACCEPTS))
         return Rejected(candidates, closed, "not-accepting") if len(closed) else ()
-
-
-def _rows_of_closed(endpoints: Endpoints) -> Positions:
-    return where_zero(endpoints.column(ACCEPTS))
 
 
 class HasRoom:
@@ -62,5 +58,4 @@ class HasRoom:
         full = where_set(is_full)
         if not len(full):
             return ()
-        load, limit = candidates.column(LOAD), candidates.column(LIMIT)
-        return Rejected(candidates, full, "full", load=load, limit=limit)
+        return Rejected(candidates, full, "full", load=candidates.column(LOAD), limit=candidates.column(LIMIT))

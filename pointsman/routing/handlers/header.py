@@ -1,17 +1,12 @@
 """The handler that lets a request name its profile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import RequestCycle
-from pointsman.selection import (
-    ProfileFailure,
-    ProfileResult,
-    SchedulingFailure,
-    SchedulingResult,
-    SingleProfileHandler,
-)
+from pointsman.selection import SchedulingFailure, SchedulingResult, SingleProfileHandler
+from pointsman.selection.profile import ProfileResults
 
 
 class HeaderProfileHandler:
@@ -26,10 +21,7 @@ class HeaderProfileHandler:
         self._single = SingleProfileHandler()
 
     def pick_profiles(
-        self,
-        cycle: RequestCycle,
-        profiles: Sequence[str],
-        results: Mapping[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]],
+        self, cycle: RequestCycle, profiles: Sequence[str], results: ProfileResults[Endpoint]
     ) -> Sequence[str]:
         if results:
             return ()
@@ -44,6 +36,6 @@ class HeaderProfileHandler:
         return ()
 
     def process_results(
-        self, cycle: RequestCycle, results: Mapping[str, ProfileResult[Endpoint] | ProfileFailure[Endpoint]]
+        self, cycle: RequestCycle, results: ProfileResults[Endpoint]
     ) -> SchedulingResult[Endpoint] | SchedulingFailure[Endpoint]:
         return self._single.process_results(cycle, results)

@@ -33,7 +33,6 @@ def first_link(model: str, cache_salt: str = "") -> int:
 
 
 def token_bytes(prompt: str | bytes | memoryview | Sequence[int]) -> bytes | memoryview:
-    """A prompt as the bytes of its tokens."""
     if isinstance(prompt, bytes | memoryview):
         return prompt
     if isinstance(prompt, str):

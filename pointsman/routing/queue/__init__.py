@@ -6,12 +6,7 @@ recomputed, so that a dispatch costs the same whether ten requests wait or ten t
 
 from pointsman.routing.queue.bands import BandSettings
 from pointsman.routing.queue.eviction import InFlightEviction
-from pointsman.routing.queue.fairness import (
-    FairnessPolicy,
-    GlobalStrictFairnessPolicy,
-    RoundRobinFairnessPolicy,
-    Turns,
-)
+from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnessPolicy, RoundRobinFairnessPolicy, Turns
 from pointsman.routing.queue.flow_control import REQUEST_TTL_S, FlowControl
 from pointsman.routing.queue.items import Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import (

@@ -50,7 +50,6 @@ class Deadlines:
         return shorter_ttl(self.no_endpoint_ttl_s, item.request.timeout_s) if pool_is_empty else item.ttl_s
 
     def pool_changed(self, is_empty: bool, now: float) -> None:
-        """Whether there is any instance. When that changes, every request's time to live starts again."""
         if is_empty is not self.pool_is_empty:
             self.pool_is_empty = is_empty
             self.changed_at = now
@@ -114,7 +113,6 @@ class Backlog:
         self._sheddable = Sheddable()
 
     def fits(self, item: Queued, band: Band) -> bool:
-        """Whether there is room for one more request."""
         return band.room.fits(item.size_bytes) and self.total.fits(item.size_bytes)
 
     def shortage(self, item: Queued, band: Band) -> Occupancy | None:
@@ -171,6 +169,5 @@ class Backlog:
         self.leave(item, QueueStage.LEFT)
 
     def waiting(self) -> Iterator[Queued]:
-        """The waiting requests, in the order in which they would go. Costs a sort."""
         for band in self.bands.high_to_low:
             yield from band.in_order()

@@ -43,7 +43,6 @@ class Occupancy:
         """The setting to change for more room."""
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether one more request of this size may wait here."""
         return (self.max_requests is None or self.requests < self.max_requests) and (
             self.max_bytes is None or self.size_bytes + size_bytes <= self.max_bytes
         )
@@ -251,7 +250,6 @@ class Bands:
             self._add(Band(band.priority, band))
 
     def of(self, priority: int) -> Band:
-        """The band for this priority."""
         band = self._by_priority.get(priority)
         if band is not None:
             return band
@@ -275,8 +273,7 @@ class Bands:
 
     def _may_grow(self) -> bool:
         if len(self._dynamic) >= MAX_DYNAMIC_BANDS:
-            bands = [self._by_priority[priority] for priority in self._dynamic]
-            for band in bands:
+            for band in [self._by_priority[priority] for priority in self._dynamic]:
                 if not band.room.requests and not band.in_flight:
                     self._dynamic.discard(band.priority)
                     del self._by_priority[band.priority]
@@ -298,7 +295,6 @@ class Bands:
 
 
 def queue_is_full(item: Queued, room: Occupancy, pool_is_empty: bool) -> Refusal:
-    """There was no room for a request on arrival."""
     shortage = room.shortage(item.size_bytes)
     if pool_is_empty:
         return Refusal(Outcome.REJECTED_NO_ENDPOINTS, Reason("no-instance-queue-full", shortage))
@@ -306,7 +302,6 @@ def queue_is_full(item: Queued, room: Occupancy, pool_is_empty: bool) -> Refusal
 
 
 def id_is_taken(item: Queued) -> Refusal:
-    """Another request with the same id waits already."""
     return Refusal(Outcome.REJECTED_OTHER, Reason("id-waiting", {"request_id": item.request.request_id}))
 
 
@@ -317,11 +312,8 @@ def displaced(item: Queued, by: Queued, shortage: dict[str, Any]) -> Refusal:
 
 
 def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
-    """The time to live of a request is over."""
-    setting = "flowControl.defaultRequestTTL"
-    return Refusal(
-        Outcome.EVICTED_TTL, _waited("waited-too-long", item, now, item.ttl_s or 0.0, default_ttl_s, setting)
-    )
+    reason = _waited("waited-too-long", item, now, item.ttl_s or 0.0, default_ttl_s, "flowControl.defaultRequestTTL")
+    return Refusal(Outcome.EVICTED_TTL, reason)
 
 
 def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float, setting: str) -> Refusal:
@@ -337,7 +329,6 @@ def _waited(code: str, item: Queued, now: float, limit_s: float | None, default_
 
 
 def shutting_down() -> Refusal:
-    """The queue is drained."""
     return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("shutting-down"))
 
 

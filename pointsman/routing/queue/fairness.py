@@ -94,7 +94,7 @@ class _InTurn(Turns):
 
     def waits(self, flow: str, head: Queued) -> None:
         if flow not in self._ahead and flow not in self._behind:
-            self._side_of(flow).put(flow, flow, 0)
+            (self._ahead if flow > self._last else self._behind).put(flow, flow, 0)
 
     def leaves(self, flow: str) -> None:
         self._ahead.discard(flow)
@@ -111,6 +111,3 @@ class _InTurn(Turns):
         self._ahead.discard(item.flow)
         self._behind.put(item.flow, item.flow, 0)
         self._last = item.flow
-
-    def _side_of(self, flow: str) -> LazyHeap[str]:
-        return self._ahead if flow > self._last else self._behind

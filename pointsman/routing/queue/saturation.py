@@ -111,15 +111,12 @@ class ConcurrencyDetector:
         _check_above_zero("maxConcurrency", max_concurrency)
         _check_above_zero("maxTokenConcurrency", max_token_concurrency)
         _check_headroom(headroom)
-        measures = {
-            "requests": (_COLUMNS["requests"], max_concurrency),
-            "tokens": (_COLUMNS["tokens"], max_token_concurrency),
-        }
-        if concurrency_mode not in (*measures, "hybrid"):
+        most = {"requests": max_concurrency, "tokens": max_token_concurrency}
+        if concurrency_mode not in (*most, "hybrid"):
             raise ValueError(f'concurrencyMode is "{concurrency_mode}"; it must be requests, tokens or hybrid')
-        modes = list(measures) if concurrency_mode == "hybrid" else [concurrency_mode]
-        self._limits = [measures[mode] for mode in modes]
-        self._filter_limits = {mode: float(int(measures[mode][1] * (1 + headroom))) for mode in modes}
+        modes = list(most) if concurrency_mode == "hybrid" else [concurrency_mode]
+        self._limits = [(_COLUMNS[mode], most[mode]) for mode in modes]
+        self._filter_limits = {mode: float(int(most[mode] * (1 + headroom))) for mode in modes}
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         if not len(endpoints):

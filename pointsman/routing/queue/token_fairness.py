@@ -50,8 +50,6 @@ class VirtualTokenCounterFairnessPolicy:
 
 
 class _Account:
-    """The account of one flow."""
-
     __slots__ = ("counter", "head_seq", "in_flight")
 
     def __init__(self) -> None:
