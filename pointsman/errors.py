@@ -17,16 +17,12 @@ class PointsmanError(Exception):
 
 
 class UnknownName(PointsmanError, LookupError):
-    """A name that does not exist."""
-
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         super().__init__(f'unknown {kind} "{name}"{did_you_mean(name, self.known)}')
 
 
 class PluginError(PointsmanError):
-    """A plugin broke its contract."""
-
     def __init__(self, plugin: str, broken: str) -> None:
         self.plugin, self.broken = plugin, broken
         super().__init__(f'plugin "{plugin}" {broken}')

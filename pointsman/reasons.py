@@ -33,7 +33,6 @@ class Reason(msgspec.Struct, frozen=True):
         return detail(self.code, self.facts)
 
     def having(self, **facts: Any) -> "Reason":
-        """The same reason with further facts."""
         return Reason(self.code, {**self.facts, **facts})
 
     def as_dict(self) -> dict[str, Any]:

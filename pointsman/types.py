@@ -78,9 +78,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     @property
     def prompt_bytes(self) -> int:
         """Size of the prompt. Text counts by its characters, which is close enough for a bound."""
-        if isinstance(self.prompt, tuple):
-            return sum(map(len, self.prompt))
-        return len(self.prompt)
+        return sum(map(len, self.prompt)) if isinstance(self.prompt, tuple) else len(self.prompt)
 
     @property
     def deadline(self) -> float | None:
@@ -98,7 +96,6 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """Empty: unknown."""
     port: int = 0
     tls: bool = False
-    """Whether it is reached over HTTPS."""
     model_name: str = ""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -121,7 +118,6 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
 
     @property
     def parallelism(self) -> ParallelismType:
-        """Derived from its tensor- and pipeline-parallel sizes."""
         if self.tensor_parallel_size > 1:
             return ParallelismType.HYBRID if self.pipeline_parallel_size > 1 else ParallelismType.TENSOR
         return ParallelismType.PIPELINE if self.pipeline_parallel_size > 1 else ParallelismType.NONE
@@ -151,8 +147,6 @@ class WorkerStatus(Enum):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a worker."""
-
     index: int
     """The index of its driver."""
     memory_bytes: int

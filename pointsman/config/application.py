@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.nodes import Nodes, deployment_name
+from pointsman.config.nodes import Nodes, deployment_name, ranks
 from pointsman.config.plan import ApplicationPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, NodeSpec
@@ -91,8 +91,7 @@ def _nodes(plan: ApplicationPlan, models: Mapping[str, str]) -> Iterator[dict[st
         if node.kind is NodeKind.MODEL:
             yield {"name": node.name, "kind": "model", "deployments": [models.get(node.code, node.code)]}
         else:
-            ranks = range(node.options.shards) if node.options.shards > 1 else [None]
-            names = [deployment_name(plan.name, node.name, rank) for rank in ranks]
+            names = [deployment_name(plan.name, node.name, rank) for rank in ranks(node)]
             yield {"name": node.name, "kind": node.kind.value, "deployments": names}
     if plan.graph.has_ingress:
         yield {"name": INGRESS, "kind": INGRESS, "deployments": [deployment_name(plan.name, INGRESS)]}
@@ -162,7 +161,6 @@ class _NodeReader:
             self._problems.add(path, f'there is no node "{name}"{did_you_mean(name, self.named)}')
 
     def options(self, spec: NodeOptions, path: FieldPath) -> NodeOptions:
-        """The options of a node or of the ingress."""
         given = {name: getattr(spec, name) for name in NodeOptions.__struct_fields__}
         if (spec.gpu_memory_bytes or spec.gpu_share) and spec.gpus == 0:
             field = "gpuMemory" if spec.gpu_memory_bytes else "gpuShare"
@@ -227,8 +225,6 @@ class _NodeReader:
 
 
 class _CallReader:
-    """Reads the calls of a document."""
-
     def __init__(self, problems: Problems, nodes: _NodeReader) -> None:
         self._problems = problems
         self._nodes = nodes
@@ -247,8 +243,7 @@ class _CallReader:
         for (index, _), call in zip(specs, calls, strict=True):
             earlier = {known: order for known, order in indices.items() if order < index}
             for field in ("args", "kwargs"):
-                path = ("calls", index, field)
-                _check_steps(getattr(call, field), path, earlier, calls, self._problems, indices)
+                _check_steps(getattr(call, field), ("calls", index, field), earlier, calls, self._problems, indices)
         return calls
 
     def _check(self, spec: CallSpec, path: FieldPath, indices: Mapping[str, int]) -> None:
@@ -316,8 +311,7 @@ def _handles(node: Node, *fields: str) -> list[str]:
 
 
 def _steps(call: Call) -> list[str]:
-    found = [*references(call.args), *references(call.kwargs)]
-    return [one.call for one in found if isinstance(one, FromStep)]
+    return [one.call for one in (*references(call.args), *references(call.kwargs)) if isinstance(one, FromStep)]
 
 
 def _circle(start: str, edges: Mapping[str, Sequence[str]]) -> list[str]:

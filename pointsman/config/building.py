@@ -51,7 +51,6 @@ class Plugins:
         self._in_flight: list[str] = []
 
     def declare(self, spec: PluginSpec, path: FieldPath) -> None:
-        """Add an entry."""
         name = spec.name or spec.type
         if spec.type == "":
             self._problems.add((*path, "type"), "must not be empty")
@@ -86,8 +85,7 @@ class Plugins:
 
     def built(self, *, injected: bool = True) -> dict[str, Any]:
         """All plugins that could be built, in the order of declaration."""
-        chosen = [one.name for one in self.declared.values() if injected or not one.injected]
-        objects = {name: self.get(name) for name in chosen}
+        objects = {one.name: self.get(one.name) for one in self.declared.values() if injected or not one.injected}
         return {name: plugin for name, plugin in objects.items() if plugin is not INVALID}
 
     def of_kind(self, protocol: Any) -> list[Declared]:
@@ -141,8 +139,7 @@ class Plugins:
                 unresolved.append(name)
             return plugin
 
-        validator = Validator(self._problems, resolve)
-        return built(one.type, self._relevant(one, one.type), one.path, validator, unresolved)
+        return built(one.type, self._relevant(one, one.type), one.path, Validator(self._problems, resolve), unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
         """The parameters, without those of published documents that have no effect here."""

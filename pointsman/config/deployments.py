@@ -33,7 +33,6 @@ from pointsman.errors import ConfigError
 from pointsman.parameters import base_url, packaged
 from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
-from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy
 
@@ -57,7 +56,6 @@ class Deployments:
         """Models and aliases, each with its deployment and line."""
 
     def plans(self, specs: Sequence[DeploymentSpec]) -> list[DeploymentPlan]:
-        """A plan for each; none once the document has a problem."""
         made = [self._plan(spec, ("deployments", index)) for index, spec in usable(specs)]
         return [plan for plan in made if plan is not None]
 
@@ -84,7 +82,7 @@ class Deployments:
             name=spec.name,
             model=spec.model,
             aliases=tuple(spec.aliases),
-            replicas=_first_replicas(spec, scaled),
+            replicas=0 if spec.engine is None else spec.replicas if scaled is None else scaled.limits.first,
             engine=DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
@@ -171,16 +169,8 @@ class Deployments:
         if lifecycle is INVALID or INVALID in msgspec.structs.astuple(lifecycle):
             return Lifecycle()
         if lifecycle.backoff_max_s < lifecycle.backoff_s:
-            message = f"must be at least backoff, which is {lifecycle.backoff_s:g}s"
-            self._problems.add((*path, "backoffMax"), message)
+            self._problems.add((*path, "backoffMax"), f"must be at least backoff, which is {lifecycle.backoff_s:g}s")
         return lifecycle
-
-
-def _first_replicas(spec: DeploymentSpec, scaled: ScalingPlan | None) -> int:
-    """Instances at the start."""
-    if spec.engine is None:
-        return 0
-    return spec.replicas if scaled is None else scaled.limits.first
 
 
 def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -279,11 +269,11 @@ def _need(
 ) -> Need | None:
     if spec.resources is not None:
         return None if spec.resources is INVALID else _by_hand(spec.resources, deployment)
-    files = spec.model_files or (engine.weights.path if engine.weights is not None else "")
-    located = _located(files)
-    if located is None:
-        return None
     weights = engine.weights
+    files = spec.model_files or (weights.path if weights is not None else "")
+    located = packaged(files) if files.startswith("package:") else Path(files)
+    if not files or located is None or not located.exists():
+        return None  # they are not on this machine
     context = spec.context or (weights.context if weights is not None else None) or DEFAULT_CONTEXT
     concurrency = spec.concurrency or (weights.concurrency if weights is not None else 1)
     kind = weights.estimated_as if weights is not None else "llama.cpp" if engine.ability.partial_offload else "vllm"
@@ -301,14 +291,6 @@ def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
     if not resources.gpus:
         return Need(model=deployment, host_bytes=resources.memory or 0, tensor_parallel_sizes=())
     return Need.fixed(resources.gpu_memory or 0, resources.memory or 0, resources.gpus, deployment)
-
-
-def _located(files: str) -> Path | None:
-    """The files on this machine; None if they are not here."""
-    if not files:
-        return None
-    found = packaged(files) if files.startswith("package:") else Path(files)
-    return found if found is not None and found.exists() else None
 
 
 def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:

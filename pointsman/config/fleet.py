@@ -18,7 +18,7 @@ from pointsman.config.problems import FieldPath, Names, Problems, found
 from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
 from pointsman.errors import did_you_mean
-from pointsman.parameters import Amount, Number, quantity
+from pointsman.parameters import Amount, Number, camel_case, quantity
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.placement.gpu_models import KNOWN_GPUS, gpu_vendor, known_gpu, short_gpu_name
@@ -112,8 +112,6 @@ class FleetInstanceSpec(Section, frozen=True, kw_only=True):
 
 
 class FleetDocument(Section, frozen=True, kw_only=True):
-    """The description of a fleet."""
-
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Fleet"] = "Fleet"
     workers: list[FleetWorkerSpec]
@@ -293,12 +291,11 @@ class _Instances:
 
     def _on(self, spec: FleetInstanceSpec, path: FieldPath) -> list[str]:
         """The known workers that an instance is on."""
-        one = isinstance(spec.on, str)
         listed = [spec.on] if isinstance(spec.on, str) else [name for _, name in usable(spec.on)]
         if spec.on is not INVALID and not listed:
             self._problems.add((*path, "on"), "must not be empty")
         for index, name in enumerate(listed):
-            field: FieldPath = (*path, "on") if one else (*path, "on", index)
+            field: FieldPath = (*path, "on") if isinstance(spec.on, str) else (*path, "on", index)
             if name not in self._workers and self._all_named:
                 self._problems.add(field, f'there is no worker "{name}"{did_you_mean(name, self._workers)}')
             elif name in listed[:index]:
@@ -323,17 +320,11 @@ class _Instances:
         """GPUs, and how much it uses of them, are given together or not at all."""
         if spec.gpus is INVALID:
             return
-        takes = {
-            "gpuMemory": spec.gpu_memory,
-            "gpuShare": spec.gpu_share,
-            "gpuLayers": spec.gpu_layers,
-            "exclusive": spec.exclusive,
-        }
         if spec.gpus and spec.gpu_memory is None and spec.gpu_share == 0 and spec.exclusive is False:
             self._problems.add(path, 'field "gpuMemory" is missing: how much it takes on each of its GPUs')
-        for field, given in takes.items():
-            if given and not spec.gpus:
-                self._problems.add((*path, field), "is given without gpus; list their indices")
+        for field in ("gpu_memory", "gpu_share", "gpu_layers", "exclusive"):
+            if getattr(spec, field) and not spec.gpus:
+                self._problems.add((*path, camel_case(field)), "is given without gpus; list their indices")
 
 
 def _place(spec: FleetInstanceSpec, claims: Sequence[Claim]) -> Place:
@@ -387,10 +378,5 @@ class Sizes:
         if value < least:
             self._problems.add(path, f"must be at least {least}, found {found(data)}")
         elif most and value > most:
-            self._problems.add(path, f"is more than there is ({_gib(most)}), found {found(data)}")
+            self._problems.add(path, f"is more than there is ({most / 2**30:.1f} GiB), found {found(data)}")
         return value
-
-
-def _gib(value: int) -> str:
-    """79.6 GiB"""
-    return f"{value / 2**30:.1f} GiB"

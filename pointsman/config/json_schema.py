@@ -32,12 +32,7 @@ from pointsman.pipeline.options import NodeOptions
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
-_LEAVES: dict[Any, dict[str, Any]] = {
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-    bool: {"type": "boolean"},
-}
+_LEAVES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 def json_schema(kind: str | None = None) -> dict[str, Any]:
@@ -66,11 +61,9 @@ class _Schemas:
                 return {"type": "string", "description": f"the name of a {mark.role}"}
             if isinstance(mark, FileName):
                 return {"type": "string", "description": _path_in_words(mark)}
-            if isinstance(mark, DurationText):
-                words = "a duration: 200ms, 60s, 1m30s, or seconds"
-                return {"type": ["string", "number"], "description": words} | _bounds(marks)
-            if isinstance(mark, QuantityText):
-                words = "an amount: 500, 2k, 1Gi"
+            if isinstance(mark, DurationText | QuantityText):
+                is_duration = isinstance(mark, DurationText)
+                words = "a duration: 200ms, 60s, 1m30s, or seconds" if is_duration else "an amount: 500, 2k, 1Gi"
                 return {"type": ["string", "number"], "description": words} | _bounds(marks)
         return self._unmarked(kind) | _bounds(marks)
 
@@ -89,7 +82,7 @@ class _Schemas:
             return {"type": "object", "additionalProperties": self.of((get_args(kind) or (str, Any))[1])}
         if is_list(kind):
             return {"type": "array", "items": self.of((get_args(kind) or (Any,))[0])}
-        return dict(_LEAVES.get(kind, {}))
+        return {"type": _LEAVES[kind]} if kind in _LEAVES else {}
 
     def _defined(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
         if kind.__name__ not in self.definitions:

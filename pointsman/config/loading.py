@@ -130,7 +130,6 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> Po
 
 
 def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Problems) -> PointsmanPlan:
-    """With the applications of these files."""
     found: dict[str, ApplicationPlan] = {}
     for index, file in usable(files):
         path = ("applications", index)

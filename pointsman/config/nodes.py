@@ -48,43 +48,33 @@ class Nodes:
             how = self._scheduling(node.options, (*path, "scheduling"))
             scaled = self.scaling.of(node, path)
             self._notes += [f"{node.name}: {note}" for note in (() if scaled is None else scaled.notes)]
-            for rank in _ranks(node):
+            for rank in ranks(node):
                 plan = self._deployment(node, rank, how, scaled, path)
                 if plan is not None:
                     made.append(plan)
         return made
 
     def user_configs(self) -> dict[str, Any]:
-        """The user configuration of each deployment that has one."""
         return {
             deployment_name(self._application, node.name, rank): node.options.user_config
             for node, _ in self._running()
-            for rank in _ranks(node)
+            for rank in ranks(node)
             if node.options.user_config is not None
         }
 
     def notes(self) -> list[str]:
-        """Notes for the author."""
         return [*self._notes, *(note for node, _ in self._running() for note in self._code_notes(node))]
 
     def _running(self) -> Iterator[tuple[Node, FieldPath]]:
         """Nodes that run the user's code, and their paths in the document."""
-        for index, node in enumerate(self._graph.nodes):
+        graph = self._graph
+        for index, node in enumerate(graph.nodes):
             if node.kind is not NodeKind.MODEL:
                 yield node, ("nodes", index)
-        if self._graph.has_ingress:
-            graph = self._graph
-            code = graph.preprocessor or graph.schema
-            yield (
-                Node(
-                    name=INGRESS,
-                    kind=NodeKind.FUNCTION,
-                    code=code,
-                    options=graph.ingress,
-                    version=graph.ingress_version,
-                ),
-                (INGRESS,),
-            )
+        if graph.has_ingress:
+            code, version = graph.preprocessor or graph.schema, graph.ingress_version
+            ingress = Node(name=INGRESS, kind=NodeKind.FUNCTION, code=code, options=graph.ingress, version=version)
+            yield ingress, (INGRESS,)
 
     def _deployment(
         self, node: Node, rank: int | None, how: Scheduling, scaled: ScalingPlan | None, path: FieldPath
@@ -99,7 +89,7 @@ class Nodes:
         if engine is INVALID:
             return None
         ask = None
-        if _asks(options):
+        if options.cpus or options.memory_bytes or options.gpus or options.labels:
             ask = ask_of(_placement(options), name, engine, self._problems, path, self._notes)
         if len(self._problems):
             return None
@@ -166,8 +156,7 @@ class Nodes:
         def handle(reference: Any) -> Mapping[str, str]:
             if not isinstance(reference, HandleTo):
                 return {}  # reported already
-            known = {node.name: node for node in self._graph.nodes}
-            node = known.get(reference.node)
+            node = {node.name: node for node in self._graph.nodes}.get(reference.node)
             if node is not None and node.kind is NodeKind.MODEL:
                 return {"$model": node.code}
             return {"$handle": reference.node}
@@ -192,16 +181,12 @@ class Nodes:
         except OSError:  # not readable by this user
             return
         if version != node.version:
-            again = "run pointsman build again to roll it out"
-            yield f"the code of {node.name} has changed since it was built: {again}"
+            yield f"the code of {node.name} has changed since it was built: run pointsman build again to roll it out"
 
 
-def _ranks(node: Node) -> list[int | None]:
+def ranks(node: Node) -> list[int | None]:
+    """The ranks of its shards; None alone if it has none."""
     return [None] if node.options.shards == 1 else list(range(node.options.shards))
-
-
-def _asks(options: NodeOptions) -> bool:
-    return bool(options.cpus or options.memory_bytes or options.gpus or options.labels)
 
 
 def _placement(options: NodeOptions) -> PlacementSpec:

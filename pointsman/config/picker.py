@@ -8,14 +8,7 @@ from pointsman.config.plan import FlowControlPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems, found
 from pointsman.config.registry import ELSEWHERE, FEATURE_GATES, NEEDS
 from pointsman.config.registry import plugins as plugin_registry
-from pointsman.config.schema import (
-    BandTemplate,
-    FlowControlSpec,
-    PickerBody,
-    PluginSpec,
-    ProfileEntry,
-    ProfileSpec,
-)
+from pointsman.config.schema import BandTemplate, FlowControlSpec, PickerBody, PluginSpec, ProfileEntry, ProfileSpec
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
 from pointsman.routing.endpoints import Endpoint
@@ -51,29 +44,24 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
     """The plan; None if the document has problems. `queues`: requests wait even without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
-    for index, spec in usable(specs):
-        plugins.declare(spec, (*path, "plugins", index))
+    for index, one in usable(specs):
+        plugins.declare(one, (*path, "plugins", index))
     plugins.built()
     gates = _gates(body, problems, path)
     detector = saturation_detector(body, plugins, path)
     scheduler = Profiles(plugins, problems, path).scheduler(profile_specs)
-    flow_control = None
-    if gates["flowControl"]:
-        flow_control = FlowControls(plugins, problems, path).plan(body.flow_control or FlowControlSpec(), detector)
-    elif body.flow_control and _has_settings(body.flow_control):
+    spec, flow_control, is_on = body.flow_control, None, gates["flowControl"]
+    if is_on:
+        flow_control = FlowControls(plugins, problems, path).plan(spec or FlowControlSpec(), detector)
+    elif spec and spec != FlowControlSpec(saturation_detector=spec.saturation_detector):
         but = "" if queues else ", except for its saturationDetector"
         plugins.note(f"flowControl is ignored{but}: the feature gate flowControl is off")
-    if (
-        queues
-        and gates["flowControl"]
-        and isinstance(detector, UtilizationDetector)
-        and detector.oldest_s < METRICS_AGE_S
-    ):
+    if queues and is_on and isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
         plugins.note(
             f"the saturation detector takes numbers older than {detector.oldest_s:g}s for saturated, and instances are "
             "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s"
         )
-    if queues and not gates["flowControl"] and _names_a_detector(body):
+    if queues and not is_on and (body.saturation_detector or (spec and spec.saturation_detector)):
         plugins.note(
             "saturationDetector is ignored: the feature gate flowControl is off, so requests wait for room only"
         )
@@ -105,14 +93,6 @@ def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, b
         else:
             gates[name] = value.lower() != "false"
     return gates
-
-
-def _names_a_detector(body: PickerBody) -> bool:
-    return bool(body.saturation_detector or (body.flow_control and body.flow_control.saturation_detector))
-
-
-def _has_settings(spec: FlowControlSpec) -> bool:
-    return spec != FlowControlSpec(saturation_detector=spec.saturation_detector)
 
 
 def _other_references(body: PickerBody, path: FieldPath) -> Iterator[tuple[str, FieldPath]]:
@@ -171,13 +151,12 @@ class Profiles:
     def _entries(self, spec: ProfileSpec, path: FieldPath) -> list[Weighted]:
         entries = []
         for index, entry in usable(spec.plugins):
-            if entry.plugin_ref is INVALID:
-                continue
-            if self._plugins.exists(entry.plugin_ref, (*path, "plugins", index, "pluginRef")):
-                plugin = self._plugins.get(entry.plugin_ref)
-                weight = self._plugins.declared[entry.plugin_ref].weight if entry.weight is None else entry.weight
+            name = entry.plugin_ref
+            if name is not INVALID and self._plugins.exists(name, (*path, "plugins", index, "pluginRef")):
+                plugin = self._plugins.get(name)
+                weight = self._plugins.declared[name].weight if entry.weight is None else entry.weight
                 if plugin is not INVALID:
-                    entries.append(Weighted(plugin, weight, entry.plugin_ref))
+                    entries.append(Weighted(plugin, weight, name))
         return entries
 
     def _profile(self, name: str, entries: list[Weighted], path: FieldPath) -> Profile[Endpoint] | None:
@@ -213,8 +192,7 @@ class Profiles:
             return self._plugins.inject("single-profile-handler", "profile handler", self._path)
         handler = self._plugins.get(handlers[0].name)
         if type(handler) is SingleProfileHandler and profiles > 1:
-            message = f"a single-profile-handler runs one profile; found {profiles}"
-            self._problems.add(handlers[0].path, message)
+            self._problems.add(handlers[0].path, f"a single-profile-handler runs one profile; found {profiles}")
         return handler
 
     def _producers(self) -> list[Producer[Endpoint]]:
@@ -254,7 +232,6 @@ class FlowControls:
         self._path = (*path, "flowControl")
 
     def plan(self, spec: FlowControlSpec, detector: Any) -> FlowControlPlan:
-        """The plan of the whole section."""
         ttl = REQUEST_TTL_S if spec.default_request_ttl is None else spec.default_request_ttl
         negative = spec.default_negative_priority_band
         if spec.band_selection_policy_plugin_ref:

@@ -130,12 +130,10 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """What clients call it."""
         return self.desired.model
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its model and aliases."""
         return (self.model, *self.desired.aliases)
 
     @property
@@ -156,7 +154,6 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.picker.dispatch_plan(self.first_wait_s)
 
     def summary(self) -> str:
-        """What runs, and how it is scheduled."""
         wanted = self.desired
         number = str(wanted.replicas)
         if self.scaling is not None:
@@ -198,7 +195,6 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def summary(self) -> str:
-        """What runs."""
         nodes = [plan.summary() for plan in self.deployments]
         return f"application {self.name} of {', '.join(nodes) if nodes else 'models only'}"
 
@@ -217,11 +213,9 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def desired(self) -> Desired:
-        """What should run, for the controller."""
         return Desired({plan.name: plan.desired for plan in self.deployments})
 
     def scaling_setup(self) -> ScalingSetup:
-        """Which deployments are scaled, by which policies."""
         alone = [
             PolicyPlan(name=one.name, plan=one.scaling, nodes={one.name: one.name})
             for one in self.deployments
@@ -257,11 +251,9 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for worker in self.workers for name, value in worker.labels.items()}
 
     def user_configs(self) -> dict[str, Any]:
-        """The user configuration of each deployment that has one."""
         return {name: config for one in self.applications for name, config in one.user_configs.items()}
 
     def with_applications(self, more: Iterable[ApplicationPlan]) -> "PointsmanPlan":
-        """With these applications and their deployments."""
         added = tuple(more)
         return msgspec.structs.replace(
             self,

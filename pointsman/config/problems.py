@@ -30,8 +30,6 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Problems:
-    """Collects the problems of one file."""
-
     def __init__(self, file: str, lines: Mapping[FieldPath, int] | None = None) -> None:
         self.file = file
         self.was_in_force = False
@@ -68,7 +66,6 @@ class Problems:
         return other
 
     def take(self, others: Iterable[Problem]) -> None:
-        """Add problems that were collected elsewhere."""
         self._found += [problem for problem in others if problem not in self._found]
 
     def __len__(self) -> int:

@@ -51,7 +51,6 @@ ROLES: dict[str, Any] = {
     "response header writer": ResponseHeaderWriter,
 }
 
-
 _READ = "requests are read by the gateway"
 _MEASURED = "the runtime measures endpoints"
 
@@ -121,7 +120,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """The producers that a type needs, in the order in which they run: load is counted net of prefix matches."""
 
-
 PLUGIN_PACKAGES = (
     "pointsman.selection.pickers",
     "pointsman.selection.scheduler",
@@ -167,7 +165,6 @@ class PluginType(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0]
 
 
@@ -175,13 +172,7 @@ class Registry:
     """The types that one field of a document can name."""
 
     def __init__(
-        self,
-        word: str,
-        builtin: Mapping[str, type],
-        belongs: Callable[[type], bool],
-        wanted: str,
-        *,
-        method: str = "",
+        self, word: str, builtin: Mapping[str, type], belongs: Callable[[type], bool], wanted: str, *, method: str = ""
     ) -> None:
         self.word = word
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
@@ -294,7 +285,6 @@ def _import_failure(module: str, error: BaseException) -> str:
 
 @cache
 def plugins() -> Registry:
-    """All plugin types."""
     built_in = {kebab_case(name): made for name, made in _exported(PLUGIN_PACKAGES) if is_plugin(made)}
     wanted = "it fills no role, such as that of a filter (rejections), scorer (scores) or picker (pick)"
     return Registry("plugin type", built_in, is_plugin, wanted)
@@ -314,7 +304,6 @@ def policies() -> Registry:
 
 @cache
 def scaling_policies() -> Registry:
-    """All scaling policies."""
     wanted = "it needs a method desired_replicas(view)"
     return Registry("scaling policy", SCALING_POLICIES, is_scaling_policy, wanted, method="desired_replicas")
 
@@ -331,7 +320,6 @@ def unrecognised() -> Registry:
 
 @cache
 def engines() -> Registry:
-    """All kinds of model servers."""
     wanted = "it must be a subclass of pointsman.engines.Engine with a launch method"
     return Registry("engine", ENGINES, lambda made: issubclass(made, Engine) and not inspect.isabstract(made), wanted)
 

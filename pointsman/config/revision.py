@@ -23,7 +23,6 @@ from pointsman.scaling.limits import ScalingLimits, ScalingPlan
 
 # Changes between two revisions
 
-
 AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that take effect after a restart."""
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
@@ -33,8 +32,6 @@ SECRET = frozenset({"adminKeySha256", "keys", "tls"})
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that changes."""
-
     what: str
     """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, scaling, price,
     endpoints, configure, calls, workers, gateway."""
@@ -224,8 +221,6 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """A manifest and the applications beside it."""
-
     manifest: ManifestText | None = None
     """None: none was ever applied."""
     base: PointsmanPlan = PointsmanPlan()
@@ -273,8 +268,7 @@ class Revision(msgspec.Struct, frozen=True):
             f'two deployments are called "{name}": one of the manifest, one of an application' for name in twice
         ]
         for name, one in self.deployed.items():
-            missing = missing_models(one.plan.graph, self.base.models())
-            problems += [f'application "{name}", {words}' for words in missing]
+            problems += [f'application "{name}", {why}' for why in missing_models(one.plan.graph, self.base.models())]
         if problems:
             raise ConfigError(problems)
         return whole
@@ -360,8 +354,6 @@ class EndpointsFile(msgspec.Struct):
 
 
 class EndpointsFiles:
-    """The endpoints files of a plan."""
-
     def __init__(self) -> None:
         self._files: dict[str, EndpointsFile] = {}
         """By deployment."""
@@ -380,18 +372,14 @@ class EndpointsFiles:
 
     def look(self) -> bool:
         """Read files that have changed. Whether other endpoints are listed now."""
-        changed = False
-        for plan in self._plan.deployments:
-            if plan.name in self._files and self._files[plan.name].read(plan):
-                changed = True
-        return changed
+        changed = [self._files[plan.name].read(plan) for plan in self._plan.deployments if plan.name in self._files]
+        return any(changed)
 
     def desired(self) -> Desired:
         """What the plan wants, with the endpoints of the files."""
         wanted = {}
         for name, deployment in self._plan.desired().deployments.items():
-            file = self._files.get(name)
-            more = file.endpoints if file is not None else ()
+            more = self._files[name].endpoints if name in self._files else ()
             wanted[name] = msgspec.structs.replace(deployment, endpoints=(*deployment.endpoints, *more))
         return Desired(wanted)
 

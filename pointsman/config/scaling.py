@@ -44,7 +44,9 @@ def scaling(
     if spec is None or spec is INVALID:
         return None
     _check_bounds(spec, replicas, problems, path)
-    _check_interval(spec, problems, path)
+    if spec.interval_s is not INVALID and spec.interval_s < MIN_INTERVAL_S:
+        why = "measuring and calling the policy take up to a millisecond each time"
+        problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval_s * 1000:g}ms: {why}")
     queries = _queries(spec, problems, path)
     made = None
     if own_policy and spec.policy == "":
@@ -57,11 +59,14 @@ def scaling(
         notes = _check_policy(made, spec, problems, path)
     if len(problems):
         return None
+    limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
+    if spec.initial_replicas is None:
+        limits["initial_replicas"] = replicas
     recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if own_policy else [], order="sorted")
     return ScalingPlan(
         policy=made,
         policy_name=spec.policy if own_policy else "",
-        limits=limits_of(spec, replicas),
+        limits=ScalingLimits(**limits),
         recipe=recipe.decode(),
         metrics=queries,
         cost_per_replica_hour=spec.cost_per_replica_hour,
@@ -79,14 +84,6 @@ def first_wait_s(plan: ScalingPlan | None, picker: PickerPlan | None) -> float |
     return default_s if plan.limits.wait_s is None else plan.limits.wait_s
 
 
-def limits_of(spec: ScalingSpec, replicas: int | None) -> ScalingLimits:
-    """The limits of a section."""
-    limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
-    if spec.initial_replicas is None:
-        limits["initial_replicas"] = replicas
-    return ScalingLimits(**limits)
-
-
 def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, path: FieldPath) -> None:
     least, most = spec.min_replicas, spec.max_replicas
     if least is INVALID or most is INVALID:
@@ -102,32 +99,21 @@ def _check_bounds(spec: ScalingSpec, replicas: int | None, problems: Problems, p
             problems.add(where, f"must be between min and max of its scaling, {least} and {most}, found {number}")
 
 
-def _check_interval(spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
-    if spec.interval_s is not INVALID and spec.interval_s < MIN_INTERVAL_S:
-        why = "measuring and calling the policy take up to a millisecond each time"
-        problems.add((*path, "interval"), f"must be at least 100ms, found {spec.interval_s * 1000:g}ms: {why}")
-
-
 def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[MetricQuery, ...]:
     names = Names("metric", problems)
     made = []
     for index, one in usable(spec.metrics):
-        names.take(one.name, (*path, "metrics", index))
-        made.append(_query(one, problems, (*path, "metrics", index)))
+        here = (*path, "metrics", index)
+        names.take(one.name, here)
+        if one.query == "":
+            problems.add((*here, "query"), "must not be empty")
+        if one.url is not INVALID and not is_url(one.url):
+            problems.add((*here, "url"), f"expected http://host:port of a Prometheus, found {one.url!r}")
+        made.append(MetricQuery(one.name or "", one.url or "", one.query or ""))
     return tuple(made)
 
 
-def _query(spec: MetricQuery, problems: Problems, path: FieldPath) -> MetricQuery:
-    if spec.query == "":
-        problems.add((*path, "query"), "must not be empty")
-    if spec.url is not INVALID and not is_url(spec.url):
-        problems.add((*path, "url"), f"expected http://host:port of a Prometheus, found {spec.url!r}")
-    return MetricQuery(spec.name or "", spec.url or "", spec.query or "")
-
-
 class InnerPolicy(Section, frozen=True):
-    """A policy inside another one."""
-
     policy: str
     parameters: dict[str, Any] = {}  # noqa: RUF012 (each struct gets its own)
 
@@ -136,7 +122,6 @@ class PolicyValidator(Validator):
     """Also builds policies that are parameters of policies."""
 
     def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
-        """The data as a value of this type."""
         if data is not None and _is_policy(annotation):
             spec = super().value(data, InnerPolicy, path)
             if spec is INVALID or not spec.policy or spec.parameters is INVALID:

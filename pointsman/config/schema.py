@@ -32,7 +32,6 @@ from pointsman.selection import LabelExpression
 
 # The published `EndpointPickerConfig`; a field that ends in "ref" holds the name of a plugin
 
-
 # ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
 
 
@@ -182,9 +181,6 @@ class InlinePicker(PickerBody, frozen=True):
     kind: Literal["EndpointPickerConfig"] | None = None
 
 
-DEFAULT_POLICY = "target-ongoing"
-
-
 class WorkerSpec(Section, frozen=True):
     """A machine that may run instances."""
 
@@ -328,7 +324,7 @@ class GatewaySpec(Section, frozen=True):
 class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
     """The number of instances, and the policy that decides it."""
 
-    policy: str = DEFAULT_POLICY
+    policy: str = "target-ongoing"
     """A built-in policy, or your own class or function as package.module:Name."""
     parameters: dict[str, Any] = {}
     max_replicas: Annotated[Count, Spelled("max")]

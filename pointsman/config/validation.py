@@ -174,8 +174,7 @@ class Validator:
         of_items = (get_args(kind) or (Any,))[0]
         items = [self.value(item, of_items, (*path, index)) for index, item in enumerate(data)]
         container = get_origin(kind) or kind
-        concrete = container if container in (tuple, set, frozenset) else list
-        return items if concrete is list else concrete(items)
+        return container(items) if container in (tuple, set, frozenset) else items
 
     def _one_of(self, data: Any, members: list[Any], path: FieldPath) -> Any:
         if len(members) == 1:
@@ -200,7 +199,6 @@ class Scalars:
         self._problems = problems
 
     def plain(self, data: Any, kind: Any, path: FieldPath) -> Any:
-        """A value without marks."""
         if kind in (int, float):
             whole = isinstance(data, int) or (isinstance(data, float) and data.is_integer())
             if isinstance(data, bool) or not isinstance(data, int | float) or (kind is int and not whole):
@@ -252,7 +250,6 @@ class Scalars:
         return str(file)
 
     def readable(self, text: str, mark: ReadBy, path: FieldPath) -> Any:
-        """Text that a function can read."""
         try:
             mark.read(text)
         except ValueError as error:
@@ -260,7 +257,6 @@ class Scalars:
         return text
 
     def bounded(self, value: Any, data: Any, annotation: Any, path: FieldPath) -> Any:
-        """A value within the bounds of its `Meta`."""
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as error:
@@ -268,7 +264,6 @@ class Scalars:
         return value
 
     def unexpected(self, data: Any, kind: Any, path: FieldPath) -> Any:
-        """Report a value of another type."""
         return self._reject(path, f"expected {expected(kind)}, found {found(data)}")
 
     def _reject(self, path: FieldPath, message: str) -> Any:

@@ -118,8 +118,7 @@ class _Reader:
                 continue
             line = key.start_mark.line + 1
             if key.value in first:
-                message = f"is given twice, first on line {first[key.value]}"
-                self._problems.add_at(line, message, (*path, key.value))
+                self._problems.add_at(line, f"is given twice, first on line {first[key.value]}", (*path, key.value))
             first.setdefault(key.value, line)
 
     def _scalar(self, node: yaml.ScalarNode, path: FieldPath) -> Any:
