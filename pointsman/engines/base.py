@@ -37,7 +37,6 @@ class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """A local file or folder, the name of a remote model, or package:NAME/FILE."""
     estimated_as: Literal["vllm", "llama.cpp"]
-    """The memory model to use."""
     context: int | None = None
     """None: not configured."""
     concurrency: int = 1

@@ -16,8 +16,6 @@ from pointsman.placement.asks import EngineAbility
 from pointsman.routing.endpoints import Metrics
 
 _PLACEHOLDER = re.compile(r"\{(?:port|host|model)\}")
-
-
 _ABILITIES = {engine.name: engine.ability for engine in (LlamaCpp, Sglang, Vllm)}
 """By the dialect of its metrics."""
 
@@ -75,6 +73,5 @@ def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise ConfigError(
-            [f"the command cannot be split into words ({error}); write it as a list: {command}"]
-        ) from None
+        why = f"the command cannot be split into words ({error}); write it as a list: {command}"
+        raise ConfigError([why]) from None

@@ -22,7 +22,6 @@ HTTP_THREADS = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Serve until told to stop."""
     args = options().parse_args(arguments)
     weights = weights_file(args.model)
     check_port(args.host, args.port)
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="pointsman.engines.llama_cpp_server", description=__doc__)
     parser.add_argument("--model", required=True, help="a GGUF file, or package:NAME/FILE inside an installed package")
     parser.add_argument("--alias", default="model", help="name of the model for clients")
@@ -72,7 +70,6 @@ def options() -> argparse.ArgumentParser:
 
 
 def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
-    """Set the parameters of llama.cpp from our options."""
     parameters.model.path = str(weights)
     parameters.model_alias = {args.alias}
     parameters.hostnames = [args.host]
@@ -95,7 +92,6 @@ def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
 
 
 def weights_file(model: str) -> Path:
-    """The file of a model."""
     path: Path | None = Path(model)
     if model.startswith("package:"):
         from pointsman.parameters import packaged  # rarely needed, so not imported at start
@@ -137,7 +133,6 @@ def check_port(host: str, port: int) -> None:
 
 
 def assign(parameters: Any, assignment: str) -> None:
-    """Set a parameter of llama.cpp by its name."""
     name, equals, text = assignment.partition("=")
     known = [field for field in dir(parameters) if not field.startswith("_")]
     if name not in known:

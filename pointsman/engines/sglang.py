@@ -72,7 +72,6 @@ class Sglang(Engine):
 
 
 def sglang_metrics(samples: Samples) -> Metrics | None:
-    """Metrics of SGLang."""
     running = samples.value("sglang:num_running_reqs")
     waiting = samples.value("sglang:num_queue_reqs")
     if running is None or waiting is None:

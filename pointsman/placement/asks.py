@@ -93,11 +93,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         """(GPU bytes, bytes of the machine's memory) with the last `gpu_layers` layers on one GPU and the others, with
         their KV cache, on the CPU. The output is on the GPU if all layers are."""
         start = self.layers - gpu_layers
-        if gpu_layers == 0:
-            gpu = 0
-        else:
-            gpu = sum(self.layer_bytes[start:]) + sum(self.kv_layer_bytes[start:])
-            gpu += self.activation_bytes + self.overhead_bytes
+        gpu = sum(self.layer_bytes[start:]) + sum(self.kv_layer_bytes[start:])
+        gpu += self.activation_bytes + self.overhead_bytes if gpu_layers else 0
         host = self.first_bytes + sum(self.layer_bytes[:start]) + sum(self.kv_layer_bytes[:start]) + self.host_bytes
         if gpu_layers == self.layers:
             gpu += self.last_bytes

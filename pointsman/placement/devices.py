@@ -4,7 +4,7 @@ What depends only on the members is computed once and kept until they change.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pointsman.placement.asks import Ask
 from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_MEMORY, FREE_SHARE, TENANTS, Fleet, Host
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     Rows: TypeAlias = NDArray[np.intp]
     Mask: TypeAlias = NDArray[np.bool_]
     Codes: TypeAlias = NDArray[np.int8]
+else:
+    Floats = Rows = Mask = Codes = Any
 
 MAX_CACHED_MASKS = 256
 """Kinds of asks whose static part is cached."""
@@ -38,32 +40,30 @@ class Devices:
         self.by_worker = ByWorker(fleet)
         self.workers = self.by_worker.workers
         """By GPU: the row of its worker."""
-        models = sorted({device.gpu.model for device in devices})
-        self.models = models
-        code = {model: number for number, model in enumerate(models)}
+        self.models = sorted({device.gpu.model for device in devices})
+        code = {model: number for number, model in enumerate(self.models)}
         self.model_codes = np.array([code[device.gpu.model] for device in devices], dtype=np.intp)
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
         self._any_unified = any(device.host.worker.unified_memory for device in devices)
         self._masks: dict[object, Mask] = {}
 
-    def free(self, ask: Ask) -> "Floats":
+    def free(self, ask: Ask) -> Floats:
         """Bytes free on each GPU; with unified memory, at most what the machine has left after `host_bytes`."""
         free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read after the fleet has changed
         return np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
 
-    def machine_free(self, ask: Ask) -> "Floats":
+    def machine_free(self, ask: Ask) -> Floats:
         """By worker: bytes that all its GPUs together can give; infinite unless its memory is unified."""
         if not self._any_unified:
             return np.full(len(self.unified), np.inf)
         left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
         return np.where(self.unified, left, np.inf)
 
-    def able(self, ask: Ask) -> "Mask":
+    def able(self, ask: Ask) -> Mask:
         """The GPUs that it may have, however full they are."""
-        able: Mask = self.obstacles(ask) == ABLE
-        return able
+        return np.asarray(self.obstacles(ask) == ABLE)
 
-    def obstacles(self, ask: Ask) -> "Codes":
+    def obstacles(self, ask: Ask) -> Codes:
         """Why the ask may not have each GPU, as a key of `OBSTACLES`; `ABLE` if it may."""
         columns = self._fleet.gpus.columns
         found = np.zeros(len(self.workers), dtype=np.int8)
@@ -75,7 +75,7 @@ class Devices:
         found[~self._suited(ask)] = OTHER_KIND
         return found
 
-    def _suited(self, ask: Ask) -> "Mask":
+    def _suited(self, ask: Ask) -> Mask:
         """GPUs of a vendor and model that the ask allows, and chosen by hand if any was."""
         key = (ask.engine.vendors, ask.gpu_models, ask.gpus)
         mask = self._masks.get(key)
@@ -93,7 +93,7 @@ class Devices:
             )
         return mask
 
-    def kinds(self, mask: "Mask", *, mixed: bool) -> "list[Mask]":
+    def kinds(self, mask: Mask, *, mixed: bool) -> list[Mask]:
         """The GPUs of a set that one instance may have: those of each model, or all if models may be mixed."""
         if mixed:
             return [mask]
@@ -131,25 +131,25 @@ class ByWorker:
         """By GPU: its index among those of its worker."""
         self._max_gpus = max((len(host.devices) for host in hosts), default=0)
 
-    def smallest(self, values: "Floats") -> "Floats":
+    def smallest(self, values: Floats) -> Floats:
         """The smallest value among the GPUs of each worker; inf without GPUs."""
         return self._reduced(np.minimum.reduceat, values, np.inf)
 
-    def largest(self, values: "Floats") -> "Floats":
+    def largest(self, values: Floats) -> Floats:
         """The largest; -inf without GPUs."""
         return self._reduced(np.maximum.reduceat, values, -np.inf)
 
-    def count(self, mask: "Mask") -> "Floats":
+    def count(self, mask: Mask) -> Floats:
         """How many GPUs of each worker are in a set."""
         return self._reduced(np.add.reduceat, mask.astype(np.float64), 0.0)
 
-    def _reduced(self, reduce: "Callable[[Floats, Rows], Floats]", values: "Floats", empty: float) -> "Floats":
+    def _reduced(self, reduce: Callable[[Floats, Rows], Floats], values: Floats, empty: float) -> Floats:
         found = np.full(self._width, empty)
         if len(self._starts):
             found[self._with_gpus] = reduce(values, self._starts)
         return found
 
-    def count_linked(self, mask: "Mask") -> "Floats":
+    def count_linked(self, mask: Mask) -> Floats:
         """The largest group of linked GPUs of each worker in a set."""
         most = np.zeros(self._width)
         if len(self._link_workers):
@@ -157,7 +157,7 @@ class ByWorker:
             np.maximum.at(most, self._link_workers, np.bincount(linked, minlength=len(self._link_workers)))
         return most
 
-    def nth_smallest(self, values: "Floats", number: int) -> "Floats":
+    def nth_smallest(self, values: Floats, number: int) -> Floats:
         """The value that `number` GPUs of each worker do not exceed; inf if it has fewer."""
         if not len(self._starts):
             return np.full(self._width, np.inf)

@@ -22,7 +22,7 @@ class RejectionCache:
     def __init__(self) -> None:
         self._known: PerMembers[Host, dict[object, list[int]]] = PerMembers(lambda _: {})
 
-    def positions(self, kind: object, hosts: Hosts, rejects: Callable[[Host], bool]) -> Positions:
+    def _rejected(self, kind: object, hosts: Hosts, rejects: Callable[[Host], bool]) -> Positions:
         """Positions among `hosts`; `rejects` is evaluated once per kind of ask."""
         known = self._known.of(hosts)
         rows = known.get(kind)
@@ -36,19 +36,14 @@ class RejectionCache:
         return [position for position, row in enumerate(hosts.rows) if int(row) in rejected]
 
 
-class MatchesLabels:
+class MatchesLabels(RejectionCache):
     """Demands the labels of the selector."""
-
-    def __init__(self) -> None:
-        self._cache = RejectionCache()
 
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         selector = cycle.request.selector
         if not selector.expressions:
             return ()
-        rejected = self._cache.positions(
-            selector.expressions, candidates, lambda host: not selector.matches(host.labels)
-        )
+        rejected = self._rejected(selector.expressions, candidates, lambda host: not selector.matches(host.labels))
 
         def why(host: Host) -> Reason:
             return Reason("label-differs", selector.mismatch(host.labels) or {})
@@ -56,14 +51,11 @@ class MatchesLabels:
         return RejectedEach(candidates, rejected, why) if len(rejected) else ()
 
 
-class IsReady:
+class IsReady(RejectionCache):
     """Demands that the worker takes new instances."""
 
-    def __init__(self) -> None:
-        self._cache = RejectionCache()
-
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
-        rejected = self._cache.positions(None, candidates, lambda host: host.worker.status is not WorkerStatus.READY)
+        rejected = self._rejected(None, candidates, lambda host: host.worker.status is not WorkerStatus.READY)
 
         def why(host: Host) -> Reason:
             return Reason("worker-not-ready", {"status": host.worker.status.value})
@@ -71,26 +63,20 @@ class IsReady:
         return RejectedEach(candidates, rejected, why) if len(rejected) else ()
 
 
-class ChosenByHand:
+class ChosenByHand(RejectionCache):
     """Demands a worker, or a worker with a GPU, that was chosen by hand, if any was."""
-
-    def __init__(self) -> None:
-        self._cache = RejectionCache()
 
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         ask = cycle.request
         if not ask.workers and not ask.gpus:
             return ()
         chosen = ask.workers or frozenset(worker for worker, _ in ask.gpus)
-        rejected = self._cache.positions(chosen, candidates, lambda host: str(host) not in chosen)
+        rejected = self._rejected(chosen, candidates, lambda host: str(host) not in chosen)
         return Rejected(candidates, rejected, "not-chosen-by-hand") if len(rejected) else ()
 
 
-class SuitsEngine:
+class SuitsEngine(RejectionCache):
     """Demands a GPU that the engine runs on, of an allowed model, unless the engine runs without."""
-
-    def __init__(self) -> None:
-        self._cache = RejectionCache()
 
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         ask = cycle.request
@@ -106,5 +92,5 @@ class SuitsEngine:
             found = sorted({gpu.model or gpu.vendor for gpu in host.worker.gpus})
             return Reason("no-gpu-for-engine", {"found": found, "wanted": sorted(models or vendors)})
 
-        rejected = self._cache.positions((vendors, models), candidates, unsuited)
+        rejected = self._rejected((vendors, models), candidates, unsuited)
         return RejectedEach(candidates, rejected, why) if len(rejected) else ()

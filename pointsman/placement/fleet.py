@@ -38,8 +38,6 @@ GPUS = "gpus"
 
 
 class Device:
-    """One GPU: a row of the fleet."""
-
     __slots__ = ("gpu", "host", "row")
 
     def __init__(self, gpu: Gpu, host: "Host", row: int) -> None:
@@ -93,7 +91,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     occupants: tuple[Occupant, ...] = ()
 
     def fleet(self) -> "Fleet":
-        """A new fleet with these workers and claims."""
         fleet = Fleet(self.workers)
         for one in self.occupants:
             fleet.claim(one.instance_id, one.place, one.deployment, one.priority)
@@ -206,7 +203,6 @@ class Fleet:
         return one is not None
 
     def snapshot(self) -> Snapshot:
-        """The workers and claims as they are now."""
         return Snapshot(tuple(host.worker for host in self.workers), tuple(self.occupants.values()))
 
     def copy(self) -> "Fleet":

@@ -11,28 +11,22 @@ lost for good weighs more: the part of each hole that no likely mixture of asks 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.placement.asks import Ask, Need
-from pointsman.placement.devices import Devices
+from pointsman.placement.devices import Devices, Floats, Rows
 from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, TOTAL_BYTES, Fleet
 from pointsman.selection.arrays import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # The expected workload, and what of it a partly free GPU can run.
 #
 # Enters: a sample of asks. Leaves: kinds of asks with their weights, and tables by make of GPU and free part of one.
 # Packing keeps room for what is likely to come.
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats: TypeAlias = NDArray[np.float64]
-    Rows: TypeAlias = NDArray[np.intp]
-else:
-    Floats = Rows = Any
 
 # The value of a hole in a GPU, by its size
 #
@@ -190,7 +184,6 @@ MIXTURE = 2.0
 """CPUs and memory suffice for this many times the asks of one kind, because asks that need many share workers with asks
 that need few. Values from 1.5 to 3 hardly differ; bench/README.md has the figures."""
 MAX_CACHED_PARTS = 256
-"""Parts of asks whose growth is cached."""
 
 
 class Growth(msgspec.Struct, eq=False):
@@ -316,8 +309,7 @@ class Fragmentation:
         """Hundredths of GPUs that are left with the ask placed."""
         if part.exclusive:
             return np.zeros_like(devices)
-        left = self._room(devices, part.gpu_share, part.gpu_bytes)
-        return np.where(self._shareable[devices], left, 0)
+        return np.where(self._shareable[devices], self._room(devices, part.gpu_share, part.gpu_bytes), 0)
 
     # As it is now
 

@@ -12,8 +12,6 @@ MIB = 2**20
 
 
 class GpuModel(msgspec.Struct, frozen=True):
-    """What is known of a model."""
-
     name: str
     vendor: str
     nominal_gb: int

@@ -99,7 +99,6 @@ def _allowing(ask: Ask, names: Sequence[str]) -> tuple[Reason, Ask]:
 
 
 def _changes(ask: Ask) -> Iterator[tuple[Reason, Ask]]:
-    """What could be asked for instead."""
     change = msgspec.structs.replace
     yield from (_allowing(ask, [name]) for name in ALLOWANCES if not getattr(ask, name))
     if ask.selector.expressions:

@@ -35,8 +35,6 @@ class PreemptionPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """An instance that moves."""
-
     instance_id: str
     before: Place
     after: Place
@@ -50,9 +48,7 @@ class DefragmentationPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reason(self) -> Reason:
-        moves = [
-            {"instance": move.instance_id, "from": move.before.reason, "to": move.after.reason} for move in self.moves
-        ]
+        moves = [{"instance": one.instance_id, "from": one.before.reason, "to": one.after.reason} for one in self.moves]
         return Reason("fits-after-moving", {"moves": moves, "on": self.placed.place.workers})
 
 
@@ -141,8 +137,6 @@ def _moved(ask: Ask, worker: str, movers: Sequence[Ask], scratch: Fleet, placer:
 
 
 class Candidate(msgspec.Struct, frozen=True, eq=False):
-    """An instance that may be stopped."""
-
     instance_id: str
     place: Place | None
     """None if it was not placed."""
@@ -155,6 +149,7 @@ class Candidate(msgspec.Struct, frozen=True, eq=False):
 
 
 Candidates = Roster[Candidate]
+_SLOWNESS = {Tier.PARTIAL_OFFLOAD: 0.5, Tier.CPU: 1.0}
 
 
 class IsUnhealthy:
@@ -172,7 +167,7 @@ class IsOffloaded:
     bounded = True
 
     def scores(self, cycle: Cycle[Fleet], candidates: Candidates) -> list[float]:
-        return [_SLOWNESS[one.place.tier] if one.place is not None else 0.0 for one in candidates]
+        return [_SLOWNESS.get(one.place.tier, 0.0) if one.place is not None else 0.0 for one in candidates]
 
 
 class IsCrowded:
@@ -215,15 +210,6 @@ class NewestBest:
     def pick(self, cycle: Cycle[Fleet], ranked: Ranked[Candidate]) -> Sequence[Candidate]:
         order = sorted(range(len(ranked)), key=lambda at: (-ranked.totals[at], -at))
         return [ranked.candidates[at] for at in order[: self._count]]
-
-
-_SLOWNESS = {
-    Tier.ONE_GPU: 0.0,
-    Tier.SEVERAL_GPUS: 0.0,
-    Tier.SEVERAL_WORKERS: 0.0,
-    Tier.PARTIAL_OFFLOAD: 0.5,
-    Tier.CPU: 1.0,
-}
 
 
 def victims(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
-from pointsman.placement.devices import Devices
+from pointsman.placement.devices import Devices, Mask
 from pointsman.placement.filters import ChosenByHand, IsReady, MatchesLabels, SuitsEngine
 from pointsman.placement.fit import (
     FitsOnCpu,
@@ -25,7 +25,7 @@ from pointsman.placement.fit import (
     RoomInTier,
     TierFit,
 )
-from pointsman.placement.fit.base import Mask, claims_of
+from pointsman.placement.fit.base import claims_of
 from pointsman.placement.fleet import FREE_MEMORY, Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation, Workload
 from pointsman.placement.refusals import Refused, RefusedTier
@@ -44,13 +44,7 @@ from pointsman.selection import Cycle, Profile, ProfileResult, Trace, Weighted, 
 from pointsman.selection.arrays import np
 from pointsman.selection.profile import Ranked
 
-TIERS: tuple[type[ResourceFit], ...] = (
-    FitsOnOneGpu,
-    FitsOnSeveralGpus,
-    FitsOnSeveralWorkers,
-    FitsPartly,
-    FitsOnCpu,
-)
+TIERS: tuple[type[ResourceFit], ...] = (FitsOnOneGpu, FitsOnSeveralGpus, FitsOnSeveralWorkers, FitsPartly, FitsOnCpu)
 RUNNER_UPS = 4
 
 
@@ -143,20 +137,16 @@ class Placer:
         scorers: tuple[object, ...] = (TierQuality(), 200.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
         if kind is Arrangement.BINPACK:
             scorers = (*scorers, (TightFit(), 10.0), (Fullest(fleet), 2.0))
-            if (
-                fragmentation is not None
-            ):  # it ranks: the smallest step among 10,000 workers outweighs all but `TierQuality`
+            if fragmentation is not None:
+                # It ranks: the smallest step among 10,000 workers outweighs all but `TierQuality`.
                 scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
         else:
             scorers = (*scorers, (Apart(fleet), 600.0), (LeastClaimed(), 10.0))
-        tiers = [tier(fleet, self.devices, fragmentation) for tier in TIERS]
-        return [
-            (
-                tier,
-                Profile[Host](tier.tier.value, Weighted(RoomInTier(), name=plugin_name(tier)), *scorers, FirstBest()),
-            )
-            for tier in tiers
-        ]
+        found = []
+        for tier in (tier(fleet, self.devices, fragmentation) for tier in TIERS):
+            room = Weighted(RoomInTier(), name=plugin_name(tier))
+            found.append((tier, Profile[Host](tier.tier.value, room, *scorers, FirstBest())))
+        return found
 
     def _overcommitted(self, ask: Ask) -> Place | None:
         """A place without enough room, on a worker that the ask may be on: on the GPUs with the most left, as few as

@@ -1,8 +1,8 @@
 """Which of the workers that fit is best: 0 to 1 for each. Weights belong to the arrangement."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pointsman.placement.devices import Floats
 from pointsman.placement.filters import Hosts
 from pointsman.placement.fit.base import FitCycle
 from pointsman.placement.fleet import (
@@ -20,13 +20,6 @@ from pointsman.placement.fragmentation import Fragmentation
 from pointsman.selection import PerMembers
 from pointsman.selection.arrays import np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats: TypeAlias = NDArray[np.float64]
-else:
-    Floats = Any
-
 RACK = "rack"
 """The label that names a failure domain."""
 
@@ -37,8 +30,7 @@ class TightFit:
     bounded = True
 
     def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
-        fit = cycle.request
-        left = candidates.cut(fit.free - fit.needed)
+        left = candidates.cut(cycle.request.free - cycle.request.needed)
         return 1.0 / (1.0 + np.maximum(left, 0.0) / (1 << 30))
 
 
@@ -87,8 +79,7 @@ class LeastClaimed:
     bounded = True
 
     def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
-        fit = cycle.request
-        room = np.asarray(candidates.cut(fit.free))
+        room = np.asarray(candidates.cut(cycle.request.free))
         most = room.max(initial=1.0)
         share = np.clip(room / most, 0.0, 1.0) if most > 0 else np.zeros(len(room))
         free = np.asarray(candidates.column(FREE_MEMORY)) / np.maximum(candidates.column(TOTAL_MEMORY), 1.0)
@@ -109,23 +100,20 @@ class Apart:
         self._racks = PerMembers(_rows_by_rack)
 
     def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
-        deployment = cycle.request.ask.deployment
-        siblings = _hosts_of(self._fleet, deployment)
+        siblings = _hosts_of(self._fleet, cycle.request.ask.deployment)
         if not siblings:
             return np.ones(len(candidates))
         on_worker, on_rack = np.zeros(len(candidates.whole)), np.zeros(len(candidates.whole))
-        by_rack: dict[str, int] = {}
+        by_rack: Counter[str] = Counter()
         for host, count in siblings.items():
             on_worker[host.row] = count
-            rack = host.labels.get(RACK)
-            if rack is not None:
-                by_rack[rack] = by_rack.get(rack, 0) + count
+            if RACK in host.labels:
+                by_rack[host.labels[RACK]] += count
         racks = self._racks.of(candidates) if by_rack else {}
         for rack, count in by_rack.items():
             on_rack[racks[rack]] = count
         crowded = np.asarray(candidates.cut(on_worker * (1.0 + on_rack.max()) + on_rack))
-        apart: Floats = 1.0 / (1.0 + crowded - crowded.min())
-        return apart
+        return np.asarray(1.0 / (1.0 + crowded - crowded.min()))
 
 
 class FilesAreThere:
@@ -159,8 +147,7 @@ class NearTo:
         self._fleet = fleet
 
     def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats | list[float]:
-        near = cycle.request.ask.near
-        hosts = _hosts_of(self._fleet, near)
+        hosts = _hosts_of(self._fleet, cycle.request.ask.near)
         if not hosts:
             return np.zeros(len(candidates))
         racks = {host.labels.get(RACK) for host in hosts} - {None}

@@ -9,8 +9,6 @@ MAX_LAYERS = 10_000
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):
-    """One tensor, as the header describes it."""
-
     name: str
     bytes: int
     parameters: int
@@ -41,7 +39,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     trained_context: int | None = None
     """The longest context that it was trained for, if its files say."""
     embeds: bool = False
-    """It is an embedding model."""
     kv_bits: int | None = None
     """Bits of a KV cache that was quantised with the model."""
     parts: tuple[str, ...] = ()
@@ -93,7 +90,6 @@ class ModelWeights:
         self.has_output = False
 
     def add(self, tensor: Tensor) -> None:
-        """Count one tensor, by its name."""
         found = None if _OTHER_MODALITY.search(tensor.name) else _LAYER.search(tensor.name)
         if found is not None:
             layer = int(found[1][:9])

@@ -98,8 +98,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     def gpu_bytes(self, tp: int = 1, pp: int = 1) -> int:
         """Bytes on the fullest GPU."""
-        start, stop = fullest(self.need, tp, self.stages(tp, pp))
-        return self.need.stage_bytes(start, stop, tp)
+        return _gpu_bytes(self, tp, self.stages(tp, pp))
 
 
 def fullest(need: Need, tp: int, stages: Sequence[int]) -> tuple[int, int]:
@@ -183,8 +182,6 @@ DRIVER_BYTES = 1 << 29
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an estimate fits on one kind of GPU."""
-
     gpu: str
     memory_bytes: int
     usable_bytes: int
@@ -215,17 +212,18 @@ def fit(
         return _gpu_bytes(changed, tp, stages) <= usable
 
     longest = estimate.architecture.trained_context or MAX_CONTEXT
-    needed = _gpu_bytes(estimate, tp, stages)
+    need, needed = estimate.need, _gpu_bytes(estimate, tp, stages)
     return Fit(
         gpu=gpu,
         memory_bytes=memory_bytes,
         usable_bytes=usable,
         gpu_bytes=needed,
         fits=needed <= usable,
-        gpus=_fewest(estimate, usable),
+        gpus=next((size for size in need.tensor_parallel_sizes if need.gpu_bytes(size) <= usable), None),
         context=largest(lambda tokens: holds(estimate.served(context=tokens)), longest),
         concurrency=largest(lambda requests: holds(estimate.served(concurrency=requests)), MAX_REQUESTS),
-        gpu_layers=_most_layers(estimate.need, usable),
+        # The last layers go to the GPU first, so that more layers never take less.
+        gpu_layers=largest(lambda layers: need.offloaded(layers)[0] <= usable, need.layers),
         kv_tokens=kv_tokens(estimate, usable, tp, pp),
     )
 
@@ -245,23 +243,10 @@ def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
     if not estimate.kv_bytes_per_token:
         return 0
     # The activations stay those of the requested concurrency.
-    alone = estimate.served(concurrency=1, max_sequences=_sequences(estimate))
+    sequences = estimate.serving.max_sequences or max(SEQUENCES, estimate.serving.concurrency)
+    alone = estimate.served(concurrency=1, max_sequences=sequences)
     stages = estimate.stages(tp, pp)
     return largest(lambda tokens: _gpu_bytes(alone.served(context=tokens), tp, stages) <= usable, MAX_TOKENS)
-
-
-def _sequences(estimate: Estimate) -> int:
-    return estimate.serving.max_sequences or max(SEQUENCES, estimate.serving.concurrency)
-
-
-def _fewest(estimate: Estimate, usable_bytes: int) -> int | None:
-    sizes = estimate.need.tensor_parallel_sizes
-    return next((size for size in sizes if estimate.need.gpu_bytes(size) <= usable_bytes), None)
-
-
-def _most_layers(need: Need, usable: int) -> int:
-    """The last layers go to the GPU first, so that more layers never take less."""
-    return largest(lambda layers: need.offloaded(layers)[0] <= usable, need.layers)
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:

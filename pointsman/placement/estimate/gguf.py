@@ -7,6 +7,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from pointsman.placement.estimate.reading import Fields, Source, UnreadableModel
 
 
 class GgmlType(NamedTuple):
-    """One type: numbers are stored in blocks."""
+    """Numbers are stored in blocks."""
 
     name: str
     block: int
@@ -25,40 +26,18 @@ class GgmlType(NamedTuple):
 
 
 GGML_TYPES: dict[int, GgmlType] = {
-    0: GgmlType("F32", 1, 4),
-    1: GgmlType("F16", 1, 2),
-    2: GgmlType("Q4_0", 32, 18),
-    3: GgmlType("Q4_1", 32, 20),
-    6: GgmlType("Q5_0", 32, 22),
-    7: GgmlType("Q5_1", 32, 24),
-    8: GgmlType("Q8_0", 32, 34),
-    9: GgmlType("Q8_1", 32, 36),
-    10: GgmlType("Q2_K", 256, 84),
-    11: GgmlType("Q3_K", 256, 110),
-    12: GgmlType("Q4_K", 256, 144),
-    13: GgmlType("Q5_K", 256, 176),
-    14: GgmlType("Q6_K", 256, 210),
-    15: GgmlType("Q8_K", 256, 292),
-    16: GgmlType("IQ2_XXS", 256, 66),
-    17: GgmlType("IQ2_XS", 256, 74),
-    18: GgmlType("IQ3_XXS", 256, 98),
-    19: GgmlType("IQ1_S", 256, 50),
-    20: GgmlType("IQ4_NL", 32, 18),
-    21: GgmlType("IQ3_S", 256, 110),
-    22: GgmlType("IQ2_S", 256, 82),
-    23: GgmlType("IQ4_XS", 256, 136),
-    24: GgmlType("I8", 1, 1),
-    25: GgmlType("I16", 1, 2),
-    26: GgmlType("I32", 1, 4),
-    27: GgmlType("I64", 1, 8),
-    28: GgmlType("F64", 1, 8),
-    29: GgmlType("IQ1_M", 256, 56),
-    30: GgmlType("BF16", 1, 2),
-    34: GgmlType("TQ1_0", 256, 54),
-    35: GgmlType("TQ2_0", 256, 66),
-    39: GgmlType("MXFP4", 32, 17),
+    0: GgmlType("F32", 1, 4), 1: GgmlType("F16", 1, 2), 2: GgmlType("Q4_0", 32, 18), 3: GgmlType("Q4_1", 32, 20),
+    6: GgmlType("Q5_0", 32, 22), 7: GgmlType("Q5_1", 32, 24), 8: GgmlType("Q8_0", 32, 34),
+    9: GgmlType("Q8_1", 32, 36), 10: GgmlType("Q2_K", 256, 84), 11: GgmlType("Q3_K", 256, 110),
+    12: GgmlType("Q4_K", 256, 144), 13: GgmlType("Q5_K", 256, 176), 14: GgmlType("Q6_K", 256, 210),
+    15: GgmlType("Q8_K", 256, 292), 16: GgmlType("IQ2_XXS", 256, 66), 17: GgmlType("IQ2_XS", 256, 74),
+    18: GgmlType("IQ3_XXS", 256, 98), 19: GgmlType("IQ1_S", 256, 50), 20: GgmlType("IQ4_NL", 32, 18),
+    21: GgmlType("IQ3_S", 256, 110), 22: GgmlType("IQ2_S", 256, 82), 23: GgmlType("IQ4_XS", 256, 136),
+    24: GgmlType("I8", 1, 1), 25: GgmlType("I16", 1, 2), 26: GgmlType("I32", 1, 4), 27: GgmlType("I64", 1, 8),
+    28: GgmlType("F64", 1, 8), 29: GgmlType("IQ1_M", 256, 56), 30: GgmlType("BF16", 1, 2),
+    34: GgmlType("TQ1_0", 256, 54), 35: GgmlType("TQ2_0", 256, 66), 39: GgmlType("MXFP4", 32, 17),
     40: GgmlType("NVFP4", 64, 36),
-}
+}  # fmt: skip
 
 
 MAGIC = b"GGUF"
@@ -81,8 +60,6 @@ class Skipped(NamedTuple):
 
 
 class GgufTensor(NamedTuple):
-    """One row of the table of tensors."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -90,7 +67,7 @@ class GgufTensor(NamedTuple):
 
     @property
     def counted(self) -> Tensor:
-        return Tensor(self.name, self.bytes, _product(self.shape))
+        return Tensor(self.name, self.bytes, prod(self.shape))
 
 
 class GgufFile(NamedTuple):
@@ -104,12 +81,8 @@ class GgufFile(NamedTuple):
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file, or of all parts of one. Raises UnreadableModel for anything else."""
-    parts = parts_of(path)
-    first = _read_one(parts[0])
-    tensors = list(first.tensors)
-    for part in parts[1:]:
-        tensors += _read_one(part).tensors
-    return first._replace(path=path, tensors=tuple(tensors))
+    files = [_read_one(part) for part in parts_of(path)]
+    return files[0]._replace(path=path, tensors=tuple(tensor for file in files for tensor in file.tensors))
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -167,7 +140,7 @@ def _checked(source: Source, rows: list[tuple[str, tuple[int, ...], int, int]], 
         kind = GGML_TYPES.get(number)
         if kind is None:
             source.fail(f'a known data type of tensor "{name[:80]}"', f"type {number}")
-        size = -(-_product(shape) // kind.block) * kind.bytes
+        size = -(-prod(shape) // kind.block) * kind.bytes
         if start + offset + size > source.size:
             end = f'{start + offset + size:,} bytes, the end of tensor "{name[:80]}"'
             source.fail(end, f"a file of {source.size:,}; it is truncated")
@@ -190,8 +163,7 @@ def _value(source: Source, kind: int, depth: int = 0) -> Any:
             return Skipped(length)
         return list(struct.unpack(f"<{length}{form[1]}", source.take(size, f"a list of {length:,}")))
     source.demand(length * 8, f"a list of {length:,}")
-    keep = length <= MAX_LIST_LENGTH and inner != _TEXT
-    values: list[Any] | None = [] if keep else None
+    values: list[Any] | None = [] if length <= MAX_LIST_LENGTH and inner != _TEXT else None
     for _ in range(length):
         if inner == _TEXT:
             source.skip(_number(source, "<Q", "the length of a text"), "a text")
@@ -218,13 +190,6 @@ def _text(source: Source, what: str, longest: int | None = None) -> str:
     return source.take(length, what).decode("utf-8", "replace")
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
 # The model that a file describes
 
 
@@ -240,7 +205,6 @@ WINDOW_EVERY = {
 
 
 def gguf_model(path: Path) -> Model:
-    """A model from its GGUF file."""
     file = read_gguf(path)
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or not name:
@@ -287,7 +251,6 @@ def _architecture(file: GgufFile, name: str, fields: Fields, notes: list[str]) -
     lora_rank = fields.whole("attention.kv_lora_rank")
     # Older files have full keys and values for every head instead of the latent cache.
     latent = bool(lora_rank) and fields.whole("attention.key_length_mla") is not None
-    embeds = name in EMBEDDERS or fields.get("attention.causal") is False
     used = fields.whole("expert_used_count") or 0
     feed = max(fields.wholes("feed_forward_length") or [fields.whole("feed_forward_length") or 0])
     expert = fields.whole("expert_feed_forward_length") or feed
@@ -307,7 +270,7 @@ def _architecture(file: GgufFile, name: str, fields: Fields, notes: list[str]) -
         experts=fields.whole("expert_count") or 0,
         experts_used=used,
         trained_context=fields.whole("context_length") or None,
-        embeds=embeds,
+        embeds=name in EMBEDDERS or fields.get("attention.causal") is False,
     )
 
 

@@ -27,9 +27,8 @@ def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None,
         found[max(layers - shared, 0) :] = [0] * min(shared, layers)
     recurrent = sum(window == 0 for window in found) - min(shared, layers)
     if recurrent > 0:
-        notes.append(
-            f"{recurrent} of {layers} layers are recurrent; their state (a few MiB per request) is not counted"
-        )
+        state = "their state (a few MiB per request) is not counted"
+        notes.append(f"{recurrent} of {layers} layers are recurrent; {state}")
     return tuple(found)
 
 
@@ -65,9 +64,8 @@ def _by_rule(text: Fields, layers: int) -> list[int | None]:
     if family.startswith("qwen"):  # its first layers attend to everything
         first = text.whole("max_window_layers") or 0
         return [None if layer < first else window for layer in range(layers)]
-    every = text.whole("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(
-        family
-    )
+    usual = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}
+    every = text.whole("sliding_window_pattern") or usual.get(family)
     if every:
         return [None if (layer + 1) % every == 0 else window for layer in range(layers)]
     return [window] * layers
@@ -112,12 +110,10 @@ def quantisation_of(config: Mapping[str, Any], dtype_bits: int) -> Quantisation:
     bits = _whole(given.get("bits") or given.get("w_bit"))
     scheme = _first_scheme(given)
     if scheme:
-        weights = scheme.get("weights")
-        weights = weights if isinstance(weights, dict) else {}
+        weights = found if isinstance(found := scheme.get("weights"), dict) else {}
         bits, group = bits or _whole(weights.get("num_bits")), group or _whole(weights.get("group_size"))
     if not bits:
-        four = given.get("load_in_4bit") or "4" in method
-        bits = 4 if four else 8
+        bits = 4 if given.get("load_in_4bit") or "4" in method else 8
     if given.get("load_in_4bit") and not group:
         group = 64
     if method == "mxfp4":
@@ -130,7 +126,6 @@ def quantisation_of(config: Mapping[str, Any], dtype_bits: int) -> Quantisation:
 
 
 def parameters_of(tensor: Stored, quantisation: Quantisation) -> int:
-    """Parameters in a stored tensor."""
     if not quantisation.method:
         return tensor.numbers
     last = tensor.name.rpartition(".")[2]
@@ -243,7 +238,6 @@ _PARTS = {"vision_config": "vision", "visual": "vision", "audio_config": "audio"
 
 
 def hugging_face_model(folder: Path) -> Model:
-    """A model from its folder."""
     config = json_object(folder / CONFIG)
     text = Fields(folder / CONFIG, _text_config(config))
     dtype = _dtype(config) or _dtype(text.values)

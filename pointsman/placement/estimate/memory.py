@@ -17,8 +17,6 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """How an instance is to serve."""
-
     context: int
     """Tokens of one request, prompt and response together."""
     concurrency: int = 1
@@ -71,7 +69,6 @@ class EngineMemory(Protocol):
 
 
 def bits_of(dtype: str, known: dict[str, float]) -> float:
-    """Bits of a data type of the KV cache."""
     try:
         return known[dtype.lower()]
     except KeyError:
@@ -201,8 +198,7 @@ class VllmMemory:
     def activation_bytes(self, model: Model, serving: Serving) -> int:
         shape = model.architecture
         # At once in each layer: gate, up and their product; residual, input and output; the results of experts.
-        token = 2 * (3 * shape.intermediate + (4 + shape.experts_used) * shape.hidden)
-        layer = self._batch(serving) * token
+        layer = self._batch(serving) * 2 * (3 * shape.intermediate + (4 + shape.experts_used) * shape.hidden)
         sampler = 0 if shape.embeds else self._sequences(serving) * shape.vocabulary * SAMPLER_BYTES
         return max(layer, sampler)
 
@@ -240,7 +236,6 @@ ENGINES: tuple[EngineMemory, ...] = (VllmMemory(), LlamaCppMemory())
 
 
 def engine_memory(name: str) -> EngineMemory:
-    """The memory model of an engine."""
     for engine in ENGINES:
         if engine.name == name:
             return engine
@@ -248,13 +243,8 @@ def engine_memory(name: str) -> EngineMemory:
 
 
 def need_of(
-    model: Model,
-    serving: Serving,
-    engine: EngineMemory,
-    adapters: Sequence[Adapter] = (),
-    draft: Model | None = None,
+    model: Model, serving: Serving, engine: EngineMemory, adapters: Sequence[Adapter] = (), draft: Model | None = None
 ) -> Need:
-    """What one instance needs."""
     first, last = engine.ends(model)
     layers = list(model.layer_bytes)
     for adapter in adapters:

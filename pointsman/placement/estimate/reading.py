@@ -48,7 +48,6 @@ class Source:
         return self.size - self._file.tell()
 
     def take(self, count: int, what: str) -> bytes:
-        """The next bytes."""
         self.demand(count, what)
         try:
             data = self._file.read(count)
@@ -59,7 +58,6 @@ class Source:
         return data
 
     def skip(self, count: int, what: str) -> None:
-        """Skip bytes."""
         self.demand(count, what)
         self._file.seek(count, 1)
 
@@ -101,7 +99,7 @@ class Fields:
     def whole(self, *names: str) -> int | None:
         """The first of these that is present and not null, a whole number from 0 on."""
         for name in names:
-            value = self.values.get(self._prefix + name)
+            value = self.get(name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.MAX:
@@ -117,7 +115,7 @@ class Fields:
         return found
 
     def text(self, name: str) -> str:
-        value = self.values.get(self._prefix + name)
+        value = self.get(name)
         return value if isinstance(value, str) else ""
 
     def get(self, name: str) -> Any:

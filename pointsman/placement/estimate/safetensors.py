@@ -1,5 +1,7 @@
 """Headers of safetensors files: names, types, shapes and sizes of tensors. The weights are never read."""
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +20,6 @@ DTYPE_BITS = {
 
 
 class Stored(NamedTuple):
-    """One tensor of a header."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -27,10 +27,7 @@ class Stored(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        product = 1
-        for size in self.shape:
-            product *= size
-        return product
+        return prod(self.shape)
 
 
 def read_safetensors(path: Path) -> list[Stored]:
@@ -55,8 +52,8 @@ def _stored(path: Path, name: str, entry: Any, data_bytes: int) -> Stored:
     stored = Stored(name, dtype, tuple(shape), end - start)
     bits = DTYPE_BITS.get(dtype)
     if start > end or (bits is not None and -(-stored.numbers * bits // 8) != stored.bytes):
-        expected = f"{what} to be {dtype} of shape {shape[:8]}"
-        raise UnreadableModel(path, expected, f"the bytes from {start:,} to {end:,}")
+        found = f"the bytes from {start:,} to {end:,}"
+        raise UnreadableModel(path, f"{what} to be {dtype} of shape {shape[:8]}", found)
     if end > data_bytes:
         found = f"{data_bytes:,} bytes after the header; it is truncated"
         raise UnreadableModel(path, f"{end:,} bytes, the end of {what}", found)
@@ -130,13 +127,13 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def _adapter(name: str, rank: int, sizes: list[tuple[str, int]]) -> Adapter:
-    by_layer: dict[int, int] = {}
+    by_layer: Counter[int] = Counter()
     other = 0
     for tensor, size in sizes:
         layer = tensor_layer(tensor)
         if layer is None or layer >= MAX_LAYERS:
             other += size
         else:
-            by_layer[layer] = by_layer.get(layer, 0) + size
+            by_layer[layer] += size
     layers = range(max(by_layer, default=-1) + 1)
-    return Adapter(name=name, rank=rank, layer_bytes=tuple(by_layer.get(one, 0) for one in layers), other_bytes=other)
+    return Adapter(name=name, rank=rank, layer_bytes=tuple(by_layer[one] for one in layers), other_bytes=other)

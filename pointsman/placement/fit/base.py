@@ -5,27 +5,18 @@ A reason may be read when the fleet has changed: its facts are copied when the d
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
-from pointsman.placement.devices import ABLE, OBSTACLES, Devices
+from pointsman.placement.devices import ABLE, OBSTACLES, Codes, Devices, Floats, Mask
 from pointsman.placement.filters import Hosts, Rejections
 from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation
 from pointsman.reasons import Reason
 from pointsman.selection import Cycle, RejectedEach
 from pointsman.selection.arrays import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Codes: TypeAlias = NDArray[np.int8]
-    Floats: TypeAlias = NDArray[np.float64]
-    Mask: TypeAlias = NDArray[np.bool_]
-else:
-    Codes = Floats = Mask = Any
 
 CPU_SLACK = 1e-9
 """CPUs are fractions that were added and subtracted."""
@@ -43,7 +34,6 @@ class TierFit(msgspec.Struct, eq=False):
     place: Callable[[Host], Place]
     """Its place on a worker that fits."""
     why: Callable[[Host], Reason]
-    """Why another worker does not fit."""
     quality: Floats | None = None
     """What else makes one worker better than another in this tier: 1 for the best, at most 0.5 for the others."""
     gpus: int | None = None

@@ -1,7 +1,8 @@
 """The last tier: on the CPU, if the memory of the machine suffices."""
 
 from pointsman.placement.asks import Ask, Claim, Place, Tier
-from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit
+from pointsman.placement.devices import Mask
+from pointsman.placement.fit.base import HostRoom, ResourceFit, TierFit
 from pointsman.placement.fleet import Host
 from pointsman.reasons import Reason
 

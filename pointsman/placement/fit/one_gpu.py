@@ -1,8 +1,8 @@
 """The first tier: the whole instance on one GPU."""
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
-from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit, claims_of, lacks_gpus
+from pointsman.placement.devices import ABLE, Mask
+from pointsman.placement.fit.base import HostRoom, ResourceFit, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np

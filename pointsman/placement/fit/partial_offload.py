@@ -3,8 +3,8 @@
 import msgspec
 
 from pointsman.placement.asks import Ask, Place, Tier
-from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import HostRoom, Mask, ResourceFit, TierFit, claims_of, lacks_gpus
+from pointsman.placement.devices import ABLE, Mask
+from pointsman.placement.fit.base import HostRoom, ResourceFit, TierFit, claims_of, lacks_gpus
 from pointsman.placement.fleet import Host
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
@@ -51,10 +51,8 @@ class FitsPartly(ResourceFit):
             if layers < 1:
                 room = {"needed_bytes": float(on_gpu[1]), "largest_free_bytes": float(largest[host.row])}
                 return Reason("no-room-for-a-layer", room)
-            needed = float(memory[host.row])
-            return Reason(
-                "too-little-memory-for-the-rest", {"gpu_layers": layers, "needed_bytes": needed, "free_bytes": has}
-            )
+            facts = {"gpu_layers": layers, "needed_bytes": float(memory[host.row]), "free_bytes": has}
+            return Reason("too-little-memory-for-the-rest", facts)
 
         fewer = most[fits].max(initial=0) - most
         return TierFit(ask, fits, largest, taken, place, why, 1.0 / (1.0 + np.clip(fewer, 0, None)))

@@ -4,18 +4,8 @@ from collections.abc import Callable
 from functools import reduce
 
 from pointsman.placement.asks import Arrangement, Ask, Place, Tier
-from pointsman.placement.devices import ABLE, Devices
-from pointsman.placement.fit.base import (
-    Codes,
-    Floats,
-    HostRoom,
-    Mask,
-    ResourceFit,
-    TierFit,
-    claims_of,
-    lacks_gpus,
-    nowhere,
-)
+from pointsman.placement.devices import ABLE, Codes, Devices, Floats, Mask
+from pointsman.placement.fit.base import HostRoom, ResourceFit, TierFit, claims_of, lacks_gpus, nowhere
 from pointsman.placement.fleet import Device, Host
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np

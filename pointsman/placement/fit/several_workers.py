@@ -15,18 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from pointsman.placement.asks import Ask, Claim, Cuts, Place, Tier
-from pointsman.placement.devices import ABLE
-from pointsman.placement.fit.base import (
-    Codes,
-    Floats,
-    HostRoom,
-    Mask,
-    ResourceFit,
-    TierFit,
-    claims_of,
-    lacks_gpus,
-    nowhere,
-)
+from pointsman.placement.devices import ABLE, Codes, Floats, Mask
+from pointsman.placement.fit.base import HostRoom, ResourceFit, TierFit, claims_of, lacks_gpus, nowhere
 from pointsman.placement.fleet import Device, Host
 from pointsman.reasons import Reason
 from pointsman.selection.arrays import np
@@ -58,10 +48,10 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -
     layers is never worse, so that only the best order of each set is kept.
     """
     largest = _largest(cuts, rooms)
-    while _sets(rooms, largest) > max_sets:
-        largest = largest[:-1]
     counts = Counter(rooms[index] for index in largest)
-    kinds = list(counts)
+    while prod(count + 1 for count in counts.values()) > max_sets:
+        counts[rooms[largest.pop()]] -= 1
+    kinds = [room for room, count in counts.items() if count]
     reached: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {(0,) * len(kinds): (0, ())}
     """Stages used of each kind -> the most layers that they hold, and the kinds in that order."""
     while reached:
@@ -100,10 +90,6 @@ def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int 
     return None
 
 
-def _sets(rooms: Sequence[float], indexes: Sequence[int]) -> int:
-    return prod(count + 1 for count in Counter(rooms[index] for index in indexes).values())
-
-
 def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[float]) -> list[int]:
     """Stages with these rooms; of equals the first."""
     unused: dict[float, list[int]] = {}
@@ -137,8 +123,7 @@ class Split(msgspec.Struct, frozen=True):
     @property
     def cost(self) -> tuple[int, int]:
         """(workers, GPUs)"""
-        workers = {stage.host.row for stage in self.stages}
-        return len(workers), len(self.stages) * self.tensor_parallel_size
+        return len({stage.host.row for stage in self.stages}), len(self.stages) * self.tensor_parallel_size
 
     def evened(self, cuts: Cuts) -> "Split":
         """The same stages with layers divided as evenly as their room allows."""
@@ -208,7 +193,7 @@ class FitsOnSeveralWorkers(ResourceFit):
     def _found(self, ask: Ask, split: Split, hosts: HostRoom) -> TierFit:
         fits = np.zeros(len(self.fleet), dtype=bool)
         fits[split.stages[0].host.row] = True
-        tightest = min(stage.free_bytes for stage in split.stages)
+        tightest = np.full(len(fits), min(stage.free_bytes for stage in split.stages))
         taken = {str(stage.host) for stage in split.stages}
 
         def why(host: Host) -> Reason:
@@ -216,7 +201,7 @@ class FitsOnSeveralWorkers(ResourceFit):
                 return Reason("later-stage")
             return hosts.lacking(host) or Reason("stages-elsewhere")
 
-        return TierFit(ask, fits, np.full(len(fits), tightest), 0.0, lambda _: self._place(ask, split), why)
+        return TierFit(ask, fits, tightest, 0.0, lambda _: self._place(ask, split), why)
 
     def _place(self, ask: Ask, split: Split) -> Place:
         size, claims, start = split.tensor_parallel_size, list[Claim](), 0
