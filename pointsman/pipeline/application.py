@@ -53,8 +53,6 @@ class Application:
 
 
 class ApplicationNode:
-    """One node of an application."""
-
     def __init__(self, application: Application, name: str) -> None:
         names = [node.name for node in application.graph.nodes]
         if name not in (*names, INGRESS):
@@ -68,7 +66,6 @@ class ApplicationNode:
         return graph.ingress if self.name == INGRESS else graph.node(self.name).options
 
     def set_options(self, **changes: Any) -> None:
-        """Change options of this node."""
         graph, options = self._application.graph, self.options.changed(changes)
         if self.name == INGRESS:
             self._application.graph = msgspec.structs.replace(graph, ingress=options)

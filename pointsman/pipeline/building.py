@@ -27,8 +27,6 @@ from pointsman.pipeline.nodes import (
     Owner,
 )
 
-VERSION_DIGITS = 12
-
 
 class Code(NamedTuple):
     """Where a class or function can be loaded from."""
@@ -60,7 +58,7 @@ def code_of(body: Any, folder: Path) -> Code:
     version = file_version(path)
     spec = getattr(module, "__spec__", None)
     module_name = spec.name if spec is not None else body.__module__
-    if _is_installed(path):
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(Path(os.__file__).parent):
         return Code(f"{module_name}:{name}", version)
     if "." in module_name and (path.parent / "__init__.py").exists():
         root = path.parents[module_name.count(".") + (path.name == "__init__.py")]
@@ -69,12 +67,7 @@ def code_of(body: Any, folder: Path) -> Code:
 
 
 def file_version(path: Path) -> str:
-    """The version of a file of code."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:VERSION_DIGITS]
-
-
-def _is_installed(path: Path) -> bool:
-    return bool({"site-packages", "dist-packages"} & set(path.parts)) or path.is_relative_to(Path(os.__file__).parent)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -93,12 +86,11 @@ class BuildError(ConfigError):
     """All problems of a pipeline, one line each."""
 
 
-class Bound:
-    """A graph, and the code behind its nodes."""
+class Bound(NamedTuple):
+    """A graph, and the code behind its nodes, by name."""
 
-    def __init__(self, graph: Graph, owners: dict[str, Owner]) -> None:
-        self.graph = graph
-        self.owners = owners
+    graph: Graph
+    owners: Mapping[str, Owner]
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:
@@ -108,8 +100,6 @@ def bound_graph(root: Any, folder: Path | None = None) -> Bound:
 
 
 class _Building:
-    """One pass over bound objects."""
-
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._problems: list[str] = []
@@ -177,7 +167,6 @@ class _Building:
     def _arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], label: str, *, in_call: bool
     ) -> tuple[tuple[Template, ...], dict[str, Template]]:
-        """The arguments of a call or of a constructor."""
         positional = tuple(
             self._template(value, f"{label}: argument {number}", in_call=in_call)
             for number, value in enumerate(args, start=1)
@@ -191,14 +180,13 @@ class _Building:
     def _plain(self, value: Any, where: str, *, in_call: bool) -> Template:
         if value is None or isinstance(value, bool | str):
             return value
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int):
             return int(value) if abs(value) < MAX_INTEGER else self._wrong(f"{where} is {value}, more than 64 bits")
         if isinstance(value, float):
             return value if math.isfinite(value) else self._wrong(f"{where} is {value}, which JSON has no form for")
         if not isinstance(value, list | tuple | dict):
-            kind = type(value).__name__
-            advice = "make it inside the class" if not in_call else "make it inside a node"
-            return self._wrong(f"{where} is a {kind}, which JSON has no form for; {advice}")
+            advice = "make it inside a node" if in_call else "make it inside the class"
+            return self._wrong(f"{where} is a {type(value).__name__}, which JSON has no form for; {advice}")
         if not self._enter(value, where):
             return None
         made: Template
@@ -215,9 +203,8 @@ class _Building:
     # Calls
 
     def _call(self, call: CallNode) -> str:
-        known = self._ids.get(id(call))
-        if known is not None:
-            return known
+        if id(call) in self._ids:
+            return self._ids[id(call)]
         node = self._node(call._owner)
         label = f"{node}.{call._method}" if call._method != CALL else node
         if not self._enter(call, label):
@@ -232,14 +219,12 @@ class _Building:
     # Nodes
 
     def _node(self, owner: Owner) -> str:
-        known = self._names.get(id(owner))
-        if known is not None:
-            return known
+        if id(owner) in self._names:
+            return self._names[id(owner)]
         name = self._names[id(owner)] = self._name(owner)
         self._owners[name] = owner
-        self._nodes[name] = Node(
-            name=name, kind=NodeKind.MODEL, code=""
-        )  # keeps its position before the nodes that its handles name
+        # Keeps its position before the nodes that its handles name.
+        self._nodes[name] = Node(name=name, kind=NodeKind.MODEL, code="")
         self._nodes[name] = self._made(owner, name)
         return name
 
@@ -272,7 +257,8 @@ class _Building:
             return _numbered(_in_letters(owner._model), self._nodes)
         deployed = owner._of if isinstance(owner, ClassNode) else owner
         given = deployed.name or (owner._variable if isinstance(owner, ClassNode) else "")
-        name = given or _in_letters(_snake(deployed.body.__name__))
+        snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", deployed.body.__name__).lower()
+        name = given or _in_letters(snake_case)
         if not NAME.fullmatch(name):
             self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
         elif name == INGRESS:
@@ -328,8 +314,7 @@ def _wrong_call(call: CallNode, label: str) -> str:
         methods = [name for name, one in inspect.getmembers(body, callable) if not name.startswith("_")]
         missing = "it cannot be called: it has no __call__" if call._method == CALL else f'it has no "{call._method}"'
         return f"{label}: {missing}{did_you_mean(call._method, methods)}"
-    is_bound = isinstance(method, staticmethod | classmethod)
-    args = call._args if is_bound else (None, *call._args)
+    args = call._args if isinstance(method, staticmethod | classmethod) else (None, *call._args)
     return _wrong_arguments(getattr(body, call._method), args, call._kwargs, label)
 
 
@@ -351,11 +336,6 @@ def _numbered(name: str, taken: Mapping[str, Any]) -> str:
         number += 1
         found = f"{name}_{number}"
     return found
-
-
-def _snake(name: str) -> str:
-    """DocumentReader -> document_reader"""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _in_letters(name: str) -> str:

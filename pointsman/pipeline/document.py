@@ -16,8 +16,6 @@ from pointsman.parameters import yaml_name
 from pointsman.pipeline.graph import CALL, Access, Call, FromInput, FromStep, Graph, HandleTo, Node, Template
 from pointsman.pipeline.options import NodeOptions
 
-API_VERSION = "pointsman/v1alpha1"
-KIND = "Application"
 MARK = "$"
 """Keys that begin with it are references: $input, $step and $handle."""
 INPUT, STEP, HANDLE = "$input", "$step", "$handle"
@@ -46,8 +44,8 @@ def graph_document(name: str, graph: Graph) -> dict[str, Any]:
     """The document of an application, as plain data. Defaults are left out."""
     ingress = {"preprocessor": graph.preprocessor, "schema": graph.schema, "version": graph.ingress_version}
     document = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+        "apiVersion": "pointsman/v1alpha1",
+        "kind": "Application",
         "name": name,
         "nodes": [_node(node) for node in graph.nodes],
         "calls": [_call(call) for call in graph.calls],
@@ -61,13 +59,8 @@ def graph_document(name: str, graph: Graph) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
-    document: dict[str, Any] = {"name": node.name, node.kind.value: node.code}
-    document |= _arguments(node)
-    if node.version:
-        document["version"] = node.version
-    if node.joins:
-        document["joins"] = True
-    return document | written_options(node.options)
+    more = {key: value for key, value in (("version", node.version), ("joins", node.joins)) if value}
+    return {"name": node.name, node.kind.value: node.code, **_arguments(node), **more, **written_options(node.options)}
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -84,7 +77,6 @@ def _arguments(owner: Node | Call) -> dict[str, Any]:
 
 
 def written(template: Template) -> Any:
-    """A template as plain data."""
     if isinstance(template, FromInput):
         return {INPUT: [{"attribute": step.key} if step.attribute else step.key for step in template.path]}
     if isinstance(template, FromStep):
@@ -109,8 +101,7 @@ def read(data: Any, note: Note, path: tuple[str | int, ...] = ()) -> Template:
         return {key: read(value, note, (*path, key)) for key, value in data.items()}
     [mark, *more] = marked
     if mark not in (INPUT, STEP, HANDLE):
-        near = did_you_mean(mark, (INPUT, STEP, HANDLE))
-        note((*path, mark), f"keys that begin with {MARK} are references{near}")
+        note((*path, mark), f"keys that begin with {MARK} are references{did_you_mean(mark, (INPUT, STEP, HANDLE))}")
     elif more or len(data) > 1:
         note(path, f"{mark} stands alone in its mapping")
     elif mark == INPUT:
@@ -177,8 +168,7 @@ def _text(representer: yaml.representer.SafeRepresenter, text: str) -> yaml.Node
     if not text.replace("\n", "").isprintable() or (text.isspace() and text != " "):
         style = '"'
     elif "\n" in text:
-        tidy = text[0] != "\n" and all(line == line.strip() for line in text.split("\n"))
-        style = "|" if tidy else '"'
+        style = "|" if text[0] != "\n" and all(line == line.strip() for line in text.split("\n")) else '"'
     elif _EXPONENT.fullmatch(text):
         style = "'"
     return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -192,10 +182,7 @@ def _lay_out(document: yaml.Node) -> None:
     for key, value in document.value:
         if key.value in ("nodes", "calls"):
             for entry in value.value:
-                if key.value == "nodes":
-                    _fold(*(field for _, field in entry.value))
-                else:
-                    _fold(entry)
+                _fold(*(field for _, field in entry.value) if key.value == "nodes" else (entry,))
         else:
             _fold(value)
 

@@ -102,7 +102,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     kind: NodeKind
     method: str
     args: tuple[Template, ...] = ()
-    """With `InputValue`, `StepResult` and `HandleTo` in index of what is not known yet."""
+    """With `InputValue`, `StepResult` and `HandleTo` in place of what is not known yet."""
     kwargs: Mapping[str, Template] = {}
     needs: tuple[int, ...] = ()
     """Steps that it waits for."""
@@ -124,7 +124,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flow_of(graph: Graph) -> Flow:
-    """The flow of a graph that has been checked."""
+    """The graph must have been checked."""
     return _Flattening(graph).flow()
 
 
@@ -164,8 +164,7 @@ class _Flattening:
         parts = [self._step(call, f"{call.id}.{rank}", rank, args, kwargs) for rank in range(node.options.shards)]
         if not node.joins:
             return parts
-        joining = msgspec.structs.replace(call, method="join")
-        return self._step(joining, f"{call.id}.join", 0, (parts,), {})
+        return self._step(msgspec.structs.replace(call, method="join"), f"{call.id}.join", 0, (parts,), {})
 
     def _step(
         self, call: Call, name: str, rank: int | None, args: tuple[Template, ...], kwargs: Mapping[str, Template]

@@ -29,8 +29,7 @@ def assigned_name(callers: int = 1) -> str:
     frame: FrameType | None = sys._getframe(callers + 1)
     if frame is None:
         return ""
-    after = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
-    following = next(after, None)
+    following = next((one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti), None)
     if following is None or following.opname not in _STORES:
         return ""
     name = str(following.argval)
@@ -57,7 +56,6 @@ class Deployment:
         return inspect.isclass(self.body)
 
     def options(self, *, name: str = "", **changes: Any) -> "Deployment":
-        """The same with other options."""
         return Deployment(self.body, self.node_options.changed(changes), name or self.name)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:

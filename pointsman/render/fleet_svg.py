@@ -66,8 +66,7 @@ def fleet_svg(fleet: Fleet, *, highlight: Place | None = None, rows: int = 60) -
     """A picture of the fleet. With more than `rows` workers, only the first are drawn, those of the highlighted place
     before the others, and a table sums up all workers by GPU model."""
     view = FleetView(fleet, highlight)
-    drawing = _FleetSvg(view, view.first(rows))
-    return drawing.document(fleet)
+    return _FleetSvg(view, view.first(rows)).document(fleet)
 
 
 class _FleetSvg:
@@ -96,9 +95,8 @@ class _FleetSvg:
             self._y += 8
         if len(self._hosts) < len(fleet):
             self._summary(fleet)
-        height = self._y - 8 - CARD_GAP + MARGIN
         paper = f'{HEAD}\n<rect width="100%" height="100%" fill="#f6f7f9"/>'
-        return self._canvas.document(WIDTH, height, f"Fleet: {lead}", paper)
+        return self._canvas.document(WIDTH, self._y - 8 - CARD_GAP + MARGIN, f"Fleet: {lead}", paper)
 
     # The legend
 
@@ -111,11 +109,8 @@ class _FleetSvg:
             for name, owner in self._view.owners.items()
             if name in seen
         ]
-        chips += [
-            (FILLS[kind], kind.value)
-            for kind in (PartKind.OTHERS, PartKind.RESERVED, PartKind.HELD, PartKind.FREE)
-            if kind in seen
-        ]
+        kinds = (PartKind.OTHERS, PartKind.RESERVED, PartKind.HELD, PartKind.FREE)
+        chips += [(FILLS[kind], kind.value) for kind in kinds if kind in seen]
         x = MARGIN
         for fill, words in chips:
             words = fitted(words, 400, 11)
@@ -136,13 +131,13 @@ class _FleetSvg:
         lines = -(-len(gpus) // self._columns)
         inside = lines * (BAR + CAPTION + LINK * linked) + STRIP + 14 if gpus else BAR + CAPTION
         height = max(inside, 50) + 2 * PAD - 4
-        lost = host.worker.status is WorkerStatus.LOST
-        self._canvas.open(_card_tip(host), opacity="0.55" if lost else "1")
+        tip = " ".join([host.worker.name, ", ".join(f"{name}={value}" for name, value in host.labels.items())]).strip()
+        self._canvas.open(tip, opacity="0.55" if host.worker.status is WorkerStatus.LOST else "1")
         chosen = host.worker.name in self._view.chosen_workers
         edge = {"stroke": ACCENT, "stroke_width": "1.5"} if chosen else {"stroke": "#dfe4ea"}
         self._canvas.rect(MARGIN, self._y, WIDTH - 2 * MARGIN, height, "#ffffff", radius=10, **edge)
-        self._facts(host, self._y + PAD)
         y = self._y + PAD
+        self._facts(host, y)
         if gpus:
             self._gpus(gpus, y)
             self._strip(host, memory, y + inside - STRIP - 4)
@@ -161,9 +156,8 @@ class _FleetSvg:
             left = x + len(name) * 8.4 + 10
             self._canvas.rect(left, y, width, 16, BADGES[worker.status], radius=8)
             self._canvas.text(left + 6, y + 11.5, worker.status.value, "badge")
-        kind = gpus_text(host, 26) or "no GPU"
         unified = " unified" if worker.unified_memory else ""
-        self._canvas.text(x, y + 30, kind, "fact")
+        self._canvas.text(x, y + 30, gpus_text(host, 26) or "no GPU", "fact")
         self._canvas.text(x, y + 46, f"{worker.cpus:g} CPUs, {in_gib(worker.memory_bytes)} GiB{unified}", "fact")
 
     def _gpus(self, gpus: Sequence[Bar], y: float) -> None:
@@ -180,7 +174,6 @@ class _FleetSvg:
             y += BAR + CAPTION + LINK * linked
 
     def _links(self, line: Sequence[Bar], y: float, width: float) -> None:
-        """A bracket below linked GPUs."""
         for link in dict.fromkeys(bar.link for bar in line if bar.link):
             middles = [AREA_X + index * (width + GAP) + width / 2 for index, bar in enumerate(line) if bar.link == link]
             self._canvas.open(link)
@@ -191,22 +184,20 @@ class _FleetSvg:
 
     def _strip(self, host: Host, memory: Bar, y: float) -> None:
         """The memory of a machine with GPUs."""
-        words = _machine(self._view, host, memory)
         width = AREA - 300
         self._bar(memory, AREA_X, y, width, STRIP)
-        self._canvas.text(AREA_X + width + GAP + 4, y + STRIP, words, "tiny")
+        self._canvas.text(AREA_X + width + GAP + 4, y + STRIP, _machine(self._view, host, memory), "tiny")
 
     # A bar
 
     def _bar(self, bar: Bar, x: float, y: float, width: float, height: float) -> None:
-        small = height < 20
         self._canvas.rect(x, y, width, height, FREE, radius=3, stroke=EMPTY_EDGE)
         whole = max(bar.total_bytes, sum(part.size_bytes for part in bar.parts), 1)
         outlines: list[tuple[float, float]] = []
         for part in bar.parts:
             length = part.size_bytes / whole * width
             if part.kind is not PartKind.FREE:
-                self._part(part, x, y, length, height, named=not small)
+                self._part(part, x, y, length, height, named=height >= 20)
             if part.chosen:
                 outlines.append((x, length))
             x += length
@@ -221,8 +212,8 @@ class _FleetSvg:
         self._canvas.rect(x, y, max(length - gap, 0.5), height, fill, radius=2)
         words = fitted(part.instance or part.owner, length - 11, 11) if named and part.owner else ""
         if words:
-            paper = self._colours[part.owner]
-            self._canvas.text(x + 6, y + height / 2 + 4, words, "owner", style=f"fill: {ink(paper)}")
+            style = f"fill: {ink(self._colours[part.owner])}"
+            self._canvas.text(x + 6, y + height / 2 + 4, words, "owner", style=style)
         self._canvas.close()
 
     def _caption(self, bar: Bar, x: float, y: float, width: float, name: str) -> None:
@@ -261,8 +252,3 @@ def _by_rack(hosts: Iterable[Host]) -> dict[str, list[Host]]:
 def _machine(view: FleetView, host: Host, memory: Bar) -> str:
     free = f"{in_gib(memory.free_bytes)} of {in_gib(memory.total_bytes)} GiB"
     return f"memory: {free} free; CPUs: {view.free_cpus(host):g} of {host.worker.cpus:g} free"
-
-
-def _card_tip(host: Host) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in host.labels.items())
-    return f"{host.worker.name} {labels}".strip()

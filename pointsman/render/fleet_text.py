@@ -20,8 +20,6 @@ CHOSEN = "chosen"
 
 
 class PartKind(Enum):
-    """The kind of a part of a bar."""
-
     RESERVED = "reserved for the system"
     OTHERS = "used by others"
     CLAIMED = "claimed"
@@ -30,8 +28,6 @@ class PartKind(Enum):
 
 
 class BarPart(msgspec.Struct, frozen=True):
-    """A part of a bar."""
-
     kind: PartKind
     size_bytes: int
     owner: str = ""
@@ -56,7 +52,6 @@ class Bar(msgspec.Struct, frozen=True):
 class Owner(msgspec.Struct):
     """A deployment, for the legend."""
 
-    name: str
     instances: int = 0
     gpu_bytes: int = 0
     memory_bytes: int = 0
@@ -90,7 +85,7 @@ class FleetView:
         self.chosen_workers: frozenset[str] = frozenset(highlight.workers if highlight is not None else ())
 
     def _count(self, instance: str, owner: str, place: Place, *, chosen: bool) -> None:
-        known = self.owners.setdefault(owner, Owner(owner))
+        known = self.owners.setdefault(owner, Owner())
         known.instances += 1
         for claim in place.claims:
             known.gpu_bytes += claim.gpu_bytes
@@ -151,8 +146,7 @@ def _parts(
 ) -> tuple[BarPart, ...]:
     claims: dict[str, BarPart] = {}
     for one in tenants:  # an instance may have several claims on the memory of one worker
-        before = claims[one.instance].size_bytes if one.instance in claims else 0
-        size = before + taken(one.claim)
+        size = taken(one.claim) + (claims[one.instance].size_bytes if one.instance in claims else 0)
         claims[one.instance] = BarPart(PartKind.CLAIMED, size, one.owner, one.instance, one.chosen)
     parts = [
         BarPart(PartKind.RESERVED, reserved),
@@ -178,8 +172,7 @@ def gpus_text(host: Host, most: int = 60) -> str:
 
 
 def _bare_name(model: str) -> str:
-    known = known_gpu(model)
-    return known.name if known is not None else short_gpu_name(model)
+    return short_gpu_name(model) if (known := known_gpu(model)) is None else known.name
 
 
 def in_gib(size_bytes: float) -> str:
@@ -208,8 +201,7 @@ class Total(msgspec.Struct):
 
     @property
     def claimed_bytes(self) -> int:
-        rest = self.total_bytes - self.reserved_bytes - self.others_bytes - self.free_bytes - self.held_bytes
-        return max(rest, 0)
+        return max(self.total_bytes - self.reserved_bytes - self.others_bytes - self.free_bytes - self.held_bytes, 0)
 
 
 def totals(fleet: Fleet) -> dict[str, Total]:
@@ -263,20 +255,11 @@ SUMMARY_HEADS = ("GPU", "count", "GiB", "claimed", "by others", "free", "empty G
 
 
 def summary_rows(fleet: Fleet) -> list[list[str]]:
-    """Cells of the table by model."""
-    return [
-        [
-            name,
-            f"{one.gpus:,}",
-            in_gib(one.total_bytes),
-            in_gib(one.claimed_bytes),
-            in_gib(one.others_bytes),
-            in_gib(one.free_bytes),
-            f"{one.empty:,}",
-            in_gib(one.largest_bytes),
-        ]
-        for name, one in totals(fleet).items()
-    ]
+    rows = []
+    for name, one in totals(fleet).items():
+        sizes = map(in_gib, (one.total_bytes, one.claimed_bytes, one.others_bytes, one.free_bytes))
+        rows.append([name, f"{one.gpus:,}", *sizes, f"{one.empty:,}", in_gib(one.largest_bytes)])
+    return rows
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
@@ -324,8 +307,7 @@ class _FleetText:
         names = [_name(host, max(self._width // 4, 8)) for host in hosts]
         kinds = [gpus_text(host, 20) or "CPU only" for host in hosts]
         first, second = (max([*map(len, cells), 6]) for cells in (names, kinds))
-        numbers = 18
-        room = max(self._width - first - second - numbers - 4, MIN_CELLS + 2)
+        room = max(self._width - first - second - 22, MIN_CELLS + 2)  # 18 for the numbers, 4 between columns
         lines = [f"{'worker':{first}}  {'GPUs':{second}}  {'':{room}}{'free GiB':>9}{'largest':>9}"]
         for host, name, kind in zip(hosts, names, kinds, strict=True):
             bars = self._view.gpus(host) or [self._view.memory(host)]
@@ -342,8 +324,7 @@ class _FleetText:
         cells = min((room - 1) // side_by_side - 1, MAX_CELLS)
         for start in range(0, len(bars), side_by_side):
             drawn = [self._bar(bar, cells) for bar in bars[start : start + side_by_side]]
-            blank = " " * (room - 1 - len(drawn) * (cells + 1))
-            yield "│" + "".join(f"{one}│" for one in drawn) + blank
+            yield "│" + "".join(f"{one}│" for one in drawn) + " " * (room - 1 - len(drawn) * (cells + 1))
 
     def _bar(self, bar: Bar, cells: int) -> str:
         too_much = bar.free_bytes < 0
@@ -352,9 +333,8 @@ class _FleetText:
             cells -= 1
         drawn = ""
         for part, length in zip(bar.parts, shared_out(bar.parts, cells), strict=True):
-            mark = self._mark(part)
-            self._used.update(mark * length)
-            text = mark * length
+            text = self._mark(part) * length
+            self._used.update(text)
             if part.kind in (PartKind.FREE, PartKind.HELD):
                 number = _short(bar.free_bytes)
                 text = text[len(number) :] + number if len(number) <= length else text

@@ -106,7 +106,7 @@ def _sort(row: list[int], neighbours: dict[int, list[int]], indexes: dict[int, i
 
 
 def _crossings(rows: Sequence[Sequence[int]], after: dict[int, list[int]]) -> int:
-    """How many pairs of links between the same layers cross."""
+    """Pairs of links between the same layers that cross."""
     found = 0
     for row, following in pairwise(rows):
         indexes = {one: index for index, one in enumerate(following)}
@@ -127,8 +127,6 @@ MAX_VALUE_LENGTH = 160
 
 
 class Role(Enum):
-    """What a box stands for."""
-
     INPUT = "input"
     CALL = "call"
     HELD = "held"
@@ -154,7 +152,6 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> list[str]:
-        """The text inside the box."""
         return ["  ".join([self.name, *self.marks]), *([self.caption] if self.caption else []), *self.notes]
 
 
@@ -221,8 +218,7 @@ class _Collector:
         for name in self._handles.only_held:
             node = graph.node(name)
             self._nodes[name] = self._add(self._node_box(node, Role.HELD, name, _caption(node), _node_tip(node)))
-        for holder, target in self._handles.edges:
-            self._edges.append(Edge(self._nodes[holder], self._nodes[target], held=True))
+        self._edges += [Edge(self._nodes[one], self._nodes[target], held=True) for one, target in self._handles.edges]
         self._output()
         layers = layers_of(len(self._boxes), [(edge.source, edge.target) for edge in self._edges])
         return GraphParts(tuple(self._boxes), tuple(self._edges), layers)
@@ -332,7 +328,6 @@ def _arguments(call: Call) -> Iterator[tuple[str, Reference]]:
 
 
 def _uses(template: Template, where: str) -> Iterator[tuple[str, Reference]]:
-    """The references in a value, each with its position."""
     if isinstance(template, FromInput | FromStep | HandleTo):
         yield where, template
     elif isinstance(template, Mapping):

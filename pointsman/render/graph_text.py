@@ -28,8 +28,6 @@ def graph_text(name: str, graph: Graph, width: int = 100) -> str:
 
 
 class _GraphText:
-    """The lines of one picture."""
-
     def __init__(self, parts: GraphParts, width: int) -> None:
         self._parts = parts
         self._width = width
@@ -65,10 +63,9 @@ class _GraphText:
         room, short = min(MAX_BOX_WIDTH, self._width) - 4, min(MAX_LIST_WIDTH, self._width) - 4
         lines = box.lines
         lines += _listed("←", [self._source(edge) for edge in edges if edge.target == one and not edge.held], short)
-        holders = [self._parts.boxes[edge.source].node for edge in edges if edge.target == one and edge.held]
-        lines += _listed("held by", holders, short)
-        calls = [self._parts.boxes[edge.target].name for edge in edges if edge.source == one and edge.held]
-        lines += _listed("calls", calls, short)
+        held = [edge for edge in edges if edge.held]
+        lines += _listed("held by", [self._parts.boxes[edge.source].node for edge in held if edge.target == one], short)
+        lines += _listed("calls", [self._parts.boxes[edge.target].name for edge in held if edge.source == one], short)
         return [cut(_plain(line), room) for line in lines]
 
     def _source(self, edge: Edge) -> str:
@@ -208,16 +205,15 @@ def draw(name: str, graph: Graph, path: Path | None) -> str:
 
 
 def mermaid(name: str, graph: Graph) -> str:
-    """A flowchart in Mermaid."""
     parts = parts_of(graph)
-    lines = ["---", f"title: {_yaml(f'{name}: {headline(graph)}')}", "---", "flowchart LR"]
+    title = msgspec.json.encode(_plain(f"{name}: {headline(graph)}")).decode()
+    lines = ["---", f"title: {title}", "---", "flowchart LR"]
     for index, box in enumerate(parts.boxes):
         left, right = SHAPES[box.kind] if box.kind is not None else ("([", "])")
         label = "<br>".join(map(_mermaid, box.lines))
         lines.append(f'  n{index}{left}"{label}"{right}' + (":::held" if box.role is Role.HELD else ""))
     for edge in parts.edges:
-        label = _label(edge)
-        arrow = "-.->" if edge.held else "-->"
+        label, arrow = _label(edge), "-.->" if edge.held else "-->"
         lines.append(f"  n{edge.source} {arrow}" + (f'|"{_mermaid(label)}"| ' if label else " ") + f"n{edge.target}")
     if any(box.role is Role.HELD for box in parts.boxes):
         lines.append("  classDef held stroke-dasharray: 4 3")
@@ -234,11 +230,11 @@ def dot(name: str, graph: Graph) -> str:
         '  edge [fontname="sans-serif" fontsize=10]',
     ]
     for index, box in enumerate(parts.boxes):
-        label, tip = _dot("\n".join(box.lines)), _dot(box.tip)
-        lines.append(f'  n{index} [label={label} tooltip={tip} style="{_style(box)}"]')
+        label = _dot("\n".join(box.lines))
+        lines.append(f'  n{index} [label={label} tooltip={_dot(box.tip)} style="{_style(box)}"]')
     for edge in parts.edges:
-        more = " style=dashed" if edge.held else ""
-        lines.append(f"  n{edge.source} -> n{edge.target} [label={_dot(_label(edge))}{more}]")
+        style = " style=dashed" if edge.held else ""
+        lines.append(f"  n{edge.source} -> n{edge.target} [label={_dot(_label(edge))}{style}]")
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -265,11 +261,6 @@ def _mermaid(text: str) -> str:
     return "".join(f"#{ord(one)};" if one in '"#<>&`;\\' else one if one.isprintable() else "\ufffd" for one in text)
 
 
-def _yaml(text: str) -> str:
-    return msgspec.json.encode("".join(one if one.isprintable() else "\ufffd" for one in text)).decode()
-
-
 def _dot(text: str) -> str:
-    """A quoted string of DOT."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join("\\n" if one == "\n" else one if one.isprintable() else "\ufffd" for one in escaped) + '"'

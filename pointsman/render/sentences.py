@@ -6,12 +6,14 @@ have `text` is shown as that text: so are all reasons of users' plugins. The cod
 
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pointsman.render.text import gib, quantity
 
 Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
+Group: TypeAlias = Any
+"""Rejections with one code: a `Counted` of pointsman.reasons, which imports this module, or the same from JSON."""
 
 
 class Phrase(NamedTuple):
@@ -21,23 +23,7 @@ class Phrase(NamedTuple):
     detail: Template = ""
 
 
-class Group(Protocol):
-    """What a summary needs to know of some rejections with one code."""
-
-    @property
-    def code(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def candidate(self) -> str: ...
-    @property
-    def facts(self) -> Facts: ...
-    @property
-    def alike(self) -> bool: ...
-
-
 def sentence(code: str, facts: Facts) -> str:
-    """The sentence of a reason."""
     if "text" in facts:
         return str(facts["text"])
     found = SENTENCES.get(code, code)
@@ -72,9 +58,29 @@ def _group_kind(group: Group) -> str:
 
 def _rendered(template: Template, facts: Facts) -> str:
     try:
-        return template.format(**facts) if isinstance(template, str) else template(facts)
+        return _filled(template, facts)
     except (LookupError, TypeError, ValueError):  # a reason of a plugin under one of our codes, with other facts
         return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _filled(template: Template, facts: Facts) -> str:
+    return template.format(**facts) if isinstance(template, str) else template(facts)
+
+
+def _either(fact: str, value: Any, one: Template, other: Template) -> Callable[[Facts], str]:
+    """One template if the fact has the value, else the other."""
+    return lambda facts: _filled(one if facts[fact] == value else other, facts)
+
+
+def _words(template: str) -> Callable[[Facts], str]:
+    """Of facts in words: sizes in bytes as GiB, lists as a, b, c."""
+
+    def word(name: str, value: Any) -> Any:
+        if name.endswith("_bytes"):
+            return gib(value)
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    return lambda facts: template.format(**{name: word(name, value) for name, value in facts.items()})
 
 
 def _label_mismatch(facts: Facts) -> str:
@@ -94,10 +100,6 @@ def _in_flight(facts: Facts) -> str:
     return ", ".join(f"{facts[name]:g} of {limit:g} {name} in flight" for name, limit in facts["limits"].items())
 
 
-def _role(facts: Facts) -> str:
-    return f"llm-d.ai/role is {'absent' if facts['role'] is None else facts['role']}"
-
-
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
     return "; ".join(
         f"{quantity(run['candidates'], noun)}: {tally(run['rejected'])}"
@@ -110,11 +112,8 @@ def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
 def _no_instance(facts: Facts) -> str:
     model, cause = facts["model"], facts["cause"]
     why = _none_chosen(cause.facts, "instance") if cause.code == "none-chosen" else cause
-    return f"no instance can take {_quoted(model) if model else 'this request'}: {why}"
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
+    wanted = f'"{model}"' if model else "this request"
+    return f"no instance can take {wanted}: {why}"
 
 
 def _chosen(rule: str) -> Callable[[Facts], str]:
@@ -126,24 +125,10 @@ def _chosen(rule: str) -> Callable[[Facts], str]:
     return render
 
 
-def _held_back(facts: Facts) -> str:
-    held = f"held back: the pool is saturated to {facts['saturation']:.0%}"
-    if not facts["unmeasured"]:
-        return held
-    return f"{held}; {facts['unmeasured']} of {facts['instances']} instances have never been measured"
-
-
 def _shortage(facts: Facts) -> str:
     unit, size = ("requests", "") if "size_bytes" not in facts else ("bytes", facts["size_bytes"])
     own = f", and this request has {size:,}" if "size_bytes" in facts else ""
     return f"{facts['waiting']:,} of {facts['limit']:,} {unit} waiting {facts['where']}{own} ({facts['setting']})"
-
-
-def _displaced(facts: Facts) -> str:
-    return (
-        f"displaced by higher-priority work: a request of priority {facts['by_priority']} needed the room of this one "
-        f"of priority {facts['priority']} in a full queue: {_shortage(facts)}; send it again later"
-    )
 
 
 def _waited(what: str, advice: str) -> Callable[[Facts], str]:
@@ -177,40 +162,9 @@ def _instance_failed(facts: Facts) -> str:
     return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
 
 
-def _after(why: str) -> str:
-    return f": {why}" if why else ""
-
-
-def _probes(count: int) -> str:
-    return f"{count} probes in a row" if count > 1 else "a probe"
-
-
-def _replicas(count: int) -> str:
-    return f"{count} replica is" if count == 1 else f"{count} replicas are"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _override(facts: Facts) -> str:
-    end = "until it is released" if facts["until"] is None else f"until {facts['until']}"
-    return f"{facts['replicas']} ordered by {facts['by']} {end}"
-
-
-def _policy_too_slow(facts: Facts) -> str:
-    limit = f"{facts['limit_s']:g} s"
-    if facts["taken_s"] is None:
-        return f"took more than {limit} (timeLimit)"
-    return f"took {facts['taken_s']:.3g} s; it may take {limit} (timeLimit)"
-
-
 def _unplaced(facts: Facts) -> str:
     verb = "has" if facts["unplaced"] == 1 else "have"
     return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
-
-
-_START_ONE = "start an instance"
 
 
 # Placement
@@ -262,16 +216,6 @@ def _taken(facts: Facts) -> str:
     return ", ".join(parts) or "nothing of its own"
 
 
-def _bytes(template: str) -> Callable[[Facts], str]:
-    """With sizes in bytes as GiB."""
-
-    def render(facts: Facts) -> str:
-        sizes = {name: gib(size) for name, size in facts.items() if name.endswith("_bytes")}
-        return template.format(**{**facts, **sizes})
-
-    return render
-
-
 _OBSTACLES = {
     "other_kind": "of another kind or not chosen",
     "taken": "held exclusively",
@@ -294,10 +238,6 @@ def _too_little_room(facts: Facts) -> str:
     return f"needs {gib(facts['needed_bytes'])} and room for the engine on each GPU, {free}"
 
 
-def _cannot_offload(facts: Facts) -> str:
-    return f"not allowed: the engine {facts['engine']} cannot offload a part".replace("  ", " ")
-
-
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
 _ALLOWANCES = {
     "several_gpus": "several GPUs of one worker",
@@ -307,19 +247,9 @@ _ALLOWANCES = {
 }
 
 
-def _would_fit(change: Template) -> Callable[[Facts], str]:
-    return lambda facts: f"{_rendered(change, facts)} would fit on {', '.join(facts['on'])}"
-
-
-def _largest_free_gpu(facts: Facts) -> str:
-    where = "one GPU" if facts["gpus"] == 1 else f"each of {facts['gpus']} GPUs"
-    return (
-        f"needs {gib(facts['needed_bytes'])} on {where}; largest free is {gib(facts['free_bytes'])} on {facts['gpu']}"
-    )
-
-
 def _allowed(facts: Facts) -> str:
-    return f"with {' and '.join(_ALLOWANCES[name] for name in facts['allow'])} allowed it"
+    allowances = " and ".join(_ALLOWANCES[name] for name in facts["allow"])
+    return f"with {allowances} allowed it would fit on {', '.join(facts['on'])}"
 
 
 def _moving(facts: Facts) -> str:
@@ -327,9 +257,12 @@ def _moving(facts: Facts) -> str:
     return f"moving {moves} would make room on {', '.join(facts['on'])}"
 
 
-def _stopping(facts: Facts) -> str:
-    return f"stopping {', '.join(facts['instances'])} would make room on {', '.join(facts['on'])}"
-
+_NO_OFFLOAD = "not allowed: the engine{} cannot offload a part"
+_ROLE = _either("role", None, "llm-d.ai/role is absent", "llm-d.ai/role is {role}")
+_HELD = "held back: the pool is saturated to {saturation:.0%}"
+_LATE = "not ready {start_timeout_s:g} s after its launch"
+_ORDER = "{replicas} ordered by {by} until "
+_OVERRIDE = _either("until", None, _ORDER + "it is released", _ORDER + "{until}")
 
 SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
@@ -339,9 +272,9 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "over-budget": Phrase("over budget", "would cost {cost:.3g} of {budget:.3g} (inf: unknown)"),
     "too-slow": Phrase("too slow", "{expected_ms:.0f} ms expected, {left_ms:.0f} ms left"),
     "labels-differ": Phrase("labels do not match", _label_mismatch),
-    "not-for-decode": Phrase("not for decode", _role),
-    "not-for-prefill": Phrase("not for prefill", _role),
-    "not-for-encode": Phrase("not for encode", _role),
+    "not-for-decode": Phrase("not for decode", _ROLE),
+    "not-for-prefill": Phrase("not for prefill", _ROLE),
+    "not-for-encode": Phrase("not for encode", _ROLE),
     "prompt-not-cached": Phrase("little of the prompt cached", "{cached:.0%}"),
     "session-elsewhere": Phrase("session is elsewhere", "on {instance}"),
     "exploring": Phrase("exploring endpoints that may be late"),
@@ -366,14 +299,14 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "profile-chose-none": 'profile "{profile}" chose no endpoint',
     "profile-handler": "{text}",
     "policy-failed": "{error}",
-    "held-back": _held_back,
+    "held-back": _either(
+        "unmeasured", 0, _HELD, _HELD + "; {unmeasured} of {instances} instances have never been measured"
+    ),
     "is-next": "it is next",
     "same-id-placed": "a request with the same id is placed",
     # Notes of a trace
-    "failed-before": lambda facts: f"failed it before: {', '.join(facts['instances'])}",
-    "unknown-profile": lambda facts: (
-        f'no profile is named "{facts["profile"]}"; header {facts["header"]} may say {", ".join(facts["profiles"])}'
-    ),
+    "failed-before": _words("failed it before: {instances}"),
+    "unknown-profile": _words('no profile is named "{profile}"; header {header} may say {profiles}'),
     "producer-failed": "{producer} failed: {error}",
     # Why an instance was chosen
     "best-of-profile": _chosen('{policy}: best of {candidates} by profile "{rule}"'),
@@ -391,11 +324,14 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "all-saturated": _with_absence("every instance is saturated"),
     "queue-full": lambda facts: f"the queue is full: {_shortage(facts)}",
     "no-instance-queue-full": _with_absence(
-        lambda facts: f"no instance is running, and the queue is full: {_shortage(facts)}", _START_ONE
+        lambda facts: f"no instance is running, and the queue is full: {_shortage(facts)}", "start an instance"
     ),
-    "displaced": _displaced,
+    "displaced": lambda facts: (
+        f"displaced by higher-priority work: a request of priority {facts['by_priority']} needed the room of this one "
+        f"of priority {facts['priority']} in a full queue: {_shortage(facts)}; send it again later"
+    ),
     "waited-too-long": _waited("without an instance having room", "send less or add instances"),
-    "no-instance-came": _waited("and no instance is running", _START_ONE),
+    "no-instance-came": _waited("and no instance is running", "start an instance"),
     "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
     "deployment-removed": _with_absence(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
@@ -421,21 +357,20 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "no-gpu": Phrase("no GPU"),
     "no-gpu-available": Phrase(
-        "no GPU available",
-        lambda facts: ", ".join(f"{count} {_OBSTACLES[name]}" for name, count in facts.items()),
+        "no GPU available", lambda facts: ", ".join(f"{count} {_OBSTACLES[name]}" for name, count in facts.items())
     ),
     "too-few-cpus": Phrase("too few CPUs", "needs {needed_cpus:g}, {free_cpus:g} free"),
-    "too-little-memory": Phrase("too little memory", _bytes("needs {needed_bytes}, {free_bytes} free")),
+    "too-little-memory": Phrase("too little memory", _words("needs {needed_bytes}, {free_bytes} free")),
     "no-room": Phrase("no room"),
-    "no-room-on-one-gpu": Phrase("no room on one GPU", _bytes(_LARGEST_FREE)),
+    "no-room-on-one-gpu": Phrase("no room on one GPU", _words(_LARGEST_FREE)),
     "too-few-gpus": Phrase("too few GPUs with room", _too_few_gpus),
     "later-stage": Phrase("has a later stage"),
     "stages-elsewhere": Phrase("not needed", "the stages are elsewhere"),
     "too-little-room-in-all": Phrase("too little room in total", _too_little_room),
-    "no-room-for-a-layer": Phrase("no room for a layer", _bytes(_LARGEST_FREE)),
+    "no-room-for-a-layer": Phrase("no room for a layer", _words(_LARGEST_FREE)),
     "too-little-memory-for-the-rest": Phrase(
         "too little memory for the other layers",
-        _bytes("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
+        _words("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
     ),
     # Why an ask rules a tier out
     "needs-several-gpus": Phrase("not allowed: the model must be split across several GPUs"),
@@ -448,21 +383,26 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "needs-several-gpus-which-are-off": Phrase("not allowed: the model must be split across GPUs (severalGpus is off)"),
     "one-layer-only": Phrase("not allowed: the model has one layer"),
     "partial-offload-off": Phrase("not allowed: partialOffload is off"),
-    "engine-cannot-offload": _cannot_offload,
+    "engine-cannot-offload": _either("engine", "", _NO_OFFLOAD.format(""), _NO_OFFLOAD.format(" {engine}")),
     "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
     "no-tier-fits": _no_tier_fits,
     "no-workers": "there are no workers",
-    "largest-free-gpu": _largest_free_gpu,
-    "fits-with-context": _would_fit("context {context:,}"),
-    "fits-with-allowance": _would_fit(_allowed),
-    "fits-without-selector": _would_fit("without its label selector it"),
-    "fits-elsewhere": _would_fit("without the choice of workers and GPUs it"),
-    "fits-on-other-model": _would_fit("with any GPU model it"),
-    "fits-beside-others": _would_fit("if it is not exclusive it"),
-    "fits-with-fewer-cpus": _would_fit("with fewer than {cpus:g} CPUs it"),
-    "fits-after-stopping": _stopping,
+    "largest-free-gpu": _either(
+        "gpus",
+        1,
+        _words("needs {needed_bytes} on one GPU; largest free is {free_bytes} on {gpu}"),
+        _words("needs {needed_bytes} on each of {gpus} GPUs; largest free is {free_bytes} on {gpu}"),
+    ),
+    "fits-with-context": _words("context {context:,} would fit on {on}"),
+    "fits-with-allowance": _allowed,
+    "fits-without-selector": _words("without its label selector it would fit on {on}"),
+    "fits-elsewhere": _words("without the choice of workers and GPUs it would fit on {on}"),
+    "fits-on-other-model": _words("with any GPU model it would fit on {on}"),
+    "fits-beside-others": _words("if it is not exclusive it would fit on {on}"),
+    "fits-with-fewer-cpus": _words("with fewer than {cpus:g} CPUs it would fit on {on}"),
+    "fits-after-stopping": _words("stopping {instances} would make room on {on}"),
     "fits-after-moving": _moving,
     # Where an instance is
     "place": _place,
@@ -470,14 +410,16 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "preempted": "it makes room for {instance}, which has a higher priority",
     "place-awaited": "{deployment} waits for its place",
     "evicted-for": "{instance} makes room for {deployment}, which has requests and no instance",
-    "start-timeout": lambda facts: f"not ready {facts['start_timeout_s']:g} s after its launch{_after(facts['probe'])}",
+    "start-timeout": _either("probe", "", _LATE, _LATE + ": {probe}"),
     "drain-timeout": "not drained in {drain_timeout_s:g} s: {why}",
     "drained": "no request is in flight on it",
     "resources-lost": 'its resources on worker "{worker}" are gone',
     "worker-lost": 'worker "{worker}" is lost: {why}',
     "launch-failed": "could not be started: {why}",
     "exited": "{why}",
-    "probes-failed": lambda facts: f"did not answer {_probes(facts['probes'])}: {facts['why']}",
+    "probes-failed": _either(
+        "probes", 1, "did not answer a probe: {why}", "did not answer {probes} probes in a row: {why}"
+    ),
     "requests-fail": "requests fail on it: {why}",
     "requests-fail-again": "requests fail on it, although probes do not: {why}",
     "requests-and-probe-failed": "{before}; and a probe failed: {why}",
@@ -489,7 +431,9 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "drain-asked": "an operator asked for it to be drained",
     "shut-down": "the plane is stopping",
     "deployment-unwanted": 'deployment "{deployment}" was removed',
-    "replica-count": lambda facts: f"{_replicas(facts['wanted'])} wanted, {facts['present']} there",
+    "replica-count": _either(
+        "wanted", 1, "1 replica is wanted, {present} there", "{wanted} replicas are wanted, {present} there"
+    ),
     "takes-over": "to take over from {instance}",
     "rollout-retried": "its stopped rollout is tried again",
     "recipe-differs": "it was started from another recipe",
@@ -500,8 +444,11 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "none-wanted": "no instance is wanted now; an operator may start one",
     "no-place-yet": "there is no place for {instance} yet",
     "starting": "{instance} has been starting for {for_s} s",
-    "restarting": lambda facts: (
-        f"{facts['instance']} has failed {_times(facts['failures'])}, and restarts in {facts['restart_in_s']} s"
+    "restarting": _either(
+        "failures",
+        1,
+        "{instance} has failed once, and restarts in {restart_in_s} s",
+        "{instance} has failed {failures} times, and restarts in {restart_in_s} s",
     ),
     "in-phase": "{instance} is {phase}",
     # Why a target changed, or did not
@@ -509,9 +456,9 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "request-waits": "a request waits, and there is no instance",
     "gave-way": "it made room for another deployment, and has no requests",
     "held-by-trouble": "not more while {trouble}",
-    "override": _override,
-    "override-ended": lambda facts: f"ended: {_override(facts)}",
-    "override-released": lambda facts: f"released: {_override(facts)}",
+    "override": _OVERRIDE,
+    "override-ended": lambda facts: f"ended: {_OVERRIDE(facts)}",
+    "override-released": lambda facts: f"released: {_OVERRIDE(facts)}",
     "unloaded-for": "makes room for {deployment}, which has requests and no instance; it was idle longest",
     "room-from-idle": "{deployment}, which is idle, makes room for it",
     "room-from-spare": "{instance} of {deployment}, which has spare replicas, makes room for it",
@@ -531,7 +478,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "scaling-max-step": "{step} at a time (maxStep)",
     "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
     # What is wrong with a policy, or with instances
-    "policy-too-slow": _policy_too_slow,
+    "policy-too-slow": _either(
+        "taken_s",
+        None,
+        "took more than {limit_s:g} s (timeLimit)",
+        "took {taken_s:.3g} s; it may take {limit_s:g} s (timeLimit)",
+    ),
     "policy-raised": "{text}",
     "policy-state-too-large": "wrote {size_kib} KiB into view.state, which may have {limit_kib} KiB; what it wrote is "
     "dropped",

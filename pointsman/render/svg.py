@@ -16,7 +16,6 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def colour(index: int) -> str:
-    """A colour for each index."""
     if index < len(PALETTE):
         return PALETTE[index]
     red, green, blue = hls_to_rgb(index * GOLDEN % 1, 0.55, 0.45)
@@ -30,13 +29,10 @@ def ink(paper: str) -> str:
 
 
 def xml(text: str) -> str:
-    """Text escaped for XML."""
     return escape(_NOT_IN_XML.sub("\ufffd", text), quote=True)
 
 
 class Canvas:
-    """Collects elements."""
-
     def __init__(self) -> None:
         self._elements: list[str] = []
 
@@ -58,8 +54,8 @@ class Canvas:
 
     def text(self, x: float, y: float, words: str, kind: str, **more: str) -> None:
         """`kind`: a class of the style sheet."""
-        place = f'x="{number(x)}" y="{number(y)}"'
-        self._elements.append(f'<text {place} class="{kind}"{_attributes(more)}>{xml(words)}</text>')
+        start = f'<text x="{number(x)}" y="{number(y)}" class="{kind}"{_attributes(more)}>'
+        self._elements.append(f"{start}{xml(words)}</text>")
 
     def open(self, tip: str = "", **more: str) -> None:
         """Begin a group with a tooltip."""
@@ -69,7 +65,6 @@ class Canvas:
         self._elements.append("</g>")
 
     def document(self, width: float, height: float, title: str, head: str) -> str:
-        """A standalone SVG."""
         size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
         start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{xml(title)}</title>\n{head}\n'
         return start + "\n".join(self._elements) + "\n</svg>\n"

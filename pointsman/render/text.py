@@ -64,12 +64,6 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-# Sizes as people read them.
-
-
-GIB = 1 << 30
-
-
 def gib(size: float) -> str:
     """41.2 GiB; small ones in MiB."""
-    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 2 else f"{size / (1 << 20):.0f} MiB"
+    return f"{size / 2**30:.1f} GiB" if abs(size) >= 2**29 else f"{size / 2**20:.0f} MiB"
