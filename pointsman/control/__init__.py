@@ -10,14 +10,6 @@ from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.control.reconcile import ReconcileStep, What
 
 __all__ = [
-    "Controller",
-    "Desired",
-    "DesiredDeployment",
-    "DesiredEndpoint",
-    "DesiredEngine",
-    "Lifecycle",
-    "InstanceStatus",
-    "Phase",
-    "ReconcileStep",
-    "What",
-]
+    "Controller", "Desired", "DesiredDeployment", "DesiredEndpoint", "DesiredEngine", "Lifecycle",
+    "InstanceStatus", "Phase", "ReconcileStep", "What",
+]  # fmt: skip

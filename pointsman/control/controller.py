@@ -16,28 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pointsman.control import transition
+from pointsman.control import events, transition
 from pointsman.control.desired import Desired, DesiredDeployment
-from pointsman.control.events import (
-    Adopted,
-    Answered,
-    Applied,
-    ControllerCommand,
-    ControllerEvent,
-    ControllerTimer,
-    DrainAsked,
-    Drained,
-    Exited,
-    Launched,
-    LaunchFailed,
-    PlaceNeeded,
-    PlaneStopping,
-    RequestsFail,
-    Silent,
-    WakeController,
-    WorkerLost,
-    WorkerSeen,
-)
 from pointsman.control.instances import Instance, InstanceStatus, Phase, instance_status
 from pointsman.control.places import Places, preview
 from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, endpoint_recipe, lifecycle_steps, reconcile
@@ -47,7 +27,7 @@ from pointsman.reasons import Reason
 # What is wanted
 
 
-def _applied(event: Applied, turn: Transition) -> None:
+def _applied(event: events.Applied, turn: Transition) -> None:
     state = turn.state
     state.desired = event.desired
     turn.changed = True
@@ -69,7 +49,7 @@ def _applicable(instance: Instance, spec: DesiredDeployment) -> DesiredDeploymen
     return msgspec.structs.replace(instance.spec, lifecycle=spec.lifecycle)
 
 
-def _drain_asked(event: DrainAsked, turn: Transition) -> None:
+def _drain_asked(event: events.DrainAsked, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is None or instance.leaving or instance.drain_asked:
         return
@@ -79,11 +59,7 @@ def _drain_asked(event: DrainAsked, turn: Transition) -> None:
         transition.drain(turn, instance)
 
 
-def _place_needed(event: PlaceNeeded, turn: Transition) -> None:
-    transition.evict(turn, event.instance_id, event.why)
-
-
-def _stopping(_: PlaneStopping, turn: Transition) -> None:
+def _stopping(_: events.PlaneStopping, turn: Transition) -> None:
     turn.state.open = False
     for instance in turn.state.instances.values():
         transition.hurry(turn, instance)
@@ -93,7 +69,7 @@ def _stopping(_: PlaneStopping, turn: Transition) -> None:
 # Workers
 
 
-def _worker_seen(event: WorkerSeen, turn: Transition) -> None:
+def _worker_seen(event: events.WorkerSeen, turn: Transition) -> None:
     for instance_id in turn.state.places.seen(event.worker):
         instance = turn.find_process(instance_id)
         if instance is not None:
@@ -101,7 +77,7 @@ def _worker_seen(event: WorkerSeen, turn: Transition) -> None:
     turn.has_room = True
 
 
-def _worker_lost(event: WorkerLost, turn: Transition) -> None:
+def _worker_lost(event: events.WorkerLost, turn: Transition) -> None:
     for instance_id in turn.state.places.lost(event.name):
         instance = turn.find_process(instance_id)
         if instance is not None:
@@ -111,7 +87,7 @@ def _worker_lost(event: WorkerLost, turn: Transition) -> None:
 # Processes
 
 
-def _adopted(event: Adopted, turn: Transition) -> None:
+def _adopted(event: events.Adopted, turn: Transition) -> None:
     state, known = turn.state, turn.find(event.instance_id)
     if known is not None and known.phase is not Phase.BACKING_OFF:
         return
@@ -126,19 +102,19 @@ def _adopted(event: Adopted, turn: Transition) -> None:
     turn.changed = True
 
 
-def _launched(event: Launched, turn: Transition) -> None:
+def _launched(event: events.Launched, turn: Transition) -> None:
     instance = turn.find_process(event.instance_id)
     if instance is not None and instance.process is None:
         transition.launched(turn, instance, event.host, event.port, event.process)
 
 
-def _launch_failed(event: LaunchFailed, turn: Transition) -> None:
+def _launch_failed(event: events.LaunchFailed, turn: Transition) -> None:
     instance = turn.find_process(event.instance_id)
     if instance is not None and instance.process is None:
         transition.ended(turn, instance, Reason("launch-failed", {"why": event.why}))
 
 
-def _exited(event: Exited, turn: Transition) -> None:
+def _exited(event: events.Exited, turn: Transition) -> None:
     instance = turn.find_process(event.instance_id)
     if instance is not None:
         transition.ended(turn, instance, Reason("exited", {"why": event.why}))
@@ -147,7 +123,7 @@ def _exited(event: Exited, turn: Transition) -> None:
 # Health
 
 
-def _answered(event: Answered, turn: Transition) -> None:
+def _answered(event: events.Answered, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is None or not instance.probing:
         return
@@ -157,7 +133,7 @@ def _answered(event: Answered, turn: Transition) -> None:
         transition.admit(turn, instance)
 
 
-def _silent(event: Silent, turn: Transition) -> None:
+def _silent(event: events.Silent, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is None or not instance.probing:
         return
@@ -175,7 +151,7 @@ def _silent(event: Silent, turn: Transition) -> None:
         instance.reason = Reason("endpoint-silent", {"why": event.why})
 
 
-def _requests_fail(event: RequestsFail, turn: Transition) -> None:
+def _requests_fail(event: events.RequestsFail, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is None or instance.phase is not Phase.READY:
         return
@@ -185,32 +161,32 @@ def _requests_fail(event: RequestsFail, turn: Transition) -> None:
         transition.doubt(turn, instance, Reason("requests-fail", {"why": event.why}))
 
 
-def _drained(event: Drained, turn: Transition) -> None:
+def _drained(event: events.Drained, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is not None and instance.phase is Phase.DRAINING and instance.serving is not None:
         transition.drained(turn, instance, instance.reason or Reason("drained"))
 
 
-def _timer_fired(_: ControllerTimer, turn: Transition) -> None:
+def _timer_fired(_: events.ControllerTimer, turn: Transition) -> None:
     turn.state.wake_at = None  # that timer is spent, even if its clock was a little fast and nothing is due yet
 
 
-HANDLERS: Mapping[type[ControllerEvent], Callable[[Any, Transition], None]] = {
-    Applied: _applied,
-    WorkerSeen: _worker_seen,
-    WorkerLost: _worker_lost,
-    DrainAsked: _drain_asked,
-    PlaceNeeded: _place_needed,
-    PlaneStopping: _stopping,
-    Adopted: _adopted,
-    Launched: _launched,
-    LaunchFailed: _launch_failed,
-    Exited: _exited,
-    Answered: _answered,
-    Silent: _silent,
-    RequestsFail: _requests_fail,
-    Drained: _drained,
-    ControllerTimer: _timer_fired,
+HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None]] = {
+    events.Applied: _applied,
+    events.WorkerSeen: _worker_seen,
+    events.WorkerLost: _worker_lost,
+    events.DrainAsked: _drain_asked,
+    events.PlaceNeeded: lambda event, turn: transition.evict(turn, event.instance_id, event.why),
+    events.PlaneStopping: _stopping,
+    events.Adopted: _adopted,
+    events.Launched: _launched,
+    events.LaunchFailed: _launch_failed,
+    events.Exited: _exited,
+    events.Answered: _answered,
+    events.Silent: _silent,
+    events.RequestsFail: _requests_fail,
+    events.Drained: _drained,
+    events.ControllerTimer: _timer_fired,
 }
 
 
@@ -231,11 +207,9 @@ class Controller:
 
     @property
     def places(self) -> Places:
-        """The workers that are known, and what has been claimed of them."""
         return self._state.places
 
     def __len__(self) -> int:
-        """Instances that are not gone."""
         return len(self._state.instances)
 
     def instances(self) -> list[InstanceStatus]:
@@ -264,7 +238,7 @@ class Controller:
         places = {name: outcome.reason for name, outcome in preview(state.places, starting, leaving).items()}
         return [msgspec.structs.replace(step, where=places.get(step.subject)) for step in steps]
 
-    def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:
+    def handle(self, event: events.ControllerEvent, now: float) -> list[events.ControllerCommand]:
         """Take in one event. Carry the commands out in their order."""
         self._statuses = None
         state, turn = self._state, Transition(self._state, now)
@@ -309,12 +283,11 @@ class Controller:
     def _set_timer(self, turn: Transition) -> None:
         due = min(self._due.values(), default=None)
         if due is not None and due != self._state.wake_at:
-            turn.commands.append(WakeController(due))
+            turn.commands.append(events.WakeController(due))
         self._state.wake_at = due
 
 
 def _take(step: ReconcileStep, desired: Desired, turn: Transition) -> None:
-    """Carry out one step."""
     instances = turn.state.instances
     turn.touched.add(step.subject)
     if step.what is What.STOP or step.what is What.REMOVE:

@@ -38,8 +38,6 @@ class DesiredEngine(msgspec.Struct, frozen=True):
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
-
     host: str
     port: int
     tls: bool
@@ -99,7 +97,6 @@ class Desired(msgspec.Struct, frozen=True):
     deployments: Mapping[str, DesiredDeployment] = {}
 
     def with_replicas(self, targets: Mapping[str, int]) -> "Desired":
-        """The same with these numbers of replicas."""
         changed = {
             name: msgspec.structs.replace(self.deployments[name], replicas=replicas)
             for name, replicas in targets.items()

@@ -31,10 +31,7 @@ class Applied(ControllerEvent, frozen=True):
 
 
 class Adopted(ControllerEvent, frozen=True):
-    """The runtime has taken over a process of an earlier plane.
-
-    Reported before the first `Applied`, or the instance would be started a second time.
-    """
+    """A process of an earlier plane was taken over. Reported before the first `Applied`, else it is started again."""
 
     instance_id: str
     deployment: str
@@ -60,18 +57,13 @@ class WorkerLost(ControllerEvent, frozen=True):
 
 
 class Launched(ControllerEvent, frozen=True):
-    """The process of an instance runs."""
-
     instance_id: str
     process: str
-    """The runtime's name for it."""
     host: str
     port: int
 
 
 class LaunchFailed(ControllerEvent, frozen=True):
-    """The process of an instance could not be started."""
-
     instance_id: str
     why: str
 
@@ -184,19 +176,13 @@ class AwaitDrained(msgspec.Struct, frozen=True):
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """Ask the process of an instance, and its children, to end.
-
-    Sent again once it is `Launched`, if it was not by then.
-    """
+    """Ask a process and its children to end. Sent again once it is `Launched`, if it was not by then."""
 
     instance_id: str
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End the process of an instance, and its children, at once.
-
-    Sent again once it is `Launched`, if it was not by then.
-    """
+    """End a process and its children at once. Sent again once it is `Launched`, if it was not by then."""
 
     instance_id: str
 

@@ -52,8 +52,6 @@ PROBE_BACKOFF = 0.1
 
 
 class Phase(Enum):
-    """The phase of an instance."""
-
     STARTING = "starting"
     READY = "ready"
     UNHEALTHY = "unhealthy"
@@ -90,7 +88,6 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
     """None if it has none, or needs none."""
     unplaced: bool = False
-    """There is no place for it."""
     halted: bool = False
     """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
     recipe: str = ""
@@ -135,7 +132,6 @@ class Instance(msgspec.Struct, kw_only=True):
     spec: DesiredDeployment
     """Its deployment as of its start or last update, with the current lifecycle."""
     recipe: str
-    """What its process was started from, or will be."""
     endpoint: DesiredEndpoint | None = None
     phase: Phase = Phase.STARTING
     since: float = 0.0
@@ -156,18 +152,15 @@ class Instance(msgspec.Struct, kw_only=True):
     launched_at: float | None = None
     """None if the launch was not seen."""
     start_up_s: float | None = None
-    """From launch to ready."""
     has_served: bool = False
     """It was ready once with this recipe, so that a restart may help after a crash."""
     reason: Reason | None = None
     probing: bool = False
-    """A probe is in flight."""
     probed_at: float | None = None
     """When the last probe ended; None if there was none in this phase."""
     failed_probes: int = 0
     """In a row."""
     probe_error: str = ""
-    """Of the last failed probe."""
     doubted: bool = False
     """Requests failed on this process before, and a probe succeeded after that."""
     killed: bool = False
@@ -181,7 +174,6 @@ class Instance(msgspec.Struct, kw_only=True):
     in_no_hurry: bool = False
     """There is no drain timeout: its place is not needed."""
     place: Place | None = None
-    """None if it has none, or needs none."""
     unplaced_since: float | None = None
     """When it was first refused a place; None if it has one, or was not tried."""
 
@@ -191,7 +183,6 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def unplaced(self) -> bool:
-        """Whether it was refused a place when it was last tried."""
         return self.unplaced_since is not None
 
     @property
@@ -206,17 +197,14 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def tls(self) -> bool:
-        """Whether it is reached over HTTPS."""
         return self.endpoint is not None and self.endpoint.address.tls
 
     @property
     def has_failed_to_start(self) -> bool:
-        """Whether it has used up its attempts to start."""
         return self.failed_starts >= self.spec.lifecycle.start_attempts
 
     @property
     def backoff_s(self) -> float:
-        """Delay after the failures so far."""
         limits = self.spec.lifecycle
         doublings = min(max(self.failures - 1, 0), 60)
         return min(limits.backoff_s * 2.0**doublings, limits.backoff_max_s)
@@ -259,7 +247,6 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def due(self) -> float | None:
-        """When its next deadline or probe is due."""
         deadline, probe = self.deadline, self.next_probe
         if deadline is None or probe is None:
             return probe if deadline is None else deadline

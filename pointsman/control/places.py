@@ -44,7 +44,6 @@ class Places:
         return None if self._placer is None else self.fleet
 
     def snapshot(self) -> Snapshot:
-        """The fleet at this moment."""
         return Snapshot(tuple(self._workers.values())) if self._placer is None else self.fleet.snapshot()
 
     def seen(self, worker: Worker) -> list[str]:
@@ -74,7 +73,6 @@ class Places:
         return outcome if isinstance(outcome, Refused) else outcome.place
 
     def copy(self) -> "Places":
-        """The same workers and claims, to try things out on."""
         made = Places()
         made._workers = dict(self._workers)
         made._placer = None if self._placer is None else Placer(self.fleet.copy())

@@ -39,8 +39,6 @@ class Victim(msgspec.Struct, frozen=True):
 
 
 class Preemption(msgspec.Struct, frozen=True):
-    """What is to be done, and reported."""
-
     records: tuple[ScalingRecord, ...] = ()
     evictions: tuple[tuple[str, Reason], ...] = ()
     """Instances, and why."""
@@ -119,8 +117,7 @@ class Preemptor:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
-        refusal = unplaced[0].reason
-        facts = {"unplaced": len(unplaced), "target": one.target, "why": _detail(refusal), "hints": helps}
+        facts = {"unplaced": len(unplaced), "target": one.target, "why": _detail(unplaced[0].reason), "hints": helps}
         why = Reason("waits-for-room") if never is None else Reason("fits-no-worker", {"why": never.detail})
         return one.note(why, now, Reason("instances-unplaced", facts))
 
@@ -138,7 +135,6 @@ def _detail(refusal: Reason | None) -> str:
 
 
 def may_unload(one: ScaledDeployment, now: float) -> bool:
-    """Whether an idle deployment may be unloaded."""
     return one.guard.limits.min_replicas == 0 and one.target > 0 and _has_stayed(one, now)
 
 
@@ -149,14 +145,10 @@ def spare_replicas(one: ScaledDeployment, now: float) -> int:
     """
     if one.followers or not _has_stayed(one, now):
         return 0
-    least = 0 if _turn_is_over(one, now) else max(one.guard.limits.min_replicas, 1)
-    return max(one.observed.replicas.ready - least, 0)
-
-
-def _turn_is_over(one: ScaledDeployment, now: float) -> bool:
     limits = one.guard.limits
     turn_s = max(limits.turn_s, LOADS_PER_TURN * (one.observed.start_up_s or 0.0))
-    return limits.min_replicas == 0 and one.observed.loaded_for_s(now) >= turn_s
+    turn_is_over = limits.min_replicas == 0 and one.observed.loaded_for_s(now) >= turn_s
+    return max(one.observed.replicas.ready - (0 if turn_is_over else max(limits.min_replicas, 1)), 0)
 
 
 def _has_stayed(one: ScaledDeployment, now: float) -> bool:
@@ -218,7 +210,6 @@ def _fits(ask: Ask, placer: Placer) -> bool:
 
 
 def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> list[str]:
-    """Changes that would make room."""
     asks = {one.name: one.ask for one in deployments if one.ask is not None}
     movable = [
         msgspec.structs.replace(asks[one.deployment], instance_id=one.instance_id)

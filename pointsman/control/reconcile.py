@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint, Lifecycle
+from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.instances import Instance, Phase
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.moves import victims
@@ -28,16 +28,6 @@ def between_recipes(before: str, after: str) -> Reason:
     except (msgspec.DecodeError, TypeError, ValueError, LookupError, AttributeError):  # stored by another version
         return unknown
     return _changes(old, new) or unknown
-
-
-def between_lifecycles(before: Lifecycle, after: Lifecycle) -> Reason | None:
-    """None if they are the same."""
-    return _changes(msgspec.structs.asdict(before), msgspec.structs.asdict(after))
-
-
-def between_facts(before: ExecutionInstance, after: ExecutionInstance) -> Reason | None:
-    """What dispatchers must learn about an instance; None if nothing."""
-    return _changes(_facts(before), _facts(after))
 
 
 def endpoint_recipe(spec: DesiredDeployment, url: str, engine: str) -> str:
@@ -87,8 +77,6 @@ DRAIN_ASKED = Reason("drain-asked")
 
 
 class What(Enum):
-    """What to do about an instance."""
-
     START = "start"
     STOP = "stop"
     """It is drained first if it is in service."""
@@ -106,8 +94,6 @@ class What(Enum):
 
 
 class ReconcileStep(msgspec.Struct, frozen=True):
-    """One step, and why."""
-
     what: What
     subject: str
     """The instance; the deployment if its lifecycle has changed."""
@@ -150,8 +136,8 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     """Changes of timeouts and limits. They are only reported: nothing is to be done."""
     steps = []
     for name, spec in after.deployments.items():
-        known = before.deployments.get(name)
-        changed = between_lifecycles(known.lifecycle, spec.lifecycle) if known is not None else None
+        known = before.deployments.get(name, spec).lifecycle
+        changed = _changes(msgspec.structs.asdict(known), msgspec.structs.asdict(spec.lifecycle))
         if changed is not None:
             steps.append(ReconcileStep(What.UPDATE, name, changed, name))
     return steps
@@ -173,16 +159,14 @@ def _processes(
     steps: list[ReconcileStep] = []
     stopped = any(one.halted for one in members)
     for instance in members:
-        good = instance.recipe == recipe
         serves = instance.serving is not None or (stopped and instance.has_served)
-        if serves and (instance.drain_asked or not good):
+        if serves and (instance.drain_asked or instance.recipe != recipe):
             outdated.append(instance)
         elif instance.drain_asked:
             steps.append(_leave(instance, DRAIN_ASKED))
         else:
             current.append(instance)
-    there = len(current) + len(outdated)
-    count = Reason("replica-count", {"wanted": wanted, "present": there})
+    count = Reason("replica-count", {"wanted": wanted, "present": len(current) + len(outdated)})
     current.sort(key=lambda one: (WORTH.index(one.phase), -one.warmth, *_number(one)))
     ready = sum(one.phase is Phase.READY for one in current[:wanted])
     held = _replace(outdated, max(wanted - ready, 0), recipe, steps)
@@ -211,10 +195,10 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
 
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
-    """What dispatchers must learn about it."""
+    """What dispatchers must learn about it; None if nothing."""
     if instance.foreign or (instance.spec == spec and instance.endpoint == endpoint):
         return None
-    return between_facts(instance.served(True), instance.served(True, spec, endpoint))
+    return _changes(_facts(instance.served(True)), _facts(instance.served(True, spec, endpoint)))
 
 
 def _replace(outdated: list[Instance], needed: int, recipe: str, steps: list[ReconcileStep]) -> list[Instance]:
@@ -248,8 +232,7 @@ def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]
     steps = []
     for name, endpoint in reversed(wanted.items()):
         steps += _endpoint(spec, endpoint, [one for one in members if _name(one) == name], taken)
-    unlisted = [one for one in members if _name(one) not in wanted]
-    return steps + [_leave(one, Reason("endpoint-unlisted")) for one in unlisted]
+    return steps + [_leave(one, Reason("endpoint-unlisted")) for one in members if _name(one) not in wanted]
 
 
 def _endpoint(

@@ -35,8 +35,7 @@ def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -
         return Unavailable(Reason("no-place-yet", {"instance": one.id}))
     if one.phase is Phase.STARTING:
         left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
-        why = Reason("starting", {"instance": one.id, "for_s": round(now - one.since)})
-        return Unavailable(why, left_s)
+        return Unavailable(Reason("starting", {"instance": one.id, "for_s": round(now - one.since)}), left_s)
     if one.phase is Phase.BACKING_OFF and one.until is not None:
         left_s = max(one.until - now, 0.0)
         facts = {"instance": one.id, "failures": one.restarts + 1, "restart_in_s": round(left_s)}

@@ -7,18 +7,8 @@ transitions of one instance, in the order of its life: coming, serving, failing,
 from collections import Counter
 from collections.abc import Collection
 
+from pointsman.control import events
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
-from pointsman.control.events import (
-    Admit,
-    AwaitDrained,
-    ControllerCommand,
-    Kill,
-    Launch,
-    Probe,
-    Terminate,
-    Update,
-    Withdraw,
-)
 from pointsman.control.instances import Instance, Phase
 from pointsman.control.places import Places
 from pointsman.placement.refusals import Refused
@@ -26,8 +16,6 @@ from pointsman.reasons import Reason
 
 
 class ControlState:
-    """Everything that the controller knows."""
-
     def __init__(self) -> None:
         self.desired: Desired | None = None
         """What was last applied; None before that, when nothing is decided."""
@@ -56,7 +44,7 @@ class Transition:
     def __init__(self, state: ControlState, now: float) -> None:
         self.state = state
         self.now = now
-        self.commands: list[ControllerCommand] = []
+        self.commands: list[events.ControllerCommand] = []
         self.changed = False
         """An instance has entered another phase, or has come or gone: reconcile again."""
         self.touched: set[str] = set()
@@ -86,20 +74,18 @@ class Transition:
         """Tell dispatchers what has changed about it, if anything."""
         current = instance.served(instance.phase is Phase.READY)
         if instance.serving is None:
-            self.commands.append(Admit(instance.deployment, current))
+            self.commands.append(events.Admit(instance.deployment, current))
         elif instance.serving != current:
-            self.commands.append(Update(instance.deployment, current))
+            self.commands.append(events.Update(instance.deployment, current))
         instance.serving = current
 
     def withdraw(self, instance: Instance, why: Reason) -> None:
         if instance.serving is not None:
             instance.serving = None
-            self.commands.append(Withdraw(instance.deployment, instance.id, why))
+            self.commands.append(events.Withdraw(instance.deployment, instance.id, why))
 
     def fail(self, instance: Instance, why: Reason) -> None:
-        """Count a failure, and take it out of service."""
-        long_ready = self.now - instance.since >= instance.spec.lifecycle.backoff_max_s
-        if instance.phase is Phase.READY and long_ready:
+        if instance.phase is Phase.READY and self.now - instance.since >= instance.spec.lifecycle.backoff_max_s:
             instance.failures = 0
         instance.failures += 1
         instance.failed_starts += instance.phase is Phase.STARTING
@@ -108,17 +94,16 @@ class Transition:
 
     def terminate(self, instance: Instance) -> None:
         self.enter(instance, Phase.STOPPING)
-        self.commands.append(Terminate(instance.id))
+        self.commands.append(events.Terminate(instance.id))
 
     def kill(self, instance: Instance) -> None:
         instance.killed = True
-        self.commands.append(Kill(instance.id))
+        self.commands.append(events.Kill(instance.id))
 
     def release(self, instance: Instance) -> None:
         """Its process is gone, and its place is free."""
         instance.place = None
-        if self.state.places.give_back(instance.id):
-            self.has_room = True
+        self.has_room |= self.state.places.give_back(instance.id)
 
     def remove(self, instance: Instance) -> None:
         self.release(instance)
@@ -130,7 +115,6 @@ class Transition:
 
 
 def start(turn: Transition, instance: Instance) -> None:
-    """A new instance."""
     turn.state.instances[instance.id] = instance
     if instance.endpoint is None:
         launch(turn, instance)
@@ -154,7 +138,7 @@ def launch(turn: Transition, instance: Instance) -> None:
     instance.launched_at, instance.start_up_s = turn.now, None
     if instance.renewing:
         instance.renewing, instance.reason = False, None
-    turn.commands.append(Launch(instance.id, instance.deployment, place, instance.recipe))
+    turn.commands.append(events.Launch(instance.id, instance.deployment, place, instance.recipe))
 
 
 def _wait_for_room(turn: Transition, instance: Instance, refused: Refused) -> None:
@@ -204,15 +188,14 @@ def _unplaced_in_order(turn: Transition) -> list[Instance]:
         priority = instance.spec.ask.priority if instance.spec.ask is not None else 0
         ranks.append((-priority, placed[instance.deployment]))
         placed[instance.deployment] += 1
-    in_order = sorted(zip(ranks, unplaced, strict=True), key=lambda one: one[0])
-    return [instance for _, instance in in_order]
+    return [instance for _, instance in sorted(zip(ranks, unplaced, strict=True), key=lambda one: one[0])]
 
 
 def launched(turn: Transition, instance: Instance, host: str, port: int, process: str) -> None:
     """Its process runs. If it is not wanted any more, the signal is sent now."""
     instance.host, instance.port, instance.process = host, port, process
     if instance.phase is Phase.STOPPING:
-        turn.commands.append(Kill(instance.id) if instance.killed else Terminate(instance.id))
+        turn.commands.append(events.Kill(instance.id) if instance.killed else events.Terminate(instance.id))
 
 
 def probe(turn: Transition, instance: Instance) -> None:
@@ -222,8 +205,7 @@ def probe(turn: Transition, instance: Instance) -> None:
     if instance.phase is Phase.STARTING and instance.endpoint is None:
         # The first completion of a slow starter may be slow, too: it gets as long as it has had so far.
         timeout_s = max(timeout_s, turn.now - instance.since)
-    readiness = instance.phase is not Phase.READY
-    turn.commands.append(Probe(instance.id, readiness, timeout_s, instance.endpoint))
+    turn.commands.append(events.Probe(instance.id, instance.phase is not Phase.READY, timeout_s, instance.endpoint))
 
 
 def admit(turn: Transition, instance: Instance) -> None:
@@ -337,8 +319,7 @@ def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: boo
 
 def keep(turn: Transition, instance: Instance) -> None:
     """It is draining because there were too many, and is wanted after all."""
-    instance.leaving = instance.in_no_hurry = False
-    instance.reason = None
+    instance.leaving, instance.in_no_hurry, instance.reason = False, False, None
     turn.enter(instance, Phase.READY)
     instance.probed_at = turn.now
     turn.publish(instance)
@@ -349,7 +330,7 @@ def drain(turn: Transition, instance: Instance) -> None:
     turn.enter(instance, Phase.DRAINING)
     if instance.serving is not None:
         turn.publish(instance)
-        turn.commands.append(AwaitDrained(instance.deployment, instance.id))
+        turn.commands.append(events.AwaitDrained(instance.deployment, instance.id))
 
 
 def hurry(turn: Transition, instance: Instance) -> None:
@@ -374,7 +355,6 @@ def drained(turn: Transition, instance: Instance, why: Reason) -> None:
 
 
 def tick(turn: Transition, instance_id: str) -> None:
-    """Do what is due."""
     instance = turn.find(instance_id)
     if instance is None:
         return

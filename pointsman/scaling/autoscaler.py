@@ -114,14 +114,10 @@ class Autoscaler:
     def __init__(self) -> None:
         self.deployments: dict[str, ScaledDeployment] = {}
         self.policies: dict[str, ActivePolicy] = {}
-        """By key."""
         self._setup = ScalingSetup()
 
     def configure(
-        self,
-        setup: ScalingSetup,
-        saved: Mapping[str, str],
-        records: Callable[[str], Iterable[str]] = lambda _: (),
+        self, setup: ScalingSetup, saved: Mapping[str, str], records: Callable[[str], Iterable[str]] = lambda _: ()
     ) -> list[str]:
         """Apply a configuration. Targets, and the state of policies that have not changed, stay.
 
@@ -161,12 +157,10 @@ class Autoscaler:
     def wake(self, deployment: str) -> None:
         """A request waits and no instance takes it: the policy is due now."""
         for policy in self.policies.values():
-            names = (name for name in policy.plan.nodes if name in self.deployments)
-            if any(deployment in self.deployments[name].members for name in names):
+            if any(deployment in one.members for one in self.members(policy)):
                 policy.due_at = None
 
     def due(self, now: float) -> list[ActivePolicy]:
-        """The policies to call now."""
         return [policy for policy in self.policies.values() if policy.is_due(now)]
 
     def next_due_s(self, now: float) -> float | None:
@@ -175,7 +169,6 @@ class Autoscaler:
         return min((0.0 if one.is_due(now) else (one.due_at or now) - now for one in waiting), default=None)
 
     def members(self, policy: ActivePolicy) -> list[ScaledDeployment]:
-        """The deployments that a policy decides about."""
         return [self.deployments[name] for name in policy.plan.nodes if name in self.deployments]
 
     def invoke(
@@ -279,5 +272,4 @@ def _decoded(text: str, kind: Any) -> Any:
 
 
 def _records(saved: Iterable[str]) -> Iterable[ScalingRecord]:
-    decoded = (_decoded(text, ScalingRecord) for text in saved)
-    return [record for record in decoded if record is not None]
+    return [record for text in saved if (record := _decoded(text, ScalingRecord)) is not None]

@@ -27,12 +27,10 @@ def zone_of(name: str) -> tzinfo:
 
 
 def shown(now: float, zone: tzinfo = UTC) -> datetime:
-    """A moment as local time."""
     return datetime.fromtimestamp(now, zone)
 
 
 def in_words(moment: datetime) -> str:
-    """To the minute."""
     return f"{moment:%Y-%m-%d %H:%M}"
 
 

@@ -165,7 +165,6 @@ class ScaledDeployment:
         self.guard.limits, self.guard.policy_name = plan.limits, deciding.policy_name
 
     def view(self, load: Load, now: float) -> DeploymentView:
-        """What the policy sees."""
         guard, replicas = self.guard, self.observed.replicas
         return self.observed.measurements.view(
             name=self.name,
@@ -209,7 +208,6 @@ class ScaledDeployment:
         return self.note(Reason("start-retried"), now, replicas.trouble)
 
     def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
-        """Append a record, if there is one."""
         if record is not None:
             self.records.append(record)
             self.changes += record.after != record.before
@@ -217,16 +215,7 @@ class ScaledDeployment:
 
     def note(self, why: Reason, now: float, failure: Reason | None = None) -> ScalingRecord:
         """A record that changes no target."""
-        record = ScalingRecord(
-            deployment=self.name,
-            at=now,
-            policy=self.policy_name,
-            by=OURSELVES,
-            before=self.target,
-            after=self.target,
-            reasons=(why,),
-            failure=failure,
-        )
+        record = self.guard.record(self.target, now, why, OURSELVES, failure)
         self.keep(record)
         return record
 
@@ -319,7 +308,6 @@ def load_history(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any
 
 
 def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[str]:
-    """Policies that fail."""
     return [
         f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
         for one in deployments

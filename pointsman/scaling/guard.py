@@ -13,7 +13,7 @@ import msgspec
 from pointsman.reasons import Reason
 from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
-from pointsman.scaling.policy import DeploymentView, Wish, parse_answer, savable_state
+from pointsman.scaling.policy import DeploymentView, Wish, parse_answer, restored, savable_state
 from pointsman.scaling.records import ReportThrottle, ScalingRecord
 
 # Delays, steps, cool-downs and bounds
@@ -57,19 +57,18 @@ class Stabilization(msgspec.Struct):
 
     def largest(self, now: float, delay_s: float) -> int:
         """The largest number wanted within the delay, including now."""
-        _drop(self.falling, now - delay_s)
-        return self.falling[0].replicas
+        return _first_after(now - delay_s, self.falling)
 
     def smallest(self, now: float, delay_s: float) -> int:
         """The smallest number wanted within the delay, including now."""
-        _drop(self.rising, now - delay_s)
-        return self.rising[0].replicas
+        return _first_after(now - delay_s, self.rising)
 
 
-def _drop(entries: list[Wanted], before: float) -> None:
-    """Drop what ended by then. The last entry holds now, and stays."""
-    while len(entries) > 1 and entries[0].until <= before:
+def _first_after(then: float, entries: list[Wanted]) -> int:
+    """Drops what ended by then. The last entry holds now, and stays."""
+    while len(entries) > 1 and entries[0].until <= then:
         entries.pop(0)
+    return entries[0].replicas
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -85,7 +84,6 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def within(replicas: int, limits: ScalingLimits) -> tuple[int, list[Reason]]:
-    """The nearest number between min and max."""
     if replicas > limits.max_replicas:
         return limits.max_replicas, [Reason("scaling-max", {"max": limits.max_replicas})]
     if replicas < limits.min_replicas:
@@ -227,7 +225,7 @@ class Guard:
         self, deployment: str, limits: ScalingLimits, policy_name: str, state: Mapping[str, Any] | None = None
     ) -> None:
         self.deployment, self.limits, self.policy_name = deployment, limits, policy_name
-        self._state = _restored(state) or GuardState(target=limits.first)
+        self._state: GuardState = restored(state, GuardState) or GuardState(target=limits.first)
         self.problem: Reason | None = None
         """What is wrong with the policy's last answer."""
         self.policy_state: MutableMapping[str, Any] = self._state.policy_state
@@ -292,25 +290,24 @@ class Guard:
 
     def set_override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
         """Set the target, whatever the policy says, until then. Bounds still hold."""
-        override = Override(replicas, by, until)
-        before = self.target
+        override, before = Override(replicas, by, until), self.target
         after, bounds = within(replicas, self.limits)
         self._state.override = override
         self._state.set_target(after, now)
-        return self._record(before, now, override.reason("override"), override.who, tuple(bounds))
+        return self.record(before, now, override.reason("override"), override.who, self.problem, tuple(bounds))
 
     def release(self, now: float) -> ScalingRecord | None:
         """Follow the policy again. None if it was followed already."""
         override, self._state.override = self._state.override, None
         if override is None:
             return None
-        return self._record(self.target, now, override.reason("override-released"), OURSELVES)
+        return self.record(self.target, now, override.reason("override-released"), OURSELVES, self.problem)
 
     def give_way(self, why: Reason, now: float) -> ScalingRecord:
         """Scale to 0 at once: another deployment needs the place."""
         before = self.target
         self._state.set_target(0, now)
-        return self._record(before, now, why, OURSELVES)
+        return self.record(before, now, why, OURSELVES, self.problem)
 
     def state(self) -> dict[str, Any]:
         """Plain data: a guard that is created with it continues from here."""
@@ -331,7 +328,10 @@ class Guard:
             return cap.replicas, [*filter(None, [None if cap.replaces else own, cap.reason])], ""
         return wish.replicas, [*filter(None, [own])], ""
 
-    def _record(self, before: int, now: float, why: Reason, by: str, bounds: tuple[Reason, ...] = ()) -> ScalingRecord:
+    def record(
+        self, before: int, now: float, why: Reason, by: str, failure: Reason | None, bounds: tuple[Reason, ...] = ()
+    ) -> ScalingRecord:
+        """Of a target that was not decided from an answer."""
         return ScalingRecord(
             deployment=self.deployment,
             at=now,
@@ -341,7 +341,7 @@ class Guard:
             after=self.target,
             reasons=(why,),
             bounds=bounds,
-            failure=self.problem,
+            failure=failure,
         )
 
 
@@ -365,11 +365,3 @@ def numbers_of(view: DeploymentView) -> dict[str, float]:
     custom = list(view.metrics.items())[:MAX_CUSTOM_METRICS]
     numbers |= {name: window.last for name, window in custom if name not in numbers}
     return {name: round(float(number), 4) for name, number in numbers.items() if number is not None}
-
-
-def _restored(state: Mapping[str, Any] | None) -> GuardState | None:
-    """None if it was saved by another version."""
-    try:
-        return msgspec.convert(state, GuardState)
-    except msgspec.ValidationError:
-        return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.scaling.policy import DeploymentView, Rate
+from pointsman.scaling.policy import DeploymentView, Rate, restored
 from pointsman.scaling.windows import Events, Gauge, LazyWindows
 
 # Arrival rates: over recent windows, and as a history in bins
@@ -62,8 +62,7 @@ class Recent:
         def per_second(seconds: float) -> float:
             if began is None:
                 return 0.0
-            start = now - seconds
-            total = 0.0
+            start, total = now - seconds, 0.0
             for number, n in reversed(bins):
                 # Counting may have begun within the first bin, and the last one is not over yet.
                 begin, end = max(number * FINE_S, began), min((number + 1) * FINE_S, now)
@@ -98,7 +97,7 @@ class Arrivals:
     ) -> None:
         self.bin_s, self.keep_s = bin_s, keep_s
         self._recent = Recent()
-        kept = _read(saved)
+        kept: Kept | None = restored(saved, Kept)
         # Bins of another length cannot be converted.
         self._kept = kept if kept is not None and kept.bin_s == bin_s else Kept(bin_s, [])
         self._cached: tuple[int, tuple[Rate, ...]] | None = None
@@ -172,14 +171,6 @@ class Arrivals:
         return plain
 
 
-def _read(saved: Mapping[str, Any] | None) -> Kept | None:
-    """None if it was saved by another version."""
-    try:
-        return msgspec.convert(saved, Kept)
-    except msgspec.ValidationError:
-        return None
-
-
 WINDOWS = (30.0, 300.0, 3600.0)
 """Windows of gauges and rates, in seconds. Policies may add others."""
 ENDED_S = 300.0
@@ -205,7 +196,7 @@ class Measurements:
         self.windows = tuple(windows)
         saved = saved or {}
         self._arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
-        self._start_ups: deque[float] = deque(_numbers(saved.get("start_ups")), maxlen=MAX_START_UPS)
+        self._start_ups: deque[float] = deque(restored(saved.get("start_ups"), list[float]) or (), MAX_START_UPS)
         longest = max(self.windows, default=0.0)
         self._ongoing, self._queued = Gauge(longest), Gauge(longest)
         self._kv, self._gpu = Gauge(ENDED_S), Gauge(ENDED_S)
@@ -235,7 +226,6 @@ class Measurements:
         self._load = (ongoing, queued)
 
     def arrived(self, now: float, n: float = 1.0) -> None:
-        """Requests have arrived."""
         self._arrivals.count(now, n)
         if n:
             self._busy_at = now
@@ -260,7 +250,6 @@ class Measurements:
             self._tokens.count(now, tokens)
 
     def metric(self, now: float, name: str, value: float) -> None:
-        """A sample of a custom metric."""
         events = self._metrics.pop(name, None) or Events(ENDED_S)
         self._metrics[name] = events  # the last entry is the most recent
         events.add(now, value)
@@ -335,11 +324,3 @@ class Measurements:
     def state(self) -> dict[str, Any]:
         """What takes long to measure again, as plain data: the history of arrivals, and start-ups."""
         return {"arrivals": self._arrivals.saved(), "start_ups": list(self._start_ups)}
-
-
-def _numbers(saved: object) -> list[float]:
-    """Empty if it was saved by another version."""
-    try:
-        return msgspec.convert(saved, list[float])
-    except msgspec.ValidationError:
-        return []

@@ -21,7 +21,6 @@ class Window(msgspec.Struct, frozen=True):
     """One quantity over a time window that ends now. All statistics are None if there are no samples."""
 
     seconds: float
-    """Length of the window."""
     mean: float | None = None
     max: float | None = None
     p50: float | None = None
@@ -29,7 +28,6 @@ class Window(msgspec.Struct, frozen=True):
     p99: float | None = None
     last: float | None = None
     count: int = 0
-    """Number of samples."""
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -53,7 +51,6 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     unplaced: int = 0
     """How many of those have no place because the fleet is full."""
     target: int
-    """The current target."""
     min_replicas: int = 0
     max_replicas: int = 1
     max_concurrency: int | None = None
@@ -302,6 +299,14 @@ def savable_state(state: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError, OverflowError, RecursionError):
             continue
     return kept
+
+
+def restored(saved: object, kind: Any) -> Any:
+    """Saved data as this type; None if it was saved by another version."""
+    try:
+        return msgspec.convert(saved, kind)
+    except msgspec.ValidationError:
+        return None
 
 
 def copy_state(state: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

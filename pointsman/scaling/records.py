@@ -25,7 +25,6 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int | None = None
     """By the policy; None if it raised, was too slow, or was not followed."""
     reasons: tuple[Reason, ...] = ()
-    """Why it changed."""
     bounds: tuple[Reason, ...] = ()
     """Limits, delays and steps that kept the target from what was wanted."""
     numbers: Mapping[str, float] = {}
@@ -37,12 +36,10 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """The reasons as text."""
         return "; ".join(map(str, self.reasons))
 
     @property
     def bounded(self) -> tuple[str, ...]:
-        """The bounds as text."""
         return tuple(str(reason) for reason in self.bounds)
 
     @property

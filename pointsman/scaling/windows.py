@@ -62,7 +62,6 @@ class Gauge:
         self._value, self._times = value, 1
 
     def window(self, seconds: float, now: float) -> Window:
-        """Statistics over this long."""
         return self.past(now).window(seconds)
 
     def past(self, now: float) -> "Past":
@@ -99,7 +98,6 @@ class Past:
         """Newest first."""
 
     def window(self, seconds: float) -> Window:
-        """Statistics over this long."""
         start = self._now - seconds
         bins = list(takewhile(lambda seen: seen.end > start, self._bins))
         if not bins:
@@ -111,18 +109,11 @@ class Past:
             weights[-1] = oldest.end - start
         means = [seen.area / (seen.end - seen.start) for seen in bins]
         p50, p90, p99 = _percentiles(means, weights)
-        known_s = sum(weights)
-        return Window(
-            seconds,
-            mean=sum(map(operator.mul, means, weights)) / known_s,
-            max=max(seen.most for seen in bins),
-            p50=p50,
-            p90=p90,
-            p99=p99,
-            last=self._value,
-            count=sum(seen.count for seen in bins[:-1])
-            + math.ceil(oldest.count * weights[-1] / (oldest.end - oldest.start)),
-        )
+        mean = sum(map(operator.mul, means, weights)) / sum(weights)
+        most = max(seen.most for seen in bins)
+        count = sum(seen.count for seen in bins[:-1])
+        count += math.ceil(oldest.count * weights[-1] / (oldest.end - oldest.start))
+        return Window(seconds, mean=mean, max=most, p50=p50, p90=p90, p99=p99, last=self._value, count=count)
 
 
 class Slice(msgspec.Struct):
@@ -146,7 +137,6 @@ class Events:
         """Cached sum of the completed slices, and their numbers."""
 
     def add(self, now: float, value: float) -> None:
-        """Add one event."""
         if not math.isfinite(value):
             return
         number = math.floor(now / self._slice_s)
@@ -154,8 +144,7 @@ class Events:
             self._slices.append(Slice(number))
             while self._slices[0].number <= number - SLICES - 1:
                 self._slices.popleft()
-        part = self._slices[-1]
-        size = _size(value)
+        part, size = self._slices[-1], _size(value)
         part.sizes[size] = part.sizes.get(size, 0) + 1
         part.count += 1
         part.total += value
@@ -177,7 +166,6 @@ class Events:
         return Window(seconds, mean=mean, max=most, p50=p50, p90=p90, p99=p99, last=self._last, count=count)
 
     def _sizes(self, parts: Sequence[Slice]) -> Counter[int]:
-        """Size classes of completed slices."""
         which = tuple(part.number for part in parts)
         if which != self._over[0]:
             self._over = (which, Counter())

@@ -33,10 +33,7 @@ class Panic:
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         (stable, stable_when), (burst, burst_when) = mean_load(view, self.stable_s), mean_load(view, self.panic_s)
-        stable_replicas, burst_replicas = (
-            replicas_for(stable / self.target, view),
-            replicas_for(burst / self.target, view),
-        )
+        stable_replicas, burst_replicas = (replicas_for(load / self.target, view) for load in (stable, burst))
         state = view.state
         if burst / self.target >= self.threshold * max(view.replicas, 1):
             state["until"] = view.now + self.stable_s

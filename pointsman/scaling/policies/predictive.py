@@ -34,8 +34,6 @@ UNSETTLED = 6
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A rule for the expected level."""
-
     memory_bins: int = 1
     """The maximum of this many bins has the weight `memory`, the present rate the rest."""
     memory: float = 0.0
@@ -81,10 +79,7 @@ DEFAULT = Habits()
 
 
 class Lesson(msgspec.Struct, frozen=True):
-    """What was learned."""
-
     shape: int
-    """Index of the shape."""
     margin: float
     """In units of the spread."""
 
@@ -222,12 +217,10 @@ class Predictive:
             raise ValueError(f"headroom must be 1 or more, found {headroom}")
         self._replica_per_s, self._ongoing_per_replica = replica_per_s, ongoing_per_replica
         self._unserved, self._start_up_s, self._react_s = unserved, start_up_s, react_s
-        self._headroom, self._learn_bins = headroom, max(learn_bins, 12)
-        self._caution = caution
+        self._headroom, self._learn_bins, self._caution = headroom, max(learn_bins, 12), caution
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
-        now = rate_now(view)
-        each = self._each(view)
+        now, each = rate_now(view), self._each(view)
         if each is None:
             per_replica = self._ongoing_per_replica or view.max_concurrency or 1
             return Wish(_count(view.load, per_replica), "as many as the present requests need: no rate is known yet")
@@ -237,9 +230,8 @@ class Predictive:
             load, how = self._headroom * now, f"{self._headroom:g} times the present rate, as there is little history"
         else:
             load, how = self._expected(view, now, lead_s, ahead)
-        least, wanted = _count(now, each), _count(load, each)
         return Wish(
-            max(least, wanted),
+            max(_count(now, each), _count(load, each)),
             f"{now:.4g}/s arrive now, {max(load, now):.4g}/s expected within {lead_s:.0f} s ({how}); "
             f"a replica serves {each:.3g}/s",
         )

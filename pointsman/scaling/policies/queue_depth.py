@@ -12,9 +12,7 @@ class QueueDepth:
     """One replica per `target_queued_per_replica` waiting requests, and at least as many as running requests need."""
 
     def __init__(
-        self,
-        target_queued_per_replica: Above0 = 2.0,
-        look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0,
+        self, target_queued_per_replica: Above0 = 2.0, look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0
     ) -> None:
         checked("targetQueuedPerReplica", target_queued_per_replica)
         checked("lookBack", look_back_s)
@@ -26,8 +24,7 @@ class QueueDepth:
         ongoing, _ = mean_of(view.ongoing_windows, self.look_back_s, view.ongoing)
         for_queue = ceil(queued / self.target - 1e-9)
         running = max(ongoing, view.ongoing)
-        busy = self._busy(view, running)
-        replicas = max(for_queue, busy)
+        replicas = max(for_queue, self._busy(view, running))
         if replicas == for_queue:
             return Wish(replicas, per_replica(queued, f"requests wait ({when})", self.target, replicas))
         return Wish(replicas, f"{queued:.1f} requests wait ({when}), and {running:.1f} run: {replicas}")

@@ -57,10 +57,8 @@ class SloAttainment:
             ("answer after", view.latency_ms, self.latency_ms),
         ):
             if wanted is not None and window.p90 is not None:
-                yield (
-                    window.p90 / wanted,
-                    f"{what} {window.p90:.0f} ms (p90 of {window.seconds:g} s), {wanted:g} wanted",
-                )
+                why = f"{what} {window.p90:.0f} ms (p90 of {window.seconds:g} s), {wanted:g} wanted"
+                yield window.p90 / wanted, why
         met = view.slo_attainment
         if met is not None:
             why = f"{met:.1%} met their deadline, {self.target:.1%} wanted"
