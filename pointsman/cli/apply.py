@@ -17,7 +17,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "apply",
@@ -51,12 +50,11 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
         return 0
-    from pointsman.cli.progress import Progress
+    from pointsman.cli.progress import wait_until_ready
 
-    progress = Progress(client, sys.stderr if args.json else sys.stdout)
-    ready = progress.wait(args.timeout)
+    ready, status = wait_until_ready(client, args.timeout, sys.stderr if args.json else sys.stdout)
     if args.json:
-        result = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": progress.status}
+        result = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": status}
         print(json.dumps(result, indent=2, ensure_ascii=False))
     elif not ready:
         late = f"not everything is ready after {duration(args.timeout)}"

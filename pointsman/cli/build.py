@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.options import add_command
+from pointsman.errors import PointsmanError, did_you_mean
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -19,7 +20,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "build",
@@ -36,17 +36,18 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the pipeline."""
     from pointsman.config import load_application
     from pointsman.pipeline.application import build
 
     folder = (args.output.parent if args.output is not None else Path()).absolute()
-    bound = imported(args.pipeline)
-    application = build(bound, name=args.name, folder=folder)
+    application = build(imported(args.pipeline), name=args.name, folder=folder)
     text = application.to_yaml()
     load_application(text, folder, str(args.output or "<built>"))  # raises if it could not be deployed
     if args.output is not None:
-        _write(args.output, text)
+        try:
+            args.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise PointsmanError(f"{args.output} cannot be written: {error.strerror}") from error
     if args.json:
         document = {"name": application.name, "file": args.output and str(args.output), "yaml": text}
         print(json.dumps(document, indent=2, ensure_ascii=False))
@@ -61,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
 def imported(named: str) -> Any:
     """The object that `module:name` or `path/file.py:name` names. Raises if there is none."""
-    from pointsman.errors import PointsmanError, did_you_mean
-
     where, _, name = named.rpartition(":")
     if not where or not name:
         raise PointsmanError(f'"{named}" names no pipeline; write module:name or path/file.py:name')
@@ -78,8 +77,6 @@ def imported(named: str) -> Any:
 def _module(where: str) -> "ModuleType":
     import importlib
     import importlib.util
-
-    from pointsman.errors import PointsmanError
 
     try:
         if not where.endswith(".py"):
@@ -97,12 +94,3 @@ def _module(where: str) -> "ModuleType":
     except Exception as error:
         raise PointsmanError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     return module
-
-
-def _write(file: Path, text: str) -> None:
-    from pointsman.errors import PointsmanError
-
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PointsmanError(f"{file} cannot be written: {error.strerror}") from error

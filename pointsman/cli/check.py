@@ -25,7 +25,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the group and its commands."""
     group = commands.add_parser("check", help="find mistakes before they go live")
     subjects = group.add_subparsers(title="what to check", metavar="WHAT", required=True)
     _add_config(subjects)

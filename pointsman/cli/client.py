@@ -40,13 +40,10 @@ class PlaneRefused(PointsmanError):
 
 
 def client_of(args: argparse.Namespace) -> "Client":
-    """The plane that the command line names."""
     return Remote(args.url, os.environ.get(KEY, "")) if args.url else Client(state_folder(args.state))
 
 
 class TcpAddress(NamedTuple):
-    """Where a gateway listens."""
-
     host: str
     port: int
     tls: bool
@@ -66,15 +63,12 @@ class Client:
         return self._request("GET", f"{_path(path)}?{parameters}" if parameters else _path(path))
 
     def post(self, *path: str, body: Any = None) -> Any:
-        """Have something done."""
         return self._request("POST", _path(path), b"" if body is None else json.dumps(body).encode())
 
     def delete(self, *path: str) -> Any:
-        """Have something removed."""
         return self._request("DELETE", _path(path))
 
     def is_there(self) -> bool:
-        """Whether a plane runs."""
         try:
             self.get("status")
         except NoPlane:

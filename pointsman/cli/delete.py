@@ -13,7 +13,6 @@ example:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "delete",
@@ -27,7 +26,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Delete it. Its replicas stop when their calls have ended."""
     from pointsman.cli.client import client_of
 
     answer = client_of(args).delete("applications", args.application)

@@ -24,7 +24,6 @@ POLL_S = 0.2
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "deploy",
@@ -59,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
-    """Add --wait and --no-wait."""
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument(
         "--wait",
@@ -82,9 +80,8 @@ def follow(
     result: dict[str, Any] = {"application": name, "changes": answer["changes"], "notes": list(notes)}
     code = 0
     if args.wait:
-        rollout = Rollout(client, name, sys.stderr if args.json else sys.stdout)
-        problem = rollout.wait(args.wait)
-        result |= {"ready": not problem, "problem": problem, "deployments": rollout.deployments}
+        problem, deployments = _wait(client, name, args.wait, sys.stderr if args.json else sys.stdout)
+        result |= {"ready": not problem, "problem": problem, "deployments": deployments}
         if problem and not args.json:
             print(f"pointsman: {problem}; pointsman status {name} shows more", file=sys.stderr)
         code = 1 if problem else 0
@@ -93,36 +90,23 @@ def follow(
     return code
 
 
-class Rollout:
-    """Polls an application and prints its progress."""
+def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[str, list[dict[str, Any]]]:
+    """Wait until all is ready. Returns the problem, empty if there is none, and the last status of the deployments."""
+    from pointsman.cli.display import DeploymentRow, duration
+    from pointsman.cli.progress import show_change
 
-    def __init__(self, client: "Client", name: str, out: TextIO) -> None:
-        self.deployments: list[dict[str, Any]] = []
-        """Their last status."""
-        self._client = client
-        self._name = name
-        self._out = out
-        self._printed: dict[str, str] = {}
-
-    def wait(self, timeout_s: float) -> str:
-        """Wait until all is ready. Returns the problem; empty if there is none."""
-        from pointsman.cli.display import DeploymentRow, duration
-
-        began = time.monotonic()
-        while True:
-            self.deployments = self._client.get("applications", self._name)["deployments"]
-            rows = [DeploymentRow(one) for one in self.deployments]
-            for one in rows:
-                gist, before = one.gist, self._printed.get(one.name)
-                if gist != before and not (before is None and one.settled):
-                    print(f"{one.name}: {one.in_words()}", file=self._out, flush=True)
-                self._printed[one.name] = gist
-            if all(one.settled for one in rows):
-                return ""
-            stopped = [f"{one.name}: {one.stopped}" for one in rows if one.stopped]
-            if stopped and all(one.settled or one.stopped for one in rows):
-                return "; ".join(stopped)
-            taken_s = time.monotonic() - began
-            if taken_s >= timeout_s:
-                return f"not every node is ready after {duration(timeout_s)}; the rollout continues"
-            time.sleep(min(POLL_S, timeout_s - taken_s))
+    began, shown = time.monotonic(), dict[str, str]()
+    while True:
+        deployments = client.get("applications", name)["deployments"]
+        rows = [DeploymentRow(one) for one in deployments]
+        for one in rows:
+            show_change(one, shown, out)
+        if all(one.settled for one in rows):
+            return "", deployments
+        stopped = [f"{one.name}: {one.stopped}" for one in rows if one.stopped]
+        if stopped and all(one.settled or one.stopped for one in rows):
+            return "; ".join(stopped), deployments
+        taken_s = time.monotonic() - began
+        if taken_s >= timeout_s:
+            return f"not every node is ready after {duration(timeout_s)}; the rollout continues", deployments
+        time.sleep(min(POLL_S, timeout_s - taken_s))

@@ -20,7 +20,6 @@ _STATES = {
     "unhealthy": "red",
     "backing off": "red",
 }
-_WORDS = {"backing off": "waiting to restart"}
 MAX_REASON = 120
 """Characters of a reason in a table."""
 MAX_CHANGE = 200
@@ -42,8 +41,6 @@ NO_PAINT = Paint()
 
 
 class InstanceRow:
-    """One instance of a status."""
-
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self.name: str = data["id"]
@@ -55,14 +52,11 @@ class InstanceRow:
 
     @property
     def state(self) -> str:
-        """Its phase for people."""
         if self.halted:
             return "given up"
-        return "waiting for a place" if self._waits_for_a_place else _WORDS.get(self.phase, self.phase)
-
-    @property
-    def _waits_for_a_place(self) -> bool:
-        return self.unplaced and self.phase == "backing off"
+        if self.phase == "backing off":
+            return "waiting for a place" if self.unplaced else "waiting to restart"
+        return self.phase
 
     @property
     def short_reason(self) -> str:
@@ -83,7 +77,6 @@ class InstanceRow:
         return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MAX_REASON)})"
 
     def row(self) -> list[str]:
-        """Its cells in the table of instances."""
         data = self._data
         limit, usage = data["max_concurrency"], data["kv_cache_usage"]
         return [
@@ -103,8 +96,6 @@ INSTANCE_HEADS = ("instance", "state", "at", "pid", "requests", "cache", "restar
 
 
 class DeploymentRow:
-    """One deployment of a status."""
-
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self.name: str = data["name"]
@@ -136,7 +127,6 @@ class DeploymentRow:
         return "; ".join([f"{self.ready} of {self.wanted} ready", *not_ready])
 
     def row(self) -> list[str]:
-        """Its cells in the table of deployments."""
         data = self._data
         model = "" if data["model"] == self.name and self.internal else data["model"]
         names = ", ".join(filter(None, [model, *data["aliases"]]))
@@ -144,7 +134,6 @@ class DeploymentRow:
         return [self.name, names, f"{self.ready} of {self.wanted}", *load, data["strategy"]]
 
     def node_row(self) -> list[str]:
-        """Its cells in the table of the nodes of an application."""
         data = self._data
         counts = [str(data[name]) for name in ("waiting", "running")]
         counts += [str(data.get(name) or 0) for name in ("answered", "errors")]
@@ -157,12 +146,10 @@ DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decid
 
 
 def deployments_of(status: Mapping[str, Any]) -> list[DeploymentRow]:
-    """The deployments in their order."""
     return [DeploymentRow(one) for one in status.get("deployments") or ()]
 
 
 def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
-    """The whole status."""
     deployments = deployments_of(status)
     lines = [_headline(status, deployments, paint), ""]
     if deployments:
@@ -183,7 +170,6 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
 
 
 def application_text(data: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
-    """One application: its nodes, and their replicas."""
     by_name = {one.name: one for one in deployments_of(data)}
     rows = []
     for node in data["nodes"]:
@@ -226,7 +212,6 @@ def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def bounds(scaling: Mapping[str, Any]) -> str:
-    """2 to 8"""
     return f"{scaling['min']} to {scaling['max']}"
 
 
@@ -251,7 +236,6 @@ def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
 
 
 def clock(moment: float) -> str:
-    """A moment in local time."""
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 

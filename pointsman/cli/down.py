@@ -21,7 +21,6 @@ POLL_S = 0.1
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "down",

@@ -24,7 +24,6 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "estimate",
@@ -45,10 +44,7 @@ def add(commands: Any) -> None:
         "--kv-dtype", default="auto", metavar="TYPE", help="type of the KV cache: fp8, f16, q8_0, ... (default auto)"
     )
     parser.add_argument(
-        "--engine",
-        choices=["auto", "vllm", "llama.cpp"],
-        default="auto",
-        help="auto: llama.cpp for GGUF, else vllm",
+        "--engine", choices=["auto", "vllm", "llama.cpp"], default="auto", help="auto: llama.cpp for GGUF, else vllm"
     )
     parser.add_argument("--lora", action="append", default=[], metavar="PATH", help="a LoRA adapter; may be repeated")
     parser.add_argument("--draft", metavar="PATH", help="a draft model for speculative decoding")
@@ -102,8 +98,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_dict(found, fits, args.tp, args.pp), indent=2, ensure_ascii=False))
     else:
         print(_text(found, fits, args.tp, args.pp))
-    named = bool(args.gpu or args.gpu_memory)
-    return 1 if named and not any(one.fits for one in fits) else 0
+    return 1 if (args.gpu or args.gpu_memory) and not any(one.fits for one in fits) else 0
 
 
 def _gpus(args: argparse.Namespace) -> list[tuple[str, int]]:
@@ -148,9 +143,10 @@ def _text(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> str:
     experts = f", {shape.experts_used} of {shape.experts} experts" if shape.experts else ""
     beside = f", with {' and '.join(shape.parts)}" if shape.parts else ""
     kind = "embedding model" if shape.embeds else shape.name
-    split = f", tensor parallel {tp}" * (tp > 1) + f", {pp} pipeline stages of {_layers(found, tp, pp)} layers" * (
-        pp > 1
-    )
+    stages = " + ".join(map(str, found.stages(tp, pp)))
+    split = f", tensor parallel {tp}" * (tp > 1) + f", {pp} pipeline stages of {stages} layers" * (pp > 1)
+    partly = not found.engine.tensor_parallel
+    alone = f"; on the CPU alone: {_amount(need.cpu_bytes)}" if partly else ""
     lines = [
         f"{model.name}: {kind}, {shape.layers} layers{experts}{beside}, {_count(model.parameters)} parameters, "
         f"mostly {model.largest_dtype} ({model.format})",
@@ -159,13 +155,10 @@ def _text(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> str:
         "",
         _parts_table(found, tp, pp),
         "",
-        f"machine's memory beside that: {_amount(need.host_bytes)}; on the CPU alone: {_amount(need.cpu_bytes)}"
-        if not found.engine.tensor_parallel
-        else f"machine's memory beside that: {_amount(need.host_bytes)}",
+        f"machine's memory beside that: {_amount(need.host_bytes)}{alone}",
         f"tensor-parallel sizes: {', '.join(map(str, need.tensor_parallel_sizes))}",
         "",
     ]
-    partly = not found.engine.tensor_parallel
     heads = ["GPU", "GiB", "usable", "takes", "fits", "fewest GPUs", "largest context", "most at once"]
     rows = [_row(one, partly, need.layers) for one in fits]
     lines.append(text_table([*heads, "layers on it"] if partly else heads, rows))
@@ -194,10 +187,6 @@ def _row(one: "Fit", partly: bool, layers: int) -> list[str]:
     fewest = "" if one.gpus is None else str(one.gpus)
     cells = [one.gpu, *numbers, "yes" if one.fits else "no", fewest, f"{one.context:,}", f"{one.concurrency:,}"]
     return [*cells, f"{one.gpu_layers} of {layers}"] if partly else cells
-
-
-def _layers(found: "Estimate", tp: int, pp: int) -> str:
-    return " + ".join(map(str, found.stages(tp, pp)))
 
 
 def _count(parameters: int) -> str:

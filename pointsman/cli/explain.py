@@ -19,7 +19,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "explain",
@@ -36,7 +35,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the record."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import scaling_text
     from pointsman.errors import PointsmanError

@@ -17,7 +17,6 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "key",
@@ -41,7 +40,6 @@ def _word(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the key and the line."""
     import secrets
     from hashlib import sha256
 

@@ -20,7 +20,6 @@ FOLLOWED_LINES = 1000
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "logs",
@@ -38,7 +37,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the lines."""
     from pointsman.cli.client import client_of
 
     client = client_of(args)

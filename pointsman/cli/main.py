@@ -51,7 +51,6 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
     args = parser().parse_args(argv)
     if "" not in sys.path:
         sys.path.insert(0, "")  # the user's own classes may be in the current directory
@@ -92,7 +91,6 @@ def _file(problem: object) -> object:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
     made = argparse.ArgumentParser(
         prog="pointsman",
         description="A control plane for inference: places, routes, scales and wires models.",

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an application") -> None:
-    """Add FILE."""
     parser.add_argument("file", type=Path, metavar="FILE", help=f"{what}: YAML")
 
 

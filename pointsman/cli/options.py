@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pointsman.errors import PointsmanError
+
 SOCKET = "admin.sock"
 """The socket of the admin API, in the state directory."""
 KEY = "POINTSMAN_ADMIN_KEY"
 
 
 def add_command(commands: Any, name: str, *, summary: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add a command whose help ends with an example."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -24,7 +25,6 @@ def add_command(commands: Any, name: str, *, summary: str, description: str, exa
 
 
 def add_state(parser: Any) -> None:
-    """Add --state."""
     parser.add_argument(
         "--state",
         type=Path,
@@ -47,29 +47,31 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     add_state(where)
     where.add_argument(
-        "--url",
-        metavar="URL",
-        help=f"the gateway of a remote plane, http://host:port; its admin key is in ${KEY}",
+        "--url", metavar="URL", help=f"the gateway of a remote plane, http://host:port; its admin key is in ${KEY}"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def write_file(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PointsmanError(f"cannot write {file}: {error.strerror}") from error
+
+
 def at_least_one(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def at_least_zero(text: str) -> int:
-    """A whole number from 0 on, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)
 
 
 def above_zero(text: str) -> float:
-    """A number above 0, for argparse."""
     found = _number(text)
     if not 0 < found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -77,7 +79,6 @@ def above_zero(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number above 0 and at most 1, for argparse."""
     found = _number(text)
     if not 0 < found <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, and at most 1")
@@ -92,7 +93,6 @@ def _number(text: str) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object, for argparse."""
     try:
         given = json.loads(text)
     except ValueError as error:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import add_file, read_manifest
-from pointsman.cli.options import add_command, add_connection
-from pointsman.errors import PointsmanError
+from pointsman.cli.options import add_command, add_connection, write_file
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
@@ -23,7 +22,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "place",
@@ -50,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
     rehearsal = Rehearsal(fleet)
     unknown = rehearsal.place(_asks(plan))
     if args.svg is not None:
-        try:
-            args.svg.write_text(fleet_svg(fleet), encoding="utf-8")
-        except OSError as error:
-            raise PointsmanError(f"cannot write {args.svg}: {error.strerror}") from error
+        write_file(args.svg, fleet_svg(fleet))
     if args.json:
         print(json.dumps({"instances": rehearsal.as_list(), "unknown": unknown}, indent=2, ensure_ascii=False))
     else:

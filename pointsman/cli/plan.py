@@ -19,7 +19,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "plan",
@@ -34,7 +33,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the changes."""
     from pointsman.cli.client import NoPlane, client_of
 
     manifest, plan = read_manifest(args.file)

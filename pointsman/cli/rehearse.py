@@ -17,6 +17,7 @@ from pointsman.cli.options import (
     share,
     time_from_zero,
     time_span,
+    write_file,
 )
 from pointsman.errors import PointsmanError
 
@@ -55,15 +56,10 @@ LIMITS = (
 
 
 def add(commands: Any) -> None:
-    """Add the group and its commands."""
     group = commands.add_parser("rehearse", help="try a policy on recorded load")
     subjects = group.add_subparsers(title="what to rehearse", metavar="WHAT", required=True)
-    _add_scaling(subjects)
-
-
-def _add_scaling(commands: Any) -> None:
     parser = add_command(
-        commands,
+        subjects,
         "scaling",
         summary="scaling policies on recorded load",
         description="Replay the load of a file, or the load that a running plane has seen of a deployment (--of), on "
@@ -91,9 +87,9 @@ def _add_scaling(commands: Any) -> None:
     parser.add_argument(
         "--parameters", type=json_object, default={}, metavar="JSON", help="for every POLICY without its own"
     )
-    group = parser.add_argument_group("limits, as in the scaling section of a manifest")
+    limits = parser.add_argument_group("limits, as in the scaling section of a manifest")
     for option, field, kind, metavar, words in LIMITS:
-        group.add_argument(option, dest=field, type=kind, metavar=metavar, help=words)
+        limits.add_argument(option, dest=field, type=kind, metavar=metavar, help=words)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="plot load and replicas, one plot per policy")
     parser.add_argument("--why", type=at_least_one, metavar="N", help="show the last N changes of each policy, and why")
     add_connection(parser)
@@ -112,7 +108,7 @@ def named(text: str) -> "NamedPolicy":
 
 def run(args: argparse.Namespace) -> int:
     """1 if a policy gave invalid answers."""
-    from pointsman.lab.scaling import compare
+    from pointsman.lab.scaling import compare, plots
 
     load = _load(args)
     policies = _policies(args.policies or _in_force(load, args), args.parameters)
@@ -122,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     compared = compare(load.series, setting, policies, limits, progress.show if progress.visible else None)
     progress.clear()
     if args.svg is not None:
-        _draw(args.svg, compared)
+        write_file(args.svg, plots(compared.series, compared.setting, compared.policies))
     if args.json:
         print(json.dumps(_as_dict(compared, args.why or 0), indent=2, ensure_ascii=False))
     else:
@@ -234,8 +230,6 @@ def _limits(args: argparse.Namespace, load: "RecordedLoad", setting: "Setting") 
 
 
 class ProgressLine:
-    """Shows progress on a terminal."""
-
     def __init__(self) -> None:
         self.visible = sys.stderr.isatty()
 
@@ -245,15 +239,6 @@ class ProgressLine:
     def clear(self) -> None:
         if self.visible:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _draw(file: Path, compared: "Comparison") -> None:
-    from pointsman.lab.scaling import plots
-
-    try:
-        file.write_text(plots(compared.series, compared.setting, compared.policies), encoding="utf-8")
-    except OSError as error:
-        raise PointsmanError(f"cannot write {file}: {error.strerror}") from error
 
 
 def _as_dict(compared: "Comparison", newest: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ HEADS = ("request", "model", "tenant", "state", "instance", "tries", "waited", "
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "requests",
@@ -39,16 +38,10 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list."""
     from pointsman.cli.client import client_of
 
     answer = client_of(args).get(
-        "requests",
-        model=args.model,
-        state=args.only,
-        instance=args.instance,
-        tenant=args.tenant,
-        limit=args.limit,
+        "requests", model=args.model, state=args.only, instance=args.instance, tenant=args.tenant, limit=args.limit
     )
     print(json.dumps(answer, indent=2, ensure_ascii=False) if args.json else _table(answer))
     return 0

@@ -13,7 +13,6 @@ example:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "rollback",

@@ -17,7 +17,6 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "scale",

@@ -15,7 +15,6 @@ KINDS = ("EndpointPickerConfig", "Pointsman", "Application")
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "schema",
@@ -29,7 +28,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the schema."""
     from pointsman.config import json_schema
 
     print(json.dumps(json_schema(args.kind), indent=2))

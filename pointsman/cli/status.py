@@ -20,7 +20,6 @@ INTERVAL_S = 1.0
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "status",
@@ -36,7 +35,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the status, once or every second."""
     from pointsman.cli.client import client_of
 
     client = client_of(args)

@@ -24,7 +24,6 @@ MAX_TOKENS = 64
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "up",
@@ -40,7 +39,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 after a clean stop."""
     from pathlib import Path
 
     import uvloop
@@ -88,7 +86,6 @@ class ProgressView:
         self._was_ready = False
 
     def changed(self) -> None:
-        """The status may have changed."""
         from pointsman.cli.display import Paint, deployments_of, status_text
 
         status = self._embedded.status()
@@ -107,12 +104,10 @@ class ProgressView:
             )
 
     def stopping(self) -> None:
-        """The plane was told to stop."""
         in_flight = self._embedded.gateway.in_flight
         self._print(f"stopping: {in_flight} requests in flight; Ctrl-C again to cut them off")
 
     def stopped(self, cut_off: int) -> None:
-        """Everything has ended."""
         self._print(f"stopped; {cut_off} requests were cut off" if cut_off else "stopped")
 
     @staticmethod
@@ -127,15 +122,12 @@ class JsonView(ProgressView):
         super().__init__(embedded, 0.0)
 
     def changed(self) -> None:
-        """The status may have changed."""
         self._write({"event": "status", **self._embedded.status()})
 
     def stopping(self) -> None:
-        """The plane was told to stop."""
         self._write({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
 
     def stopped(self, cut_off: int) -> None:
-        """Everything has ended."""
         self._write({"event": "stopped", "cut_off": cut_off})
 
     @staticmethod
@@ -144,7 +136,6 @@ class JsonView(ProgressView):
 
 
 def _curl(status: dict[str, Any]) -> str:
-    """A request to try."""
     model = next((one["model"] for one in status["deployments"] if not one.get("internal")), "")
     path = next((one["path"] for one in status.get("applications") or ()), "")
     if path and not model:

@@ -55,7 +55,6 @@ class Rehearsal:
 
     @property
     def refused(self) -> int:
-        """Instances without a place."""
         return sum(isinstance(outcome, Refused) for outcome, _ in self._outcomes)
 
     def _place(self, ask: Ask, missing: int) -> bool:
@@ -72,7 +71,6 @@ class Rehearsal:
         return isinstance(outcome, Placed)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Plain data for JSON."""
         return [self._as_dict(outcome, advice) for outcome, advice in self._outcomes]
 
     def _as_dict(self, outcome: Placed | Refused, advice: list[Reason]) -> dict[str, Any]:
@@ -91,7 +89,6 @@ class Rehearsal:
         }
 
     def as_text(self) -> str:
-        """For a terminal."""
         texts = [
             _placed_text(outcome) if isinstance(outcome, Placed) else _refused_text(outcome, advice)
             for outcome, advice in self._outcomes

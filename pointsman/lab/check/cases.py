@@ -17,7 +17,6 @@ SEEDS = (1, 5)
 
 
 def drawn(values: Mapping[str, Sequence[Any]], rng: random.Random) -> dict[str, Any]:
-    """One value for each field."""
     return {field: rng.choice(choices) for field, choices in values.items()}
 
 
@@ -84,7 +83,6 @@ class RequestCase(msgspec.Struct):
     seed: int = 0
 
     def fleet(self) -> EndpointTable:
-        """The instances as endpoints, with their metrics."""
         fleet = EndpointTable(self.instances)
         for instance, metrics in zip(self.instances, self.metrics, strict=True):
             if metrics is not None:
@@ -171,7 +169,6 @@ def _default(entry: Entry) -> Entry:
 
 
 def _table(title: str, entries: Sequence[msgspec.Struct]) -> str:
-    """One row each, with the values that are not the default."""
     if not entries:
         return f"no {title}"
     shown = [_not_default(entry) for entry in entries]
@@ -199,7 +196,6 @@ DEFAULT_VIEW = DeploymentView(name="chat", now=NOW, replicas=1, target=1, max_re
 
 
 def flat(value: float, seconds: float = 300.0) -> Window:
-    """A window in which the value did not change."""
     return Window(seconds, value, value, value, value, value, value, 10)
 
 
@@ -250,8 +246,7 @@ def scaling_cases(count: int) -> list[DeploymentView]:
     """The same views on every run, the default one first."""
     rng = random.Random(0)
     views = [DeploymentView(name="chat", **drawn(VIEW_VALUES, rng)) for _ in range(count)]
-    possible = [msgspec.structs.replace(view, unplaced=min(view.unplaced, view.starting)) for view in views]
-    return [DEFAULT_VIEW, *possible]
+    return [DEFAULT_VIEW, *(msgspec.structs.replace(one, unplaced=min(one.unplaced, one.starting)) for one in views)]
 
 
 def smaller_views(view: DeploymentView) -> Iterator[DeploymentView]:

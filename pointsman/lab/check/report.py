@@ -7,8 +7,6 @@ import msgspec
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A promise that is not kept."""
-
     promise: str
     what: str
     example: str
@@ -19,8 +17,6 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was checked and what was found."""
-
     roles: list[str]
     kept: list[str]
     broken: list[Broken]
@@ -94,7 +90,6 @@ class ReportBuilder:
         return nullcontext()
 
     def report(self) -> Report:
-        """The report so far."""
         started = self.started or CheckStarted([], [])
         kept = [promise for promise, broken in self._checked.items() if broken is None]
         broken = [broken for broken in self._checked.values() if broken is not None]

@@ -39,12 +39,10 @@ RequestPromise: TypeAlias = Callable[[Build, RequestCase], str | None]
 
 def decided(build: Build, case: RequestCase) -> list[SchedulingDecision]:
     """The decisions of a fresh policy. It gets copies, which it may change."""
-    policy = _fresh(build, case.seed)
-    return policy.schedule(list(case.requests), copy.deepcopy(case.instances))
+    return _fresh(build, case.seed).schedule(list(case.requests), copy.deepcopy(case.instances))
 
 
 def answers(build: Build, case: RequestCase) -> str | None:
-    """It returns a list of decisions in every case."""
     try:
         decisions = decided(build, case)
     except Exception as error:
@@ -58,7 +56,6 @@ def answers(build: Build, case: RequestCase) -> str | None:
 
 
 def leaves_inputs_alone(build: Build, case: RequestCase) -> str | None:
-    """It does not change its arguments."""
     requests, instances = copy.deepcopy(case.requests), copy.deepcopy(case.instances)
     _fresh(build, case.seed).schedule(requests, instances)
     if [request.request_id for request in requests] != [request.request_id for request in case.requests]:
@@ -97,7 +94,6 @@ def decides_validly(build: Build, case: RequestCase) -> str | None:
 
 
 def decides_the_same(build: Build, case: RequestCase) -> str | None:
-    """The same seed gives the same decisions."""
     decisions = []
     for seed in SEEDS:
         with global_seed(seed):
@@ -264,8 +260,6 @@ def handles_properly(build: Build, case: RequestCase) -> str | None:
 
 
 def repeats(method: str) -> RequestPromise:
-    """The same seed gives the same answer."""
-
     def promise(build: Build, case: RequestCase) -> str | None:
         returned = []
         for seed in SEEDS:

@@ -30,7 +30,7 @@ class PolicyUnderTest:
         self._policy, self._for_application, self._listener = policy, for_application, listener
 
     def answers(self, view: DeploymentView) -> Mapping[str, object]:
-        """Its answer, or one for each node."""
+        """By node; the only answer of a policy for a deployment is at ""."""
         if not self._for_application:
             return {"": _answer(self._policy, view, self._listener)}
         nodes = {node: msgspec.structs.replace(view, name=node) for node in NODES}
@@ -148,13 +148,11 @@ def is_quick(build: BuildScaling, view: DeploymentView) -> str | None:
 
 
 def answers(build: BuildScaling, view: DeploymentView) -> str | None:
-    """It returns on every view."""
     error = next((one for one in build().answers(view).values() if isinstance(one, BaseException)), None)
     return None if error is None else f"it {parse_answer(error)}"
 
 
 def wants_a_number(build: BuildScaling, view: DeploymentView) -> str | None:
-    """It returns a whole number of replicas, 0 or more."""
     read = [parse_answer(answer) for answer in build().answers(view).values()]
     return next((f"it {problem}" for problem in read if isinstance(problem, Reason)), None)
 
@@ -170,7 +168,6 @@ def leaves_the_view_alone(build: BuildScaling, view: DeploymentView) -> str | No
 
 
 def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
-    """Two fresh policies give the same answer to the same view."""
     read = []
     for seed in SEEDS:
         with global_seed(seed):
@@ -257,7 +254,6 @@ class SteadyRun(msgspec.Struct, frozen=True):
 
 
 def does_not_flap(build: BuildScaling) -> str | None:
-    """On a constant load, its answer comes to rest."""
     for run in _steady_runs(build):
         late = run.late_changes
         if len(late) >= FLAPPING_CHANGES and any(after < before for before, after in late):

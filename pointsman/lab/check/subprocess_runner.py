@@ -36,8 +36,6 @@ FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 class CheckOrder(msgspec.Struct, frozen=True):
-    """What to check."""
-
     name: str
     parameters: dict[str, Any]
     examples: int
@@ -137,11 +135,8 @@ class LineWriter:
     def __init__(self, output: int, answer_timeout_s: float) -> None:
         self._output, self._answer_timeout_s = os.fdopen(output, "wb"), answer_timeout_s
 
-    def on_event(self, event: CheckEvent) -> None:
-        self.write(event)
-
-    def write(self, line: Line) -> None:
-        self._output.write(msgspec.json.encode(line) + b"\n")
+    def on_event(self, event: Line) -> None:
+        self._output.write(msgspec.json.encode(event) + b"\n")
         self._output.flush()
 
     def time_limit(self) -> AbstractContextManager[None]:
@@ -159,20 +154,19 @@ class LineWriter:
 
 
 def main() -> None:
-    """Carry out one order."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
     writer = LineWriter(os.dup(1), order.answer_timeout_s)
     os.dup2(2, 1)  # what the policy prints must not get between the lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this process
     sys.path[:] = order.path
     try:
-        writer.write(_check(order, writer))
+        writer.on_event(_check(order, writer))
     except BrokenPipeError:  # the parent has ended
         pass
     except BaseException as error:
         if isinstance(error, Exception):  # promises catch those of a policy, so this may be a bug of ours
             traceback.print_exc()
-        writer.write(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
+        writer.on_event(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
     finally:
         os._exit(0)  # do not wait for threads that the policy has started
 

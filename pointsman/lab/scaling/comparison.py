@@ -38,8 +38,6 @@ def compare(
 
 
 class Comparison:
-    """The outcomes of several policies on one load."""
-
     def __init__(self, replay: Replay, policies: Mapping[str, ReplayOutcome]) -> None:
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
         self.policies = dict(policies)
@@ -150,7 +148,6 @@ def _first_problem(one: ReplayOutcome) -> str:
 
 
 def _limits_text(limits: ScalingLimits) -> str:
-    """The limits, in words."""
     least, most = limits.min_replicas, limits.max_replicas
     words = [
         f"at least {least} replica{'' if least == 1 else 's'}" if most >= UNLIMITED else f"{least} to {most:,} replicas"

@@ -99,7 +99,6 @@ def _short(series: Series, need: Sequence[int], outcome: ReplayOutcome) -> list[
 
 
 def _columns(line: Sequence[tuple[float, int, int]], columns: int, width: float) -> list[int]:
-    """The maximum within each column."""
     most = [0] * columns
     ends = [after[0] for _, after in pairwise(line)] + [columns * width]
     for (start, count, _), end in zip(line, ends, strict=True):
@@ -109,7 +108,6 @@ def _columns(line: Sequence[tuple[float, int, int]], columns: int, width: float)
 
 
 def _step_path(columns: Sequence[int], top: int, *, closed: bool = False) -> str:
-    """The path of a step function."""
     wide = (WIDTH - LEFT - RIGHT) / len(columns)
     parts = [f"M{number(LEFT)} {number(_y(0 if closed else columns[0], top))}"]
     for index, count in enumerate(columns):

@@ -91,16 +91,12 @@ class UnreadableLoad(PointsmanError, ValueError):
 
 
 class Row(NamedTuple):
-    """A bin of a file."""
-
     at: float
     rate: float
     line: int
 
 
 class NamedPolicy(NamedTuple):
-    """A scaling policy by its name."""
-
     name: str
     parameters: dict[str, Any] | None = None
     """None if it has none of its own."""

@@ -55,8 +55,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a replay."""
-
     hours: float
     """Replica-hours, including start-up."""
     ratio: float
@@ -206,7 +204,6 @@ class ReplicaPool:
         return sum(count for _, count in self._starting)
 
     def order(self, target: int) -> None:
-        """Start or stop replicas to reach the target."""
         more = target - self.ready - self.starting
         if more > 0:
             self._starting.append((self._now + self._setting.start_up_s, more))
@@ -220,9 +217,8 @@ class ReplicaPool:
 
     def advance(self, until: float) -> None:
         """Advance to a time, in steps to the next start or the next bin."""
-        bin_s = self._series.bin_s
         while self._now < until:
-            edge = (self._series.bins_before(self._now) + 1) * bin_s
+            edge = (self._series.bins_before(self._now) + 1) * self._series.bin_s
             start = self._starting[0][0] if self._starting else until
             self._pass(min(edge, start, until))
             self._started()
