@@ -42,8 +42,6 @@ class BadQuery(PointsmanError):
 
 
 class AdminCall(msgspec.Struct):
-    """One request, parsed."""
-
     parts: list[str]
     query: dict[str, str]
     body: bytes
@@ -63,47 +61,27 @@ class ApplicationAdmin:
         self._plane = plane
         self._status = status
 
-    def handler(self, method: str, parts: list[str]) -> Handler | None:
-        """None if there is no such path."""
-        match method, parts:
-            case "GET", []:
-                return self._all
-            case "POST", []:
-                return self._deploy
-            case "POST", ["plan"]:
-                return self._plan
-            case "GET", [_]:
-                return self._one
-            case "POST", [_, "rollback"]:
-                return self._rollback
-            case "DELETE", [_]:
-                return self._delete
-        return None
-
-    async def _all(self, call: AdminCall) -> dict[str, Any]:
+    async def every(self, call: AdminCall) -> dict[str, Any]:
         return {"applications": self._status()["applications"]}
 
-    async def _one(self, call: AdminCall) -> dict[str, Any]:
+    async def one(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]
         text, status = self._plane.documents.application(name), self._status()
         [application] = [one for one in status["applications"] if one["name"] == name]
         mine = {deployment for node in application["nodes"] for deployment in node["deployments"]}
-        return {
-            **application,
-            "yaml": text,
-            "deployments": [one for one in status["deployments"] if one["name"] in mine],
-        }
+        deployments = [one for one in status["deployments"] if one["name"] in mine]
+        return {**application, "yaml": text, "deployments": deployments}
 
-    async def _plan(self, call: AdminCall) -> dict[str, Any]:
+    async def plan(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
-    async def _deploy(self, call: AdminCall) -> dict[str, Any]:
+    async def deploy(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.deploy(msgspec.json.decode(call.body, type=ManifestText)))
 
-    async def _rollback(self, call: AdminCall) -> dict[str, Any]:
+    async def rollback(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.rollback(call.parts[1]))
 
-    async def _delete(self, call: AdminCall) -> dict[str, Any]:
+    async def delete(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.delete(call.parts[1]))
 
 
@@ -123,24 +101,13 @@ class DeploymentAdmin:
     def __init__(self, plane: Operations) -> None:
         self._plane = plane
 
-    def handler(self, method: str, parts: list[str]) -> Handler | None:
-        """None if there is no such path."""
-        match method, parts:
-            case "GET", [_, "scaling"]:
-                return self._scaling
-            case "GET", [_, "load"]:
-                return self._load
-            case "POST", [_, "scale"]:
-                return self._scale
-        return None
-
-    async def _scaling(self, call: AdminCall) -> dict[str, Any]:
+    async def scaling(self, call: AdminCall) -> dict[str, Any]:
         return self._plane.scaling.status(call.parts[1])
 
-    async def _load(self, call: AdminCall) -> dict[str, Any]:
+    async def load(self, call: AdminCall) -> dict[str, Any]:
         return self._plane.scaling.load_history(call.parts[1])
 
-    async def _scale(self, call: AdminCall) -> dict[str, Any]:
+    async def scale(self, call: AdminCall) -> dict[str, Any]:
         wanted = msgspec.json.decode(call.body, type=ScaleRequest)
         if wanted.for_s is not None and wanted.for_s > MAX_OVERRIDE_S:
             raise PointsmanError(
@@ -159,16 +126,7 @@ class RequestAdmin:
         self._gateway = gateway
         self._pipeline_requests = pipeline_requests
 
-    def handler(self, method: str, parts: list[str]) -> Handler | None:
-        """None if there is no such path."""
-        match method, parts:
-            case "GET", []:
-                return self._requests
-            case "GET", [_]:
-                return self._request
-        return None
-
-    async def _request(self, call: AdminCall) -> dict[str, Any]:
+    async def one(self, call: AdminCall) -> dict[str, Any]:
         request_id, now = call.parts[1], time.monotonic()
         found = self._pipeline_requests(request_id)
         if found is not None:
@@ -180,7 +138,7 @@ class RequestAdmin:
         kept = self._gateway.settings.keep_records
         raise NotFound(f'there is no record of a request "{request_id}"; the newest {kept} of each deployment are kept')
 
-    async def _requests(self, call: AdminCall) -> dict[str, Any]:
+    async def newest(self, call: AdminCall) -> dict[str, Any]:
         now, query = time.monotonic(), call.query
         limit = _number(query, "limit", 50)
         records = [
@@ -218,7 +176,6 @@ class Admin:
         gateway.page_trees[PREFIX] = self.serve
 
     def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
-        """Answer a request, in a task of its own."""
         if not client.is_local and not self._gateway.admission.keys.opens_admin(request):
             client.error(401, "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)")
             return
@@ -242,16 +199,30 @@ class Admin:
                 return self._get_status
             case "GET", ["fleet"]:
                 return self._fleet
-            case "POST", ["plan"]:
-                return self._plan
+            case "POST", ["plan"] | ["applications", "plan"]:
+                return self._applications.plan
             case "POST", ["apply"]:
                 return self._apply
-            case _, ["requests", *rest]:
-                return self._requests.handler(method, rest)
-            case _, ["applications", *rest]:
-                return self._applications.handler(method, rest)
-            case _, ["deployments", *rest]:
-                return self._deployments.handler(method, rest)
+            case "GET", ["requests"]:
+                return self._requests.newest
+            case "GET", ["requests", _]:
+                return self._requests.one
+            case "GET", ["applications"]:
+                return self._applications.every
+            case "POST", ["applications"]:
+                return self._applications.deploy
+            case "GET", ["applications", _]:
+                return self._applications.one
+            case "POST", ["applications", _, "rollback"]:
+                return self._applications.rollback
+            case "DELETE", ["applications", _]:
+                return self._applications.delete
+            case "GET", ["deployments", _, "scaling"]:
+                return self._deployments.scaling
+            case "GET", ["deployments", _, "load"]:
+                return self._deployments.load
+            case "POST", ["deployments", _, "scale"]:
+                return self._deployments.scale
             case "GET", ["instances", _, "logs"]:
                 return self._logs
             case "POST", ["instances", _, "drain"]:
@@ -281,17 +252,12 @@ class Admin:
     async def _fleet(self, call: AdminCall) -> Snapshot:
         return self._plane.control.fleet()
 
-    async def _plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
-
     async def _apply(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
-        return {
-            "instance": call.parts[1],
-            "text": self._plane.instances.logs(call.parts[1], _number(call.query, "lines", 100)),
-        }
+        name = call.parts[1]
+        return {"instance": name, "text": self._plane.instances.logs(name, _number(call.query, "lines", 100))}
 
     async def _drain(self, call: AdminCall) -> dict[str, Any]:
         self._plane.control.drain(call.parts[1])
@@ -318,7 +284,7 @@ class AdminRequest:
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    """A number in a query. Raises `BadQuery`."""
+    """Raises `BadQuery`."""
     text = query.get(name)
     if text is None:
         return default

@@ -49,7 +49,6 @@ class Bucket:
         self._at: float | None = None
 
     def has(self, amount: float, now: float) -> bool:
-        """Whether this amount is left."""
         if self._at is not None:
             self._left = min(self.per_minute, self._left + (now - self._at) * self.per_minute / 60.0)
         self._at = now
@@ -88,13 +87,6 @@ class Tenant:
         for new, old in ((self._requests, other._requests), (self._tokens, other._tokens)):
             if new is not None and old is not None:
                 new.continue_from(old)
-
-    def bounded(self, request: RequestMetadata) -> RequestMetadata:
-        """The request, with at most the priority that this tenant may use."""
-        limit = self.spec.max_priority
-        if limit is None or request.priority <= limit:
-            return request
-        return msgspec.structs.replace(request, priority=limit)
 
     def denial(self, request: RequestMetadata, now: float) -> Denial | None:
         """Why this request exceeds the limits; None if it does not, and then it is counted."""
@@ -149,7 +141,6 @@ class Keys:
             self._by_start.setdefault(digest[:2], []).append((digest, self.tenants[key.tenant]))
         self._admin = bytes.fromhex(admin_sha256)
         self.required = bool(keys)
-        """Whether requests need a key."""
 
     def changed_to(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str) -> "Keys":
         """New keys and tenants; tenants that remain keep what they have used."""
@@ -206,7 +197,6 @@ class Admission:
         self._count = 0
 
     def configure(self, settings: GatewaySpec) -> None:
-        """Use new settings from now on."""
         self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
 
     def tenant_of(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
@@ -220,7 +210,9 @@ class Admission:
 
     def admit(self, request: RequestMetadata, tenant: Tenant, now: float) -> RequestMetadata:
         """The request, with at most the priority that its tenant may use, and counted. Raises `NotAdmitted`."""
-        request = tenant.bounded(request)
+        limit = tenant.spec.max_priority
+        if limit is not None and request.priority > limit:
+            request = msgspec.structs.replace(request, priority=limit)
         denial = tenant.denial(request, now)
         if denial is not None:
             self._limited[tenant.name] += 1

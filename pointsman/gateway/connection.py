@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class GatewayConnection(ServerConnection):
-    """One client."""
-
     __slots__ = ("is_local", "key_memo")
 
     def __init__(self, owner: ConnectionOwner, *, is_local: bool = False) -> None:

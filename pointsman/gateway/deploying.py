@@ -90,11 +90,7 @@ def _encoded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 
 def deploy(
-    application: Application,
-    runtime: str = "local",
-    *,
-    manifest: Path | str | None = None,
-    wait_s: float = 120.0,
+    application: Application, runtime: str = "local", *, manifest: Path | str | None = None, wait_s: float = 120.0
 ) -> ApplicationHandle:
     """Run an application, and wait until its replicas are ready. `manifest`: a file with the models that it uses."""
     plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), runtime)
@@ -151,7 +147,6 @@ class BackgroundPlane:
         await self.embedded.start(manifest)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on its thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def wait_until_ready(self, application: Application, seconds: float) -> None:
@@ -182,7 +177,6 @@ class BackgroundPlane:
         return found
 
     def stop(self) -> None:
-        """Stop the plane and its thread."""
         atexit.unregister(self.stop)
         if self._thread.is_alive():
             if hasattr(self, "embedded"):

@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from pointsman.gateway.grpc.server import PredictServer
 
 
-# Listeners
-
-
-BACKLOG = 2048
-
-
 class CannotListen(PointsmanError):
     """The address is not available."""
 
@@ -48,12 +42,11 @@ class Listeners:
         """Where clients send requests."""
 
     async def open(self, settings: GatewaySpec) -> None:
-        """Listen as the settings say."""
         host, port = host_and_port(settings.listen)
         tls = None if settings.tls is None else _tls(settings.tls.cert_file, settings.tls.key_file)
         try:
             server = await self._gateway.loop.create_server(
-                lambda: GatewayConnection(self._gateway), host, port, ssl=tls, backlog=BACKLOG, reuse_address=True
+                lambda: GatewayConnection(self._gateway), host, port, ssl=tls, backlog=2048, reuse_address=True
             )
         except OSError as error:
             why = error.strerror or str(error)
@@ -66,7 +59,7 @@ class Listeners:
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{port}"
 
     def close(self) -> None:
-        """Accept no new connections."""
+        """Accept no new connections; those that are open stay."""
         for server in self._servers:
             server.close()
 
@@ -138,7 +131,6 @@ class Embedded:
 
     @property
     def url(self) -> str:
-        """Where clients send requests."""
         return self._listeners.url
 
     async def start(self, manifest: ManifestText | None) -> None:
@@ -163,7 +155,6 @@ class Embedded:
         self._stop_asked.set()
 
     async def until_stopped(self) -> None:
-        """Wait for `ask_to_stop`."""
         await self._stop_asked.wait()
 
     async def stop(self) -> int:

@@ -20,9 +20,7 @@ from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.traffic import Traffic, only_lane
 
-INFERENCE = frozenset(
-    {b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"},
-)
+INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
 """Paths whose requests go to instances."""
 
 SWEEP_S = 0.25
@@ -78,7 +76,6 @@ class Gateway:
     # Requests
 
     def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
-        """Answer a request, now or later."""
         path = request.path
         if path in INFERENCE:
             if request.method == b"POST":
@@ -155,7 +152,6 @@ class Gateway:
         return self.in_flight
 
     def close(self) -> None:
-        """End everything."""
         self.outbox.flush()
         self._sweeper.cancel()
         for client in list(self.clients):
@@ -180,7 +176,6 @@ class ArrivalBatch:
         self._new: list[ModelRequest] = []
 
     def add(self, in_flight: ModelRequest, now: float) -> None:
-        """A request was admitted."""
         known = self._upstream.in_flight
         known[in_flight.request.request_id] = in_flight
         if self._new:

@@ -34,7 +34,6 @@ class DeploymentCounts:
         """As engines counted them: input, cached, output."""
 
     def used(self, usage: Usage) -> None:
-        """Count the usage that an engine reported."""
         tokens = self.tokens
         tokens["input"] += usage.input or 0
         tokens["output"] += usage.output or 0
@@ -54,14 +53,12 @@ class GatewayMetrics:
         """Add metrics of other components to the page."""
 
     def of(self, deployment: str) -> DeploymentCounts:
-        """The counts of a deployment."""
         counts = self._deployments.get(deployment)
         if counts is None:
             counts = self._deployments[deployment] = DeploymentCounts()
         return counts
 
     def summary(self, deployment: str) -> dict[str, float | None]:
-        """The counts of a deployment, for its status."""
         counts = self._deployments.get(deployment) or DeploymentCounts()
         ended = sum(counts.total.counts)
         failed = sum(number for status, number in counts.statuses.items() if status >= 500)
@@ -211,7 +208,6 @@ def _escaped(text: str) -> str:
 
 
 def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
-    """Add the metrics of deployments that are scaled."""
     each = [((("deployment", one.name), ("policy", one.policy_name)), one) for one in scaled]
     page.gauge("scaling_target", "Target number of instances.", {labels: one.target for labels, one in each})
     page.gauge(

@@ -86,7 +86,6 @@ class ModelRequest(InFlight, eq=False):
         self._attempt = self._pool.send(self, self._request_head, self._http.body, fresh=fresh)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with a refusal."""
         self._leave()
         if self._stream is not None:
             self._break_off(self._stream, str(refusal.reason))
@@ -130,7 +129,6 @@ class ModelRequest(InFlight, eq=False):
         self._events = EventStream() if head.is_stream else None
 
     def stream_piece(self, payload: bytes) -> None:
-        """Pass on what has arrived, event by event."""
         events, now = self._events, time.monotonic()
         self.deadline = now + self.upstream.settings.stall_timeout
         if events is not None:
@@ -196,7 +194,6 @@ class ModelRequest(InFlight, eq=False):
             self._came_to_nothing(why, may_retry=self._stream is None)
 
     def _begin(self, payload: bytes, now: float) -> ResponseStream:
-        """Send the first part of the answer."""
         head = self._head
         assert head is not None
         self._stream = stream = ResponseStream(
@@ -213,10 +210,9 @@ class ModelRequest(InFlight, eq=False):
         return stream
 
     def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
-        """Tell the dispatcher, and count."""
         now = time.monotonic()
         request, lane = self.request, self.lane
-        self.upstream.leave(request.request_id)
+        self.upstream.in_flight.pop(request.request_id, None)
         if usage is None:
             lane.tell(Ended(request.request_id, output_tokens))
         else:

@@ -53,10 +53,6 @@ PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority.value for prior
 class BadRequest(Exception):
     """A request that its author must correct."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
     """The object `pointsman` in a body: settings that the OpenAI API has no field for. Headers take precedence."""
@@ -98,7 +94,7 @@ _decode = msgspec.json.Decoder(Body).decode
 
 
 def read_body(body: Bytes) -> Body:
-    """Read a body. Raises `BadRequest`."""
+    """Raises `BadRequest`."""
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
@@ -116,7 +112,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
     """
     settings = _DEFAULTS
     if body.pointsman is not None or not raw.keys().isdisjoint(_NAMES):
-        settings = _checked(_with_headers(raw, body.pointsman or Extension()))
+        settings = _with_headers(raw, body.pointsman or Extension())
     if settings.session:
         raw[b"x-session-id"] = settings.session.encode()
     if tenant:  # its tenant decides its share of the queue, not a header
@@ -140,7 +136,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
 
 def settings_in_headers(raw: dict[bytes, bytes]) -> Extension:
     """The settings in headers, with the priority as a number. Raises `BadRequest`."""
-    return _DEFAULTS if raw.keys().isdisjoint(_NAMES) else _checked(_with_headers(raw, Extension()))
+    return _DEFAULTS if raw.keys().isdisjoint(_NAMES) else _with_headers(raw, Extension())
 
 
 _DEFAULTS = Extension(priority=Priority.NORMAL)
@@ -152,7 +148,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
-    """The settings of headers and body together."""
+    """The settings of headers and body together, with the priority as a number. Raises `BadRequest`."""
     settings = msgspec.structs.replace(extension)
     for field, header in _HEADERS.items():
         value = raw.get(header)
@@ -161,18 +157,13 @@ def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
             try:
                 setattr(settings, field, msgspec.convert(written, _KINDS.get(field, float), strict=False))
             except msgspec.ValidationError:
-                raise BadRequest(f"{header.decode()}: expected a number, found {value[:60]!r}", field) from None
-    return settings
-
-
-def _checked(settings: Extension) -> Extension:
-    """The same, with its priority as a number. Raises `BadRequest`."""
+                raise BadRequest(f"{header.decode()}: expected a number, found {value[:60]!r}") from None
     if _CONTROL.search(settings.session):
-        raise BadRequest("session has a control character in it; it is sent on as a header", "session")
+        raise BadRequest("session has a control character in it; it is sent on as a header")
     for field in ("deadline_ms", "cost_budget", "timeout_s"):
-        value = getattr(settings, field)
-        if value is not None and not 0 < value < 1e15:
-            raise BadRequest(f"{field} is {value:g}; it must be above 0 and below 1e15", field)
+        number = getattr(settings, field)
+        if number is not None and not 0 < number < 1e15:
+            raise BadRequest(f"{field} is {number:g}; it must be above 0 and below 1e15")
     settings.priority = _priority(settings.priority)
     return settings
 
@@ -184,10 +175,10 @@ def _priority(value: int | str | None) -> int:
         named = PRIORITIES.get(value.lower())
         if named is None and not _WHOLE.fullmatch(value):
             known = ", ".join(PRIORITIES)
-            raise BadRequest(f'priority is "{value[:60]}"; it must be a whole number or one of {known}', "priority")
+            raise BadRequest(f'priority is "{value[:60]}"; it must be a whole number or one of {known}')
         value = int(value) if named is None else named
     if abs(value) > MAX_PRIORITY:
-        raise BadRequest(f"priority must be within {MAX_PRIORITY} of 0", "priority")
+        raise BadRequest(f"priority must be within {MAX_PRIORITY} of 0")
     return value
 
 
@@ -213,9 +204,7 @@ class Usage(msgspec.Struct):
     """Tokens, as the engine counted them; None where it did not say."""
 
     input: int | None
-    """Of the prompt."""
     output: int | None
-    """Of the answer."""
     cached: int | None
     """Of the prompt, that were in the prefix cache."""
 
@@ -293,5 +282,4 @@ def error_kind(status: int) -> str:
 
 
 def error_body(message: str, kind: str, code: str | None = None, **extra: Any) -> bytes:
-    """An error as JSON."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code, **extra}})

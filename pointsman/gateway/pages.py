@@ -14,8 +14,6 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
-    """Add the pages to a gateway."""
-
     def health(client: GatewayConnection, _: HttpRequest) -> None:
         client.answer(200, b'{"status":"ok"}')
 

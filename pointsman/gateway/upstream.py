@@ -116,7 +116,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     def _leave(self) -> None:
         """Nothing more is decided about it, and nothing more is read from its instance."""
         self.let_go()
-        self.upstream.leave(self.request.request_id)
+        self.upstream.in_flight.pop(self.request.request_id, None)
 
     def _count_refused(self, refusal: Refusal) -> tuple[int, int | None]:
         """The status of the answer, and its Retry-After in seconds; None if trying again is of no use."""
@@ -165,28 +165,17 @@ class Upstream:
         """By instance id."""
 
     def configure(self, settings: UpstreamSpec) -> None:
-        """Use new settings from now on."""
         self.settings = settings
         self.retries.share = settings.retry_budget
-
-    def enter(self, in_flight: Carried) -> None:
-        """Commands about this request go to it from now on."""
-        self.in_flight[in_flight.request.request_id] = in_flight
-
-    def leave(self, request_id: str) -> None:
-        """The request has ended."""
-        self.in_flight.pop(request_id, None)
 
     # Commands of the dispatchers
 
     def send(self, lane: "Lane", command: Send) -> None:
-        """Send a request to an instance."""
         in_flight = self.in_flight.get(command.request.request_id)
         if in_flight is not None:
             in_flight.send(command)
 
     def refuse(self, lane: "Lane", command: Refuse) -> None:
-        """Answer a request with a refusal."""
         in_flight = self.in_flight.get(command.request.request_id)
         if in_flight is not None:
             in_flight.refuse(_with_absence(command.refusal, lane))
@@ -199,7 +188,6 @@ class Upstream:
             in_flight.withdraw()
 
     def cut_off(self, why: str) -> None:
-        """Refuse all requests in flight."""
         refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("cut-off", {"text": why}))
         for in_flight in list(self.in_flight.values()):
             in_flight.refuse(refusal)
@@ -214,7 +202,6 @@ class Upstream:
                 in_flight.let_go()
 
     def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:
-        """The connections to an instance."""
         pool = self._pools.get(instance.instance_id)
         if pool is None or not (pool.target is instance or pool.leads_to(instance)):
             if pool is not None:
@@ -235,7 +222,6 @@ class Upstream:
             self._pools.pop(gone).close()
 
     def close(self) -> None:
-        """Close the connections."""
         for pool in self._pools.values():
             pool.close()
 

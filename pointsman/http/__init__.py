@@ -3,10 +3,8 @@
 Enters: bytes and requests. Leaves: requests and bytes. The one rule: nothing here knows models, tenants or pipelines.
 
     parser      requests read from bytes
-    responses   heads and chunks of responses read from bytes
+    responses   heads, chunks and server-sent events of responses read from bytes
     server      connections of clients, and answers to them
-    pool        connections to servers
+    pool        connections to servers, and writes collected per turn of the event loop
     client      requests whose responses are awaited
-    events      server-sent events
-    outbox      writes collected per turn of the event loop
 """

@@ -108,16 +108,13 @@ class RequestParser:
 
     @property
     def is_in_request(self) -> bool:
-        """Whether part of a request has arrived."""
         return self.in_head or self.in_body
 
     def close(self) -> None:
-        """Read nothing more."""
         self.closed = True
         self._llhttp = None
 
     def feed(self, data: bytes) -> None:
-        """Read what has arrived."""
         if self.closed:
             return
         if self._body_left:

@@ -22,7 +22,6 @@ from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedRespo
 # A write wakes the process that reads. Writing at the end of a turn of the event loop, in a row, wakes it once; that
 # takes a third off the cost of a request. With few requests in flight nothing is gained, and bytes go out at once.
 
-
 FEW = 2
 """Up to this many requests in flight, nothing is collected."""
 LARGE = 8 * 1024
@@ -53,7 +52,6 @@ class Outbox:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write everything now."""
         pending, self._pending = self._pending, []
         for transport, data in pending:
             if not transport.is_closing():
@@ -138,7 +136,6 @@ class ClientConnection(asyncio.Protocol):
         """Of a response that is read completely; None if it is passed on as it comes."""
 
     def send(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
-        """Send a request."""
         self.listener = listener
         self.has_response = False
         write = self.pool.outbox.write
@@ -271,8 +268,6 @@ class ClientConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """The connections to one server."""
-
     def __init__(
         self,
         target: Target,
@@ -346,7 +341,6 @@ class ConnectionPool:
         raise BlockingIOError("the server accepts no connections")
 
     def put_back(self, connection: ClientConnection) -> None:
-        """It may be used again."""
         if self._closed:
             connection.transport.close()
         else:
@@ -354,7 +348,6 @@ class ConnectionPool:
             self._idle.append(connection)
 
     def lost(self, connection: ClientConnection) -> None:
-        """It is closed."""
         if connection in self._idle:
             self._idle.remove(connection)
 

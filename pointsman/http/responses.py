@@ -11,7 +11,6 @@ from pointsman.errors import PointsmanError
 
 # Server-sent events
 
-
 MAX_HELD_BYTES = 1024 * 1024
 """A longer event is passed on in parts."""
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
@@ -156,7 +155,6 @@ class ResponseHead:
 
     @property
     def has_body(self) -> bool:
-        """Whether anything follows the head."""
         return self.status not in (204, 304) and self.length != 0
 
     @property

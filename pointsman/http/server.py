@@ -87,8 +87,6 @@ class RequestHandler(Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection of a client."""
-
     __slots__ = (
         "_awaits_body", "_owes_continue", "_queue", "_stopped_reading", "deadline", "owner", "parser", "paused",
         "request", "serving", "transport",
@@ -198,7 +196,6 @@ class ServerConnection(asyncio.Protocol):
     # Answering
 
     def write(self, data: bytes) -> None:
-        """Send part of an answer."""
         self.owner.outbox.write(self.transport, data)
 
     def respond(self, status: int, body: bytes, lines: bytes, reason: bytes = b"") -> None:
@@ -290,7 +287,6 @@ class ServerConnection(asyncio.Protocol):
         self.transport.abort()
 
     def timed_out(self) -> None:
-        """The deadline is over."""
         self.deadline = NEVER
         if self.paused or self.parser.closed:
             self.transport.abort()
@@ -351,7 +347,6 @@ class ResponseStream:
         return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""  # an empty chunk would be the end
 
     def write(self, piece: bytes) -> None:
-        """Send a piece."""
         if piece:
             self._connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.is_chunked else piece)
 

@@ -36,8 +36,6 @@ _NAMES = frozenset({str})
 
 
 class _Buffers(msgspec.Struct, array_like=True):
-    """The content of a blob with buffers."""
-
     file: str
     """In shared memory; empty if the buffers are inline."""
     length: int
@@ -47,8 +45,6 @@ class _Buffers(msgspec.Struct, array_like=True):
 
 
 class _Composed(msgspec.Struct, array_like=True):
-    """The content of a composed blob."""
-
     template: Raw
     blobs: list[memoryview]
 

@@ -83,7 +83,6 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
 
 
 def encode_call(head: CallHead, blobs: Sequence[Bytes] = ()) -> bytes:
-    """A call as bytes."""
     head.blobs = [len(blob) for blob in blobs]
     encoded = _encode(head)
     return b"".join((len(encoded).to_bytes(4, "little"), encoded, *blobs))

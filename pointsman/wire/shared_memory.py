@@ -19,8 +19,6 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 
-# Failures
-
 
 class Unsendable(PointsmanError):
     """A value that cannot leave its process."""

@@ -48,7 +48,6 @@ class JsonPieces:
         return [piece for part in whole for piece in self._read(part)]
 
     def end(self) -> list[str]:
-        """The last pieces."""
         if not self.are_several:
             whole = b"".join(self._whole)
             return [(msgspec.json.encode(whole) if self._type == BYTES else whole).decode("utf-8", "replace")]
@@ -218,7 +217,6 @@ MAX_MESSAGE = 2000
 
 
 async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never:
-    """End a call with a status instead of an answer."""
     trailing = [("x-request-id", request_id)] if request_id else []
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))

@@ -31,7 +31,6 @@ from pointsman.wire import Form
 
 # The messages of predict.proto, built at import: generated code would need one version of protobuf.
 
-
 PACKAGE = "pointsman.v1"
 SERVICE = f"{PACKAGE}.Predict"
 
@@ -41,10 +40,7 @@ _STRING, _MESSAGE = FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_
 def _file() -> FileDescriptorProto:
     """The descriptor that the compiler would make of predict.proto."""
     file = FileDescriptorProto(
-        name="pointsman/v1/predict.proto",
-        package=PACKAGE,
-        syntax="proto3",
-        dependency=[struct_pb2.DESCRIPTOR.name],
+        name="pointsman/v1/predict.proto", package=PACKAGE, syntax="proto3", dependency=[struct_pb2.DESCRIPTOR.name]
     )
     request = file.message_type.add(name="PredictRequest")
     request.oneof_decl.add(name="input")
@@ -124,7 +120,6 @@ class Health(HealthServicer):
         self._ending.set()
 
     async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
-        """The status now."""
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f'there is no service or application "{request.service}"')
@@ -188,7 +183,6 @@ class PredictService:
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The handler to register with a server."""
         how = {"request_deserializer": PredictRequest.FromString, "response_serializer": _serialized}
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -199,7 +193,6 @@ class PredictService:
         )
 
     async def predict(self, message: Any, context: Context) -> Any:
-        """The whole answer."""
         call = GrpcCall(WHOLE)
         try:
             self._begin(call, message, context)
@@ -211,7 +204,6 @@ class PredictService:
         return call.response(f"[{','.join(pieces)}]" if call.sink.came_in_pieces else pieces[0])
 
     async def predict_stream(self, message: Any, context: Context) -> None:
-        """A message for each piece."""
         call = GrpcCall(JSON)
         try:
             self._begin(call, message, context)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 def schema_page(gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> "GatewayPage":
-    """The page with the document of an application."""
-
     def page(client: GatewayConnection, http: HttpRequest) -> None:
         lane = gateway.traffic.lanes.get(application.ingress)
         if lane is None:
@@ -57,7 +55,6 @@ class SchemaRequest:
         self._call: StepCall | None = None
 
     def send(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
-        """Call a replica of the ingress."""
         now = time.monotonic()
         request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)
         body = encode_call(CallHead(method="openapi", request_id=request_id))
@@ -124,8 +121,6 @@ CALLER = b"x-pointsman-caller"
 
 
 class Applications:
-    """The applications of a gateway."""
-
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._prepared: dict[str, PreparedApplication] = {}
@@ -273,7 +268,6 @@ class ReplicaCalls:
 
     @property
     def secret_line(self) -> bytes:
-        """The header line that calls of replicas need."""
         return b"x-pointsman-secret: %b\r\n" % self.secret
 
     def _call(self, client: GatewayConnection, http: HttpRequest) -> None:

@@ -64,7 +64,6 @@ class PreparedCall(PreparedApplication):
 
 
 def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
-    """One step, encoded."""
     sources: dict[Any, int] = {}
 
     def number(reference: Any) -> Any:

@@ -44,8 +44,6 @@ class StepRecord(msgspec.Struct, eq=False):
 
 
 class PipelineRecord(msgspec.Struct, eq=False):
-    """One request."""
-
     request_id: str
     application: str
     tenant: str
@@ -69,8 +67,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
     def took_ms(self) -> float | None:
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
-    def summary(self) -> dict[str, Any]:
-        """The record without its steps, ready for JSON."""
+    def as_dict(self) -> dict[str, Any]:
         return {
             "request_id": self.request_id,
             "application": self.application,
@@ -81,11 +78,8 @@ class PipelineRecord(msgspec.Struct, eq=False):
             "total_ms": None if self.took_ms is None else round(self.took_ms, 3),
             "deadline_ms": self.deadline_ms,
             "failure": self.failure,
+            "steps": [step.as_dict(self.arrived_at) for step in self.steps],
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        """The record, ready for JSON."""
-        return {**self.summary(), "steps": [step.as_dict(self.arrived_at) for step in self.steps]}
 
     def __str__(self) -> str:
         took = "" if self.took_ms is None else f" after {self.took_ms:.2f} ms"
@@ -147,18 +141,15 @@ class StepJournal:
         self._children = 0
 
     def began(self, index: int, step: str, node: str, now: float) -> None:
-        """A step is ready."""
         request_id = f"{self.record.request_id}.{step}"
         record = self._records[index] = StepRecord(step, node, request_id, now, depth=self._depth)
         self._steps.append(record)
 
     def sent(self, index: int, instance_id: str) -> None:
-        """It was sent to an instance."""
         record = self._records[index]
         record.instance, record.tries = instance_id, record.tries + 1
 
     def ended(self, index: int, now: float, failure: str = "") -> None:
-        """It has a result, or has failed."""
         record = self._records.get(index)
         if record is not None and record.ended_at is None:
             record.ended_at, record.failure = now, failure
@@ -177,7 +168,6 @@ class StepJournal:
         return f"{step_id}.{self._children}"
 
     def model_called(self, request_id: str, what: str) -> None:
-        """A step calls a model."""
         self._steps.append(StepRecord(what, "", request_id, time.monotonic(), depth=self._depth + 1))
 
 
@@ -207,7 +197,6 @@ def exporting() -> Export | None:
 
 
 def exporter_to(provider: Any) -> Export:
-    """Exports traces through this provider."""
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

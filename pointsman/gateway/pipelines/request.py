@@ -67,7 +67,6 @@ class StepCalls:
         self._calls: dict[int, StepCall] = {}
         """By index of the step."""
         self.models: dict[int, ModelCall] = {}
-        """Steps that are calls of models."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._calls)
@@ -76,11 +75,9 @@ class StepCalls:
         return self._calls[index]
 
     def name_of(self, index: int) -> str:
-        """The id of a step."""
         return INGRESS if index == INPUT else self._application.flow.steps[index].id
 
     def send_input(self, http: HttpRequest, now: float) -> None:
-        """Have the ingress make the input."""
         application, deadline = self._application, self._request.context.deadline
         head = self._head(INPUT, "input", NO_ARGS, application.input_parts, BLOB, now, deadline)
         head.http = HttpHead(
@@ -93,7 +90,6 @@ class StepCalls:
         self._send(INPUT, application.ingress, body, now, deadline, idempotent=True)
 
     def send(self, index: int, step: PreparedStep, results: Results, now: float, deadline: float | None) -> None:
-        """Call a step that is ready."""
         if step.is_model:
             try:
                 call = ModelCall(step, results.blobs_for(step), in_pieces=self._comes_in_pieces(index))
@@ -194,7 +190,6 @@ class StepCalls:
         return model
 
     def end(self, index: int) -> None:
-        """A call has ended."""
         call = self._calls.pop(index, None)
         if call is not None:
             self._home.by_step.pop(call.request.request_id, None)
@@ -209,8 +204,6 @@ class StepCalls:
 
 
 class PipelineRequest:
-    """A request of an application."""
-
     def __init__(
         self,
         gateway: "Gateway",
@@ -246,7 +239,6 @@ class PipelineRequest:
     # The beginning
 
     def begin_from_http(self, http: HttpRequest) -> None:
-        """Have the ingress make the input."""
         now = time.monotonic()
         self.journal.began(INPUT, INGRESS, INGRESS, now)
         self._calls.send_input(http, now)
@@ -300,7 +292,7 @@ class PipelineRequest:
     def step_piece(self, index: int, payload: bytes) -> None:
         model = self._calls.models.get(index)
         if model is not None:
-            payload = model.whole_events(payload)
+            payload = model.events.feed(payload)
             if self._sink.form == PIECES:
                 payload = model.texts(payload)
         if payload:
@@ -342,7 +334,6 @@ class PipelineRequest:
             self._fail(LATE_STEP, index)
 
     def _answer(self, head: ResponseHead | None) -> None:
-        """Every step has its result."""
         try:
             content_type, body = self.results.answer(head)
         except UnreadableBlob as error:

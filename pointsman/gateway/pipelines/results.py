@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from pointsman.gateway.pipelines.request import PipelineRequest
 
 
-# Where the answer goes
-
-
 JSON: Form = "json"
 EVENTS: Form = "events"
 """Forms for people and their programs; events: server-sent, if the answer comes in pieces."""
@@ -232,7 +229,6 @@ class SharedFiles:
         """Answers of calls through handles, until the request that made the calls ends."""
 
     def use(self, memory: SharedMemory) -> None:
-        """Remove files from here."""
         if self._memory is None:
             self._loop.call_later(SWEEP_S, self._sweep)
         self._memory = memory

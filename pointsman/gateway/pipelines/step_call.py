@@ -77,7 +77,7 @@ class StepCall(InFlight, eq=False):
 
     def begin(self, now: float) -> None:
         """Hand it to the dispatcher of its lane."""
-        self.upstream.enter(self)
+        self.upstream.in_flight[self.request.request_id] = self
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
     # Commands of the dispatcher
@@ -174,15 +174,13 @@ class StepCall(InFlight, eq=False):
     # The end
 
     def _failed(self, why: str, *, retry: bool = True) -> None:
-        """This try has failed."""
         self.let_go()
         may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
         self._came_to_nothing(why, may_retry=may)
 
     def _ended(self, status: int) -> None:
-        """Tell the dispatcher, and count."""
         now = time.monotonic()
-        self.upstream.leave(self.request.request_id)
+        self.upstream.in_flight.pop(self.request.request_id, None)
         self.lane.tell(Ended(self.request.request_id))
         self.lane.worked(self.instance_id)
         self.counts.statuses[status] += 1
@@ -230,12 +228,10 @@ _TARGETS = {
 
 
 class ModelCall:
-    """One call of a model."""
-
     def __init__(self, step: PreparedStep, blobs: list[bytes], *, in_pieces: bool) -> None:
         """Raises `NotPlain`."""
         self._method = step.step.method
-        self._events = EventStream()
+        self.events = EventStream()
         self.target, first = _TARGETS[self._method]
 
         def value(part: BlobAt) -> Any:
@@ -270,18 +266,14 @@ class ModelCall:
 
     def usage(self, body: bytes) -> Usage | None:
         """The usage that the model reported; `body`: the response, if it came as a whole."""
-        if self._events.events:
-            return usage_of_stream(self._events)
+        if self.events.events:
+            return usage_of_stream(self.events)
         return usage_of(body) if len(body) <= MAX_USAGE_BYTES else None
 
     @property
     def output_events(self) -> int:
         """Approximate tokens of a stream, if the model does not report them."""
-        return max(self._events.events - 2, 0)
-
-    def whole_events(self, payload: bytes) -> bytes:
-        """The part of a stream that may be passed on."""
-        return self._events.feed(payload)
+        return max(self.events.events - 2, 0)
 
     def texts(self, events: bytes) -> bytes:
         """Events as pieces for a handle: the text of each, as a blob with its length before it."""
