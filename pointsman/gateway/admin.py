@@ -183,7 +183,7 @@ class Admin:
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
         call = AdminCall(parts, query, bytes(request.body))
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
-        handler = self._handler(method, parts)
+        handler = self.handler(method, parts)
         if handler is None:
             client.error(404, f"there is no {method} {request.path.decode('latin-1')[:200]}", "not_found")
             return
@@ -193,7 +193,8 @@ class Admin:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _handler(self, method: str, parts: list[str]) -> Handler | None:
+    def handler(self, method: str, parts: list[str]) -> Handler | None:
+        """What answers a method at a path below the prefix; None if nothing does."""
         match method, parts:
             case "GET", ["status"]:
                 return self._get_status

@@ -17,7 +17,6 @@ from pointsman.replica.target import Recipe, Surroundings, read_environment
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     parser = argparse.ArgumentParser(prog="pointsman.replica")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="default 0: a free one, which is printed")

@@ -36,7 +36,6 @@ class Threads:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more job would run at once."""
         return self.busy < self._count
 
     def run(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -62,7 +61,6 @@ class Threads:
             threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
 
     async def result_of(self, job: Callable[[], Any]) -> Any:
-        """The result of a job that runs in a thread."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -95,8 +93,6 @@ PIECES_AHEAD = 32
 
 
 class Calling:
-    """Makes the calls of one replica."""
-
     def __init__(self, threads: Threads, *, may_wait: bool) -> None:
         self._threads = threads
         self._may_wait = may_wait
@@ -104,7 +100,6 @@ class Calling:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, call: ReplicaCall) -> None:
-        """Start a call."""
         match call.method.kind:
             case MethodKind.PLAIN:
                 self._plain(call)
@@ -212,8 +207,6 @@ class Calling:
             call.end_pieces()
 
     def _iterate(self, call: ReplicaCall, generator: Any = None) -> None:
-        """Run a generator in a thread."""
-
         def done(_: Any, error: BaseException | None) -> None:
             if error is not None:
                 call.fail(error)
@@ -295,7 +288,6 @@ class Batches:
         self._running: asyncio.Task[None] | None = None
 
     def add(self, call: ReplicaCall) -> None:
-        """Run it with the next batch."""
         self._waiting.append((call, self._loop.time()))
         if self._running is None:
             self._begin_or_wait()

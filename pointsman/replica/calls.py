@@ -147,7 +147,6 @@ class StreamedAnswer:
         """A piece as bytes; in any thread."""
 
     def begin(self, first: Any) -> None:
-        """Send the head."""
         lines = b"content-type: %b\r\n%b" % (self._pieces.kind_for(first), PASSED_ON)
         self._stream = ResponseStream(self._connection, lines)
 
@@ -188,8 +187,6 @@ class StreamedAnswer:
 
 
 class Cancellable(Protocol):
-    """What runs for a call."""
-
     def cancel(self) -> Any: ...
 
 
@@ -232,11 +229,9 @@ class ReplicaCall:
         connection.serving = self
 
     def watch(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """Fail it after this time."""
         self._timer = loop.call_later(seconds, self._expire)
 
     def finish(self, value: Any) -> None:
-        """The code has returned."""
         if self.is_over:
             return
         try:
@@ -256,14 +251,12 @@ class ReplicaCall:
         return streamed
 
     def end_pieces(self) -> None:
-        """The generator has ended."""
         if not self.is_over:
             assert self._streamed is not None
             self._end()
             self._streamed.end()
 
     def fail(self, error: BaseException) -> None:
-        """The code has raised."""
         if self.is_over:
             return
         self._end()

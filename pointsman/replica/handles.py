@@ -24,8 +24,6 @@ CALL_PATH = "/pipelines/call"
 
 
 class CallAnswer(Protocol):
-    """The response of the gateway."""
-
     @property
     def status(self) -> int: ...
 
@@ -97,7 +95,6 @@ class Response:
         return awaited.result(timeout_s)
 
     def cancel(self) -> None:
-        """Cancel the call."""
         if self._on_loop:
             self._loop.call_soon_threadsafe(self._awaited.cancel)
         else:
@@ -143,8 +140,6 @@ class Stream:
 
 
 class HandleMethod:
-    """A method of another node."""
-
     def __init__(self, link: HandleLink, node: str, method: str) -> None:
         self._link = link
         self._node = node

@@ -54,8 +54,6 @@ class QueryParams(Mapping[str, str]):
 
 
 class Url(NamedTuple):
-    """Where the request was sent."""
-
     path: str
     query: str
 

@@ -21,8 +21,6 @@ MEAN_OF = 16
 
 
 class MethodKind(Enum):
-    """How a method runs."""
-
     PLAIN = auto()
     ASYNC = auto()
     GENERATOR = auto()

@@ -32,7 +32,6 @@ class RecordedMetrics:
         self._values: dict[str, float] = {}
 
     def record(self, name: str, value: float) -> None:
-        """Set the value of a metric."""
         values = {other: known for other, known in self._values.items() if other != name}
         values[name] = value
         if len(values) > MAX_METRICS:
@@ -52,8 +51,6 @@ def _escaped(text: str) -> str:
 
 OK = b'{"status":"ok"}'
 SECRET = b"x-pointsman-secret"
-LOADING = "its code is loading"
-STOPPING = "it is stopping"
 
 
 class CallsInFlight:
@@ -80,7 +77,6 @@ class CallsInFlight:
         self._when_idle: Callable[[], object] | None = None
 
     def when_idle(self, call: Callable[[], object]) -> None:
-        """Call this when no call is in flight."""
         self._when_idle = call
         if not self._in_flight:
             call()
@@ -121,7 +117,6 @@ class CallsInFlight:
 
     def _context(self, head: CallHead) -> CallContext:
         recipe = self._recipe
-        deadline = None if head.deadline_s is None else monotonic() + head.deadline_s
         return CallContext(
             app=recipe.app,
             node=recipe.node,
@@ -131,7 +126,7 @@ class CallsInFlight:
             step=head.step,
             priority=head.priority,
             tenant=head.tenant,
-            deadline=deadline,
+            deadline=None if head.deadline_s is None else monotonic() + head.deadline_s,
             clock=monotonic,  # the clock of the loop is cached per turn
             recorder=self._recorder,
         )
@@ -153,8 +148,6 @@ ReplicaRoute = Callable[[ServerConnection, HttpRequest], None]
 
 
 class ReplicaServer:
-    """One replica."""
-
     def __init__(self, recipe: Recipe, surroundings: Surroundings) -> None:
         self._secret = surroundings.secret.encode()
         self._config = surroundings.user_config
@@ -170,7 +163,7 @@ class ReplicaServer:
         )
         self._http = HttpServer(self._handle)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._not_ready = LOADING
+        self._not_ready = "its code is loading"
         """Why calls are refused; empty if they are accepted."""
         self._loaded = asyncio.Event()
         self._done = asyncio.Event()
@@ -201,7 +194,7 @@ class ReplicaServer:
     def stop(self) -> None:
         """Refuse new calls, and finish those in flight; then it is `done`."""
         self._http.draining = True
-        self._not_ready = STOPPING  # new calls are answered so: a closed connection looks like a failure
+        self._not_ready = "it is stopping"  # new calls are answered so: a closed connection looks like a failure
         self._calls.when_idle(lambda: self._loop.call_soon(self._done.set))  # after the answer is written
 
     async def done(self) -> None:

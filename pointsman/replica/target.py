@@ -129,9 +129,8 @@ def _named(module: ModuleType, where: str, name: str) -> Any:
 
 def _failed(where: str, error: BaseException) -> LoadFailed:
     module_file = getattr(sys.modules.get(where), "__file__", "") or where
-    files = {
-        frame.filename for frame in traceback.extract_tb(error.__traceback__) if _is_same(frame.filename, module_file)
-    }
+    names = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files = {name for name in names if Path(name).name == Path(module_file).name}
     if isinstance(error, SystemExit):
         why = f"it called sys.exit({error.code!r}); put that under if __name__ == '__main__'"
     elif isinstance(error, PointsmanError):
@@ -139,10 +138,6 @@ def _failed(where: str, error: BaseException) -> LoadFailed:
     else:
         why = f"{type(error).__name__}: {error}"
     return LoadFailed(f"{first_own_frame(error, files) or where}: {why}")
-
-
-def _is_same(file: str, other: str) -> bool:
-    return Path(file).name == Path(other).name
 
 
 def _find_from(folder: str) -> None:
@@ -246,8 +241,6 @@ class Handles:
 
 
 class Target:
-    """The object that is called."""
-
     def __init__(
         self,
         recipe: Recipe,
@@ -266,27 +259,23 @@ class Target:
         self._checking: asyncio.Task[Any] | None = None
         self._configuring = asyncio.Lock()
         """Configs are applied one at a time, in order."""
-        self._methods: Methods | None = None
+        self.methods: Methods | None = None
+        """None until it is loaded."""
         self._no_call = CallContext(
             app=recipe.app, node=recipe.node, rank=recipe.rank, shards=recipe.shards, recorder=recorder
         )
-
-    @property
-    def methods(self) -> Methods | None:
-        """None until it is loaded."""
-        return self._methods
 
     async def load(self) -> None:
         """Load the code and make the object. Raises `LoadFailed`."""
         made = await self._threads.result_of(self._made)
         methods = Methods(made, self.recipe.node or self.recipe.code, is_function=self.recipe.kind == "function")
         methods.check()
-        self._methods = methods
+        self.methods = methods
 
     async def configure(self, config: Any) -> None:
         """Pass a user config to the object, if it takes one."""
-        assert self._methods is not None
-        method = self._methods.optional("reconfigure")
+        assert self.methods is not None
+        method = self.methods.optional("reconfigure")
         if method is not None:
             async with self._configuring:
                 CURRENT.set(self._no_call)
@@ -294,9 +283,9 @@ class Target:
 
     async def check_health(self) -> None:
         """Call the health check of the object, if it has one. Raises what it raises. Long calls do not delay it."""
-        if self._methods is None or self.recipe.kind == "ingress":
+        if self.methods is None or self.recipe.kind == "ingress":
             return
-        method = self._methods.optional("check_health")
+        method = self.methods.optional("check_health")
         if method is None:
             return
         if self._checking is None or self._checking.done():

@@ -41,14 +41,10 @@ from pointsman.scaling.records import ScalingRecord
 
 
 CUSTOM = "pointsman_custom_metric"
-PATH = "/metrics"
 TIMEOUT_S = 5.0
-QUERY = "/api/v1/query?query="
 
 
 class MetricSources:
-    """Observes the scaled deployments of a plane."""
-
     def __init__(
         self, traffic: Traffic, controller: Controller, clock: Callable[[], float], gpu_usage: GpuMeter
     ) -> None:
@@ -149,17 +145,14 @@ class CustomMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Read from now on."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def close(self) -> None:
-        """Stop reading."""
         if self._task is not None:
             self._task.cancel()
 
     def problems(self) -> list[str]:
-        """What could not be read, and why."""
         return list(self._problems.values())
 
     async def _follow(self) -> None:
@@ -172,7 +165,6 @@ class CustomMetrics:
             await asyncio.sleep(self.interval_s)
 
     async def once(self) -> None:
-        """Read everything once."""
         asked = [self._of_replica(address) for address in self._replicas()]
         asked += [self._of_prometheus(query) for query in self.queries]
         await asyncio.gather(*asked)
@@ -181,7 +173,7 @@ class CustomMetrics:
 
     async def _of_replica(self, address: Address) -> None:
         try:
-            answer = await fetch(address, "GET", PATH, timeout_s=TIMEOUT_S)
+            answer = await fetch(address, "GET", "/metrics", timeout_s=TIMEOUT_S)
         except NoResponse:  # its probes say what is wrong with it
             return
         for name, value in Samples(answer.body).labelled(CUSTOM, "name") if answer.status == 200 else ():
@@ -231,7 +223,7 @@ async def answer_of(query: MetricQuery) -> float | None:
         raise NoResponse(f"this is no address: {error}") from None
     tls = parts.scheme == "https"
     address = Address(parts.hostname or "", port or (443 if tls else 80), tls)
-    path = f"{parts.path.rstrip('/')}{QUERY}{quote(query.query, safe='')}"
+    path = f"{parts.path.rstrip('/')}/api/v1/query?query={quote(query.query, safe='')}"
     answer = await fetch(address, "GET", path, timeout_s=TIMEOUT_S)
     try:
         told = msgspec.json.decode(answer.body, type=MetricAnswer)
@@ -275,8 +267,6 @@ MakePolicyCalls: TypeAlias = Callable[[Autoscaler, MetricSources, Callable[[], f
 
 
 class PlaneScaling:
-    """The scaled deployments of a plane."""
-
     def __init__(
         self,
         traffic: Traffic,
@@ -324,7 +314,6 @@ class PlaneScaling:
         return wanted.with_replicas(self._autoscaler.targets(None if plan is None else plan.scaling_setup()))
 
     def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
-        """Set a target, whatever the policy says, for so long; None: follow the policy again."""
         self._apply(self._autoscaler.override(name, replicas, for_s, by, self._clock()))
         self._loop.wake()
 
@@ -336,13 +325,11 @@ class PlaneScaling:
     # What operators see
 
     def status(self, name: str) -> dict[str, Any]:
-        """How many replicas a deployment has, and why: plain data."""
         one, now = self._autoscaler.find(name), self._clock()
         one.observed.observe_replicas(replica_counts(self._controller.instances(), one.members), now)
         return scaling_status(one, self._sources.load(one), now)
 
     def load_history(self, name: str) -> dict[str, Any]:
-        """Past arrivals of a deployment, for rehearsals: plain data."""
         one = self._autoscaler.find(name)
         return load_history(one, self._sources.load(one), self._clock())
 
@@ -350,7 +337,6 @@ class PlaneScaling:
         return list(self._autoscaler.deployments.values())
 
     def problems(self) -> list[str]:
-        """Metrics that cannot be read, and policies that fail."""
         return [*self._sources.problems(), *self._loop.problems(), *policy_problems(self.each())]
 
     # What follows from decisions
@@ -412,11 +398,7 @@ class PolicyLoop:
     """Calls every policy when it is due: each on a thread of its own, one call at a time, with a time limit."""
 
     def __init__(
-        self,
-        autoscaler: Autoscaler,
-        sources: MetricSources,
-        clock: Callable[[], float],
-        decided: Decided,
+        self, autoscaler: Autoscaler, sources: MetricSources, clock: Callable[[], float], decided: Decided
     ) -> None:
         self._autoscaler = autoscaler
         self._sources = sources
@@ -435,11 +417,9 @@ class PolicyLoop:
             task.cancel()
 
     def wake(self) -> None:
-        """A policy may be due earlier than it was."""
         self._woken.set()
 
     def problems(self) -> list[str]:
-        """Calls of replaced policies that do not return."""
         current = self._autoscaler.policies
         self._runners = {
             policy: runner

@@ -25,13 +25,9 @@ class Instances(Protocol):
 
     def probe(self, command: control.Probe) -> None: ...
 
-    def admitted(self, command: control.Admit) -> None:
-        """It is in service."""
-        ...
+    def admitted(self, command: control.Admit) -> None: ...
 
-    def withdrawn(self, instance_id: str) -> None:
-        """It is not in service any more."""
-        ...
+    def withdrawn(self, instance_id: str) -> None: ...
 
 
 class ServiceTable(Protocol):
@@ -93,7 +89,6 @@ class ControlLoop:
         self._clock.call_soon(self.tell, control.RequestsFail(instance_id, why))
 
     def unavailability(self, deployment: str, start_up_s: float | None) -> Unavailable:
-        """Why no instance of a deployment takes requests."""
         members = [one for one in self.controller.instances() if one.deployment == deployment]
         return unavailability(members, start_up_s, self._clock.now())
 
@@ -102,18 +97,15 @@ class ControlLoop:
         return next(one.deployment for one in self.controller.instances() if one.id == instance_id)
 
     def drain(self, instance_id: str) -> None:
-        """Take an instance out of service, once another has taken its place."""
         known = [one.id for one in self.controller.instances()]
         if instance_id not in known:
             raise UnknownName("instance", instance_id, known)
         self.tell(control.DrainAsked(instance_id))
 
     def fleet(self) -> Snapshot:
-        """The workers, and what instances have claimed of them."""
         return self.controller.places.snapshot()
 
     def stop_timer(self) -> None:
-        """Wake the controller no more."""
         if self._timer is not None:
             self._timer.cancel()
 

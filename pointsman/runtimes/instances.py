@@ -93,10 +93,8 @@ class EngineInstances:
         """Drop what no instance and no deployment in force needs any more."""
         known = list(instances)
         self.directory.keep({one.id for one in known})
-        kept, recipes = (
-            {*deployments, *(one.deployment for one in known)},
-            {(one.deployment, one.recipe) for one in known},
-        )
+        kept = {*deployments, *(one.deployment for one in known)}
+        recipes = {(one.deployment, one.recipe) for one in known}
         self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
         recipes |= {(name, plan.desired.recipe) for name, plan in self._plans.items()}
         self._by_recipe = {key: plan for key, plan in self._by_recipe.items() if key in recipes}
@@ -106,7 +104,6 @@ class EngineInstances:
         return [plan.desired.lifecycle for plan in self._plans.values()]
 
     def adopted(self, event: control.Adopted, plan: PointsmanPlan) -> None:
-        """A process of an earlier plane belongs to this one."""
         for one in plan.deployments:
             if one.name == event.deployment and one.engine is not None:
                 self.directory.enter(event.instance_id, one)
@@ -162,7 +159,6 @@ class EngineInstances:
         self.user_configs.forget(instance_id)
 
     def logs(self, instance_id: str, lines: int = 100) -> str:
-        """The last lines that an instance wrote."""
         known = self.directory.get(instance_id)
         if known is not None and known.endpoint is not None:
             raise PointsmanError(f'"{instance_id}" is not a process of this plane, so its log is elsewhere')

@@ -165,9 +165,7 @@ class AdminListener(Protocol):
         """A client of it."""
         ...
 
-    def close(self) -> None:
-        """Accept no more."""
-        ...
+    def close(self) -> None: ...
 
 
 class ReplicaAccess(Protocol):
@@ -211,9 +209,7 @@ class Probes(Protocol):
         """Read the metrics of an instance from now on."""
         ...
 
-    def unfollow(self, instance_id: str) -> None:
-        """Read them no longer."""
-        ...
+    def unfollow(self, instance_id: str) -> None: ...
 
     def problems(self) -> list[str]:
         """Which metrics cannot be read, and why."""

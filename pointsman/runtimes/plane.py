@@ -70,17 +70,14 @@ class Documents:
         return first_revision(None if stored is None else stored[1], applications, document)
 
     def plan(self, document: ManifestText) -> Changes:
-        """What applying a manifest, or deploying an application, would change."""
         return self._changes(*self.revision.changed(document, load_document(document)))
 
     async def apply(self, document: ManifestText) -> Changes:
-        """Put a manifest in force, or an application beside it."""
         async with self._changing:
             plan = await _loaded(document)
             return self.put_in_force(*self.revision.changed(document, plan))
 
     async def deploy(self, document: ManifestText) -> Changes:
-        """Put an application in force beside the manifest, in place of the version before."""
         async with self._changing:
             plan = await _loaded(document)
             if not plan.application_alone:
@@ -98,7 +95,6 @@ class Documents:
             return self.put_in_force(*self.revision.changed(before, plan), rolled_back=name)
 
     async def delete(self, name: str) -> Changes:
-        """Take an application out of force, with all its versions."""
         async with self._changing:
             return self.put_in_force(self.revision.without_application(name))
 
@@ -177,9 +173,7 @@ class Plane:
         to do about a command that raises; None: it raises here."""
         self.runtime = runtime
         self.listeners: list[Callable[[], None]] = []
-        """Called when the status may have changed."""
         self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
-        """Called with each plan that comes into force, before lanes are opened or changed for it."""
         self.traffic = traffic
         self.instances = EngineInstances(
             runtime, lambda event: self.control.tell(event), lambda name: self.control.deployment_of(name)
@@ -205,7 +199,6 @@ class Plane:
 
     @property
     def ready(self) -> bool:
-        """Whether every deployment has an instance that takes requests, or is scaled to zero."""
         names = [one.name for one in self.documents.plan_in_force.deployments]
         at_zero = {one.name for one in self.scaling.each() if one.target == 0}
         return is_ready(names, self.control.controller.instances(), at_zero)
@@ -239,7 +232,6 @@ class Plane:
         self._looking = runtime.clock.call_at(runtime.clock.now() + LOOK_S, self._look)
 
     async def stop(self) -> None:
-        """Drain and stop every instance, and close the runtime."""
         if self._stopping is None and self._is_running:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
         if self._stopping is not None:
@@ -262,7 +254,6 @@ class Plane:
         self._is_running = False
 
     def status(self) -> dict[str, Any]:
-        """What runs and how it is doing: plain data."""
         now, instances = self.runtime.clock.now(), self.control.controller.instances()
         internal = {name for name, lane in self.traffic.lanes.items() if lane.plan.internal}
         scaled = {one.name: {"scaling": scaling_summary(one)} for one in self.scaling.each()}

@@ -19,7 +19,6 @@ class PolicyRunner:
 
     @property
     def is_running(self) -> bool:
-        """Whether a call has not returned yet."""
         return self._began is not None
 
     async def run(self, call: Callable[[], object], limit_s: float) -> object:

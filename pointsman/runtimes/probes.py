@@ -175,13 +175,11 @@ class UserConfigs:
         return config
 
     def admitted(self, instance_id: str, deployment: str, address: Address) -> None:
-        """A replica is in service."""
         replica = self._replicas.setdefault(instance_id, ConfiguredReplica(deployment, None))
         replica.address = address
         self._update(instance_id, replica)
 
     def forget(self, instance_id: str) -> None:
-        """A replica is not in service any more."""
         self._replicas.pop(instance_id, None)
         task = self._sending.pop(instance_id, None)
         if task is not None:
@@ -193,7 +191,6 @@ class UserConfigs:
             self._update(instance_id, replica)
 
     def problems(self) -> list[str]:
-        """Which replicas could not be configured, and why."""
         return [replica.problem for replica in self._replicas.values() if replica.problem]
 
     def close(self) -> None:

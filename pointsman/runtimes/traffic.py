@@ -107,7 +107,6 @@ class Lane:
             self.carry_out(commands)
 
     def carry_out(self, commands: Iterable[DispatcherCommand]) -> None:
-        """Carry out commands of the dispatcher."""
         for command in commands:
             kind = type(command)
             if kind is Send:
@@ -131,7 +130,6 @@ class Lane:
         self.tell(TimerFired())
 
     def stop_timer(self) -> None:
-        """Wake the dispatcher no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -144,14 +142,12 @@ class Lane:
     # What the gateway saw of instances
 
     def worked(self, instance_id: str) -> None:
-        """An instance has answered a request."""
         if self._failures:
             self._failures.pop(instance_id, None)
         if self._idle_calls:
             self.look_for_idle()
 
     def failed(self, instance_id: str, why: str) -> None:
-        """A request has failed on an instance."""
         count = self._failures[instance_id] = self._failures.get(instance_id, 0) + 1
         if count % FAILURES_IN_A_ROW == 0 and self._hooks.failing is not None:
             self._hooks.failing(instance_id, why)
@@ -159,7 +155,6 @@ class Lane:
             self.look_for_idle()
 
     def when_idle(self, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is in flight on an instance."""
         self._idle_calls[instance_id] = call
         self.look_for_idle()
 
@@ -171,7 +166,6 @@ class Lane:
             self._clock.call_soon(self._idle_calls.pop(instance_id))
 
     def forget(self, instance_id: str) -> None:
-        """An instance has left."""
         self._failures.pop(instance_id, None)
         self.look_for_idle()
 
@@ -195,7 +189,6 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
 
 
 def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict[str, Any]:
-    """The load of an instance: requests in flight, and what its engine reports."""
     endpoint = dispatcher.fleet[instance_id]
     metrics, age = endpoint.metrics, dispatcher.fleet.load.metrics_age(endpoint, now)
     return {
@@ -238,7 +231,8 @@ class Traffic:
                 lane = self.lanes[name] = self._closing.pop(name)
                 lane.closed = False
             if lane is None:
-                self.lanes[name] = self._open(plan)
+                dispatcher = Dispatcher(plan.dispatch_plan(), self.settings)
+                self.lanes[name] = Lane(plan, dispatcher, self._carrier, self._clock, self.hooks)
             else:
                 changed = lane.plan.scheduling_recipe != plan.scheduling_recipe
                 changed |= lane.plan.first_wait_s != plan.first_wait_s
@@ -253,9 +247,6 @@ class Traffic:
         }
         for name in list(self._closing):
             self._end_if_empty(name)
-
-    def _open(self, plan: DeploymentPlan) -> Lane:
-        return Lane(plan, Dispatcher(plan.dispatch_plan(), self.settings), self._carrier, self._clock, self.hooks)
 
     def _end_if_empty(self, name: str) -> None:
         """Drop the lane of a deployment that is gone with its last instance, and refuse what still waits."""
@@ -274,7 +265,6 @@ class Traffic:
     # Instances
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None:
-        """An instance is ready."""
         self._lane(deployment).tell(Joined(instance))
 
     def update(self, deployment: str, instance: ExecutionInstance) -> None:
@@ -287,7 +277,6 @@ class Traffic:
             lane.tell(Changed(instance))
 
     def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
-        """An instance is gone."""
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Left(instance_id, why))
@@ -305,7 +294,6 @@ class Traffic:
                 lane.tell(Scraped(instance_id, source))
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is in flight on an instance."""
         self._lane(deployment).when_idle(instance_id, call)
 
     def status(self, deployment: str) -> dict[str, Any] | None:

@@ -19,7 +19,6 @@ from pointsman.simulator.server import Settings, SimulatedServer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until stopped."""
     options = parser().parse_args(arguments)
     try:
         measured = hardware(options.hardware)
@@ -42,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     made = argparse.ArgumentParser(prog="pointsman.simulator")
     made.add_argument("--host", default="127.0.0.1")
     made.add_argument("--port", type=int, default=0, help="default 0: a free one, which is printed")
@@ -64,7 +62,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def pace_of(options: argparse.Namespace, measured: Hardware) -> Pace:
-    """The pace of hardware, or a fixed one."""
     if options.tokens_per_second is None and options.first_token_ms is None:
         limits = Limits(
             options.max_num_seqs,
@@ -82,7 +79,6 @@ def pace_of(options: argparse.Namespace, measured: Hardware) -> Pace:
 
 
 async def serve(options: argparse.Namespace, settings: Settings, pace: Pace) -> None:
-    """Serve until the process is stopped."""
     server = SimulatedServer(settings, ROUTES, pace, f"{options.seed}:{options.port}")
     try:
         port = await server.listen(options.host, options.port)
@@ -102,7 +98,6 @@ def leave(*_: object) -> None:
 
 
 def fail(why: str) -> NoReturn:
-    """Exit with the reason."""
     sys.exit(f"the simulated engine cannot start: {why}")
 
 

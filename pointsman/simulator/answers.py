@@ -26,8 +26,6 @@ class BadCompletionRequest(Exception):
 
 
 class CompletionRequest(NamedTuple):
-    """A request for a completion."""
-
     model: str
     prompt: str
     max_tokens: int | None
@@ -40,7 +38,6 @@ class CompletionRequest(NamedTuple):
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body."""
     try:
         data = json.loads(body)
     except ValueError as error:
@@ -96,7 +93,6 @@ def completion_prompt(data: dict[str, Any]) -> str:
 
 
 def embedding_inputs(data: dict[str, Any]) -> list[str]:
-    """Texts to embed."""
     given: Any = data.get("input")
     if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
         given = [given]
@@ -142,7 +138,6 @@ def answer_name(prompt: str) -> str:
 
 
 def answer_text(prompt: str, tokens: int) -> str:
-    """The whole answer, with this many tokens."""
     return answer_name(prompt) + "".join(f" {number}" for number in range(1, tokens))
 
 
@@ -155,7 +150,6 @@ def embedding(text: str, as_base64: bool) -> object:
 
 
 def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any]:
-    """The usage of an answer."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
@@ -210,7 +204,6 @@ class Wording:
         return tail + DONE
 
     def whole(self, tokens: int, reason: str, used: dict[str, Any]) -> bytes:
-        """The answer as one JSON object."""
         text = self._name + "".join(f" {number}" for number in range(1, tokens))
         content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}

@@ -23,8 +23,6 @@ from pointsman.simulator.performance import Counts, EngineStep, Hardware, Job
 
 
 class Lease:
-    """The blocks of one job."""
-
     __slots__ = ("own", "shared")
 
     def __init__(self) -> None:
@@ -53,7 +51,6 @@ class KvCache:
 
     @property
     def idle(self) -> int:
-        """Idle blocks."""
         return len(self._idle)
 
     @property
@@ -61,7 +58,6 @@ class KvCache:
         return self.used / self.capacity if self.capacity else 1.0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks for this many tokens."""
         return -(-tokens // self.block_size)
 
     def known(self, hashes: Sequence[int], limit: int) -> int:
@@ -136,8 +132,6 @@ class Limits(NamedTuple):
 
 
 class _Seat:
-    """The state of a running job."""
-
     __slots__ = ("computed", "lease", "since", "target")
 
     def __init__(self, lease: Lease, target: int, computed: int) -> None:
@@ -197,7 +191,6 @@ class ContinuousBatching:
         return self._unreported[0].at if self._unreported else self._ends_at
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether such a job could run alone."""
         return self.cache.blocks_for(prompt_tokens + output_tokens) <= self.cache.capacity
 
     def submit(self, job: Job, now: float) -> None:
@@ -230,7 +223,6 @@ class ContinuousBatching:
         return steps
 
     def generated(self, job: Job) -> int:
-        """Tokens that a job has written."""
         seat = self._writing.get(job)
         return job.generated if seat is None else job.generated + self._step - seat.since
 

@@ -49,7 +49,6 @@ def hardware(name: str) -> Hardware:
 
 
 def constants() -> dict[str, Hardware]:
-    """All constants, by name."""
     with open(_CONSTANTS, encoding="utf-8") as file:  # noqa: PTH123
         text = json.load(file)
     return {
@@ -82,8 +81,6 @@ class Job:
 
 
 class EngineStep(NamedTuple):
-    """A step that an engine has done."""
-
     at: float
     """When it ended."""
     produced: Sequence[Job]
@@ -93,8 +90,6 @@ class EngineStep(NamedTuple):
 
 
 class Counts:
-    """Counters since the start of an engine."""
-
     __slots__ = ("preemptions", "prefix_hits", "prefix_queries")
 
     def __init__(self) -> None:

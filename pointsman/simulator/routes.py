@@ -126,8 +126,6 @@ def _write(answering: Answering, request: CompletionRequest, *, is_chat: bool) -
 
 
 class _Writing:
-    """An answer of text."""
-
     def __init__(
         self, answering: Answering, request: CompletionRequest, wording: Wording, tokens: int, reason: str
     ) -> None:

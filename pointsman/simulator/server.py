@@ -33,8 +33,6 @@ WHOLE_S = (
 
 
 class SimulatedHistogram:
-    """Counts values by upper bounds."""
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
@@ -55,8 +53,6 @@ class SimulatedHistogram:
 
 
 class SimulatedCounters:
-    """Counters since the start of the server."""
-
     def __init__(self) -> None:
         self.requests = 0
         """For work: chat, completions, embeddings."""
@@ -72,7 +68,6 @@ class SimulatedCounters:
 
 
 def metrics_text(model: str, pace: Pace, counters: SimulatedCounters, block_size: int, blocks: int) -> str:
-    """The body of /metrics."""
     escaped = model.replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{escaped}"'
     gauges = {
@@ -107,9 +102,7 @@ def metrics_text(model: str, pace: Pace, counters: SimulatedCounters, block_size
 class Work(Protocol):
     """Turns tokens into an answer."""
 
-    def token(self, at: float) -> None:
-        """One more token."""
-        ...
+    def token(self, at: float) -> None: ...
 
     def so_far(self) -> bytes:
         """What a fault sends of an unfinished answer, if nothing was sent yet."""
@@ -170,17 +163,14 @@ class Answering:
         return self.job
 
     def token(self, at: float) -> None:
-        """The pace has one more token for it."""
         if self._work is not None and self.job is not None:
             self._work.token(at)
 
     def flush(self) -> None:
-        """Send what was held."""
         if self.stream is not None:
             self.stream.flush()
 
     def finish(self, reason: str) -> None:
-        """The answer is complete."""
         self.connection.serving = None
         self.job = self._work = None
         self.server.counters.ended[reason] += 1
@@ -216,8 +206,6 @@ MAX_BEHIND_S = 0.05
 
 
 class Settings(NamedTuple):
-    """Settings of a simulated engine."""
-
     model: str
     output_tokens: int
     """Of an answer without max_tokens."""
@@ -229,8 +217,6 @@ class Settings(NamedTuple):
 
 
 class SimulatedRoute(NamedTuple):
-    """How a request is answered."""
-
     place: str
     """The name of the page in faults; empty if no fault strikes here."""
     answer: Callable[[Answering], None]
@@ -275,7 +261,6 @@ class PaceClock:
         self._timer = self._loop.call_at(at, self._hand_out)
 
     def _hand_out(self) -> None:
-        """Pass on the tokens that are due."""
         self._timer = None
         due = self._pace.next_at
         if due is not None and self.now() > due + MAX_BEHIND_S:
@@ -292,8 +277,6 @@ class PaceClock:
 
 
 class SimulatedServer:
-    """One simulated engine."""
-
     def __init__(self, settings: Settings, routes: Routes, pace: Pace, seed: str) -> None:
         self.settings = settings
         self._routes = routes

@@ -83,11 +83,9 @@ class DecisionOutbox:
                 self._refusals.append((command.request, command.refusal))
 
     def withdraw(self, request_id: str) -> None:
-        """A decision no longer holds."""
         self._decisions.pop(request_id, None)
 
     def withdraw_all_of(self, instance_id: str) -> None:
-        """No decision for this instance holds any more."""
         self._decisions = {r: made for r, made in self._decisions.items() if made.target_instance_id != instance_id}
 
     def take_decisions(self) -> list[SchedulingDecision]:

@@ -22,8 +22,6 @@ from pointsman.pipeline.options import batching_of, joined, parted
 
 
 class InProcessMethods(Protocol):
-    """Finds the methods of nodes."""
-
     def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]: ...
 
 
@@ -47,8 +45,6 @@ class InProcessHandle:
 
 
 class InProcessMethod:
-    """A method of a node."""
-
     def __init__(self, methods: InProcessMethods, node: Node, name: str) -> None:
         self._methods = methods
         self._node = node
@@ -61,7 +57,6 @@ class InProcessMethod:
         return self(*args, **kwargs)
 
     async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """What a generator yields."""
         result = self._methods.method(self._node.name, self._name)(*args, **kwargs)
         if hasattr(result, "__aiter__"):
             async for piece in result:
@@ -91,7 +86,6 @@ class InProcessResponse:
         return self._call().__await__()  # type: ignore[no-any-return]
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the result."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, self._call()).result(timeout_s)
 
@@ -123,13 +117,15 @@ class Pipeline:
     def __init__(self, bound: Bound) -> None:
         self.flow: Flow = flow_of(bound.graph)
         objects = Objects(bound)
-        self._calls = [_PreparedCall(self.flow, step, objects.function(step)) for step in self.flow.steps]
+        self._calls = [
+            _PreparedCall(self.flow, step, objects.method(step.node, step.method, step.rank))
+            for step in self.flow.steps
+        ]
         self._is_async = any(call.is_async for call in self._calls)
         self._paths = [part.path for part in self.flow.inputs]
         self._blank: list[Any] = [None] * len(self.flow.steps)
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result for one input."""
         value = input_value(args, kwargs)
         values = [part_of(value, path) for path in self._paths] + self._blank
         if self._is_async:
@@ -216,10 +212,6 @@ class Objects:
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
-
-    def function(self, step: Step) -> Callable[..., Any]:
-        """The function that a step calls."""
-        return self.method(step.node, step.method, step.rank)
 
     def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]:
         """A method of a node, or the function itself."""

@@ -119,11 +119,9 @@ class GpuUsage:
         self._idle: asyncio.TimerHandle | None = None
 
     def see(self, worker: Worker) -> None:
-        """Meter the GPUs of this worker."""
         self._gpus = {(worker.name, gpu.index): gpu for gpu in worker.gpus if gpu.vendor in VENDORS}
 
     async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
-        """Read all GPUs again, if these deployments have any and the last reading is old."""
         if not self._gpus or not any(self._gpus_of(one) for one in instances if one.deployment in deployments):
             return
         in_flight = self._reading is not None and not self._reading.done()
@@ -133,7 +131,6 @@ class GpuUsage:
             await asyncio.shield(self._reading)  # other policies may wait for it too
 
     def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
-        """The mean share in use over instances, 0 to 1; None if unknown."""
         each = [self._gpus_of(one) for one in instances if one.deployment in deployments]
         known = [[self._busy[gpu.index] for gpu in gpus if gpu.index in self._busy] for gpus in each]
         shares = [fmean(some) for some in known if some]

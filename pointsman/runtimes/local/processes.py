@@ -36,7 +36,6 @@ MAX_LOGS = 100
 
 
 def log_file(state: Path, instance_id: str) -> Path:
-    """The log file of an instance."""
     if "/" in instance_id or "\0" in instance_id or instance_id.startswith("."):
         raise PointsmanError(f"{instance_id!r} is not the name of an instance")
     return state / FOLDER / f"{instance_id}.log"
@@ -73,7 +72,6 @@ def prune(state: Path, known: Container[str]) -> None:
 
 
 def _end_of(file: Path, lines: int) -> list[str]:
-    """The last lines of a file, read from its end."""
     if lines <= 0:
         return []
     try:
@@ -129,7 +127,6 @@ class Ports:
                 probe.close()
 
     def keep(self, instance_id: str, port: int) -> None:
-        """An instance has this port already."""
         self._taken[instance_id] = port
 
     def release(self, instance_id: str) -> None:
@@ -172,8 +169,6 @@ class ProcessTable:
 
 
 class Processes:
-    """All processes of the instances that a plane runs."""
-
     def __init__(self, state: Path, store: SqliteProcesses, tell: Tell, *, orphan_grace_s: float) -> None:
         self.table = ProcessTable(store)
         self.problem = ""
@@ -209,7 +204,6 @@ class Processes:
         ]
 
     def launch(self, order: ProcessOrder) -> None:
-        """Start a process on a free port."""
         name = order.instance_id
         try:
             port = self.table.ports.take(name)

@@ -58,8 +58,6 @@ class Lock:
 
 
 class Store:
-    """The file, and its three parts."""
-
     def __init__(self, state: Path) -> None:
         path = state / FILE
         try:

@@ -64,7 +64,6 @@ class Log:
                 self._size += os.write(self._file, data)
 
     def note(self, text: str) -> None:
-        """Write a line of the supervisor's own."""
         words = " ".join(text.split())
         self.write(f"[pointsman] {time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n".encode(errors="replace"))
 
@@ -79,8 +78,6 @@ class Log:
 
 
 class Child:
-    """One engine process and its group."""
-
     def __init__(self, name: str, process: subprocess.Popen[bytes], output: int, log: Log) -> None:
         self.name = name
         self.process = process
@@ -100,8 +97,6 @@ class Child:
 
 
 class Children:
-    """All engine processes."""
-
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.by_name: dict[str, Child] = {}
         self._selector = selector
@@ -127,8 +122,7 @@ class Children:
             raise
         finally:
             os.close(write)
-        child = Child(name, process, read, log)
-        self.by_name[name] = child  # from here on its end is noticed
+        child = self.by_name[name] = Child(name, process, read, log)  # from here on its end is noticed
         log.note(f"started as process {child.pid}: {' '.join(argv)}")
         os.set_blocking(read, False)
         self._selector.register(read, selectors.EVENT_READ, lambda _: self._copy_output(child))
@@ -193,8 +187,6 @@ class Children:
 
 
 class PlaneConnection:
-    """The connection to a plane, if there is one."""
-
     def __init__(
         self, selector: selectors.BaseSelector, obey: Callable[[bytes], None], disconnected: Callable[[], None]
     ) -> None:
@@ -326,8 +318,6 @@ class Supervisor:
     def end_soon(self) -> None:
         """Safe to call from a signal handler."""
         self._told_to_end = True
-
-    # Time
 
     def _timeout(self) -> float | None:
         groups = self._children.next_deadline()

@@ -28,8 +28,6 @@ VANISH_S = 5.0
 
 
 class Member(NamedTuple):
-    """A process of a group."""
-
     pid: int
     group: int
     session: int
@@ -121,22 +119,16 @@ class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
 
 
 class ProcessesRunning(msgspec.Struct, frozen=True, tag_field="say", tag="running"):
-    """Everything that runs."""
-
     instances: tuple[EngineProcess, ...]
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag_field="say", tag="started"):
-    """A process was started."""
-
     id: str
     pid: int
     born: str
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
-    """A process could not be started."""
-
     id: str
     why: str
 
@@ -151,8 +143,6 @@ class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
 
 
 class Confused(msgspec.Struct, frozen=True, tag_field="say", tag="confused"):
-    """The supervisor did not understand."""
-
     why: str
 
 
@@ -163,8 +153,6 @@ _DECODER: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.j
 
 
 class SupervisorProcess:
-    """The process of a supervisor."""
-
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
         """`child`: the process, if this plane started it."""
         self.pid, self.born = 0, ""
@@ -191,8 +179,6 @@ class SupervisorProcess:
 
 
 class SupervisorLink(asyncio.Protocol):
-    """A connection to a supervisor."""
-
     def __init__(self, process: SupervisorProcess) -> None:
         self.process = process
         self.gone = asyncio.Event()

@@ -4,16 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pointsman.routing.endpoints import Metrics
-from pointsman.routing.events import (
-    Arrived,
-    Cancelled,
-    Ended,
-    Failed,
-    FirstToken,
-    Refuse,
-    Revoke,
-    Send,
-)
+from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, FirstToken, Refuse, Revoke, Send
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.runtimes.traffic import Lane
 from pointsman.simulator.performance import Job, Pace
@@ -63,8 +54,6 @@ class RequestLog:
 
 
 class SimulatedEngine:
-    """The engine of one instance."""
-
     def __init__(
         self,
         instance_id: str,
@@ -82,7 +71,6 @@ class SimulatedEngine:
         self._timer: Timer | None = None
 
     def metrics(self) -> Metrics:
-        """What it reports now."""
         pace = self._pace
         return Metrics(
             waiting_queue_size=pace.waiting, running_requests_size=pace.running, kv_cache_usage=pace.kv_usage
@@ -101,7 +89,6 @@ class SimulatedEngine:
         return True
 
     def drop(self, one: SimulatedRequest) -> None:
-        """Run a request no longer."""
         job, one.engine, one.job = one.job, None, None
         del self.requests[one.request.request_id]
         if job is not None:
@@ -143,7 +130,6 @@ class SimulatedEngines:
         self._requests: dict[str, SimulatedRequest] = {}
 
     def start(self, instance_id: str, pace: Pace) -> None:
-        """The process of an instance is launched."""
         self._engines[instance_id] = SimulatedEngine(instance_id, pace, self._clock, self._began, self._finished)
 
     def end(self, instance_id: str) -> None:

@@ -11,7 +11,7 @@ from pointsman.types import ExecutionInstance, Worker
 
 
 class InService:
-    """`Serving` without requests: every instance is idle."""
+    """`ServiceTable` without requests: every instance is idle."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.instances: dict[str, ExecutionInstance] = {}
@@ -78,5 +78,4 @@ class SimulatedFleet:
         return self._control.controller.instances()
 
     def apply(self, desired: Desired) -> None:
-        """This is wanted from now on."""
         self.tell(Applied(desired))

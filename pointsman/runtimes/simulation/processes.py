@@ -27,8 +27,6 @@ from pointsman.types import Worker
 
 
 class VirtualTimer:
-    """A call that is due at a virtual time."""
-
     __slots__ = ("args", "call")
 
     def __init__(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -144,7 +142,6 @@ class SimulatedProcesses:
         self._clock.call_soon(self._answer, command)
 
     def crash(self, instance_id: str, why: str = "killed by SIGKILL") -> None:
-        """The process of an instance ends now."""
         if instance_id not in self._processes:
             raise UnknownName("process of instance", instance_id, self._processes)
         self._end(self._processes[instance_id], why)
@@ -194,8 +191,6 @@ class SimulatedProcesses:
 
 
 class SimulatedWorkers:
-    """Workers that join and are lost."""
-
     def __init__(self, processes: SimulatedProcesses, tell: Tell) -> None:
         self._processes, self._tell = processes, tell
         self._names: set[str] = set()
