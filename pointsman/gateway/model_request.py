@@ -20,6 +20,7 @@ from pointsman.gateway.openai import (
 )
 from pointsman.gateway.upstream import InFlight
 from pointsman.http.parser import HttpRequest
+from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import FIELDS, HOP_BY_HOP, EventStream, ResponseHead, ends_with_done, event
 from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
@@ -64,14 +65,9 @@ class ModelRequest(InFlight, eq=False):
         self._pool = pool = self.upstream.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         lines = _lines_for_engine(http.headers, command)
-        self._request_head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-            http.method,
-            http.target,
-            pool.authority,
-            b"".join(lines),
-            request_id,
-            len(http.body),
-        )
+        lines.append(b"x-request-id: %b\r\n" % request_id)
+        head = (http.method, http.target, pool.authority, b"".join(lines), len(http.body))
+        self._request_head = REQUEST_HEAD % head
         self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
         if command.response_headers:
             answer = "".join(f"{name}: {value}\r\n" for name, value in command.response_headers.items())

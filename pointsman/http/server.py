@@ -18,6 +18,7 @@ from pointsman.http.pool import Outbox
 
 NEVER = float("inf")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b"connection: keep-alive\r\n"
 """For clients of HTTP/1.0; later versions take it for granted."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from pointsman.http.responses import DONE, event
+from pointsman.http.server import JSON_HEAD
 
 CHARACTERS_PER_TOKEN = 4
 DIMENSIONS = 8
@@ -160,7 +161,7 @@ def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any
 
 def head_for(length: int) -> bytes:
     """The head of a JSON answer of this length, for faults that do not keep the promise."""
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
+    return JSON_HEAD % length
 
 
 def error_body(status: int, why: str, param: str | None = None) -> bytes:

@@ -10,7 +10,7 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.openai import MAX_USAGE_BYTES, Usage, usage_of, usage_of_stream
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.upstream import InFlight
-from pointsman.http.pool import ClientConnection
+from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
@@ -100,12 +100,7 @@ class StepCall(InFlight, eq=False):
         self._fresh = fresh
         self._head = self._pieces = None
         self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            self._target,
-            self._pool.authority,
-            self._lines,
-            len(self._body),
-        )
+        head = REQUEST_HEAD % (b"POST", self._target, self._pool.authority, self._lines, len(self._body))
         self._attempt = self._pool.send(self, head, self._body, fresh=fresh)
         self._sent = isinstance(self._attempt, ClientConnection)
 

@@ -1,0 +1,45 @@
+"""Sizes of the house: limits that may only shrink, and names that exist once."""
+
+import pytest
+
+from tests.architecture import house
+
+
+def test_every_class_name_exists_once() -> None:
+    assert house.repeated_class_names() == []
+
+
+LIMITS = {
+    "files": 303,
+    "modules over 500 lines": 0,
+    "classes with more than 12 methods": 11,
+    "short modules with one importer": 28,
+}
+"""Lower a limit when the figure falls; never raise one."""
+
+
+def figures() -> dict[str, list[str]]:
+    return {
+        "files": sorted(house.trees()),
+        "modules over 500 lines": house.long_modules(),
+        "classes with more than 12 methods": house.classes_with_many_methods(),
+        "short modules with one importer": house.short_modules_with_one_importer(),
+    }
+
+
+@pytest.mark.parametrize("figure", LIMITS)
+def test_limits_only_shrink(figure: str) -> None:
+    found = figures()[figure]
+    assert len(found) <= LIMITS[figure], "\n".join(found)
+    assert len(found) == LIMITS[figure], f"set the limit of {figure!r} to {len(found)}"
+
+
+def test_all_http_is_in_one_room() -> None:
+    """The status line, the parser and the standard library's clients are named in `http/` alone."""
+    strangers = [
+        f"{module}:{line}"
+        for module in house.trees()
+        if not module.startswith("pointsman.http")
+        for line, _ in house.http_in(module)
+    ]
+    assert strangers == []
