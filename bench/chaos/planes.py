@@ -117,7 +117,9 @@ class LivePlane:
     def pids(self, deployment: str = "") -> dict[str, int]:
         """Process ids of ready engines, by instance id."""
         return {
-            name: int(one["process"]) for name, one in self.instances(deployment).items() if one["phase"] == "ready"
+            name: int(one["process"] or 0)
+            for name, one in self.instances(deployment).items()
+            if one["phase"] == "ready"
         }
 
     def is_settled(self) -> bool:

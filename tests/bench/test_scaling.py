@@ -31,7 +31,7 @@ def test_without_data_it_is_skipped_and_says_so(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert bench.main([]) == 0
-    assert capsys.readouterr().out == f"scaling: skipped: no folder is named; name theirs with --data or {VARIABLE}\n"
+    assert capsys.readouterr().out == f"scaling: skipped: no folder is named; set it with --data or {VARIABLE}\n"
     assert bench.main(["--data", str(tmp_path)]) == 0
     assert f"neither {RATES}" in capsys.readouterr().out
 

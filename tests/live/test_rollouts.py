@@ -83,7 +83,7 @@ class Load:
             for thread in self._threads:
                 thread.join()
 
-    def bad(self, *expected: str) -> list[tuple[int, str]]:
+    def unexpected(self, *expected: str) -> list[tuple[int, str]]:
         return [answer for answer in self.answers if answer[0] != 200 or answer[1] not in expected]
 
 
