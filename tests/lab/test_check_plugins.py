@@ -134,7 +134,7 @@ class Picks:
         return [ranked[0].candidate]
 
 
-class Nobody(Picks):
+class PicksNone(Picks):
     def pick(self, cycle: Any, ranked: Sequence[Any]) -> Sequence[Any]:
         return [scored.candidate for scored in ranked if scored.score > 5]
 
@@ -157,7 +157,7 @@ class SecondBest(Picks):
 @pytest.mark.parametrize(
     ("picker", "what"),
     [
-        (Nobody, "pick() chose none of 1 candidates"),
+        (PicksNone, "pick() chose none of 1 candidates"),
         (Scored, "which is not a candidate"),
         (SameTwice, "pick() chose a candidate twice"),
         (SecondBest, "pick() raised IndexError"),

@@ -1,0 +1,17 @@
+"""Every file that a page names exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").rglob("*.md"))]
+NAMED = re.compile(r"(?<![\w/.-])((?:pointsman|tests|bench|examples)/[\w/-]+\.(?:py|yaml|md)|[a-z_]+/[\w/]+\.py)\b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - {"path/to/file.py"}  # stands for any file
+    places = (ROOT, ROOT / "pointsman", page.parent)
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
