@@ -22,7 +22,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto -rs
 
 format: $(READY)
 	$(BIN)/ruff format .
