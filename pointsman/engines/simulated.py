@@ -20,11 +20,11 @@ MeasuredHardware = Literal[
 ]  # fmt: skip
 """model|accelerator|engine|tensor parallel size"""
 Fault = Literal[
-    "hang", "reset", "cut", "end", "garbage", "crash",
+    "hang", "reset", "cut", "end", "garbage", "drip", "crash",
     "status", "garbage-body", "short-body", "long-body", "slow-headers", "slow-tokens", "stale",
     "refuse",
 ]  # fmt: skip
-MID_RESPONSE = ("hang", "reset", "cut", "end", "garbage", "crash")
+MID_RESPONSE = ("hang", "reset", "cut", "end", "garbage", "drip", "crash")
 """Faults that can happen in the middle of a response."""
 
 
@@ -39,6 +39,7 @@ class FaultSpec(Parameters, frozen=True, omit_defaults=True):
     after_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     delay_ms: Amount | None = None
     status: Annotated[int, msgspec.Meta(ge=100, le=599)] | None = None
+    retry_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if self.after_tokens is not None and self.fault not in MID_RESPONSE:

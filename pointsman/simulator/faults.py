@@ -35,6 +35,7 @@ class Fault:
         self.after_tokens: int | None = fields.get("afterTokens")
         self.delay_s: float = fields.get("delayMs", 1000.0) / 1000.0
         self.status: int = fields.get("status", 500)
+        self.retry_after_s: int | None = fields.get("retryAfter")
         self.kept: bytes | None = None
         """The answer of its first strike, for `stale`."""
         self.fields = dict(fields)
@@ -94,6 +95,22 @@ def garbage(answering: "Answering", _: Fault) -> None:
     answering.connection.close()
 
 
+def drip(answering: "Answering", fault: Fault) -> None:
+    """A byte every `delayMs` (default 1000); they never make an event, nor the end of an answer."""
+    half = answering.stop()
+    if answering.stream is None and not half:
+        answering.connection.write(head_for(1 << 20))
+
+    def send_byte() -> None:
+        if answering.stream is not None:
+            answering.stream.write(b":")
+        else:
+            answering.connection.write(b" ")
+        answering.later(fault.delay_s, send_byte)
+
+    send_byte()
+
+
 def crash(*_: object) -> None:
     """The process ends with exit code 1."""
     os._exit(1)
@@ -105,6 +122,7 @@ ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
     "cut": cut,
     "end": end,
     "garbage": garbage,
+    "drip": drip,
     "crash": crash,
 }
 
@@ -112,10 +130,10 @@ ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 
 def status(answering: "Answering", fault: Fault) -> None:
-    """An error with this `status` (default 500)."""
-    answering.connection.answer(
-        fault.status, error_body(fault.status, f"a fault makes this server answer {fault.status}")
-    )
+    """An error with this `status` (default 500), and with a Retry-After of `retryAfter` if given."""
+    body = error_body(fault.status, f"a fault makes this server answer {fault.status}")
+    lines = b"" if fault.retry_after_s is None else b"retry-after: %d\r\n" % fault.retry_after_s
+    answering.connection.answer(fault.status, body, lines=lines)
 
 
 def garbage_body(answering: "Answering", _: Fault) -> None:
@@ -179,6 +197,7 @@ _NUMBERS: Mapping[str, tuple[bool, float, float]] = {
     "afterTokens": (True, 0, float("inf")),
     "delayMs": (False, 0, float("inf")),
     "status": (True, 100, 599),
+    "retryAfter": (True, 0, float("inf")),
 }
 """(whether whole numbers only, minimum, maximum)"""
 

@@ -141,6 +141,27 @@ def test_an_error_status(server: Served, status: int) -> None:
     assert is_fine(server)
 
 
+def test_an_error_status_with_the_time_to_retry(server: Served) -> None:
+    inject(server, fault="status", status=429, retryAfter=7, count=1)
+    assert b"\r\nretry-after: 7\r\n" in received_from(server, PLAIN)
+    assert b"retry-after" not in received_from(server, PLAIN)
+
+
+def test_dripping_bytes_complete_nothing(server: Served) -> None:
+    for body, after in ((PLAIN, None), (STREAM, 0), (STREAM, 2)):
+        inject(server, fault="drip", count=1, delayMs=10, **({} if after is None else {"afterTokens": after}))
+        client = server.send("/v1/completions", body)
+        received = b""
+        while received.count(b":\r\n") + received.count(b" ") < 20 + 4 * (after or 0):
+            received += client.recv(65536)
+        client.close()
+        assert words(received) == (after or 0)
+        assert received.startswith(b"HTTP/1.1 200 OK")
+        assert b"[DONE]" not in received
+    until(lambda: server.fetch("/stats").json()["running"] == 0)
+    assert is_fine(server)
+
+
 def test_garbage_in_the_body(server: Served) -> None:
     inject(server, fault="garbage-body", count=1)
     answer = server.fetch("/v1/completions", PLAIN)
