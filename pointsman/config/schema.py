@@ -290,9 +290,9 @@ class UpstreamSpec(Section, frozen=True):
 
     connect_timeout: Time = 2.0
     first_token_timeout: Time = 300.0
-    """From sending a request to the first byte of its response."""
+    """From sending a request to its response: the first event with data of a stream, else the whole of it."""
     stall_timeout: Time = 60.0
-    """Between two chunks of a stream."""
+    """Between two events with data of a stream; of a longer response, for each 64 KiB."""
     idle_timeout: Time = 30.0
     """Unused connections are closed after this."""
     max_tries: Count = DEFAULT_SETTINGS.max_tries

@@ -21,7 +21,16 @@ from pointsman.gateway.openai import (
 from pointsman.gateway.upstream import InFlight
 from pointsman.http.parser import HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
-from pointsman.http.responses import FIELDS, HOP_BY_HOP, EventStream, ResponseHead, ends_with_done, event
+from pointsman.http.responses import (
+    FIELDS,
+    HOP_BY_HOP,
+    MAX_HELD_BYTES,
+    PROGRESS_BYTES,
+    EventStream,
+    ResponseHead,
+    ends_with_done,
+    event,
+)
 from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 
@@ -51,6 +60,8 @@ class ModelRequest(InFlight, eq=False):
     _lines: bytes = b""
     """Header lines that the gateway adds to the answer."""
     _events: EventStream | None = None
+    _preamble: bytes = b""
+    """The beginning of a stream, up to its first event with data."""
     _stream: ResponseStream | None = None
     """The answer, once part of it has gone to the client."""
     _last_piece_at: float = 0.0
@@ -78,6 +89,7 @@ class ModelRequest(InFlight, eq=False):
         assert self._pool is not None
         self._fresh = fresh
         self._head = self._events = None
+        self._preamble = b""
         self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
         self._attempt = self._pool.send(self, self._request_head, self._http.body, fresh=fresh)
 
@@ -120,29 +132,50 @@ class ModelRequest(InFlight, eq=False):
         self._ended(head.status, usage, None if usage is None else usage.output)
 
     def stream_began(self, head: ResponseHead) -> None:
-        """Send nothing yet: until an event has arrived, another instance can take over."""
+        """Send nothing yet: until an event with data has arrived, another instance can take over."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
+        self._unrenewed_bytes = PROGRESS_BYTES  # the first byte is progress
 
     def stream_piece(self, payload: bytes) -> None:
-        events, now = self._events, time.monotonic()
-        self.deadline = now + self.upstream.settings.stall_timeout
-        if events is not None:
-            payload = events.feed(payload)
-            if not payload:
-                return
+        events = self._events
+        if events is None:
+            self._body_piece(payload)
+            return
+        payload = events.feed(payload)
+        if events.has_data:
+            now = time.monotonic()
+            self.deadline = now + self.upstream.settings.stall_timeout
+            if self._stream is not None:
+                self._stream.write(payload)
+                self.counts.between_tokens.add(now - self._last_piece_at)
+                self._last_piece_at = now
+            elif self._opens(payload):
+                self._begin(self._preamble, now)
+        elif payload and self._stream is not None:
+            self._stream.write(payload)
+        elif payload and self._opens(payload) and len(self._preamble) > MAX_HELD_BYTES:
+            self._failed("its stream has no data")
+
+    def _body_piece(self, payload: bytes) -> None:
+        """Part of a body that is too long to be buffered, and not a stream of events."""
+        now, head = time.monotonic(), self._head
+        assert head is not None
+        self._renew_by_bytes(payload, now)
         if self._stream is not None:
             self._stream.write(payload)
-            self.counts.between_tokens.add(now - self._last_piece_at)
-            self._last_piece_at = now
-            return
-        assert self._head is not None
-        if self._head.status in RETRIED:
-            self._failed(f"it answered {self._head.status}: {payload[:200].decode('utf-8', 'replace')}")
-        elif events is not None and not payload.startswith(FIELDS):
-            self._failed(f"its stream is not a stream of events: {payload[:60]!r}")
+        elif head.status in RETRIED:
+            self._failed(f"it answered {head.status}: {payload[:200].decode('utf-8', 'replace')}")
         else:
             self._begin(payload, now)
+
+    def _opens(self, payload: bytes) -> bool:
+        """Add events to the beginning of a stream. False: they are none, and this try has failed."""
+        self._preamble += payload
+        if not self._preamble.startswith(FIELDS):
+            self._failed(f"its stream is not a stream of events: {payload[:60]!r}")
+            return False
+        return True
 
     def stream_ended(self) -> None:
         events, head = self._events, self._head
@@ -157,7 +190,7 @@ class ModelRequest(InFlight, eq=False):
             return
         stream = self._stream
         if stream is None:
-            self._begin(rest, time.monotonic()).end()
+            self._begin(self._preamble + rest, time.monotonic()).end()
         else:
             stream.end(rest)
         usage = None if events is None else usage_of_stream(events)
@@ -174,7 +207,8 @@ class ModelRequest(InFlight, eq=False):
     def timed_out(self) -> None:
         settings = self.upstream.settings
         if self._stream is not None:
-            self._failed(f"no more of the answer within {settings.stall_timeout:g} s")
+            what = "no more of the answer" if self._events is None else "no event with data"
+            self._failed(f"{what} within {settings.stall_timeout:g} s")
         else:
             self._failed(f"no answer within {settings.first_token_timeout:g} s")
 

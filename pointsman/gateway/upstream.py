@@ -14,7 +14,7 @@ import msgspec
 
 from pointsman.config.schema import UpstreamSpec
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
-from pointsman.http.responses import ResponseHead
+from pointsman.http.responses import PROGRESS_BYTES, ResponseHead
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
@@ -71,6 +71,8 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     """The last try was on a connection of its own."""
     _head: ResponseHead | None = None
     """Of a response that comes in pieces."""
+    _unrenewed_bytes: int = 0
+    """Of such a response, since its deadline was last moved."""
 
     def abandon(self) -> None:
         """Its client has disconnected."""
@@ -105,6 +107,13 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
 
     def connected(self, connection: ClientConnection) -> None:
         self._attempt = connection
+
+    def _renew_by_bytes(self, payload: bytes, now: float) -> None:
+        """Move the deadline if enough of a body without events has arrived: single bytes are no progress."""
+        self._unrenewed_bytes += len(payload)
+        if self._unrenewed_bytes >= PROGRESS_BYTES:
+            self._unrenewed_bytes = 0
+            self.deadline = now + self.upstream.settings.stall_timeout
 
     def _came_to_nothing(self, why: str, *, may_retry: bool) -> None:
         """This try has failed. The dispatcher decides what happens now."""

@@ -20,6 +20,10 @@ FIELDS = (b"data", b"event", b"id", b"retry", b":", b"\n", b"\r")
 """What a stream of events may begin with."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
+_DATA = re.compile(rb"(?:^|[\r\n])data:[ \t]*[^ \t\r\n]")
+
+PROGRESS_BYTES = 64 * 1024
+"""A body that is not a stream of events makes progress when this much of it has arrived, not with every byte."""
 
 
 def event(data: bytes) -> bytes:
@@ -48,28 +52,39 @@ def ends_with_done(events: bytes) -> bool:
 class EventStream:
     """Holds incomplete events back: a client that is cut off in the middle of one cannot be sent an error event."""
 
-    __slots__ = ("_held", "before_last", "events", "last")
+    __slots__ = ("_held", "_in_event", "before_last", "events", "has_data", "last")
 
     def __init__(self) -> None:
         self._held = b""
+        self._in_event = False
+        """Part of a long event was passed on, and not its end."""
+        self.has_data = False
+        """Whether there is data in what `feed` has returned last. Comments and empty events are no progress."""
         self.events = 0
-        """Passed on so far."""
+        """With data, passed on so far."""
         self.last = b""
-        """The last piece passed on, and the one before it: usage is in the last event before the end mark."""
+        """The last piece with data that was passed on, and the one before it: usage is in the last event before the end
+        mark."""
         self.before_last = b""
 
     def feed(self, payload: bytes) -> bytes:
         """What may be passed on now."""
         if self._held:
             payload, self._held = self._held + payload, b""
+        was_in_event, self._in_event = self._in_event, False
         if not payload.endswith(_ENDS):
             whole = max((payload.rfind(end) + len(end) for end in _ENDS if end in payload), default=0)
             if whole or len(payload) < MAX_HELD_BYTES:
                 payload, self._held = payload[:whole], payload[whole:]
                 if not payload:
+                    self.has_data, self._in_event = False, was_in_event
                     return b""
-        self.events += payload.count(b"\n\n") or payload.count(b"\r\n\r\n")
-        self.before_last, self.last = self.last, payload
+            else:
+                self._in_event = True
+        self.has_data = was_in_event or _DATA.search(payload) is not None
+        if self.has_data:
+            self.events += payload.count(b"\n\n") or payload.count(b"\r\n\r\n")
+            self.before_last, self.last = self.last, payload
         return payload
 
     @property

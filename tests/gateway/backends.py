@@ -224,6 +224,23 @@ def hangs(*parts: bytes) -> Script:
     return script
 
 
+def drips(first: bytes, drip: bytes) -> Script:
+    """Send these bytes, then more every few milliseconds until the gateway closes."""
+
+    def script(connection: BackendConnection) -> None:
+        if connection.request() is None:
+            return
+        connection.send(first)
+        connection.socket.settimeout(0.01)
+        while True:
+            connection.send(drip)
+            with suppress(TimeoutError):
+                if not connection.more():
+                    return
+
+    return script
+
+
 def silent(connection: BackendConnection) -> None:
     """Accept the connection and never read or send anything."""
     connection.wait_for_close()

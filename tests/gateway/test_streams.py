@@ -15,13 +15,14 @@ from tests.gateway.backends import (
     Script,
     answers,
     chunk,
+    drips,
     event,
     hangs,
     resets,
     sends,
     stream,
 )
-from tests.gateway.bed import Bed, MakeBed
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import Client, Message, chat, post, wait_for
 
 EVENTS = [event(n) for n in range(8)]
@@ -312,3 +313,82 @@ def test_many_concurrent_streams(bed: Bed) -> None:
     for number, client in enumerate(clients):
         assert client.read_response().body == (b'data: {"x":"n%d"}\n\n' % number) * 50 + DONE
     wait_for(lambda: bed.running() == 0)
+
+
+# Drips: bytes that never become an event
+
+
+DRIPS = {
+    "single bytes of an event": chunk(b"d"),
+    "single bytes without framing": b"d",
+    "comments": chunk(b": ping\n\n"),
+    "events without data": chunk(b"event: ping\n\n"),
+    "events with empty data": chunk(b"data:\n\ndata: \r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS.values(), ids=DRIPS.keys())
+def test_bytes_without_data_do_not_postpone_the_first_token(make_bed: MakeBed, drip: bytes) -> None:
+    """Another instance takes over, as none of it has gone to the client."""
+    bed = make_bed({"upstream": {"firstTokenTimeout": "200ms"}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    head = PLAIN if drip == b"d" else STREAM
+    dripping = bed.backend(drips(head, drip))
+    bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
+    got = bed.fetch(chat("x-request-id: it", stream=True))
+    assert (got.status, got.body) == (200, EVENTS[0] + DONE)
+    assert bed.record("it").failures == (("chat-0", "no answer within 0.2 s"),)
+    wait_for(dripping.all_closed)
+
+
+@pytest.mark.parametrize("drip", [one for one in DRIPS.values() if one != b"d"])
+def test_bytes_without_data_do_not_postpone_a_stall(make_bed: MakeBed, drip: bytes) -> None:
+    bed = make_bed({"upstream": {"stallTimeout": "200ms"}})
+    dripping = bed.backend(drips(STREAM + chunk(EVENTS[0]), drip))
+    got = bed.fetch(chat(stream=True))
+    assert got.body.startswith(EVENTS[0])
+    error = error_of(got)
+    assert error["code"] == "stream_interrupted"
+    assert "no event with data within 0.2 s" in error["message"]
+    wait_for(dripping.all_closed)
+
+
+def test_comments_are_passed_on_with_the_first_data_and_after_it(bed: Bed) -> None:
+    parts = [b": one\n\n", EVENTS[0], b": two\n\n", EVENTS[1], DONE]
+    bed.backend(answers(stream(*parts)))
+    assert bed.fetch(chat("x-request-id: it", stream=True)).body == b"".join(parts)
+    assert bed.record("it").state == "served"
+
+
+def test_a_stream_of_comments_alone_is_bounded(make_bed: MakeBed) -> None:
+    bed = make_bed({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    bed.backend(drips(STREAM, chunk(b": " + b"x" * 300_000 + b"\n\n")))
+    bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
+    assert bed.fetch(chat("x-request-id: it", stream=True)).status == 200
+    assert bed.record("it").failures == (("chat-0", "its stream has no data"),)
+
+
+def test_a_long_body_needs_more_than_single_bytes(make_bed: MakeBed) -> None:
+    """It is cut off when 64 KiB take longer than the timeout."""
+    bed = make_bed({"upstream": {"stallTimeout": "200ms"}})
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n"
+    dripping = bed.backend(drips(head, b" "))
+    client = bed.client()
+    client.send(chat())
+    assert client.rest().startswith(b"HTTP/1.1 200")
+    wait_for(dripping.all_closed)
+
+
+def test_a_long_body_that_progresses_slowly_is_complete(make_bed: MakeBed) -> None:
+    """The whole takes longer than the timeout; each 64 KiB does not."""
+    bed = make_bed({"upstream": {"stallTimeout": "1s"}})
+    part, count = b" " * 65_536, 80
+
+    def script(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (count * len(part)))
+        for _ in range(count):
+            connection.send(part)
+            threading.Event().wait(0.02)
+
+    bed.backend(script)
+    assert len(bed.fetch(chat()).body) == count * len(part)

@@ -11,7 +11,7 @@ from pointsman.gateway.openai import MAX_USAGE_BYTES, Usage, usage_of, usage_of_
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.upstream import InFlight
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
-from pointsman.http.responses import EventStream, ResponseHead, data_in
+from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
@@ -74,6 +74,8 @@ class StepCall(InFlight, eq=False):
     _sent: bool = False
     """A replica may have begun it."""
     _pieces: list[bytes] | None = None
+    _events: EventStream | None = None
+    """Of a stream of events: they are passed on as they come, and only those with data move the deadline."""
 
     def begin(self, now: float) -> None:
         """Hand it to the dispatcher of its lane."""
@@ -131,6 +133,8 @@ class StepCall(InFlight, eq=False):
 
     def stream_began(self, head: ResponseHead) -> None:
         self._head = head
+        self._events = EventStream() if b"text/event-stream" in head.content_type.lower() else None
+        self._unrenewed_bytes = PROGRESS_BYTES  # the first byte is progress
         if self.in_pieces and head.status == 200:
             self.lane.tell(FirstToken(self.request.request_id))
             self._listener.step_began(self._index, head)
@@ -138,13 +142,23 @@ class StepCall(InFlight, eq=False):
             self._pieces = []
 
     def stream_piece(self, payload: bytes) -> None:
-        self.deadline = time.monotonic() + self.upstream.settings.stall_timeout
+        self._renew(payload, time.monotonic())
         if self._pieces is None:
             self._listener.step_piece(self._index, payload)
             return
         self._pieces.append(payload)
         if sum(map(len, self._pieces)) > MAX_RESULT_BYTES:
             self._failed(f"its result has more than {MAX_RESULT_BYTES >> 20} MiB", retry=False)
+
+    def _renew(self, payload: bytes, now: float) -> None:
+        """Move the deadline if this is progress: what a generator has yielded, an event with data, or enough bytes."""
+        events, head = self._events, self._head
+        if events is not None:
+            events.feed(payload)
+        if events.has_data if events is not None else head is not None and head.is_stream:
+            self.deadline = now + self.upstream.settings.stall_timeout
+        elif events is None:
+            self._renew_by_bytes(payload, now)
 
     def stream_ended(self) -> None:
         head, pieces = self._head, self._pieces

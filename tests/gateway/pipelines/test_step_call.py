@@ -1,5 +1,6 @@
 """Steps are requests of the gateway: refused, stopped and abandoned like those of clients."""
 
+import threading
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from pointsman.http.responses import ResponseHead
 from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal, Revoke
 from pointsman.types import RequestMetadata
-from tests.gateway.backends import Gate, answers, hangs
+from tests.gateway.backends import STREAM, BackendConnection, Gate, answers, chunk, drips, hangs
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import chat, wait_for
 
@@ -46,7 +47,7 @@ class Listener:
         self.failures.append(failure)
 
 
-def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
+def begin(bed: Bed, *, idempotent: bool = True, in_pieces: bool = False) -> tuple[StepCall, Listener]:
     """Begin a step in the lane of the only deployment."""
     listener, lane, gateway = Listener(), bed.lane(), bed.gateway
     request = RequestMetadata("request.step", model_name=lane.plan.model, arrival_time=time.monotonic())
@@ -57,7 +58,7 @@ def begin(bed: Bed, *, idempotent: bool = True) -> tuple[StepCall, Listener]:
         b"x-request-id: request.step\r\n",
         b"{}",
         idempotent=idempotent,
-        in_pieces=False,
+        in_pieces=in_pieces,
         upstream=gateway.upstream,
         lane=lane,
         request=request,
@@ -117,3 +118,41 @@ def test_a_step_queues_behind_a_client_request(bed: Bed) -> None:
     wait_for(lambda: listener.answers)
     assert listener.sent == ["chat-0"]
     assert [status for status, _ in listener.answers] == [200]
+
+
+DRIPS = {
+    "comments": (STREAM, chunk(b": ping\n\n")),
+    "bytes of an event": (STREAM, chunk(b"d")),
+    "bytes of a long body": (b"HTTP/1.1 200 OK\r\ncontent-length: 9000000\r\n\r\n", b" "),
+}
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+@pytest.mark.parametrize("drip", DRIPS.values(), ids=DRIPS.keys())
+def test_bytes_that_are_no_progress_do_not_keep_a_step_alive(
+    make_bed: MakeBed, drip: tuple[bytes, bytes], in_pieces: bool
+) -> None:
+    bed = make_bed({"upstream": {"firstTokenTimeout": "200ms", "stallTimeout": "200ms", "maxTries": 1}})
+    bed.backend(drips(*drip))
+    _, listener = begin(bed, in_pieces=in_pieces)
+    wait_for(lambda: listener.failures)
+    assert "did not answer in time" in listener.failures[0].why
+
+
+def test_small_pieces_of_a_generator_keep_a_step_alive(make_bed: MakeBed) -> None:
+    """A replica marks them: each is what a generator has yielded."""
+    bed = make_bed({"upstream": {"stallTimeout": "1s"}})
+    head = b"HTTP/1.1 200 OK\r\nx-pointsman-pieces: 1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    def script(connection: BackendConnection) -> None:
+        connection.request()
+        connection.send(head)
+        for _ in range(60):
+            connection.send(chunk(b"x"))
+            threading.Event().wait(0.03)
+        connection.send(chunk(b""))
+
+    bed.backend(script)
+    _, listener = begin(bed)
+    wait_for(lambda: listener.answers or listener.failures)
+    assert listener.answers == [(200, b"x" * 60)]
