@@ -8,8 +8,11 @@
 An expected outcome (no instance has room, the queue is full) is a value, not an error.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
+from heapq import nlargest, nsmallest
+from itertools import islice, pairwise
+from typing import Any
 
 
 class PointsmanError(Exception):
@@ -19,7 +22,7 @@ class PointsmanError(Exception):
 class UnknownName(PointsmanError, LookupError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        super().__init__(f'unknown {kind} "{name}"{did_you_mean(name, self.known)}')
+        super().__init__(f'unknown {kind} "{shown(name)}"{did_you_mean(name, self.known)}')
 
 
 class PluginError(PointsmanError):
@@ -36,13 +39,55 @@ class ConfigError(PointsmanError, ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+SHOWN = 200
+"""Characters of a text from outside that an error repeats."""
+LISTED = 50
+"""Known names that an error lists."""
+LONGEST = 100
+"""Characters of a name that the nearest one is searched for: the search takes quadratic time."""
+CONSIDERED, COMPARED = 200, 4
+"""Names that the search looks at: those with the same first letter and of the most similar length; and names that it
+compares letter by letter: those with the most pairs of letters in common."""
+
+
+def shown(text: str, limit: int = SHOWN) -> str:
+    """A text from outside as an error repeats it: at most `limit` characters of it."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def listed(names: Collection[Any], write: Callable[[Any], str] = str) -> str:
+    """Names for an error: at most `LISTED` of them."""
+    rest = len(names) - LISTED
+    return ", ".join(shown(write(name)) for name in islice(names, LISTED)) + (f" and {rest} more" if rest > 0 else "")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one; None if none is, or if the name is too long to be a mistyped one."""
+    if len(name) > LONGEST:
+        return None
+    wanted = name.casefold()
+    folded = {other.casefold(): other for other in known if len(other) <= 3 * LONGEST}
+    likely: Sequence[str] = list(folded)
+    if len(likely) > CONSIDERED:
+        first = wanted[:1]
+        likely = nsmallest(CONSIDERED, likely, key=lambda one: (one[:1] != first, abs(len(one) - len(wanted))))
+    if len(likely) > COMPARED:
+        pairs = _pairs(wanted)
+        likely = nlargest(COMPARED, likely, key=lambda other: len(pairs & _pairs(other)) / (len(other) + len(wanted)))
+    near = get_close_matches(wanted, likely, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def _pairs(name: str) -> set[tuple[str, str]]:
+    return set(pairwise(name))
+
+
 def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) -> str:
     """The end of an error about an unknown name: the nearest known one, else all of them unless `list_known` is off."""
     names = sorted(known)
-    folded = {other.casefold(): other for other in names}
-    near = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
-    if near:
-        return f'; did you mean "{folded[near[0]]}"?'
+    near = nearest(name, names)
+    if near is not None:
+        return f'; did you mean "{near}"?'
     if not list_known:
         return ""
-    return f"; known: {', '.join(names)}" if names else "; none are known"
+    return f"; known: {listed(names)}" if names else "; none are known"

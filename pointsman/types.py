@@ -11,6 +11,10 @@ import msgspec
 
 from pointsman.reasons import Reason
 
+MAX_NAME = 256
+"""Characters of any name that a client may send: model, tenant, session, request id and the like. Names are kept in
+records and tables, so their number times this bounds the memory that they take."""
+
 
 class Priority(IntEnum):
     """How important a request is: higher goes first; requests below NORMAL may be shed under load."""

@@ -35,6 +35,7 @@ from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy
+from pointsman.types import MAX_NAME
 
 DEPLOYMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Instances and their log files are named after their deployment."""
@@ -115,6 +116,8 @@ class Deployments:
     def _take_model(self, model: str, deployment: str, path: FieldPath) -> None:
         if model == "":
             self._problems.add(path, "must not be empty")
+        elif model and len(model) > MAX_NAME:
+            self._problems.add(path, f"expected at most {MAX_NAME} characters, found {len(model)}")
         elif model and model in self._models:
             other, line = self._models[model]
             whose = "this deployment" if other == deployment else f'deployment "{other}"'

@@ -10,6 +10,7 @@ import msgspec
 
 from pointsman.errors import ConfigError
 from pointsman.parameters import quoted
+from pointsman.types import MAX_NAME
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 """The path to a value in a document: field names, and indices of lists."""
@@ -94,6 +95,8 @@ class Names:
         field = (*path, "name")
         if name == "":
             self._problems.add(field, "must not be empty")
+        elif name and len(name) > MAX_NAME:
+            self._problems.add(field, f"expected at most {MAX_NAME} characters, found {len(name)}")
         elif name and name in self._lines:
             where = f" on line {self._lines[name]}" if self._lines[name] else ""
             self._problems.add(field, f'there is already {a(self._word)} "{name}"{where}')

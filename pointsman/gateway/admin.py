@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from pointsman.config.revision import Changes, ManifestText
-from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.errors import ConfigError, PointsmanError, UnknownName, shown
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.openai import error_body, error_kind
@@ -27,7 +27,7 @@ from pointsman.runtimes.interface import Operations
 PREFIX = b"/admin/v1/"
 MAX_OVERRIDE_S = 366 * 86400.0
 """Longest time limit of a scaling override."""
-MAX_NAME = 100
+MAX_AUTHOR = 100
 """Characters of the author of an override."""
 UNNAMED = "the admin API"
 """The author, if the request names none."""
@@ -114,7 +114,7 @@ class DeploymentAdmin:
                 f"for_s may be at most a year, which is {MAX_OVERRIDE_S:.0f}, found {wanted.for_s:.10g}; "
                 "leave it out to hold the number until further notice"
             )
-        by = one_line(wanted.by, MAX_NAME) or UNNAMED
+        by = one_line(wanted.by, MAX_AUTHOR) or UNNAMED
         self._plane.scaling.scale(call.parts[1], wanted.replicas, wanted.for_s, by)
         return self._plane.scaling.status(call.parts[1])
 
@@ -136,7 +136,9 @@ class RequestAdmin:
             if record is not None:
                 return {**record.as_dict(), "arrived": _date(record.arrived_at, now), "text": str(record)}
         kept = self._gateway.settings.keep_records
-        raise NotFound(f'there is no record of a request "{request_id}"; the newest {kept} of each deployment are kept')
+        raise NotFound(
+            f'there is no record of a request "{shown(request_id)}"; the newest {kept} of each deployment are kept'
+        )
 
     async def newest(self, call: AdminCall) -> dict[str, Any]:
         now, query = time.monotonic(), call.query

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pointsman.config.schema import GatewaySpec, KeySpec, PriceSpec, TenantSpec
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown
 from pointsman.gateway.openai import Usage
 from pointsman.http.parser import HttpRequest
-from pointsman.types import RequestMetadata
+from pointsman.types import MAX_NAME, RequestMetadata
 
 if TYPE_CHECKING:
     from pointsman.gateway.connection import GatewayConnection
@@ -220,13 +220,15 @@ class Admission:
         return request
 
     def request_id(self, http: HttpRequest) -> str:
-        """The id that the client sent, if it is valid and no request in flight has it; else a new one."""
-        given = http.headers.get(b"x-request-id")
+        """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises
+        `NotAdmitted`."""
+        given = http.headers.pop(b"x-request-id", None)
         if given is not None:
-            del http.headers[b"x-request-id"]
-            if 0 < len(given) <= 128 and given.isascii() and given.decode("ascii").isprintable():
-                name = given.decode("ascii")
-                if name not in self._in_flight and name not in self.names_in_flight:
-                    return name
+            name = given.decode("latin-1")
+            if not 0 < len(name) <= MAX_NAME or not name.isascii() or not name.isprintable():
+                wanted = f"expected 1 to {MAX_NAME} printable ASCII characters"
+                raise NotAdmitted(400, f"x-request-id: {wanted}, found {shown(repr(name), 60)}", "invalid_header")
+            if name not in self._in_flight and name not in self.names_in_flight:
+                return name
         self._count += 1
         return f"{self._prefix}{self._count:x}"

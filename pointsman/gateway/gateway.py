@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 
 from pointsman.config.schema import GatewaySpec
+from pointsman.errors import listed, nearest, shown
 from pointsman.gateway.admission import Admission, NotAdmitted, Tenant
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.metrics import GatewayMetrics
@@ -104,9 +104,10 @@ class Gateway:
         self.infer(client, http, tenant)
 
     def infer(
-        self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, is_part: bool = False
+        self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
     ) -> None:
-        """Serve a request to a model. `is_part`: of a request that was admitted already; its tokens still count."""
+        """Serve a request to a model. `part_id`: it is part of a request that was admitted already, and has this id, or
+        a new one if that is empty; its tokens still count."""
         now = time.monotonic()
         try:
             body = read_body(http.body)
@@ -115,8 +116,8 @@ class Gateway:
                 client.error(*unknown_model(body.model, sorted(self.traffic.by_model)))
                 return
             name = "" if tenant is None else tenant.name
-            request = metadata(self.admission.request_id(http), body, http.headers, now, name)
-            if tenant is not None and not is_part:
+            request = metadata(part_id or self.admission.request_id(http), body, http.headers, now, name)
+            if tenant is not None and part_id is None:
                 request = self.admission.admit(request, tenant, now)
         except BadRequest as error:
             client.error(400, str(error), "invalid_body")
@@ -216,7 +217,7 @@ def _dispatcher_settings(settings: GatewaySpec) -> DispatcherSettings:
 def unknown_model(model: str, known: Sequence[str]) -> tuple[int, str, str]:
     """Status, message and code."""
     if not model:
-        return 400, f"name a model; there are: {', '.join(known) or 'none'}", "model_missing"
-    near = get_close_matches(model, known, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known[:20]) or 'none'}"
-    return 404, f'there is no model "{model[:200]}"; {hint}', "model_not_found"
+        return 400, f"name a model; there are: {listed(known) or 'none'}", "model_missing"
+    near = nearest(model, known)
+    hint = f'did you mean "{near}"?' if near is not None else f"there are: {listed(known) or 'none'}"
+    return 404, f'there is no model "{shown(model)}"; {hint}', "model_not_found"

@@ -48,6 +48,9 @@ NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
 usage can be read. The gateway sets lengths itself, also in a spelling that some servers take for the proper one, and
 decides which engines work together."""
 
+OURS = b"x-pointsman-"
+"""Headers with this prefix are for the gateway: engines get those that the decision sets."""
+
 
 class ModelRequest(InFlight, eq=False):
     """A client's request that is being served."""
@@ -278,7 +281,7 @@ def _lines_for_engine(headers: dict[bytes, bytes], command: Send) -> list[bytes]
     hidden, named = NOT_FOR_ENGINES, headers.get(b"connection", b"keep-alive")
     if named != b"keep-alive":  # it may name headers of this connection alone
         hidden = hidden.union(name.strip().lower() for name in named.split(b","))
-    lines = [b"%b: %b\r\n" % header for header in headers.items() if header[0] not in hidden]
+    lines = [b"%b: %b\r\n" % header for header in headers.items() if header[0] not in hidden and header[0][:12] != OURS]
     if command.headers:
         changed = {name.lower().encode(): value for name, value in command.headers.items()}
         lines = [line for line in lines if line.partition(b":")[0] not in changed]

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
+from pointsman.errors import shown
 from pointsman.http.parser import COPIED_BYTES, Bytes
 from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
-from pointsman.types import Priority, RequestMetadata
+from pointsman.types import MAX_NAME, Priority, RequestMetadata
 
 
 class ClientHeaders(Mapping[str, str]):
@@ -54,13 +55,16 @@ class BadRequest(Exception):
     """A request that its author must correct."""
 
 
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+
+
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
     """The object `pointsman` in a body: settings that the OpenAI API has no field for. Headers take precedence."""
 
-    priority: int | str | None = None
+    priority: int | Name | None = None
     deadline_ms: float | None = None
-    tenant: str = ""
-    session: str = ""
+    tenant: Name = ""
+    session: Name = ""
     cost_budget: float | None = None
     timeout_s: float | None = None
 
@@ -68,7 +72,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 class Body(msgspec.Struct):
     """The fields of a body that are read."""
 
-    model: str = ""
+    model: Name = ""
     stream: bool | None = False
     messages: Raw = Raw()
     prompt: Raw = Raw()
@@ -78,7 +82,7 @@ class Body(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
-    cache_salt: str | None = None
+    cache_salt: Name | None = None
     pointsman: Extension | None = None
 
     def as_prompt(self) -> bytes | memoryview:
@@ -98,7 +102,7 @@ def read_body(body: Bytes) -> Body:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the body does not match the API: {error}") from None
+        raise BadRequest(f"the body does not match the API: {shown(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -111,7 +115,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
     Raises `BadRequest`.
     """
     settings = _DEFAULTS
-    if body.pointsman is not None or not raw.keys().isdisjoint(_NAMES):
+    if body.pointsman is not None or not raw.keys().isdisjoint(_READ):
         settings = _with_headers(raw, body.pointsman or Extension())
     if settings.session:
         raw[b"x-session-id"] = settings.session.encode()
@@ -136,12 +140,14 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
 
 def settings_in_headers(raw: dict[bytes, bytes]) -> Extension:
     """The settings in headers, with the priority as a number. Raises `BadRequest`."""
-    return _DEFAULTS if raw.keys().isdisjoint(_NAMES) else _with_headers(raw, Extension())
+    return _DEFAULTS if raw.keys().isdisjoint(_READ) else _with_headers(raw, Extension())
 
 
 _DEFAULTS = Extension(priority=Priority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
-_NAMES = frozenset(_HEADERS.values())
+_NAMES = frozenset(name.encode() for name in ("x-session-id", "x-session-token", FAIRNESS_HEADER, FAIRNESS_ALIAS))
+"""Headers whose values are kept as names."""
+_READ = _NAMES.union(_HEADERS.values())
 _KINDS: Mapping[str, object] = {"priority": str, "tenant": str, "session": str}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -149,6 +155,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
     """The settings of headers and body together, with the priority as a number. Raises `BadRequest`."""
+    for name in _READ & raw.keys():
+        if len(raw[name]) > MAX_NAME:
+            raise BadRequest(f"{name.decode()}: expected at most {MAX_NAME} characters, found {len(raw[name])}")
     settings = msgspec.structs.replace(extension)
     for field, header in _HEADERS.items():
         value = raw.get(header)

@@ -5,6 +5,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from pointsman.errors import shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
@@ -42,7 +43,7 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         elif wanted in by_model:
             client.answer(200, msgspec.json.encode(_model(wanted, by_model[wanted].plan.name)))
         else:
-            client.error(404, f'there is no model "{wanted[:200]}"', "model_not_found")
+            client.error(404, f'there is no model "{shown(wanted)}"', "model_not_found")
 
     for path, page in ((b"/health", health), (b"/ready", ready), (b"/metrics", metrics), (b"/v1/models", models)):
         gateway.pages[path] = only_read(page)

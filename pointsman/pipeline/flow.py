@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, listed
 from pointsman.pipeline.graph import CALL, Access, Call, FromInput, FromStep, Graph, NodeKind, Template, filled
 
 # The input of a request: one value, and the parts of it that steps use.
@@ -20,7 +20,7 @@ def input_value(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if args and kwargs:
         raise BadInput(
             "the input is given by position or by name, not both: "
-            f"found {len(args)} arguments by position and {', '.join(kwargs)} by name"
+            f"found {len(args)} arguments by position and {listed(kwargs)} by name"
         )
     if kwargs:
         return dict(kwargs)
@@ -77,7 +77,7 @@ def _items(value: Sequence[Any]) -> str:
 
 
 def _keys(value: Mapping[Any, Any]) -> str:
-    return f"only {', '.join(map(repr, value))}" if value else "nothing in it"
+    return f"only {listed(value, repr)}" if value else "nothing in it"
 
 
 class InputValue(msgspec.Struct, frozen=True):

@@ -6,13 +6,14 @@ rule: a session is a preference. It moves when its endpoint has left or may not 
 
 from base64 import b64decode, b64encode
 from collections import OrderedDict
+from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from pointsman.parameters import Parameters
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import SchedulingResult
-from pointsman.types import RequestMetadata
+from pointsman.types import MAX_NAME, RequestMetadata
 
 MAX_SESSIONS = 100_000
 """Clients choose session ids: past this many, the least recently used is forgotten."""
@@ -149,7 +150,10 @@ class SessionAffinity:
         self._bindings.forget(endpoint.id)
 
     def _session(self, request: RequestMetadata) -> str:
-        return next(filter(None, (source.read(request) for source in self.sources)), "")
+        session = next(filter(None, (source.read(request) for source in self.sources)), "")
+        if len(session) > MAX_NAME:  # of a header of the operator's choice; what is kept has a bounded length
+            return sha256(session.encode("utf-8", "replace")).hexdigest()
+        return session
 
 
 def encoded_id(endpoint: Endpoint) -> str:

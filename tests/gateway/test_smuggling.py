@@ -246,15 +246,11 @@ def test_a_body_cannot_smuggle_headers(bed: Bed, session: str) -> None:
     assert backend.received == []
 
 
-@pytest.mark.parametrize("given", ["a\x01", "caf\xe9", "x" * 129, "", "a\tb"], ids=ascii)
-def test_a_request_id_that_is_not_a_valid_header_is_replaced(bed: Bed, given: str) -> None:
+@pytest.mark.parametrize("given", ["a\x01", "caf\xe9", "x" * 257, "", "a\tb"], ids=ascii)
+def test_a_request_id_that_is_not_a_valid_header_is_refused(bed: Bed, given: str) -> None:
     backend = bed.backend()
-    answer = bed.fetch(chat(f"x-request-id: {given}"))
-    if answer.status == 200:
-        assert (answer.header("x-request-id") or "").startswith("req-")
-        assert backend.received[0].header("x-request-id") == answer.header("x-request-id")
-    else:
-        assert answer.status == 400
+    assert bed.fetch(chat(f"x-request-id: {given}")).status == 400
+    assert backend.received == []
 
 
 def test_an_incomplete_body_is_not_forwarded(bed: Bed) -> None:

@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to
 from grpc_reflection.v1alpha import reflection
 
 from pointsman.config.schema import TlsSpec
-from pointsman.errors import did_you_mean
+from pointsman.errors import did_you_mean, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.response_sink import Context, GrpcSink, NotAnswered, refuse
@@ -27,6 +27,7 @@ from pointsman.gateway.pipelines.request import RequestContext
 from pointsman.gateway.pipelines.results import JSON, WHOLE
 from pointsman.http.parser import HttpRequest
 from pointsman.pipeline.flow import BadInput
+from pointsman.types import MAX_NAME
 from pointsman.wire import Form
 
 # The messages of predict.proto, built at import: generated code would need one version of protobuf.
@@ -122,7 +123,8 @@ class Health(HealthServicer):
     async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f'there is no service or application "{request.service}"')
+            what = f'there is no service or application "{shown(request.service)}"'
+            await context.abort(grpc.StatusCode.NOT_FOUND, what)
         return HealthCheckResponse(status=status)
 
     async def Watch(self, request: HealthCheckRequest, context: HealthContext) -> None:  # noqa: N802
@@ -219,6 +221,9 @@ class PredictService:
     def _begin(self, call: GrpcCall, message: Any, context: Context) -> None:
         """Start the request. Raises `NotAnswered`."""
         applications = self._applications
+        if len(message.application) > MAX_NAME:
+            found = f"{len(message.application)} characters"
+            raise NotAnswered(400, f"application: expected at most {MAX_NAME} characters, found {found}")
         http = _as_http(message, context)
         try:
             admitted = applications.admitted(message.application, http)
@@ -239,7 +244,7 @@ class PredictService:
         application = self._applications.get(name)
         if application is None:
             known = did_you_mean(name, self._applications.names)
-            raise NotAnswered(404 if name else 400, f'there is no application "{name[:200]}"{known}')
+            raise NotAnswered(404 if name else 400, f'there is no application "{shown(name)}"{known}')
         return application
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pointsman.config.plan import ApplicationPlan
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
@@ -23,7 +23,7 @@ from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
 from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.runtimes.traffic import Lane
-from pointsman.types import RequestMetadata
+from pointsman.types import MAX_NAME, RequestMetadata
 from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call
 
 if TYPE_CHECKING:
@@ -39,9 +39,14 @@ def schema_page(gateway: "Gateway", replicas: "ReplicaCalls", application: Prepa
         if lane is None:
             client.answer(200, msgspec.json.encode(openapi(application.name, {})))
             return
+        try:
+            request_id = gateway.admission.request_id(http)
+        except NotAdmitted as error:
+            client.refuse(error)
+            return
         request = SchemaRequest(application.name, client)
         client.serving = request
-        request.send(gateway, lane, replicas.secret_line, gateway.admission.request_id(http))
+        request.send(gateway, lane, replicas.secret_line, request_id)
 
     return page
 
@@ -192,6 +197,7 @@ class Applications:
         self._gateway.upstream.retries.requests += 1
         whose = settings.tenant if tenant is None else tenant.name
         trace = http.headers.get(b"traceparent", b"").decode("latin-1")
+        trace = trace if len(trace) <= MAX_NAME else ""  # not valid, and then W3C wants it ignored
         return RequestContext(request.request_id, request.priority, whose, _deadline(settings, now), trace)
 
     def begin(
@@ -280,10 +286,12 @@ class ReplicaCalls:
             return
         application = self._applications.get(head.app)
         if application is None or not any(node.name == head.node for node in application.plan.graph.nodes):
-            client.error(404, f'there is no node "{head.node}" in application "{head.app}"', "not_found")
+            where = f'application "{shown(head.app)}"'
+            client.error(404, f'there is no node "{shown(head.node)}" in {where}', "not_found")
             return
         step = f"{head.request_id}.{head.step}"
         caller, now = self._applications.by_step.get(step), time.monotonic()
+        http.headers.pop(b"x-request-id", None)
         context = RequestContext(
             self._gateway.admission.request_id(http) if caller is None else caller.journal.child_of(step),
             head.priority,
@@ -301,15 +309,15 @@ class ReplicaCalls:
             return
         headers = http.headers
         step = headers.pop(CALLER, b"").decode("latin-1")
-        caller = self._applications.by_step.get(step)
+        caller, request_id = self._applications.by_step.get(step), ""
         if caller is not None:
             request_id = caller.journal.child_of(step)
-            headers[b"x-request-id"] = request_id.encode("latin-1", "replace")
+            headers.pop(b"x-request-id", None)
             caller.journal.model_called(request_id, http.path.rpartition(b"/")[2].decode("latin-1"))
         http.path = http.target = http.path.removeprefix(b"/pipelines")
         tenants = self._gateway.admission.keys.tenants
         tenant = tenants.get(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
-        self._gateway.infer(client, http, tenant, is_part=True)
+        self._gateway.infer(client, http, tenant, part_id=request_id)
 
     def _is_replica(self, client: GatewayConnection, http: HttpRequest) -> bool:
         """Whether it is a replica of this plane; other clients are answered."""

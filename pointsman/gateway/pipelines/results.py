@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from pointsman.errors import shown
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import BadRequest, error_body, error_kind
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
@@ -120,14 +121,14 @@ def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes
     try:
         return [encode_plain(part_of(value, part.path)) for part in application.flow.inputs]
     except Unsendable as error:  # JSON has integers of any size
-        raise BadRequest(f"the input cannot be sent to a node: {error}") from None
+        raise BadRequest(f"the input cannot be sent to a node: {shown(str(error))}") from None
 
 
 def _json(body: bytes | memoryview) -> Any:
     try:
         return msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"the body is not JSON: {shown(str(error))}") from None
 
 
 def _arguments(body: bytes | memoryview) -> Any:
@@ -135,7 +136,7 @@ def _arguments(body: bytes | memoryview) -> Any:
         arguments = decode_plain(body)
         return input_value(arguments["args"], arguments["kwargs"])
     except (UnreadableBlob, LookupError, TypeError) as error:
-        raise BadRequest(f"the arguments cannot be read: {error}") from None
+        raise BadRequest(f"the arguments cannot be read: {shown(str(error))}") from None
 
 
 JSON_TYPE = b"application/json"

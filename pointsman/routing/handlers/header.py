@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pointsman.errors import shown
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import RequestCycle
@@ -31,7 +32,7 @@ class HeaderProfileHandler:
         if wanted in profiles:
             return (wanted,)
         if cycle.trace is not None:
-            facts = {"profile": wanted, "header": self.header, "profiles": tuple(profiles)}
+            facts = {"profile": shown(wanted), "header": self.header, "profiles": tuple(profiles)}
             cycle.trace.note(Reason("unknown-profile", facts))
         return ()
 

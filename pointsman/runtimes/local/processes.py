@@ -15,7 +15,7 @@ import msgspec
 
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown
 from pointsman.placement.asks import Place
 from pointsman.runtimes.interface import ProcessOrder, Tell
 from pointsman.runtimes.local import supervisor_link
@@ -37,7 +37,7 @@ MAX_LOGS = 100
 
 def log_file(state: Path, instance_id: str) -> Path:
     if "/" in instance_id or "\0" in instance_id or instance_id.startswith("."):
-        raise PointsmanError(f"{instance_id!r} is not the name of an instance")
+        raise PointsmanError(f"{shown(instance_id)!r} is not the name of an instance")
     return state / FOLDER / f"{instance_id}.log"
 
 

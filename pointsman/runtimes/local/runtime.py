@@ -190,8 +190,11 @@ class LocalRuntime:
         return self._processes.address(instance_id)
 
     def logs(self, instance_id: str, lines: int) -> str | None:
-        file = log_file(self._state, instance_id)
-        return tail(file, lines) if file.exists() else None
+        try:
+            file = log_file(self._state, instance_id)
+            return tail(file, lines) if file.exists() else None
+        except (PointsmanError, OSError):  # no name of an instance, or too long for a file
+            return None
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()

@@ -11,6 +11,7 @@ from google.protobuf import json_format, struct_pb2
 
 from pointsman.config.schema import KeySpec, TenantSpec
 from pointsman.gateway.grpc.server import PredictRequest
+from pointsman.types import MAX_NAME
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, request
 from tests.gateway.wire import wait_for
 from tests.live.manifests import hashed
@@ -121,6 +122,17 @@ def test_invalid_metadata_is_refused(grpc_bed: GrpcBed) -> None:
     error = grpc_bed.refusal("echo", 1, {"x-pointsman-deadline-ms": "soon"})
     assert error.code == "INVALID_ARGUMENT"
     assert "x-pointsman-deadline-ms: expected a number" in error.why
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "x-pointsman-tenant", "x-pointsman-priority", "x-session-id"])
+def test_names_in_metadata_are_bounded(grpc_bed: GrpcBed, name: str) -> None:
+    error = grpc_bed.refusal("echo", 1, {name: "1" * (MAX_NAME + 1)})
+    assert (error.code, str(MAX_NAME) in error.why) == ("INVALID_ARGUMENT", True)
+
+
+def test_the_name_of_an_application_is_bounded(grpc_bed: GrpcBed) -> None:
+    error = grpc_bed.refusal("n" * 1_000_000)
+    assert (error.code, str(MAX_NAME) in error.why) == ("INVALID_ARGUMENT", True)
 
 
 def test_keys_and_limits_apply_as_over_http(grpc_bed: GrpcBed) -> None:
