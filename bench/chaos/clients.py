@@ -59,9 +59,12 @@ class LoadRequest(NamedTuple):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
-    def encode(self) -> bytes:
+    def encode(self, host: str, key: str = "") -> bytes:
+        """The request as bytes; with an API key unless that is empty."""
         body = json.dumps(self.body()).encode()
-        head = f"POST {self.path} HTTP/1.1\r\nhost: chaos\r\ncontent-type: application/json\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        if key:
+            head += f"authorization: Bearer {key}\r\n"
         return f"{head}x-request-id: {self.request_id}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -82,6 +85,8 @@ class Sample(NamedTuple):
     """Empty if it was served."""
     instance: str
     status: int
+    code: str
+    """Of the error; empty if there is none."""
     began: float
     first_at: float | None
     """When the first part of the response arrived; None if none did."""
@@ -121,10 +126,11 @@ def check_token_count(request: LoadRequest, completion: Completion, complete: bo
 class Client:
     """A keep-alive connection, opened by the first request."""
 
-    def __init__(self, host: str, port: int, check: Check, timeout_s: float = 60.0) -> None:
+    def __init__(self, host: str, port: int, check: Check, timeout_s: float = 60.0, key: str = "") -> None:
         self._address = host, port
         self._check = check
         self._timeout_s = timeout_s
+        self._key = key
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -135,7 +141,7 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout_s):
                 reader, writer = await self._connect()
-                writer.write(request.encode())
+                writer.write(request.encode("{}:{}".format(*self._address), self._key))
                 await writer.drain()
                 verdict, why = await response.read(reader)
         except Disconnected:
@@ -151,7 +157,8 @@ class Client:
         if verdict in (Verdict.WRONG, Verdict.LOST, Verdict.DISCONNECTED) or response.closes_connection:
             self.close()
         instance = response.headers.get("x-pointsman-instance", "")
-        return Sample(request, verdict, why, instance, response.status, began, response.first_at, time.monotonic())
+        ended = time.monotonic()
+        return Sample(request, verdict, why, instance, response.status, response.code, began, response.first_at, ended)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:
@@ -185,6 +192,8 @@ class ResponseReader:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
+        self.code = ""
+        """Of the error in the response."""
         self.first_at: float | None = None
 
     @property
@@ -204,7 +213,7 @@ class ResponseReader:
         if request_id != self._request.request_id:
             raise InvalidResponse(f"the response has the request id {request_id!r}")
         if self.status != 200:
-            return Verdict.REFUSED, f"{self.status}: {_error(_json(self.body))}"
+            return Verdict.REFUSED, f"{self.status}: {self._error(_json(self.body))}"
         kind = self.headers.get("content-type", "")
         if self._request.stream != kind.startswith("text/event-stream"):
             raise InvalidResponse(f"the content type is {kind!r}")
@@ -264,7 +273,7 @@ class ResponseReader:
             return Verdict.SERVED, ""
         if not chunks:
             raise InvalidResponse(f"an error event before the first chunk: {last}")
-        return Verdict.INTERRUPTED, _error(last)
+        return Verdict.INTERRUPTED, self._error(last)
 
     def _completion(self, chunks: list[Any]) -> Completion:
         text, finish_reason = "", ""
@@ -276,17 +285,19 @@ class ResponseReader:
             usage = chunk.get("usage") or usage
         return Completion(text, finish_reason, usage)
 
+    def _error(self, body: Any) -> str:
+        """The message of an OpenAI error."""
+        error = body.get("error") if isinstance(body, dict) else None
+        if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= error.keys():
+            raise InvalidResponse(f"not an OpenAI error: {body}")
+        if not error["message"]:
+            raise InvalidResponse(f"an error without a message: {body}")
+        self.code = str(error["code"] or error["type"])
+        return str(error["message"])
+
 
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
         raise InvalidResponse(f"{error} in {data[:300]!r}") from error
-
-
-def _error(body: Any) -> str:
-    """The message of an OpenAI error."""
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= error.keys() or not error["message"]:
-        raise InvalidResponse(f"not an OpenAI error: {body}")
-    return str(error["message"])

@@ -61,10 +61,6 @@ class FaultInjector:
             self._inject()
         time.sleep(max(until - time.monotonic(), 0.0))
 
-    def last_fault(self, instance: str, before: float) -> InjectedFault | None:
-        """The last fault of an instance up to a time; None if there was none."""
-        return next((one for one in reversed(self.faults) if one.instance == instance and one.at <= before), None)
-
     def _inject(self) -> None:
         healthy = self._healthy()
         kind, fault = self._random.choice(self._kinds), self._random.choice(FAULTS)
@@ -97,12 +93,15 @@ class FaultInjector:
         }
 
 
-def inject_fault(url: str, fault: Mapping[str, Any]) -> None:
-    """Switch a fault of a simulated engine on."""
+def inject_fault(url: str, fault: Mapping[str, Any] | None) -> None:
+    """Switch a fault of a simulated engine on; None: switch all off."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10.0)
     try:
-        connection.request("POST", "/faults", json.dumps(fault))
+        if fault is None:
+            connection.request("DELETE", "/faults")
+        else:
+            connection.request("POST", "/faults", json.dumps(fault))
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
     finally:

@@ -12,7 +12,7 @@ from bench.chaos.clients import Check, Client, LoadRequest, Sample, Verdict, che
 
 TOPICS = ("the signal box", "a train that is late", "points frozen in winter", "who oils the levers")
 """Prefixes that many prompts share, to exercise prefix caches."""
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 """Pause after a failed connection."""
 
 
@@ -29,8 +29,9 @@ class Load:
         tokens: tuple[int, int] = (5, 40),
         check: Check = check_text,
         disconnect_share: float = 0.0,
+        key: str = "",
     ) -> None:
-        """`disconnect_share`: share of streams whose client disconnects."""
+        """`disconnect_share`: share of streams whose client disconnects. `key`: API key of all clients."""
         self.models = list(models)
         """May be changed at any time."""
         self.samples: list[Sample] = []
@@ -41,6 +42,7 @@ class Load:
         self._tokens = tokens
         self._check = check
         self._disconnect_share = disconnect_share
+        self._key = key
         self._stopping = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
@@ -78,7 +80,7 @@ class Load:
 
     async def _client(self, number: int) -> None:
         random = Random(f"{self._seed}/{number}")
-        client = Client(self._url.hostname or "", self._url.port or 80, self._check)
+        client = Client(self._url.hostname or "", self._url.port or 80, self._check, key=self._key)
         count = 0
         while not self._stopping:
             count += 1

@@ -24,7 +24,10 @@ SUPERVISOR = "local/supervisor.py"
 class LivePlane:
     """A state directory and the plane that may run there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, launcher: str = "pointsman.cli.main", open_files: int | None = None) -> None:
+        """`launcher`: the module that runs `pointsman up`. `open_files`: hard limit of open files of the plane."""
+        self._launcher = launcher
+        self._open_files = open_files
         self.folder = folder
         """Holds the manifests; working directory of the plane."""
         self.state = folder / "state"
@@ -39,9 +42,11 @@ class LivePlane:
     def up(self, manifest: str | None = None, *, wait: bool = True) -> float:
         """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
-        command = [sys.executable, "-m", "pointsman.cli.main", "up", "--state", str(self.state)]
+        command = [sys.executable, "-m", self._launcher, "up", "--state", str(self.state)]
         if manifest is not None:
             command.insert(4, str(self.write(manifest)))
+        if self._open_files is not None:
+            command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self._open_files), *command]
         with (self.folder / "up.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -151,9 +156,12 @@ class LivePlane:
         """Process ids of its supervisors; there should be one."""
         return [pid for pid, command in self.processes().items() if SUPERVISOR in command]
 
+    def log(self) -> str:
+        """The plane's output."""
+        return (self.folder / "up.log").read_text(encoding="utf-8", errors="replace")
+
     def log_tail(self) -> str:
-        """The end of the plane's output."""
-        return (self.folder / "up.log").read_text(encoding="utf-8", errors="replace")[-4000:]
+        return self.log()[-4000:]
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
         """Wait for a condition. Raises AssertionError after `timeout_s`."""

@@ -1,107 +1,119 @@
-"""How the requests of a run ended, as tables, and which guarantees were violated."""
+"""How the requests of each scenario ended, as one table, and which guarantees were violated."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from bench.chaos.clients import Sample, Verdict
-from bench.chaos.faults import FaultInjector
+from bench.chaos.scenarios import Scenario
 from pointsman.render.text import text_table
 
-
-class FailedTry(NamedTuple):
-    """A failed try; the request was retried, or its stream interrupted."""
-
-    request_id: str
-    instance: str
-    why: str
+HEADS = (
+    "fault", "requests", "served", "after a retry", "refused", "broken off", "client left", "lost", "doubled",
+    "slowest s", "ready after s",
+)  # fmt: skip
 
 
 class Outcome(NamedTuple):
-    samples: Sequence[Sample]
-    injector: FaultInjector
-    failed_tries: Sequence[FailedTry]
-    """From the plane's records."""
-    counted: int
-    """Requests that the gateway counted as ended."""
-    in_flight: int
+    scenario: Scenario
+    samples: Sequence[Sample] = ()
+    retried: Set[str] = frozenset()
+    """Ids of requests that took more than one try, from the plane's records."""
+    counted: int | None = None
+    """Requests that the gateway counted as ended; None if a new gateway has other counts."""
+    in_flight: int = 0
     """Requests that the gateway still counted after the load had ended."""
-    settled_s: float | None
+    settled_s: float | None = None
     """From the end of the load until every instance was ready; None if that did not happen."""
+    skipped: str = ""
+    """Why it did not run."""
+
+    # How requests ended
+
+    def ended(self, *verdicts: Verdict) -> list[Sample]:
+        """Requests that ended so; those whose connection the fault itself has cut are not among them."""
+        return [one for one in self.samples if one.verdict in verdicts and not self.scenario.was_cut(one)]
+
+    @property
+    def cut(self) -> list[Sample]:
+        return [one for one in self.samples if self.scenario.was_cut(one)]
+
+    @property
+    def served_share(self) -> float:
+        """Of the requests whose clients stayed."""
+        stayed = len(self.samples) - len(self.ended(Verdict.DISCONNECTED))
+        return len(self.ended(Verdict.SERVED)) / stayed if stayed else 0.0
+
+    def refusals(self) -> Counter[tuple[str, str]]:
+        """(status and code, an example of the message) -> how many"""
+        refused = self.ended(Verdict.REFUSED, Verdict.UNREACHABLE, Verdict.INTERRUPTED)
+        named = [(f"{one.status} {one.code}" if one.status else "connection refused", one.why) for one in refused]
+        examples = dict(reversed(named))
+        return Counter((name, examples[name]) for name, _ in named)
+
+    # The table
+
+    def row(self) -> list[str]:
+        if self.skipped:
+            return [self.scenario.name, f"skipped: {self.skipped}", *[""] * (len(HEADS) - 2)]
+        served = self.ended(Verdict.SERVED)
+        numbers = (
+            len(self.samples),
+            len(served),
+            sum(one.request.request_id in self.retried for one in served),
+            len(self.ended(Verdict.REFUSED, Verdict.UNREACHABLE)),
+            len(self.ended(Verdict.INTERRUPTED)) + len(self.cut),
+            len(self.ended(Verdict.DISCONNECTED)),
+            len(self.ended(Verdict.LOST)),
+            len(self.ended(Verdict.WRONG)),
+        )
+        slowest = max((one.ended - one.began for one in served), default=0.0)
+        ready = "never" if self.settled_s is None else f"{self.settled_s:.1f}"
+        return [self.scenario.name, *map(str, numbers), f"{slowest:.1f}", ready]
+
+    # Guarantees
 
     def violations(self) -> list[str]:
-        """Violated guarantees, each with the first five examples."""
-        found = []
+        """Violated guarantees, each with the first examples."""
+        if self.skipped:
+            return []
+        found = list(self.scenario.problems)
         for verdict, violation in VIOLATIONS.items():
-            samples = [sample for sample in self.samples if sample.verdict is verdict]
-            if samples:
-                examples = "".join(f"\n    {one.request.request_id}: {one.why}" for one in samples[:5])
+            samples = self.ended(verdict)
+            if samples and verdict not in self.scenario.allowed:
+                examples = "".join(f"\n    {one.request.request_id}: {one.why}" for one in samples[:3])
                 found.append(f"{violation}: {len(samples)}{examples}")
-        if self.counted != len(self.samples):
+        if self.served_share < self.scenario.min_served:
+            found.append(f"{self.served_share:.1%} of the requests were served, not {self.scenario.min_served:.0%}")
+        if not self.ended(Verdict.SERVED):
+            found.append("no request was served")
+        if self.counted is not None and self.counted != len(self.samples):
             found.append(f"the gateway counted {self.counted} requests, the clients sent {len(self.samples)}")
         if self.in_flight:
             found.append(f"the gateway still counts {self.in_flight} requests in flight")
         if self.settled_s is None:
             found.append("not all instances became ready again")
-        return found
-
-    def __str__(self) -> str:
-        return "\n\n".join((self._requests_table(), self._faults_table(), self._latency_table()))
-
-    def _requests_table(self) -> str:
-        rows = []
-        retried = {one.request_id for one in self.failed_tries}
-        kinds = (("plain", False), ("streams", True))
-        for name, samples in [
-            *((name, [one for one in self.samples if one.request.stream is stream]) for name, stream in kinds),
-            ("all", list(self.samples)),
-        ]:
-            verdicts = Counter(one.verdict for one in samples)
-            recovered = sum(one.verdict is Verdict.SERVED and one.request.request_id in retried for one in samples)
-            rows.append([name, str(len(samples)), *(str(verdicts[verdict]) for verdict in Verdict), str(recovered)])
-        return text_table(("requests", "sent", *(verdict.value for verdict in Verdict), "served after retries"), rows)
-
-    def _faults_table(self) -> str:
-        by_id = {one.request.request_id: one for one in self.samples}
-        tries: Counter[str] = Counter()
-        interrupted: Counter[str] = Counter()
-        for failed in self.failed_tries:
-            sample = by_id.get(failed.request_id)
-            fault = None if sample is None else self.injector.last_fault(failed.instance, sample.ended)
-            kind = "not injected" if fault is None else fault.kind
-            if sample is not None and sample.verdict is Verdict.INTERRUPTED and failed.instance == sample.instance:
-                interrupted[kind] += 1
-            else:
-                tries[kind] += 1
-        injected = Counter(fault.kind for fault in self.injector.faults)
-        rows = [
-            [kind, str(injected[kind]), str(interrupted[kind]), str(tries[kind])]
-            for kind in sorted({*injected, *tries, *interrupted})
-        ]
-        return text_table(("fault", "times", "streams interrupted", "tries retried"), rows)
-
-    def _latency_table(self) -> str:
-        served = [one for one in self.samples if one.verdict is Verdict.SERVED]
-        first = [one.first_at - one.began for one in served if one.request.stream and one.first_at is not None]
-        rows = [
-            ["first token of a stream", *_percentiles(first)],
-            ["complete stream", *_percentiles(one.ended - one.began for one in served if one.request.stream)],
-            ["plain response", *_percentiles(one.ended - one.began for one in served if not one.request.stream)],
-        ]
-        return text_table(("milliseconds", "p50", "p99", "max"), rows)
+        return [f"{self.scenario.name}: {one}" for one in found]
 
 
 VIOLATIONS = {
     Verdict.LOST: "requests without a complete response or an error",
-    Verdict.WRONG: "wrong, repeated or badly framed responses",
+    Verdict.WRONG: "doubled, wrong or badly framed responses",
     Verdict.REFUSED: "requests that failed before their response began, with a healthy instance",
     Verdict.UNREACHABLE: "refused connections",
+    Verdict.INTERRUPTED: "streams broken off with an error, although their instance was healthy",
 }
 
 
-def _percentiles(seconds: Iterable[float]) -> list[str]:
-    ordered = sorted(seconds)
-    if not ordered:
-        return ["", "", ""]
-    at = (0.5, 0.99, 1.0)
-    return [f"{1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]:.0f}" for share in at]
+def table(outcomes: Sequence[Outcome]) -> str:
+    return text_table(HEADS, [one.row() for one in outcomes])
+
+
+def refusals(outcomes: Sequence[Outcome]) -> str:
+    """What clients were told whose requests were refused or broken off."""
+    rows = [
+        [one.scenario.name, reason, str(count), message[:100]]
+        for one in outcomes
+        for (reason, message), count in one.refusals().most_common()
+    ]
+    return text_table(("fault", "status and code", "times", "for example"), rows)

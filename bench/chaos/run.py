@@ -1,17 +1,18 @@
-"""One run: start a plane, load it, inject faults, then check the counts."""
+"""One run of a scenario: start a plane, load it, inject the fault, then check the counts."""
 
 import http.client
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from bench.chaos.clients import check_text, check_token_count
-from bench.chaos.faults import GARBAGE, HUNG, KILLED, FaultInjector
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
-from bench.chaos.report import FailedTry, Outcome
+from bench.chaos.report import Outcome
+from bench.chaos.scenarios import SCENARIOS, Scenario, Settings
 from pointsman.engines import Samples
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -26,67 +27,64 @@ LIFECYCLE = {
     "backoff": "200ms",
     "backoffMax": "1s",
 }
-"""Shorter than the defaults, so that many instances restart within a minute."""
+"""Shorter than the defaults, so that instances restart within seconds."""
 SETTLE_TIMEOUT_S = 30.0
 DISCONNECT_SHARE = 0.05
 """Share of streams whose client disconnects."""
 
 
-class Settings(NamedTuple):
-    """The options of the command line."""
-
-    seconds: float = 60.0
-    seed: int = 1
-    every_s: float = 2.0
-    instances: int = 4
-    clients: int = 12
-    engine: str = "simulated"
-    weights: str = ""
-    """GGUF file for llama.cpp."""
-    policy: str = ""
-    """Scheduling policy; the default profile if empty."""
-
-
-def manifest(settings: Settings) -> str:
+def manifest(scenario: Scenario) -> str:
     """The manifest as JSON, which is valid YAML."""
+    settings = scenario.settings
     engine = ENGINES[settings.engine]
     if settings.weights:
         engine = {**engine, "parameters": {**engine["parameters"], "model": settings.weights}}
     deployment: dict[str, Any] = {
         "name": "m",
         "model": "m",
-        "replicas": settings.instances,
+        "replicas": settings.instances + scenario.managed,
         "engine": engine,
+        "endpoints": scenario.endpoints,
         "lifecycle": LIFECYCLE,
     }
     if settings.policy:
         deployment["scheduling"] = {"policy": settings.policy}
     # A request may try every faulty instance before the healthy one.
-    gateway = {"listen": "127.0.0.1:0", "upstream": {"maxTries": settings.instances + 1}}
+    upstream = {"maxTries": settings.instances + 1, **scenario.gateway.get("upstream", {})}
+    gateway = {"listen": "127.0.0.1:0", **scenario.gateway, "upstream": upstream}
     return json.dumps({"kind": "Pointsman", "deployments": [deployment], "gateway": gateway})
 
 
-def run(settings: Settings, folder: Path) -> Outcome:
-    """Run once. No process is left behind."""
-    plane = LivePlane(folder)
-    try:
-        plane.up(manifest(settings))
-        simulated = settings.engine == "simulated"
-        kinds = [KILLED, HUNG, GARBAGE] if simulated else [KILLED, HUNG]
-        injector = FaultInjector(plane, settings.seed, kinds)
+def run(name: str, settings: Settings, folder: Path) -> Outcome:
+    """Run a scenario once. No process, mount or connection is left behind."""
+    scenario = SCENARIOS[name](settings)
+    if why := scenario.unavailable():
+        return Outcome(scenario, skipped=why)
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        plane = scenario.open(folder, stack)
+        plane.up(manifest(scenario))
         with Load(
             plane.url,
             ["m"],
             clients=settings.clients,
             seed=settings.seed,
-            check=check_text if simulated else check_token_count,
+            check=check_text if settings.is_simulated else check_token_count,
             disconnect_share=DISCONNECT_SHARE,
+            key=scenario.key,
         ) as load:
-            injector.run(settings.seconds, settings.every_s)
+            scenario.run(plane)
+        scenario.end(plane)
         settled_s = _settled(plane)
-        return Outcome(load.samples, injector, _failed_tries(plane), *_counts(plane), settled_s)
-    finally:
-        plane.close()
+        ended, in_flight = _counts(plane)
+        return Outcome(
+            scenario,
+            load.samples,
+            retried=_retried(plane),
+            counted=ended if scenario.counts_survive else None,
+            in_flight=in_flight,
+            settled_s=settled_s,
+        )
 
 
 def _settled(plane: LivePlane) -> float | None:
@@ -98,18 +96,10 @@ def _settled(plane: LivePlane) -> float | None:
     return time.monotonic() - began
 
 
-def _failed_tries(plane: LivePlane) -> list[FailedTry]:
+def _retried(plane: LivePlane) -> set[str]:
+    """Ids of the requests that took more than one try."""
     listed = plane.admin.get("requests", limit=1_000_000)["requests"]
-    records = [
-        plane.admin.get("requests", one["request_id"])
-        for one in listed
-        if one["tries"] > 1 or one["state"] == "refused"
-    ]
-    return [
-        FailedTry(one["request_id"], failed["instance"], failed["why"])
-        for one in records
-        for failed in one["failed_tries"]
-    ]
+    return {one["request_id"] for one in listed if one["tries"] > 1}
 
 
 def _counts(plane: LivePlane) -> tuple[int, int]:

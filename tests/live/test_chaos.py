@@ -1,18 +1,26 @@
-"""The guarantees of docs/chaos.md, tested for 12 s; `python -m bench.chaos` runs for a minute."""
+"""The guarantees of docs/chaos.md: scenarios of `python -m bench.chaos`, for a few seconds."""
 
 from pathlib import Path
 
+import pytest
+
 from bench.chaos.clients import Verdict
-from bench.chaos.run import Settings, run
+from bench.chaos.report import table
+from bench.chaos.run import run
+from bench.chaos.scenarios import Settings
+
+SECONDS = {"instances": 10.0, "plane": 5.0}
+"""Scenarios that need more than three."""
 
 
-def test_no_request_fails_while_one_instance_is_healthy(tmp_path: Path) -> None:
-    outcome = run(Settings(seconds=12.0, seed=7, every_s=1.5, clients=10), tmp_path)
-    print(f"\n{outcome}")
+@pytest.mark.parametrize("name", ["instances", "drip", "plane", "supervisor"])
+def test_guarantees_hold_under_a_fault(name: str, tmp_path: Path) -> None:
+    outcome = run(name, Settings(seconds=SECONDS.get(name, 3.0), seed=7, clients=10), tmp_path)
+    if outcome.skipped:
+        pytest.skip(outcome.skipped)
+    print(f"\n{table([outcome])}")
     assert outcome.violations() == []
     # Otherwise the run did not exercise enough.
-    assert len({fault.kind for fault in outcome.injector.faults}) > 1
-    served = [sample for sample in outcome.samples if sample.verdict is Verdict.SERVED]
+    served = outcome.ended(Verdict.SERVED)
     assert len(served) > 20
     assert {sample.request.stream for sample in served} == {True, False}
-    assert outcome.failed_tries
