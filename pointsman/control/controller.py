@@ -111,7 +111,10 @@ def _launched(event: events.Launched, turn: Transition) -> None:
 def _launch_failed(event: events.LaunchFailed, turn: Transition) -> None:
     instance = turn.find_process(event.instance_id)
     if instance is not None and instance.process is None:
-        transition.ended(turn, instance, Reason("launch-failed", {"why": event.why}))
+        if event.local and instance.phase is Phase.STARTING:
+            transition.hinder(turn, instance, Reason("not-launched", {"why": event.why, "cause": event.local}))
+        else:
+            transition.ended(turn, instance, Reason("launch-failed", {"why": event.why}))
 
 
 def _exited(event: events.Exited, turn: Transition) -> None:
@@ -151,6 +154,14 @@ def _silent(event: events.Silent, turn: Transition) -> None:
         instance.reason = Reason("endpoint-silent", {"why": event.why})
 
 
+def _probe_not_made(event: events.ProbeNotMade, turn: Transition) -> None:
+    instance = turn.find(event.instance_id)
+    if instance is not None and instance.probing:
+        seen_at = instance.since if instance.probed_at is None else instance.probed_at
+        instance.unseen_s += turn.now - seen_at
+        instance.probing, instance.probed_at, instance.probe_error = False, turn.now, event.why
+
+
 def _requests_fail(event: events.RequestsFail, turn: Transition) -> None:
     instance = turn.find(event.instance_id)
     if instance is None or instance.phase is not Phase.READY:
@@ -184,6 +195,7 @@ HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None
     events.Exited: _exited,
     events.Answered: _answered,
     events.Silent: _silent,
+    events.ProbeNotMade: _probe_not_made,
     events.RequestsFail: _requests_fail,
     events.Drained: _drained,
     events.ControllerTimer: _timer_fired,

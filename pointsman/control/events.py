@@ -1,8 +1,8 @@
 """The events and commands of the controller. A runtime carries out commands and reports events.
 
 A runtime carries commands out in their order. Each `Launch` leads to `LaunchFailed`, or to `Launched` and later
-`Exited`, the last event of that process. Each `Probe` leads to one `Answered` or `Silent`, unless another `Probe` of
-the same instance has replaced it or the process has ended.
+`Exited`, the last event of that process. Each `Probe` leads to one `Answered`, `Silent` or `ProbeNotMade`, unless
+another `Probe` of the same instance has replaced it or the process has ended.
 """
 
 from collections.abc import Mapping
@@ -66,6 +66,8 @@ class Launched(ControllerEvent, frozen=True):
 class LaunchFailed(ControllerEvent, frozen=True):
     instance_id: str
     why: str
+    local: str = ""
+    """What the runtime is short of, such as file descriptors; empty: what was to be started is at fault."""
 
 
 class Exited(ControllerEvent, frozen=True):
@@ -86,6 +88,13 @@ class Answered(ControllerEvent, frozen=True):
 
 class Silent(ControllerEvent, frozen=True):
     """A probe of an instance failed or timed out."""
+
+    instance_id: str
+    why: str
+
+
+class ProbeNotMade(ControllerEvent, frozen=True):
+    """The runtime could not probe an instance, for a reason of its own: nothing is known about the instance."""
 
     instance_id: str
     why: str
@@ -137,7 +146,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Probe an instance now, instead of any earlier probe; report `Answered` or `Silent` within the timeout."""
+    """Probe an instance now, instead of any earlier probe; report the result within the timeout."""
 
     instance_id: str
     readiness: bool

@@ -6,8 +6,10 @@
     starting        Launched                                        starting: Probe (readiness), until it is answered
     starting        Answered, with real work done                   ready: Admit
     starting        LaunchFailed, Exited                            backing off
+    starting        LaunchFailed for a reason of the runtime        backing off for probe_interval; counts as no failure
     starting        start_timeout                                   stopping: Kill
     ready           probe_interval                                  ready: Probe (health)
+    any             ProbeNotMade                                    the same: Probe later; counts as no failure
     ready           failures_until_unhealthy times Silent           stopping: Withdraw, Terminate
     ready           RequestsFail                                    unhealthy: Update (nothing new), Probe (readiness)
     ready           RequestsFail again, within probe_interval       stopping: Withdraw, Terminate
@@ -88,6 +90,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
     """None if it has none, or needs none."""
     unplaced: bool = False
+    hindered: bool = False
+    """The runtime had not the means to launch it."""
     halted: bool = False
     """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
     recipe: str = ""
@@ -147,6 +151,8 @@ class Instance(msgspec.Struct, kw_only=True):
     """In a row, with this recipe."""
     halted: bool = False
     """It is not restarted while instances of an earlier recipe serve."""
+    hindered: bool = False
+    """The runtime had not the means to launch it."""
     warmth: float = 0.0
     """How much it has cached; 0 if unknown."""
     launched_at: float | None = None
@@ -161,6 +167,8 @@ class Instance(msgspec.Struct, kw_only=True):
     failed_probes: int = 0
     """In a row."""
     probe_error: str = ""
+    unseen_s: float = 0.0
+    """Time in this phase before probes that the runtime could not make: it says nothing about the instance."""
     doubted: bool = False
     """Requests failed on this process before, and a probe succeeded after that."""
     killed: bool = False
@@ -214,13 +222,13 @@ class Instance(msgspec.Struct, kw_only=True):
         """When its phase times out; None if it does not."""
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
-            return self.since + limits.start_timeout_s
+            return self.since + limits.start_timeout_s + self.unseen_s
         if self.phase is Phase.DRAINING and self.serving is not None and not self.in_no_hurry:
             return self.since + limits.drain_timeout_s
         if self.phase is Phase.STOPPING and not self.killed:
             return self.since + limits.stop_grace_s
         if self.phase is Phase.BACKING_OFF and not self.halted:
-            return self.since + self.backoff_s
+            return self.since + (limits.probe_interval_s if self.hindered else self.backoff_s)
         return None
 
     @property
@@ -231,12 +239,14 @@ class Instance(msgspec.Struct, kw_only=True):
         interval = self._probe_interval_s
         if interval is None:
             return None
+        if self.unseen_s:  # probes that cannot be made must not use up what little there is
+            interval = max(interval, self.spec.lifecycle.probe_interval_s)
         return self.since if self.probed_at is None else self.probed_at + interval
 
     @property
     def _probe_interval_s(self) -> float | None:
         limits = self.spec.lifecycle
-        if self.phase is Phase.READY:
+        if self.phase is Phase.READY or (self.phase is Phase.UNHEALTHY and self.endpoint is None):
             return limits.probe_interval_s
         if self.endpoint is not None and self.phase in (Phase.STARTING, Phase.UNHEALTHY):
             return self.backoff_s
@@ -294,6 +304,7 @@ def instance_status(one: Instance) -> InstanceStatus:
         endpoint=one.endpoint,
         place=one.place,
         unplaced=one.unplaced,
+        hindered=one.hindered,
         halted=one.halted,
         recipe=one.recipe,
         start_up_s=one.start_up_s,

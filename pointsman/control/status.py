@@ -38,6 +38,8 @@ def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -
         return Unavailable(Reason("starting", {"instance": one.id, "for_s": round(now - one.since)}), left_s)
     if one.phase is Phase.BACKING_OFF and one.until is not None:
         left_s = max(one.until - now, 0.0)
+        if one.hindered:
+            return Unavailable(Reason("hindered", {"instance": one.id}), left_s + (start_up_s or 0.0))
         facts = {"instance": one.id, "failures": one.restarts + 1, "restart_in_s": round(left_s)}
         return Unavailable(Reason("restarting", facts), left_s + (start_up_s or 0.0))
     return Unavailable(Reason("in-phase", {"instance": one.id, "phase": one.phase.value}))

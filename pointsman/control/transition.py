@@ -67,7 +67,7 @@ class Transition:
     def enter(self, instance: Instance, phase: Phase) -> None:
         instance.phase, instance.since = phase, self.now
         instance.probing, instance.probed_at, instance.failed_probes, instance.probe_error = False, None, 0, ""
-        instance.killed = False
+        instance.killed, instance.unseen_s = False, 0.0
         self.changed = True
 
     def publish(self, instance: Instance) -> None:
@@ -130,9 +130,9 @@ def launch(turn: Transition, instance: Instance) -> None:
     if isinstance(place, Refused):
         _wait_for_room(turn, instance, place)
         return
-    if instance.unplaced:
-        instance.reason = None  # it was that there is no place
-    instance.place, instance.unplaced_since = place, None
+    if instance.unplaced or instance.hindered:
+        instance.reason = None  # it was that there is no place, or that it could not be launched
+    instance.place, instance.unplaced_since, instance.hindered = place, None, False
     turn.enter(instance, Phase.STARTING)
     instance.host, instance.port, instance.process, instance.doubted = "", 0, None, False
     instance.launched_at, instance.start_up_s = turn.now, None
@@ -279,6 +279,13 @@ def ended(turn: Transition, instance: Instance, why: Reason) -> None:
         instance.halted = instance.has_failed_to_start and _older_remain(turn, instance)
 
 
+def hinder(turn: Transition, instance: Instance, why: Reason) -> None:
+    """The runtime had not the means to start it, which is no failure of its own: it is tried again soon."""
+    turn.release(instance)
+    instance.hindered, instance.reason = True, why
+    turn.enter(instance, Phase.BACKING_OFF)
+
+
 def retry(turn: Transition, instance: Instance) -> None:
     """Continue a stopped rollout."""
     instance.failures = instance.failed_starts = 0
@@ -376,5 +383,5 @@ def _phase_is_over(turn: Transition, instance: Instance) -> None:
     elif instance.phase is Phase.STOPPING:
         turn.kill(instance)
     else:
-        instance.restarts += not instance.unplaced
+        instance.restarts += not (instance.unplaced or instance.hindered)
         launch(turn, instance)

@@ -7,6 +7,7 @@ which requests go: first new requests, then those in flight, then the instances.
 import asyncio
 import gc
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +181,8 @@ class Embedded:
         status = self.plane.status()
         for deployment in status["deployments"]:
             deployment.update(self.gateway.metrics.summary(deployment["name"]))
-        return {**status, "url": self.url}
+        problems = [*status["problems"], *self.gateway.upstream.unsent.problems(time.monotonic())]
+        return {**status, "problems": problems, "url": self.url}
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:
         self.gateway.configure(plan.gateway)

@@ -200,12 +200,12 @@ class ModelRequest(InFlight, eq=False):
         tokens = usage.output if usage is not None else None if events is None else max(events.events - 2, 0)
         self._ended(head.status, usage, tokens)
 
-    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
         self._attempt = None
         if stale and not self._fresh and self._stream is None:
             self._send(fresh=True)
         else:
-            self._failed(why)
+            self._failed(why, local)
 
     def timed_out(self) -> None:
         settings = self.upstream.settings
@@ -217,14 +217,14 @@ class ModelRequest(InFlight, eq=False):
 
     # The end
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, local: str = "") -> None:
         """This try has failed, unless the response was complete before the connection broke."""
         self.let_go()
         events = self._events
         if self._stream is not None and events is not None and not events.held and ends_with_done(events.last):
             self.stream_ended()
         else:
-            self._came_to_nothing(why, may_retry=self._stream is None)
+            self._came_to_nothing(why, may_retry=self._stream is None, local=local)
 
     def _begin(self, payload: bytes, now: float) -> ResponseStream:
         head = self._head

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
+LATELY_S = 60.0
+"""A problem of requests is shown until it has not occurred for this long."""
 
 
 class Carried(Protocol):
@@ -115,11 +117,16 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
             self._unrenewed_bytes = 0
             self.deadline = now + self.upstream.settings.stall_timeout
 
-    def _came_to_nothing(self, why: str, *, may_retry: bool) -> None:
-        """This try has failed. The dispatcher decides what happens now."""
-        retry = may_retry and self.upstream.retries.allows(time.monotonic())
-        lane, instance_id = self.lane, self.instance_id  # it may be on another before this returns
-        lane.tell(Failed(self.request.request_id, why, retry=retry))
+    def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "") -> None:
+        """This try has failed. The dispatcher decides what happens now. `local`: what is wrong on this side, which is
+        no evidence against the instance."""
+        lane, instance_id, now = self.lane, self.instance_id, time.monotonic()  # it may be on another before this ends
+        if local:
+            self.upstream.unsent.note(local, why, now)
+            lane.tell(Failed(self.request.request_id, why, retry=may_retry, local=local))
+            lane.look_for_idle()
+            return
+        lane.tell(Failed(self.request.request_id, why, retry=may_retry and self.upstream.retries.allows(now)))
         lane.failed(instance_id, why)
 
     def _leave(self) -> None:
@@ -132,6 +139,25 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
         self.counts.statuses[status] += 1
         return status, retry_after_s(self.lane) if status in (429, 503) else None
+
+
+class Unsent:
+    """Requests that could not be sent lately, for reasons on this side."""
+
+    def __init__(self) -> None:
+        self._by_cause: dict[str, tuple[int, str, float]] = {}
+        """Cause -> how many, the last error, and when that was."""
+
+    def note(self, cause: str, why: str, now: float) -> None:
+        count, _, at = self._by_cause.get(cause, (0, "", now))
+        self._by_cause[cause] = (count + 1 if now - at < LATELY_S else 1, why, now)
+
+    def problems(self, now: float) -> list[str]:
+        return [
+            str(Reason("requests-not-sent", {"requests": count, "cause": cause, "error": why}))
+            for cause, (count, why, at) in self._by_cause.items()
+            if now - at < LATELY_S
+        ]
 
 
 class RetryBudget:
@@ -170,6 +196,7 @@ class Upstream:
         self.in_flight: dict[str, Carried] = {}
         """By request id."""
         self.outbox = Outbox(loop, self.in_flight)
+        self.unsent = Unsent()
         self._pools: dict[str, ConnectionPool] = {}
         """By instance id."""
 

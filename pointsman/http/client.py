@@ -19,11 +19,13 @@ AHEAD_BYTES = 1024 * 1024
 class NoResponse(PointsmanError):
     """A server gave no response, or an incomplete or unreadable one; the message says how that showed."""
 
-    def __init__(self, why: str, *, began: bool = False, error: OSError | None = None) -> None:
+    def __init__(self, why: str, *, began: bool = False, error: OSError | None = None, local: str = "") -> None:
         self.began = began
         """Part of a response has arrived."""
         self.error = error
         """Why there is no connection; None if there was one."""
+        self.local = local
+        """What is wrong on this side; empty: it may be the server."""
         super().__init__(why)
 
 
@@ -121,11 +123,11 @@ class StreamedResponse:
         self._has_ended = True
         self._news.set()
 
-    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
         if stale:
             self._attempt = self._pool.send(self, *self._request, fresh=True)
         else:
-            self._has_ended, self._failure = True, NoResponse(why, began=self.status > 0, error=error)
+            self._has_ended, self._failure = True, NoResponse(why, began=self.status > 0, error=error, local=local)
             self._news.set()
 
     def connected(self, connection: ClientConnection) -> None:

@@ -5,11 +5,13 @@ Enters: requests as bytes. Leaves: responses, to a listener as they arrive. The 
 """
 
 import asyncio
+import errno
 import os
+import socket
 import ssl
 import time
 from asyncio import AbstractEventLoop, Task, Transport
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -91,6 +93,51 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
+# Failures of this process or machine. They say nothing about the server, which was never asked.
+
+SHORTAGES: Mapping[int, str] = {
+    errno.EMFILE: "files",
+    errno.ENFILE: "files-of-machine",
+    errno.ENOMEM: "memory",
+    errno.ENOBUFS: "memory",
+    errno.EAGAIN: "processes",
+}
+"""What this side is short of, by error."""
+UNCONNECTED: Mapping[int, str] = {
+    **SHORTAGES,
+    errno.EADDRNOTAVAIL: "ports",
+    errno.EAGAIN: "ports",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EAFNOSUPPORT: "protocol",
+}
+"""The same for an attempt to connect."""
+UNRESOLVED = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM})
+"""No name server has answered. One that says that a name does not exist has."""
+
+
+def local_cause(error: BaseException | None, causes: Mapping[int, str] = UNCONNECTED) -> str:
+    """What is wrong on this side, by which an attempt to connect has failed; empty: it may be the server."""
+    if isinstance(error, socket.gaierror):  # its numbers are others
+        return "names" if error.errno in UNRESOLVED else ""
+    if isinstance(error, ssl.SSLError):  # certificates to trust are read from files, and errors of that are hidden
+        return "" if descriptors_left() else "files"
+    return causes.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def descriptors_left(count: int = 1) -> bool:
+    """Whether this process can open as many files now."""
+    held: list[int] = []
+    try:
+        while len(held) < count:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    finally:
+        for one in held:
+            os.close(one)
+    return True
+
 
 class ResponseListener(Protocol):
     """Gets the response to a request."""
@@ -105,9 +152,9 @@ class ResponseListener(Protocol):
 
     def stream_ended(self) -> None: ...
 
-    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
         """There is no response, or no more of it. `stale`: the server had closed the connection before it was used;
-        `error`: why there is no connection, if that is so."""
+        `error`: why there is no connection, if that is so; `local`: see `local_cause`."""
 
     def connected(self, connection: "ClientConnection") -> None:
         """A connection had to be made for the request, and is there."""
@@ -185,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
             why = "it closed the connection in the middle of the answer"
         else:
             why = "it closed the connection without an answer"
-        self._fail(why)
+        self._fail(why, local_cause(error, SHORTAGES))
 
     # Reading
 
@@ -263,11 +310,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             listener.answered(head, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, local: str = "") -> None:
         listener, self.listener = self.listener, None
         self.transport.abort()
         if listener is not None:
-            listener.request_failed(why, stale=self.reused and not self.has_response)
+            listener.request_failed(why, stale=self.reused and not self.has_response, local=local)
 
 
 class ConnectionPool:
@@ -324,7 +371,7 @@ class ConnectionPool:
             listener.request_failed(why, error=TimeoutError(why))
             return
         except OSError as error:
-            listener.request_failed(f"no connection: {_reason(error)}", error=error)
+            listener.request_failed(f"no connection: {_reason(error)}", error=error, local=local_cause(error))
             return
         listener.connected(connection)
         connection.send(listener, head, body)

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
-from pointsman.render.text import gib, quantity
+from pointsman.render.text import (
+    OBSTACLES,
+    REMEDIES,
+    allowances,
+    gib,
+    moves,
+    place_taken,
+    quantity,
+    too_few_gpus,
+    too_little_room,
+)
 
 Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
@@ -81,6 +91,11 @@ def _words(template: str) -> Callable[[Facts], str]:
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     return lambda facts: template.format(**{name: word(name, value) for name, value in facts.items()})
+
+
+def _remedied(template: str) -> Callable[[Facts], str]:
+    """With what to do about a cause on this side, which says nothing about instances."""
+    return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 
 def _label_mismatch(facts: Facts) -> str:
@@ -202,61 +217,7 @@ def _no_tier_fits(facts: Facts) -> str:
     return "; ".join(f"{name}: {tally(groups)}" for name, groups in parts if groups)
 
 
-def _place(facts: Facts) -> str:
-    return "; ".join(f"{taken['worker']}: {_taken(taken)}" for taken in facts["workers"])
-
-
-def _taken(facts: Facts) -> str:
-    parts, gpus, sizes = [], facts["gpus"], sorted(facts["gpu_bytes"])
-    if gpus:
-        each = f"{gib(sizes[0])} to {gib(sizes[-1])}" if gib(sizes[0]) != gib(sizes[-1]) else gib(sizes[0])
-        parts.append(f"{', '.join(f'gpu{index}' for index in gpus)} ({each}{' each' if len(gpus) > 1 else ''})")
-    parts += [f"{facts['cpus']:g} CPUs"] if facts["cpus"] else []
-    parts += [f"{gib(facts['memory_bytes'])} of memory"] if facts["memory_bytes"] else []
-    return ", ".join(parts) or "nothing of its own"
-
-
-_OBSTACLES = {
-    "other_kind": "of another kind or not chosen",
-    "taken": "held exclusively",
-    "not_empty": "not empty",
-    "small_share": "with too small a share free",
-}
-
-
-def _too_few_gpus(facts: Facts) -> str:
-    alike, each = " of one model" if facts["one_model"] else "", gib(facts["gpu_bytes"])
-    if "with_room" in facts:
-        return f"needs {facts['gpus']}{alike} with {each} each, {facts['with_room']} have room"
-    here = f"{facts['found_gpus']} GPUs, the largest free is {gib(facts['largest_free_bytes'])}"
-    return f"needs {facts['gpus']}{alike} with {each} each; it has {here}"
-
-
-def _too_little_room(facts: Facts) -> str:
-    alike = " on GPUs of one model" if facts["one_model"] else ""
-    free = f"at most {gib(facts['free_bytes'])} free{alike}"
-    return f"needs {gib(facts['needed_bytes'])} and room for the engine on each GPU, {free}"
-
-
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
-_ALLOWANCES = {
-    "several_gpus": "several GPUs of one worker",
-    "several_workers": "several workers",
-    "partial_offload": "partial offload",
-    "mixed_gpus": "GPUs of different models",
-}
-
-
-def _allowed(facts: Facts) -> str:
-    allowances = " and ".join(_ALLOWANCES[name] for name in facts["allow"])
-    return f"with {allowances} allowed it would fit on {', '.join(facts['on'])}"
-
-
-def _moving(facts: Facts) -> str:
-    moves = ", ".join(f"{move['instance']} to {move['to']}" for move in facts["moves"])
-    return f"moving {moves} would make room on {', '.join(facts['on'])}"
-
-
 _NO_OFFLOAD = "not allowed: the engine{} cannot offload a part"
 _ROLE = _either("role", None, "llm-d.ai/role is absent", "llm-d.ai/role is {role}")
 _HELD = "held back: the pool is saturated to {saturation:.0%}"
@@ -341,6 +302,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "ordering-failed": "it cannot be ordered: {error}",
     "undecided": "scheduling failed: {error}",
     "instance-failed": _instance_failed,
+    "not-sent": "the gateway could not connect to {instance}, which is no fault of it: {error}; send it again later",
     "client-gone": "the client went away",
     "stopped-for-priority": "stopped while running: work of priority {by_priority} could not start, and this "
     "request has priority {priority}; send it again later, or with a priority of 0 or more",
@@ -357,16 +319,16 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "no-gpu": Phrase("no GPU"),
     "no-gpu-available": Phrase(
-        "no GPU available", lambda facts: ", ".join(f"{count} {_OBSTACLES[name]}" for name, count in facts.items())
+        "no GPU available", lambda facts: ", ".join(f"{count} {OBSTACLES[name]}" for name, count in facts.items())
     ),
     "too-few-cpus": Phrase("too few CPUs", "needs {needed_cpus:g}, {free_cpus:g} free"),
     "too-little-memory": Phrase("too little memory", _words("needs {needed_bytes}, {free_bytes} free")),
     "no-room": Phrase("no room"),
     "no-room-on-one-gpu": Phrase("no room on one GPU", _words(_LARGEST_FREE)),
-    "too-few-gpus": Phrase("too few GPUs with room", _too_few_gpus),
+    "too-few-gpus": Phrase("too few GPUs with room", too_few_gpus),
     "later-stage": Phrase("has a later stage"),
     "stages-elsewhere": Phrase("not needed", "the stages are elsewhere"),
-    "too-little-room-in-all": Phrase("too little room in total", _too_little_room),
+    "too-little-room-in-all": Phrase("too little room in total", too_little_room),
     "no-room-for-a-layer": Phrase("no room for a layer", _words(_LARGEST_FREE)),
     "too-little-memory-for-the-rest": Phrase(
         "too little memory for the other layers",
@@ -396,16 +358,16 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         _words("needs {needed_bytes} on each of {gpus} GPUs; largest free is {free_bytes} on {gpu}"),
     ),
     "fits-with-context": _words("context {context:,} would fit on {on}"),
-    "fits-with-allowance": _allowed,
+    "fits-with-allowance": allowances,
     "fits-without-selector": _words("without its label selector it would fit on {on}"),
     "fits-elsewhere": _words("without the choice of workers and GPUs it would fit on {on}"),
     "fits-on-other-model": _words("with any GPU model it would fit on {on}"),
     "fits-beside-others": _words("if it is not exclusive it would fit on {on}"),
     "fits-with-fewer-cpus": _words("with fewer than {cpus:g} CPUs it would fit on {on}"),
     "fits-after-stopping": _words("stopping {instances} would make room on {on}"),
-    "fits-after-moving": _moving,
+    "fits-after-moving": moves,
     # Where an instance is
-    "place": _place,
+    "place": place_taken,
     # Why an instance is where it is in its life
     "preempted": "it makes room for {instance}, which has a higher priority",
     "place-awaited": "{deployment} waits for its place",
@@ -416,6 +378,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "resources-lost": 'its resources on worker "{worker}" are gone',
     "worker-lost": 'worker "{worker}" is lost: {why}',
     "launch-failed": "could not be started: {why}",
+    "not-launched": _remedied("could not be started, which is no fault of it: {why}"),
     "exited": "{why}",
     "probes-failed": _either(
         "probes", 1, "did not answer a probe: {why}", "did not answer {probes} probes in a row: {why}"
@@ -450,6 +413,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "{instance} has failed once, and restarts in {restart_in_s} s",
         "{instance} has failed {failures} times, and restarts in {restart_in_s} s",
     ),
+    "hindered": "{instance} could not be started yet, which is no fault of it",
     "in-phase": "{instance} is {phase}",
     # Why a target changed, or did not
     "policy-wants": "{replicas} wanted",
@@ -491,4 +455,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "for one",
     "instance-not-running": "{instance} does not run: {why}",
     "instances-unplaced": _unplaced,
+    # What this process or machine lacks
+    "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
+    "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
+    "machine-not-seen": _remedied("this machine cannot be looked at, so what was known of it stays"),
 }

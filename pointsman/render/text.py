@@ -1,6 +1,7 @@
-"""Tables and lines for a terminal."""
+"""Tables and lines for a terminal, and parts of sentences that need more than a template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 
@@ -56,6 +57,19 @@ def quantity(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+REMEDIES = {
+    "files": "raise the limit of open files of the plane (ulimit -n, LimitNOFILE)",
+    "files-of-machine": "raise the limit of open files of the machine (fs.file-max)",
+    "memory": "free memory of the machine",
+    "processes": "raise the limit of processes (ulimit -u, TasksMax)",
+    "ports": "free local ports, or widen net.ipv4.ip_local_port_range",
+    "names": "check the name servers of this machine",
+    "permission": "check the firewall and the security policy of this machine",
+    "protocol": "enable IPv6 on this machine, or use an IPv4 address",
+}
+"""What to do about a failure of this process or machine, by cause: see `pointsman.http.pool.local_cause`."""
+
+
 def _is_number(cell: str) -> bool:
     try:
         float(cell.rstrip("%x").replace(",", ""))
@@ -67,3 +81,60 @@ def _is_number(cell: str) -> bool:
 def gib(size: float) -> str:
     """41.2 GiB; small ones in MiB."""
     return f"{size / 2**30:.1f} GiB" if abs(size) >= 2**29 else f"{size / 2**20:.0f} MiB"
+
+
+# Sentences about places, made of the facts of a `Reason`
+
+
+def place_taken(facts: Mapping[str, Any]) -> str:
+    return "; ".join(f"{taken['worker']}: {_taken(taken)}" for taken in facts["workers"])
+
+
+def _taken(facts: Mapping[str, Any]) -> str:
+    parts, gpus, sizes = [], facts["gpus"], sorted(facts["gpu_bytes"])
+    if gpus:
+        each = f"{gib(sizes[0])} to {gib(sizes[-1])}" if gib(sizes[0]) != gib(sizes[-1]) else gib(sizes[0])
+        parts.append(f"{', '.join(f'gpu{index}' for index in gpus)} ({each}{' each' if len(gpus) > 1 else ''})")
+    parts += [f"{facts['cpus']:g} CPUs"] if facts["cpus"] else []
+    parts += [f"{gib(facts['memory_bytes'])} of memory"] if facts["memory_bytes"] else []
+    return ", ".join(parts) or "nothing of its own"
+
+
+OBSTACLES = {
+    "other_kind": "of another kind or not chosen",
+    "taken": "held exclusively",
+    "not_empty": "not empty",
+    "small_share": "with too small a share free",
+}
+
+
+def too_few_gpus(facts: Mapping[str, Any]) -> str:
+    alike, each = " of one model" if facts["one_model"] else "", gib(facts["gpu_bytes"])
+    if "with_room" in facts:
+        return f"needs {facts['gpus']}{alike} with {each} each, {facts['with_room']} have room"
+    here = f"{facts['found_gpus']} GPUs, the largest free is {gib(facts['largest_free_bytes'])}"
+    return f"needs {facts['gpus']}{alike} with {each} each; it has {here}"
+
+
+def too_little_room(facts: Mapping[str, Any]) -> str:
+    alike = " on GPUs of one model" if facts["one_model"] else ""
+    free = f"at most {gib(facts['free_bytes'])} free{alike}"
+    return f"needs {gib(facts['needed_bytes'])} and room for the engine on each GPU, {free}"
+
+
+_ALLOWANCES = {
+    "several_gpus": "several GPUs of one worker",
+    "several_workers": "several workers",
+    "partial_offload": "partial offload",
+    "mixed_gpus": "GPUs of different models",
+}
+
+
+def allowances(facts: Mapping[str, Any]) -> str:
+    allowed = " and ".join(_ALLOWANCES[name] for name in facts["allow"])
+    return f"with {allowed} allowed it would fit on {', '.join(facts['on'])}"
+
+
+def moves(facts: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{move['instance']} to {move['to']}" for move in facts["moves"])
+    return f"moving {listed} would make room on {', '.join(facts['on'])}"

@@ -146,11 +146,13 @@ class RequestEvents:
         self._sender.room_on(sent.endpoint, now, commands)
 
     def _try_again(self, sent: Sent, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
-        item, instance_id = sent.item, event.instance_id or str(sent.endpoint)
-        self._journal.failed(item.request, instance_id, event.why)
-        item.tries += 1
+        item, instance_id, local = sent.item, event.instance_id or str(sent.endpoint), event.local
+        self._journal.failed(item.request, instance_id, event.why, local=local)
+        item.tries += not local
+        item.unsent += bool(local)
         item.excluded |= {instance_id}
-        if event.retry and not sent.begun and item.tries < self._max_tries and self.is_open:
+        tried = item.unsent if local else item.tries
+        if event.retry and not sent.begun and tried < self._max_tries and self.is_open:
             try:
                 self._table.wait_again(sent)
             except Exception as error:  # a user's ordering
@@ -159,6 +161,10 @@ class RequestEvents:
             self._sender.send_waiting(sent.pool, now, commands)
             return
         sent.pool.queue.ended(item, 0)
+        if local:
+            why = Reason("not-sent", {"instance": instance_id, "cause": local, "error": event.why})
+            self._table.refuse(item.request, Refusal(Outcome.EVICTED_NOT_SENT, why), now, commands)
+            return
         facts = {"instance": instance_id, "error": event.why, "tries": item.tries, "max_tries": self._max_tries}
         stopped = "begun" if sent.begun else "no-retry" if not event.retry else "" if self.is_open else "shutting-down"
         why = Reason("instance-failed", facts | {"no_retry": stopped})

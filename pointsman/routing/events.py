@@ -27,6 +27,7 @@ class Outcome(Enum):
     EVICTED_CANCELLED = "EvictedContextCancelled"
     EVICTED_SHUTTING_DOWN = "EvictedShuttingDown"
     EVICTED_IN_FLIGHT = "EvictedInFlight"
+    EVICTED_NOT_SENT = "EvictedNotSent"
     EVICTED_OTHER = "EvictedOther"
 
     @property
@@ -67,6 +68,7 @@ _ANSWERS: dict[Outcome, tuple[int, str | None]] = {
     Outcome.EVICTED_CANCELLED: (503, "rejected-context-cancelled"),
     Outcome.EVICTED_SHUTTING_DOWN: (503, "rejected-shutting-down"),
     Outcome.EVICTED_IN_FLIGHT: (429, "evicted"),
+    Outcome.EVICTED_NOT_SENT: (503, None),
     Outcome.EVICTED_OTHER: (500, None),
 }
 
@@ -107,6 +109,8 @@ class Failed(DispatcherEvent, frozen=True):
     """Whether it may be sent again: not after part of the answer has gone out."""
     instance_id: str = ""
     """The instance that failed; empty if it is the one that the request was sent to."""
+    local: str = ""
+    """What kept the gateway from sending it, such as a lack of file descriptors; empty: the instance has failed."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):

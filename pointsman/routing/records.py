@@ -394,11 +394,12 @@ class Journal:
         if record is not None:
             record.first_token_at = now
 
-    def failed(self, request: RequestMetadata, culprit: str, why: str) -> None:
-        self.counters.retries[culprit] += 1
+    def failed(self, request: RequestMetadata, instance_id: str, why: str, *, local: str) -> None:
+        if not local:
+            self.counters.retries[instance_id] += 1
         record = self.records.get(request.request_id)
         if record is not None:
-            record.failures += ((culprit, why),)
+            record.failures += ((instance_id, why),)
             record.made = None
 
     def served(self, event: Ended, now: float) -> None:

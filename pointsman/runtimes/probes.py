@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from pointsman.control.desired import Address
-from pointsman.control.events import Answered, Silent
+from pointsman.control.events import Answered, ControllerEvent, ProbeNotMade, Silent
 from pointsman.engines import Engine, ProbeRequest, Samples
 from pointsman.http.client import HttpClient, NoResponse, fetch
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
 from pointsman.runtimes.interface import Measured, Tell
 
@@ -33,6 +35,8 @@ class HttpProbes:
         self._measured = measured
         self._interval_s = scrape_interval_s
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._unmade: dict[str, NoResponse] = {}
+        """Why the last probe of an instance could not be made."""
         self._scrapes: dict[str, Scrape] = {}
 
     def probe(
@@ -44,6 +48,7 @@ class HttpProbes:
 
     def forget(self, instance_id: str) -> None:
         """The process of an instance has ended: its probe is not answered."""
+        self._unmade.pop(instance_id, None)
         task = self._asking.pop(instance_id, None)
         if task is not None:
             task.cancel()
@@ -62,10 +67,16 @@ class HttpProbes:
             scrape.connection.close()
 
     def problems(self) -> list[str]:
-        return [
+        unread = [
             f"the metrics of {scrape.instance_id} could not be read {scrape.failures} times in a row: {scrape.why}"
             for scrape in self._scrapes.values()
             if scrape.failures > 1
+        ]
+        causes = {error.local: str(error) for error in self._unmade.values()}
+        counts = Counter(error.local for error in self._unmade.values())
+        return unread + [
+            str(Reason("probes-not-made", {"instances": counts[cause], "cause": cause, "error": causes[cause]}))
+            for cause in sorted(causes)
         ]
 
     def close(self) -> None:
@@ -77,9 +88,15 @@ class HttpProbes:
     async def _probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
     ) -> None:
-        failure = await _failure(address, question, timeout_s, is_work=readiness)
+        try:
+            failure = await _failure(address, question, timeout_s, is_work=readiness)
+        except NoResponse as error:
+            self._unmade[instance_id] = error
+            event: ControllerEvent = ProbeNotMade(instance_id, str(error))
+        else:
+            event = Silent(instance_id, failure) if failure else Answered(instance_id, readiness)
         self._asking.pop(instance_id, None)
-        self._tell(Silent(instance_id, failure) if failure else Answered(instance_id, readiness))
+        self._tell(event)
 
     async def _scrape(self, scrape: "Scrape") -> None:
         due = time.monotonic()
@@ -123,10 +140,15 @@ class Scrape:
 
 
 async def _failure(address: Address, question: ProbeRequest, timeout_s: float, *, is_work: bool) -> str:
-    """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object."""
+    """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object.
+
+    Raises `NoResponse` if it could not be made, for a reason on this side.
+    """
     try:
         answer = await fetch(address, question.method, question.path, question.body, timeout_s=timeout_s)
     except NoResponse as error:
+        if error.local:
+            raise
         return str(error)
     text = " ".join(answer.body[:200].decode("utf-8", "replace").split())
     if 200 <= answer.status < 300:

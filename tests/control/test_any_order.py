@@ -21,6 +21,7 @@ from pointsman.control.events import (
     Exited,
     LaunchFailed,
     PlaneStopping,
+    ProbeNotMade,
     RequestsFail,
     Silent,
 )
@@ -124,6 +125,14 @@ class Fire(RuleBasedStateMachine):
             touched = {about(command) for command in trial.handle(Applied(desired), self.world.now)} - {""}
             # A leaving instance may get a drain timeout if its deployment is wanted again with other limits.
             assert touched <= leaving or steps, "a step was not in the preview"
+
+    @rule(instance_id=st.sampled_from(IDS))
+    def run_short(self, instance_id: str) -> None:
+        """The runtime has no file descriptor left."""
+        there = {one.id: one.phase for one in self.world.controller.instances()}
+        self.tell(ProbeNotMade(instance_id, "too many open files"))
+        assert {one.id: one.phase for one in self.world.controller.instances()} == there
+        self.tell(LaunchFailed(instance_id, "too many open files", local="files"))
 
     @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail]))
     def go_wrong(self, instance_id: str, kind: Any) -> None:

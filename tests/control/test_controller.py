@@ -16,6 +16,7 @@ from pointsman.control.events import (
     PlaceNeeded,
     PlaneStopping,
     Probe,
+    ProbeNotMade,
     RequestsFail,
     Silent,
     WakeController,
@@ -31,7 +32,9 @@ ONE = deployment()
 TICK = ControllerTimer()
 ANSWERS, WORKS = Answered("m-1", readiness=False), Answered("m-1", readiness=True)
 REFUSED = Silent("m-1", "connection refused")
+UNASKED = ProbeNotMade("m-1", "too many open files")
 CRASH = Exited("m-1", "exit code 1")
+UNLAUNCHED = LaunchFailed("m-1", "too many open files", local="files")
 NO_MORE = Applied(wish())
 
 LAUNCHED: Story = [
@@ -107,6 +110,46 @@ STORIES: dict[str, Story] = {
         (5, ANSWERS, []),
         (7, TICK, ["Probe m-1, health"]),
         (7, REFUSED, []),
+    ],
+    "one that cannot be probed for a reason of the plane stays in service, and is probed later": [
+        *READY,
+        (3, TICK, ["Probe m-1, health"]),
+        (3, UNASKED, []),
+        (5, TICK, ["Probe m-1, health"]),
+        (5, UNASKED, []),
+        (7, TICK, ["Probe m-1, health"]),
+        (7, REFUSED, []),
+        (9, TICK, ["Probe m-1, health"]),
+        (9, UNASKED, []),
+        (11, TICK, ["Probe m-1, health"]),
+        (11, REFUSED, ["Withdraw m-1", "Terminate m-1"]),
+    ],
+    "one that starts is not killed for time in which it could not be probed": [
+        *LAUNCHED,
+        (60, UNASKED, []),
+        (62, TICK, ["Probe m-1, readiness"]),
+        (99, UNASKED, []),
+        (101, TICK, ["Probe m-1, readiness"]),
+        (102, REFUSED, []),
+        (104, TICK, ["Probe m-1, readiness"]),
+        (199, TICK, ["Kill m-1"]),
+    ],
+    "one that fails requests and cannot be probed is probed again": [
+        *DOUBTED,
+        (2, UNASKED, []),
+        (4, TICK, ["Probe m-1, readiness"]),
+        (5, WORKS, ["Update m-1"]),
+    ],
+    "one that the plane has not the means to launch is tried again soon, however often": [
+        (0, Applied(wish(ONE)), ["Launch m-1"]),
+        *(
+            (2.0 * step, event, said)
+            for step in range(8)
+            for event, said in ((TICK, ["Launch m-1"] if step else []), (UNLAUNCHED, []))
+        ),
+        (16, TICK, ["Launch m-1"]),
+        (16, CRASH, []),
+        (17, TICK, ["Launch m-1"]),
     ],
     "one that hangs is taken out of service, ended, killed, and started again": [
         *HUNG,
@@ -312,6 +355,13 @@ def test_the_controller_answers_each_event(story: Story) -> None:
             [(0, Applied(wish(ONE)), []), (0, LaunchFailed("m-1", "no such file"), [])],
             "could not be started: no such file",
         ),
+        (
+            [(0, Applied(wish(ONE)), []), (0, UNLAUNCHED, [])],
+            "could not be started, which is no fault of it: too many open files; raise the limit of open files of the "
+            "plane (ulimit -n, LimitNOFILE)",
+        ),
+        ([(0, Applied(wish(ONE)), []), (0, UNLAUNCHED, []), (2, TICK, [])], ""),
+        ([*LAUNCHED, (0, UNASKED, [])], "not ready yet: too many open files"),
         (DOUBTED, "requests fail on it: status 500"),
         ([*DOUBTED, (3, REFUSED, [])], "requests fail on it: status 500; and a probe failed: connection refused"),
         (DRAINING, 'deployment "m" was removed'),

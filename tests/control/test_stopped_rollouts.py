@@ -57,6 +57,16 @@ def test_failed_launches_count_as_attempts() -> None:
     assert world.status("m-3").halted
 
 
+def test_launches_that_the_plane_has_not_the_means_for_do_not_count() -> None:
+    world = running()
+    world.apply(deployment(replicas=2, version=1))
+    for _ in range(10):
+        world.tell(LaunchFailed("m-3", "too many open files", local="files"))
+        world.tell(ControllerTimer(), world.status("m-3").until)
+    status = world.status("m-3")
+    assert (status.halted, status.restarts, status.has_failed) == (False, 0, False)
+
+
 def test_start_timeouts_count_as_attempts() -> None:
     world = running()
     world.apply(deployment(replicas=2, version=1))

@@ -24,6 +24,7 @@ from pointsman.control.events import (
     Launched,
     LaunchFailed,
     Probe,
+    ProbeNotMade,
     Silent,
     Terminate,
     Update,
@@ -187,7 +188,9 @@ class World:
                 self.probes.pop(event.instance_id, None)
         elif isinstance(event, LaunchFailed) and event.instance_id not in self.running:
             self.processes.pop(event.instance_id, None)
-        elif isinstance(event, Silent) or (isinstance(event, Answered) and self._still_makes_sense(event)):
+        elif isinstance(event, Silent | ProbeNotMade) or (
+            isinstance(event, Answered) and self._still_makes_sense(event)
+        ):
             self.probes.pop(event.instance_id, None)
 
     def _carry_out(self, command: ControllerCommand, event: ControllerEvent) -> None:

@@ -1,8 +1,10 @@
 """Requests that fail before the first byte of a response are retried on another instance, within limits."""
 
+import time
+
 import pytest
 
-from pointsman.gateway.upstream import RetryBudget
+from pointsman.gateway.upstream import LATELY_S, RetryBudget
 from tests.gateway.backends import (
     OK,
     Backend,
@@ -18,6 +20,7 @@ from tests.gateway.backends import (
 )
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import chat, wait_for
+from tests.shortages import no_descriptors
 
 OOPS = answers(answer({"error": "oops"}, 500))
 
@@ -171,3 +174,43 @@ def test_three_failures_in_a_row_are_reported(make_bed: MakeBed, fault: object) 
     for expected in (0, 0, 1, 1, 1, 2):
         assert bed.fetch(chat()).status == 502
         assert [instance for instance, _ in reports] == ["chat-0"] * expected
+
+
+# Failures of the gateway's own side
+
+CLOSING = sends(answer({"id": "x"}, headers=("content-type: application/json", "connection: close")))
+
+
+def test_without_descriptors_clients_get_503_and_no_instance_is_blamed(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"maxTries": 2, "retryBudget": 0}})
+    backends = [bed.backend(CLOSING), bed.backend(CLOSING)]
+    blamed: list[str] = []
+    bed.gateway.traffic.hooks.failing = lambda instance, _: blamed.append(instance)
+    client = bed.client()
+    assert client.fetch(chat()).status == 200
+    with no_descriptors():
+        answers = [client.fetch(chat(f"x-request-id: r{number}")) for number in range(10)]
+    for got in answers:
+        assert (got.status, got.error["code"], got.error["reason"]["code"]) == (503, "evicted_not_sent", "not-sent")
+        assert int(got.header("retry-after") or 0) >= 1
+    assert blamed == []
+    assert bed.dispatcher().counters.retries == {}
+    [problem] = bed.gateway.upstream.unsent.problems(time.monotonic())
+    assert "ulimit -n" in problem
+    assert bed.gateway.upstream.unsent.problems(time.monotonic() + LATELY_S) == []
+    assert client.fetch(chat()).status == 200
+    assert sum(received(*backends)) == 2
+
+
+def test_without_descriptors_a_request_goes_to_an_instance_with_a_connection(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"maxTries": 2}}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
+    backends = [bed.backend(CLOSING), bed.backend(current_load=100)]
+    bed.dispatcher()
+    client = bed.client()
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "so that the other gets a connection"))
+    assert client.fetch(chat()).status == 200
+    bed.admit(backends[0].port, instance_id="chat-0")
+    with no_descriptors():
+        got = client.fetch(chat("x-request-id: it"))
+    assert (got.status, got.header("x-pointsman-instance")) == (200, "chat-1")
+    assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]

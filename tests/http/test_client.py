@@ -1,6 +1,7 @@
 """Requests to real servers with every kind of response."""
 
 import asyncio
+import errno
 import shutil
 import socket
 import ssl
@@ -14,8 +15,9 @@ import pytest
 from pointsman.control.desired import Address
 from pointsman.http import pool as pool_module
 from pointsman.http.client import AHEAD_BYTES, HttpClient, HttpResponse, NoResponse, fetch
-from pointsman.http.pool import UnixSocket
+from pointsman.http.pool import SHORTAGES, UnixSocket, descriptors_left, local_cause
 from tests.runtimes.local.planes import run
+from tests.shortages import no_descriptors
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 
@@ -230,3 +232,66 @@ def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
             client.close()
 
     run(main())
+
+
+# Failures of this side
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), "files"),
+        (OSError(errno.ENFILE, "too many open files in system"), "files-of-machine"),
+        (OSError(errno.ENOMEM, "out of memory"), "memory"),
+        (OSError(errno.ENOBUFS, "no buffer space"), "memory"),
+        (OSError(errno.EADDRNOTAVAIL, "cannot assign requested address"), "ports"),
+        (OSError(errno.EACCES, "permission denied"), "permission"),
+        (OSError(errno.EAFNOSUPPORT, "address family not supported"), "protocol"),
+        (socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution"), "names"),
+        (socket.gaierror(socket.EAI_NONAME, "name or service not known"), ""),
+        (ssl.SSLError(1, "an error of TLS whose number is that of EPERM"), ""),
+        (ssl.SSLCertVerificationError(1, "self-signed"), ""),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ""),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), ""),
+        (OSError(errno.EHOSTUNREACH, "no route"), ""),
+        (OSError(errno.ENETUNREACH, "no route"), ""),
+        (TimeoutError("no connection within 2 s"), ""),
+        (OSError("multiple exceptions"), ""),
+        (None, ""),
+    ],
+)
+def test_a_failure_of_this_side_is_told_from_one_of_the_server(error: OSError | None, cause: str) -> None:
+    assert local_cause(error) == cause
+
+
+def test_a_server_is_not_to_blame_for_certificates_that_could_not_be_read() -> None:
+    error = ssl.SSLCertVerificationError(1, "unable to get local issuer certificate")
+    with no_descriptors():
+        assert local_cause(error) == "files"
+    assert local_cause(error) == ""
+
+
+def test_a_refused_open_connection_is_not_short_of_ports() -> None:
+    assert local_cause(OSError(errno.EACCES, "not executable"), SHORTAGES) == ""
+
+
+def test_what_can_be_opened_is_counted_without_a_leak() -> None:
+    assert descriptors_left(50)
+    with no_descriptors():
+        assert not descriptors_left()
+    assert descriptors_left(50)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_without_descriptors_the_server_is_not_to_blame(host: str) -> None:
+    async def story() -> None:
+        async with serving(Server(PLAIN)) as address:
+            where = address._replace(host=host)
+            with no_descriptors(), pytest.raises(NoResponse) as short:
+                await fetch(where, "GET", "/", timeout_s=5.0)
+            assert (await fetch(where, "GET", "/", timeout_s=5.0)).status == 200
+        with pytest.raises(NoResponse) as gone:
+            await fetch(where, "GET", "/", timeout_s=5.0)
+        assert (short.value.local, gone.value.local) == ("files", "")
+
+    run(story())

@@ -127,6 +127,34 @@ def test_a_failed_try_goes_elsewhere_at_once_until_tries_run_out() -> None:
     assert dispatcher.explain("a", 3.0).failures == ((first, "connection refused"), (second, "reset"))  # type: ignore[union-attr]
 
 
+def test_a_failure_on_this_side_is_neither_a_try_nor_a_failure_of_the_instance() -> None:
+    dispatcher = fifo(instance("i"), instance("j"), instance("k"), max_tries=3)
+    arrive(dispatcher, "a")
+    tried = []
+    for _ in range(2):
+        [(_, to)] = sent(dispatcher.handle(Failed("a", "too many open files", local="files"), 1.0))
+        tried.append(to)
+    assert len(set(tried)) == 2
+    assert dispatcher.counters.retries == {}
+    for _ in range(2):
+        assert sent(dispatcher.handle(Failed("a", "reset"), 2.0)), "it has all its tries"
+    assert sum(dispatcher.counters.retries.values()) == 2
+
+
+def test_a_request_that_cannot_be_sent_is_refused_with_the_cause() -> None:
+    dispatcher = fifo(instance("i"), max_tries=3)
+    arrive(dispatcher, "a")
+    for _ in range(2):
+        assert sent(dispatcher.handle(Failed("a", "too many open files", local="files"), 1.0)) == [("a", "i")]
+    [gone] = [
+        c for c in dispatcher.handle(Failed("a", "too many open files", local="files"), 2.0) if isinstance(c, Refuse)
+    ]
+    assert (gone.refusal.outcome, gone.refusal.status) == (Outcome.EVICTED_NOT_SENT, 503)
+    assert (gone.refusal.reason.code, gone.refusal.reason.facts["cause"]) == ("not-sent", "files")
+    assert len(dispatcher) == 0
+    assert sent(arrive(dispatcher, "b")) == [("b", "i")]
+
+
 def test_a_failed_request_keeps_its_position() -> None:
     dispatcher = fifo(instance("i"), instance("j"))
     arrive(dispatcher, "a", "b", "c")

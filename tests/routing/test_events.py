@@ -17,6 +17,7 @@ CODES = {
     Outcome.EVICTED_CANCELLED: "evicted_context_cancelled",
     Outcome.EVICTED_SHUTTING_DOWN: "evicted_shutting_down",
     Outcome.EVICTED_IN_FLIGHT: "evicted_in_flight",
+    Outcome.EVICTED_NOT_SENT: "evicted_not_sent",
     Outcome.EVICTED_OTHER: "evicted_other",
 }
 """Published: programs look at them."""

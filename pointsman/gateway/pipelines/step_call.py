@@ -170,22 +170,22 @@ class StepCall(InFlight, eq=False):
         self._ended(head.status)
         self._listener.step_ended(self._index)
 
-    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None) -> None:
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
         self._attempt = None
         if stale and self.idempotent and not self._fresh:
             self._send(fresh=True)
         else:
-            self._failed(why)
+            self._failed(why, local=local)
 
     def timed_out(self) -> None:
         self._failed("it did not answer in time")
 
     # The end
 
-    def _failed(self, why: str, *, retry: bool = True) -> None:
+    def _failed(self, why: str, *, retry: bool = True, local: str = "") -> None:
         self.let_go()
         may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
-        self._came_to_nothing(why, may_retry=may)
+        self._came_to_nothing(why, may_retry=may, local=local)
 
     def _ended(self, status: int) -> None:
         now = time.monotonic()

@@ -29,7 +29,7 @@ class QueueStage(Enum):
 
 
 class Queued(msgspec.Struct, eq=False):
-    """One request that was, is or will be in the queue. Only the queue writes, save for `tries` and `excluded`."""
+    """One request that was, is or will be in the queue. Only the queue writes, save for what the dispatcher sets."""
 
     request: RequestMetadata
     ttl_s: float | None = None
@@ -44,8 +44,10 @@ class Queued(msgspec.Struct, eq=False):
     stage: QueueStage = QueueStage.NEW
     tries: int = 0
     """How often it was sent and failed; set by the dispatcher."""
+    unsent: int = 0
+    """How often it could not be sent, for a reason on this side; set by the dispatcher."""
     excluded: frozenset[str] = frozenset()
-    """Instances that failed it; set by the dispatcher."""
+    """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
     _flow: str | None = None
 
     @property

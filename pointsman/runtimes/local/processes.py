@@ -5,6 +5,7 @@ does not run, and one that it knows has an end that is told, whatever dies: engi
 """
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import msgspec
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
 from pointsman.errors import PointsmanError, shown
+from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.asks import Place
 from pointsman.runtimes.interface import ProcessOrder, Tell
 from pointsman.runtimes.local import supervisor_link
@@ -94,6 +96,8 @@ ORPHANS_STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL when no plane has come back."""
 RETRY_S = 1.0
 """After a supervisor could not be started."""
+UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
+"""What the plane or the supervisor is short of when a process cannot be started, by error."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 """Signals from outside: the last line of the log does not explain them."""
@@ -210,7 +214,7 @@ class Processes:
             launch = order.launch(HOST, port)
         except Exception as error:  # an adapter of the user's own; or no port is left
             self.table.ports.release(name)
-            self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}"))
+            self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}", local_cause(error, UNSTARTED)))
             return
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
         # Before it is started: a plane that is killed in between leaves no unknown process.
@@ -306,7 +310,7 @@ class Processes:
                 if known is not None:
                     self._tell(Launched(known.id, str(report.pid), known.host, known.port))
             case supervisor_link.ProcessFailed():
-                self._ended(report.id, report.why)
+                self._ended(report.id, report.why, UNSTARTED.get(report.errno, ""))
             case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:
                 del self._strangers[report.id]
                 self._start_held()
@@ -315,10 +319,10 @@ class Processes:
             case supervisor_link.Confused():
                 self.problem = f"the supervisor did not understand: {report.why}"
 
-    def _ended(self, instance_id: str, why: str) -> None:
+    def _ended(self, instance_id: str, why: str, local: str = "") -> None:
         known = self.table.remove(instance_id)
         if known is not None:
-            self._tell(LaunchFailed(instance_id, why) if known.pid is None else Exited(instance_id, why))
+            self._tell(LaunchFailed(instance_id, why, local) if known.pid is None else Exited(instance_id, why))
 
 
 async def _clear(process: StoredProcess) -> None:

@@ -20,7 +20,8 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
 from pointsman.engines import LaunchSpec
 from pointsman.errors import PointsmanError
-from pointsman.http.pool import short_path
+from pointsman.http.pool import descriptors_left, short_path
+from pointsman.reasons import Reason
 from pointsman.replica.handles import GatewayTransport
 from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
@@ -39,6 +40,8 @@ SECRET = "secret"
 SOCKET = "admin.sock"
 MEMORY = Path("/dev/shm")
 PYTHON_PATH = "PYTHONPATH"
+LOOKING_FILES = 32
+"""Files that may be open at once while the machine is looked at: those of GPU drivers."""
 
 
 class LocalReplicaAccess:
@@ -198,6 +201,9 @@ class LocalRuntime:
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()
+        if not descriptors_left(LOOKING_FILES):  # GPUs that cannot be seen are not gone
+            self._blind = str(Reason("machine-not-seen", {"cause": "files"}))
+            return
         try:
             worker = self._look_at_machine(
                 [one.pid for one in self._processes.table.all() if one.pid is not None], labels=self._labels

@@ -6,7 +6,7 @@ time. Leaves: JSON lines about processes. The one rule: no engine outlives the s
 ends the supervisor.
 
     asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log}  signal{id, number}  list{}  end{}
-    says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why}
+    says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why, errno}
             exited{id, pid, code | signal}  confused{why}
 
 Each engine has a session and a process group of its own. Signals go to the whole group; when its leader exits, the rest
@@ -376,7 +376,8 @@ class Supervisor:
                 raise ValueError("everything is being stopped")
             child = self._children.spawn(name, message)
         except Exception as error:  # each start is answered
-            self._plane.say({"say": "failed", "id": name, "why": _reason(error)})
+            number = (isinstance(error, OSError) and error.errno) or 0
+            self._plane.say({"say": "failed", "id": name, "why": _reason(error), "errno": number})
             return
         self._plane.say({"say": "started", "id": name, "pid": child.pid, "born": child.born})
 

@@ -4,6 +4,7 @@ A process is known by pid and start time, so that no process of another program 
 """
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.http.pool import short_path
+from pointsman.http.pool import descriptors_left, short_path
 from pointsman.runtimes.local import supervisor
 from pointsman.runtimes.local.supervisor import born
 
@@ -39,12 +40,13 @@ async def clear(instance_id: str, pid: int, started: str) -> bool:
     """Kill what is left of the group of an instance that was started as `pid`. True if nothing is left."""
     waited_s = 0.0
     while waited_s < VANISH_S:
-        left = _left(instance_id, pid, started)
-        if not left:
-            return True
-        for one in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+        with suppress(OSError):  # of looking, for want of file descriptors: what cannot be seen is not gone
+            left = _left(instance_id, pid, started)
+            if not left:
+                return True
+            for one in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one, signal.SIGKILL)
         await asyncio.sleep(0.01)
         waited_s += 0.01
     return False
@@ -52,7 +54,16 @@ async def clear(instance_id: str, pid: int, started: str) -> bool:
 
 def lives(pid: int, started: str) -> bool:
     """Whether the process that was started as `pid` at that time still runs."""
-    if not started or born(pid) != started:
+    if not started:
+        return False
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)  # sends nothing
+        except ProcessLookupError:
+            return False
+    if not descriptors_left():
+        return True  # what cannot be seen is not gone
+    if born(pid) != started:
         return False
     return not Path("/proc/self/stat").exists() or any(one.pid == pid for one in _living([str(pid)]))
 
@@ -65,6 +76,8 @@ def _left(instance_id: str, pid: int, started: str) -> list[int]:
         os.killpg(pid, 0)  # sends nothing
     except (ProcessLookupError, PermissionError):
         return []
+    if not descriptors_left():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not Path("/proc/self/stat").exists():
         return [pid] if born(pid) == started else []
     now = born(pid)
@@ -131,6 +144,8 @@ class ProcessStarted(msgspec.Struct, frozen=True, tag_field="say", tag="started"
 class ProcessFailed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
     id: str
     why: str
+    errno: int = 0
+    """0 if the system has not refused it."""
 
 
 class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
@@ -263,6 +278,11 @@ async def open_supervisor(
     """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs."""
     link = await _existing(state) or await _started(state)
     link.process.born = born(link.process.pid)
+    if not link.process.born:
+        link.close()
+        raise PointsmanError(
+            f"the supervisor (pid {link.process.pid}) cannot be looked at; are there too many open files?"
+        )
     link.ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
     link.ask(ask="list")
     running = await link.answer()

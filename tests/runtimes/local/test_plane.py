@@ -16,11 +16,13 @@ from pointsman.control import DesiredEndpoint
 from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.client import fetch
+from pointsman.http.pool import descriptors_left
 from pointsman.runtimes.local.processes import Ports
 from pointsman.runtimes.local.store import Store
-from pointsman.types import Worker
+from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
+from tests.shortages import no_descriptors
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "tests" / "models" / "tiny-pydoc-q8_0.gguf"
@@ -64,6 +66,30 @@ def test_instances_run_although_a_driver_fails(state: Path) -> None:
             await scene.until_ready("m-1")
             [problem] = scene.plane.status()["problems"]
             assert problem.endswith("instances get no places: RuntimeError: driver and library versions differ")
+
+    run(story())
+
+
+def test_gpus_that_cannot_be_looked_at_for_want_of_descriptors_are_not_gone(state: Path) -> None:
+    looked: list[float] = []
+
+    def look(*_: object, **__: object) -> Worker:
+        looked.append(0.0)
+        gpus = (Gpu(index=0, memory_bytes=2**34, model="H100"),) if descriptors_left() else ()
+        return Worker(name="here", cpus=2, memory_bytes=2**34, gpus=gpus)
+
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=1)), look_at_machine=look) as scene:
+            await scene.until_ready("m-1")
+            before = len(looked)
+            with no_descriptors():
+                scene.plane.runtime.look_at_workers(scene.plane.documents.plan_in_force)
+            assert len(looked) == before
+            [worker] = scene.plane.control.fleet().workers
+            assert len(worker.gpus) == 1
+            assert any("ulimit -n" in one for one in scene.plane.status()["problems"])
+            scene.plane.runtime.look_at_workers(scene.plane.documents.plan_in_force)
+            assert scene.plane.status()["problems"] == []
 
     run(story())
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pointsman.runtimes.local.supervisor import born
 from pointsman.runtimes.local.supervisor_link import MARK, clear, lives
 from tests.runtimes.local.processes import group, is_alive, until
+from tests.shortages import no_descriptors
 
 CHILD = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 FAMILY = ["sh", "-c", "sleep 600 & exec sleep 601"]
@@ -64,3 +65,14 @@ def test_a_missing_process_has_no_start_time() -> None:
         until(lambda: not lives(pid, started))  # dead, and not reaped yet
     assert born(pid) == ""
     assert asyncio.run(clear("m-1", pid, started))
+
+
+def test_what_cannot_be_looked_at_is_not_gone() -> None:
+    with process(CHILD) as child:
+        started = born(child.pid)
+        with no_descriptors():
+            assert lives(child.pid, started)
+        child.kill()
+        child.wait()
+        with no_descriptors():
+            assert not lives(child.pid, started)
