@@ -142,6 +142,7 @@ class DeploymentRow:
 
 APPLICATION_HEADS = ("application", "at", "nodes", "ready")
 NODE_HEADS = ("node", "kind", "ready", "waiting", "running", "answered", "errors", "mean")
+TENANT_HEADS = ("tenant", "in flight", "spent", "reserved", "budget", "until", "tokens left", "requests left")
 DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decided by")
 
 
@@ -162,11 +163,33 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     scaled = scaling_table(status.get("deployments") or ())
     if scaled:
         lines += ["", scaled]
+    tenants = [_tenant_row(one) for one in status.get("tenants") or () if _is_limited(one)]
+    if tenants:
+        lines += ["", text_table(TENANT_HEADS, tenants)]
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
     problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
+
+
+def _is_limited(tenant: Mapping[str, Any]) -> bool:
+    return any(tenant[limit] is not None for limit in ("budget", "tokens_per_minute", "requests_per_minute"))
+
+
+def _tenant_row(tenant: Mapping[str, Any]) -> list[str]:
+    def figure(name: str) -> str:
+        return "" if tenant[name] is None else f"{tenant[name]:.6g}"
+
+    def left(name: str) -> str:
+        return (
+            "" if tenant[f"{name}_left"] is None else f"{tenant[f'{name}_left']:.0f} of {figure(f'{name}_per_minute')}"
+        )
+
+    ends = None if tenant["budget"] is None else tenant["period_ends"]
+    until = "" if ends is None else datetime.fromtimestamp(ends).strftime("%Y-%m-%d %H:%M")
+    costs = [figure("spent"), figure("reserved"), figure("budget"), until]
+    return [tenant["name"], str(tenant["in_flight"]), *costs, left("tokens"), left("requests")]
 
 
 def application_text(data: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:

@@ -102,6 +102,10 @@ def _parts(profile: Profile[Endpoint]) -> str:
     )
 
 
+ASSUMED_OUTPUT_TOKENS = 4096
+"""Of an answer whose request sets no limit, if neither the price nor the engine says."""
+
+
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment: what runs, and how its requests are scheduled, by a policy or by the plugins of a picker."""
 
@@ -135,6 +139,13 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         return (self.model, *self.desired.aliases)
+
+    @property
+    def assumed_output_tokens(self) -> int:
+        """Tokens of an answer whose request sets no limit, as far as is known."""
+        given = None if self.price is None else self.price.assumed_output_tokens
+        known = None if self.engine is None else self.engine.longest_answer
+        return given or known or ASSUMED_OUTPUT_TOKENS
 
     @property
     def is_replica(self) -> bool:

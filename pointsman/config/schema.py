@@ -265,6 +265,9 @@ class PriceSpec(Section, frozen=True):
 
     per_million_input_tokens: Amount = 0.0
     per_million_output_tokens: Amount = 0.0
+    assumed_output_tokens: Count | None = None
+    """Tokens reserved for an answer whose request sets no limit; default: what the engine's parameters allow, else
+    4096."""
 
 
 class LimitsSpec(Section, frozen=True):

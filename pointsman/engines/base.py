@@ -5,7 +5,8 @@ commands and requests, and parses text; a runtime does the rest.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -69,6 +70,9 @@ class Engine(ABC):
     weights: WeightFiles | None = None
     """The files that it loads, to estimate its memory; None: not known."""
 
+    longest_answer: int | None = None
+    """Tokens that it writes at most if a request sets no limit, by its parameters; None: not known."""
+
     @classmethod
     def of_endpoint(cls) -> "Engine":
         """The adapter of a server that is managed elsewhere: it is probed and read, never launched."""
@@ -108,6 +112,13 @@ class Engine(ABC):
     def slots(self) -> int | None:
         """The number of requests that it runs concurrently; None: not known."""
         return None
+
+
+def whole_option(args: Sequence[str], name: str) -> int | None:
+    """The value of an option of a command line, as NAME VALUE or NAME=VALUE; None if it is absent or not a number."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{name}=") else (arg,))]
+    values = [value for option, value in pairwise(words) if option == name]
+    return int(values[-1]) if values and values[-1].isdecimal() else None
 
 
 def _post(path: str, **body: object) -> ProbeRequest:

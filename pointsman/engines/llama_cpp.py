@@ -55,13 +55,14 @@ class LlamaCpp(Engine):
         self._extra = dict(extra or {})
         self._env = dict(env or {})
         self._slots: int | None = slots
+        self.longest_answer = context_tokens
         self.work = "embeddings" if embeddings else "completions"
         self.weights = WeightFiles(path=model, estimated_as="llama.cpp", context=context_tokens, concurrency=slots)
 
     @classmethod
     def of_endpoint(cls) -> Engine:
         adapter = cls("")
-        adapter._slots = None
+        adapter._slots = adapter.longest_answer = None
         return adapter
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles, whole_option
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.parameters import Count, FileOrName
 from pointsman.placement.asks import EngineAbility, Place
@@ -33,6 +33,7 @@ class Sglang(Engine):
         self._tensor_parallel_size = tensor_parallel_size
         self._max_running_requests = max_running_requests
         self._env = dict(env or {})
+        self.longest_answer = whole_option(self._args, "--context-length")
         self.work = "embeddings" if embeddings else "completions"
         self.weights = WeightFiles(
             path=model, estimated_as="vllm", concurrency=max_running_requests or DEFAULT_CONCURRENCY

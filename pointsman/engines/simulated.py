@@ -88,6 +88,7 @@ class Simulated(Engine):
         }
         self._faults = list(faults or ())
         self._slots = max_num_seqs
+        self.longest_answer = min(output_tokens, context_tokens)
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [sys.executable, "-P", "-m", "pointsman.simulator"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles, whole_option
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
 from pointsman.parameters import Count, FileOrName
@@ -36,6 +36,7 @@ class Vllm(Engine):
         self._tensor_parallel_size = tensor_parallel_size
         self._max_num_seqs = max_num_seqs
         self._env = dict(env or {})
+        self.longest_answer = whole_option(self._args, "--max-model-len")
         self.work = "embeddings" if embeddings else "completions"
         self.weights = WeightFiles(path=model, estimated_as="vllm", concurrency=max_num_seqs or DEFAULT_CONCURRENCY)
 

@@ -4,12 +4,13 @@ Enters: requests of models and of pipelines alike. Leaves: the same requests, bo
 """
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,114 +42,261 @@ class Denial(msgspec.Struct, frozen=True):
 class Bucket:
     """A token bucket that holds at most a minute's worth. It may go into debt: usage is known only afterwards."""
 
-    __slots__ = ("_at", "_left", "per_minute")
+    __slots__ = ("_at", "left", "per_minute")
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute
-        self._left = per_minute
+        self.left = per_minute
         self._at: float | None = None
 
-    def has(self, amount: float, now: float) -> bool:
+    def refill(self, now: float) -> float:
+        """What is left now."""
         if self._at is not None:
-            self._left = min(self.per_minute, self._left + (now - self._at) * self.per_minute / 60.0)
+            self.left = min(self.per_minute, self.left + (now - self._at) * self.per_minute / 60.0)
         self._at = now
-        return self._left >= amount
+        return self.left
 
     def take(self, amount: float) -> None:
-        self._left -= amount
+        self.left -= amount
 
     def seconds_until(self, amount: float) -> int:
         """Seconds until this amount is available, at least 1."""
-        missing = amount - self._left
+        missing = amount - self.left
         return max(1, ceil(missing / self.per_minute * 60.0)) if self.per_minute else 3600
 
-    def continue_from(self, other: "Bucket") -> None:
-        """Start with what is left in another bucket."""
-        self._left, self._at = min(other._left, self.per_minute), other._at
+    def limited_to(self, per_minute: float) -> "Bucket":
+        """The same bucket with another limit."""
+        self.per_minute, self.left = per_minute, min(self.left, per_minute)
+        return self
+
+
+class Reserve:
+    """An amount that is set aside for requests in flight."""
+
+    __slots__ = ("amount", "holders")
+
+    def __init__(self) -> None:
+        self.amount = 0.0
+        self.holders = 0
+        """Requests that it is set aside for; also those that have used up their part."""
+
+    def add(self, amount: float) -> None:
+        self.amount += amount
+        self.holders += 1
+
+    def leave(self, rest: float) -> None:
+        """A request has ended, and returns what it has not used."""
+        self.holders -= 1
+        self.amount = self.amount - rest if self.holders else 0.0  # without the rounding errors of a long day
+
+
+SETTLES_S = 1
+"""Retry-After of a request that has to wait until others in flight end and return what they reserved."""
 
 
 class Tenant:
-    """The limits of a tenant, and what it has used of them."""
-
-    __slots__ = ("_cost", "_period_ends", "_requests", "_tokens", "name", "spec")
+    """The limits of a tenant, what it has used of them, and what requests in flight may still use."""
 
     def __init__(self, spec: TenantSpec) -> None:
         self.name = spec.name
         self.spec = spec
-        self._requests = None if spec.requests_per_minute is None else Bucket(spec.requests_per_minute)
-        self._tokens = None if spec.tokens_per_minute is None else Bucket(spec.tokens_per_minute)
-        self._cost = 0.0
+        self.spent = 0.0
         """In the current period."""
+        self.cost = Reserve()
+        self.tokens = Reserve()
         self._period_ends: float | None = None
+        self._requests_left = _bucket(None, spec.requests_per_minute)
+        self._tokens_left = _bucket(None, spec.tokens_per_minute)
 
-    def continue_from(self, other: "Tenant") -> None:
-        """Start with what the same tenant has used under its old limits."""
-        self._cost, self._period_ends = other._cost, other._period_ends
-        for new, old in ((self._requests, other._requests), (self._tokens, other._tokens)):
-            if new is not None and old is not None:
-                new.continue_from(old)
+    def configure(self, spec: TenantSpec) -> None:
+        """New limits; what was used and reserved stays."""
+        self.spec = spec
+        self._requests_left = _bucket(self._requests_left, spec.requests_per_minute)
+        self._tokens_left = _bucket(self._tokens_left, spec.tokens_per_minute)
 
-    def denial(self, request: RequestMetadata, now: float) -> Denial | None:
-        """Why this request exceeds the limits; None if it does not, and then it is counted."""
-        requests, tokens, spec = self._requests, self._tokens, self.spec
-        if requests is not None and not requests.has(1, now):
-            why = f'"{self.name}" may send {spec.requests_per_minute:g} requests per minute'
-            return Denial(why, requests.seconds_until(1))
-        if tokens is not None and not tokens.has(request.input_tokens, now):
-            if request.input_tokens > tokens.per_minute:
-                why = f"the prompt has about {request.input_tokens} tokens"
-                return Denial(f'{why}; "{self.name}" may use {spec.tokens_per_minute:g} per minute', 60)
-            why = f'"{self.name}" may use {spec.tokens_per_minute:g} tokens per minute'
-            return Denial(why, tokens.seconds_until(request.input_tokens))
-        if spec.cost_budget is not None and self._spent(now) >= spec.cost_budget:
-            assert self._period_ends is not None
-            why = f'"{self.name}" has spent its budget of {spec.cost_budget:g} per {spec.cost_period:g} s'
-            return Denial(why, max(1, ceil(self._period_ends - now)))
-        if requests is not None:
+    @property
+    def is_limited(self) -> bool:
+        """Whether the size of a request matters."""
+        return self._tokens_left is not None or self.spec.cost_budget is not None
+
+    def admit(
+        self, prompt: int, answer: int | None, price: PriceSpec | None, now: float, *, part: bool = False
+    ) -> "Charge | Denial | None":
+        """Count a request with a prompt of this many tokens and an answer of at most that many, and reserve what it may
+        use; a denial if it exceeds the limits, and then it is not counted.
+
+        `answer`: None if there is nothing to reserve. `part`: of a request that was counted already. Its cost must fit
+        into the budget like any other; tokens it may borrow from the next minute, for work that was begun.
+        """
+        requests, charge = self._requests_left, None if answer is None else Charge(self, prompt, answer, price)
+        denial = self._beyond_budget(0.0 if charge is None else charge.cost, now)
+        if not part:
+            if requests is not None and requests.refill(now) < 1:
+                limit = f'"{self.name}" may send {self.spec.requests_per_minute:g} requests per minute'
+                return Denial(limit, requests.seconds_until(1))
+            denial = self._beyond_tokens(prompt, answer or 0, now) or denial
+        if denial is not None:
+            return denial
+        if requests is not None and not part:
             requests.take(1)
-        if tokens is not None:
-            tokens.take(request.input_tokens)
+        if charge is not None:
+            charge.reserve()
+        return charge
+
+    def _beyond_tokens(self, prompt: int, answer: int, now: float) -> Denial | None:
+        left, reserved = self._tokens_left, self.tokens
+        if left is None:
+            return None
+        free, needed = left.refill(now) - reserved.amount, prompt + answer
+        if free >= needed or (not reserved.holders and free >= prompt):
+            return None
+        limit = f'"{self.name}" may use {left.per_minute:g} tokens per minute'
+        if prompt > left.per_minute:
+            return Denial(f"{limit}, and the prompt has about {prompt}", 60)
+        if left.left < prompt:
+            return Denial(limit, left.seconds_until(prompt))
+        held = f"{reserved.amount:.0f} are reserved for {_requests(reserved.holders)} in flight"
+        return Denial(f"{limit}: {held}, and this one may use {needed}; a lower max_tokens reserves less", SETTLES_S)
+
+    def _beyond_budget(self, cost: float, now: float) -> Denial | None:
+        spec, reserved = self.spec, self.cost
+        if spec.cost_budget is None:
+            return None
+        left = spec.cost_budget - self.spent_by(now)
+        budget = f"budget of {spec.cost_budget:g} per {spec.cost_period:g} s"
+        if left <= 0:
+            assert self._period_ends is not None
+            return Denial(f'"{self.name}" has spent its {budget}', max(1, ceil(self._period_ends - now)))
+        free = left - reserved.amount
+        if not reserved.holders or (free > 0 and cost <= free):
+            return None
+        held = f"{reserved.amount:g} is reserved for {_requests(reserved.holders)} in flight"
+        why = f'"{self.name}" has {left:g} left of its {budget}: {held}, and this one may cost {cost:g}'
+        return Denial(f"{why}; a lower max_tokens reserves less", SETTLES_S)
+
+    def use(self, cost: float, tokens: float, now: float) -> None:
+        """Charge what was used; below 0 if it was less than was charged before."""
+        if cost:
+            self.spent = max(0.0, self.spent_by(now) + cost)
+        if self._tokens_left is not None:
+            self._tokens_left.take(tokens)
+
+    def spent_by(self, now: float) -> float:
+        """What was spent in the period of this time, which begins now if the last one is over."""
+        period, ends = self.spec.cost_period, self._period_ends
+        if ends is None or now >= ends:
+            self.spent, self._period_ends = 0.0, now + period
+        elif ends > now + period:  # the period was made shorter
+            self._period_ends = now + period
+        return self.spent
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it has nothing in flight, and no period that would go on."""
+        return not self.tokens.holders and (self._period_ends is None or now >= self._period_ends)
+
+    def report(self, now: float, wall: float) -> dict[str, Any]:
+        """Usage against limits, as plain data. `wall`: Unix time."""
+        spec, requests, tokens = self.spec, self._requests_left, self._tokens_left
+        spent, ends = self.spent_by(now), self._period_ends
+        return {
+            "name": self.name,
+            "in_flight": self.tokens.holders,
+            "spent": spent,
+            "reserved": self.cost.amount,
+            "budget": spec.cost_budget,
+            "period_ends": None if ends is None else wall + ends - now,
+            "tokens_per_minute": spec.tokens_per_minute,
+            "tokens_left": None if tokens is None else tokens.refill(now),
+            "tokens_reserved": self.tokens.amount,
+            "requests_per_minute": spec.requests_per_minute,
+            "requests_left": None if requests is None else requests.refill(now),
+        }
+
+
+def _bucket(before: Bucket | None, per_minute: float | None) -> Bucket | None:
+    if per_minute is None:
         return None
+    return Bucket(per_minute) if before is None else before.limited_to(per_minute)
 
-    def used(
-        self, request: RequestMetadata, usage: Usage | None, counted: int | None, price: PriceSpec | None, now: float
-    ) -> None:
-        """Charge a request that was answered: the usage that the engine reported, else the tokens counted here."""
-        prompt = request.input_tokens if usage is None or usage.input is None else usage.input
+
+def _requests(number: int) -> str:
+    return "a request" if number == 1 else f"{number} requests"
+
+
+class Charge:
+    """What one request takes from the limits of its tenant: reserved when it is admitted, used as its answer grows, and
+    settled once, whatever becomes of it."""
+
+    __slots__ = ("_answer", "_answer_price", "_left", "_prompt", "_prompt_price", "_tenant", "_tokens_left", "_used",
+                 "_used_tokens", "cost")  # fmt: skip
+
+    def __init__(self, tenant: Tenant, prompt: int, answer: int, price: PriceSpec | None) -> None:
+        self._tenant: Tenant | None = tenant
+        """None once it is settled."""
+        self._prompt, self._answer = prompt, answer
+        self._prompt_price = 0.0 if price is None else price.per_million_input_tokens / 1e6
+        self._answer_price = 0.0 if price is None else price.per_million_output_tokens / 1e6
+        self.cost = prompt * self._prompt_price + answer * self._answer_price
+        """Expected at most."""
+        self._left, self._tokens_left = self.cost, float(prompt + answer)
+        """Reserved, and not used."""
+        self._used = self._used_tokens = 0.0
+
+    def reserve(self) -> None:
+        assert self._tenant is not None
+        self._tenant.tokens.add(self._tokens_left)
+        if self.cost:
+            self._tenant.cost.add(self.cost)
+
+    def grown(self, answer: int, now: float) -> None:
+        """The answer has this many tokens so far."""
+        self._use(self._prompt, answer, now)
+
+    def settle(self, usage: Usage | None, counted: int | None, size: int, now: float) -> None:
+        """The answer is complete: charge the usage that the engine reported, else the tokens counted here, else a token
+        per four bytes of its size, but then no more than was reserved."""
+        prompt = self._prompt if usage is None or usage.input is None else usage.input
         answer = counted if usage is None or usage.output is None else usage.output
-        answer = answer or 0
-        if self._tokens is not None:
-            self._tokens.take(prompt - request.input_tokens + answer)
-        if price is not None:
-            self._spent(now)
-            self._cost += (prompt * price.per_million_input_tokens + answer * price.per_million_output_tokens) / 1e6
+        self._use(prompt, min(self._answer, size // 4) if answer is None else answer, now)
+        self.close()
 
-    def _spent(self, now: float) -> float:
-        if self._period_ends is None or now >= self._period_ends:
-            self._cost, self._period_ends = 0.0, now + self.spec.cost_period
-        return self._cost
+    def close(self) -> None:
+        """Return what is reserved and was not used. Calls after the first change nothing."""
+        tenant, self._tenant = self._tenant, None
+        if tenant is not None:
+            tenant.tokens.leave(self._tokens_left)
+            if self.cost:
+                tenant.cost.leave(self._left)
+
+    def _use(self, prompt: int, answer: int, now: float) -> None:
+        tenant = self._tenant
+        if tenant is None:
+            return
+        cost, tokens = prompt * self._prompt_price + answer * self._answer_price, float(prompt + answer)
+        tenant.use(cost - self._used, tokens - self._used_tokens, now)
+        self._used, self._used_tokens = cost, tokens
+        left, tokens_left = max(0.0, self.cost - cost), max(0.0, self._prompt + self._answer - tokens)
+        tenant.cost.amount += left - self._left
+        tenant.tokens.amount += tokens_left - self._tokens_left
+        self._left, self._tokens_left = left, tokens_left
 
 
 class Keys:
     """API keys, each of a tenant: stored as hashes, compared in constant time."""
 
-    def __init__(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str = "") -> None:
-        self.tenants = {spec.name: Tenant(spec) for spec in tenants}
+    def __init__(self, keys: Sequence[KeySpec], tenants: Mapping[str, Tenant], admin_sha256: str = "") -> None:
+        self.tenants = tenants
         self._by_start: dict[bytes, list[tuple[bytes, Tenant]]] = {}
         """Hashes by their first bytes, so that few have to be compared."""
         for key in keys:
             digest = bytes.fromhex(key.sha256)
-            self._by_start.setdefault(digest[:2], []).append((digest, self.tenants[key.tenant]))
+            self._by_start.setdefault(digest[:2], []).append((digest, tenants[key.tenant]))
         self._admin = bytes.fromhex(admin_sha256)
         self.required = bool(keys)
 
-    def changed_to(self, keys: Sequence[KeySpec], tenants: Sequence[TenantSpec], admin_sha256: str) -> "Keys":
-        """New keys and tenants; tenants that remain keep what they have used."""
-        changed = Keys(keys, tenants, admin_sha256)
-        for name, tenant in changed.tenants.items():
-            if name in self.tenants:
-                tenant.continue_from(self.tenants[name])
-        return changed
+    def tenant_named(self, name: str) -> Tenant | None:
+        """The tenant that a request was admitted for; None if no keys are required: then names are the clients' own."""
+        return self.tenants.get(name) if self.required else None
 
     def tenant_of(self, request: HttpRequest, client: "GatewayConnection | None") -> Tenant | None:
         """The tenant whose key a request has; None if it has no key or an unknown one. `client` caches the last one."""
@@ -183,11 +331,33 @@ def _credentials(request: HttpRequest) -> bytes:
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
+class UsageBook:
+    """What tenants have used, across changes of settings."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        """Also tenants that are gone, until their period is over: they may come back."""
+
+    def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
+        """The tenants with these limits; those that are known keep what they have used."""
+        for spec in specs:
+            known = self._tenants.get(spec.name)
+            if known is None:
+                self._tenants[spec.name] = Tenant(spec)
+            else:
+                known.configure(spec)
+        listed, now = {spec.name: self._tenants[spec.name] for spec in specs}, time.monotonic()
+        for name in [name for name, one in self._tenants.items() if name not in listed and one.is_idle(now)]:
+            del self._tenants[name]
+        return listed
+
+
 class Admission:
     """Admits requests, and gives them their ids."""
 
     def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
-        self.keys = Keys(settings.keys, settings.tenants, settings.admin_key_sha256)
+        self.usage = UsageBook()
+        self.configure(settings)
         self.names_in_flight: Container[str] = ()
         """Ids of pipeline requests, which are not sent anywhere themselves: their steps are."""
         self._limited = limited
@@ -197,7 +367,7 @@ class Admission:
         self._count = 0
 
     def configure(self, settings: GatewaySpec) -> None:
-        self.keys = self.keys.changed_to(settings.keys, settings.tenants, settings.admin_key_sha256)
+        self.keys = Keys(settings.keys, self.usage.tenants(settings.tenants), settings.admin_key_sha256)
 
     def tenant_of(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
         """The tenant whose key a request has; None if no keys are required. Raises `NotAdmitted`."""
@@ -208,16 +378,31 @@ class Admission:
             raise NotAdmitted(401, "send your API key as: authorization: Bearer KEY", "invalid_api_key")
         return tenant
 
-    def admit(self, request: RequestMetadata, tenant: Tenant, now: float) -> RequestMetadata:
-        """The request, with at most the priority that its tenant may use, and counted. Raises `NotAdmitted`."""
+    def report(self) -> list[dict[str, Any]]:
+        """What tenants have used of their limits; see `Tenant.report`."""
+        now, wall = time.monotonic(), time.time()
+        return [tenant.report(now, wall) for tenant in self.keys.tenants.values()]
+
+    def admit(
+        self,
+        request: RequestMetadata,
+        tenant: Tenant,
+        now: float,
+        answer: int | None = None,
+        price: PriceSpec | None = None,
+        *,
+        part: bool = False,
+    ) -> "tuple[RequestMetadata, Charge | None]":
+        """The request, with at most the priority that its tenant may use, and what it may use of the limits; see
+        `Tenant.admit`. Raises `NotAdmitted`."""
         limit = tenant.spec.max_priority
         if limit is not None and request.priority > limit:
             request = msgspec.structs.replace(request, priority=limit)
-        denial = tenant.denial(request, now)
-        if denial is not None:
+        charge = tenant.admit(request.input_tokens, answer, price, now, part=part)
+        if isinstance(charge, Denial):
             self._limited[tenant.name] += 1
-            raise NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s)
-        return request
+            raise NotAdmitted(429, charge.why, "rate_limit_exceeded", charge.retry_after_s)
+        return request, charge
 
     def request_id(self, http: HttpRequest) -> str:
         """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises

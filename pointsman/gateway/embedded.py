@@ -182,7 +182,7 @@ class Embedded:
         for deployment in status["deployments"]:
             deployment.update(self.gateway.metrics.summary(deployment["name"]))
         problems = [*status["problems"], *self.gateway.upstream.unsent.problems(time.monotonic())]
-        return {**status, "problems": problems, "url": self.url}
+        return {**status, "problems": problems, "url": self.url, "tenants": self.gateway.admission.report()}
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:
         self.gateway.configure(plan.gateway)

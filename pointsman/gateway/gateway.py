@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
-from pointsman.gateway.admission import Admission, NotAdmitted, Tenant
+from pointsman.gateway.admission import Admission, Charge, NotAdmitted, Tenant
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.metrics import GatewayMetrics
+from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
-from pointsman.gateway.openai import BadRequest, error_body, error_kind, metadata, read_body
+from pointsman.gateway.openai import BadRequest, answer_tokens, error_body, error_kind, metadata, read_body
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.parser import HttpRequest
 from pointsman.http.pool import FEW
@@ -42,6 +42,7 @@ class Gateway:
         self.traffic.hooks.gone = self.upstream.instance_left
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
+        self.metrics.sources.append(lambda page: tenant_metrics(page, self.admission.report()))
         self.clients: set[GatewayConnection] = set()
         self.draining = False
         """No new requests are accepted; those in flight are finished."""
@@ -107,7 +108,7 @@ class Gateway:
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
     ) -> None:
         """Serve a request to a model. `part_id`: it is part of a request that was admitted already, and has this id, or
-        a new one if that is empty; its tokens still count."""
+        a new one if that is empty."""
         now = time.monotonic()
         try:
             body = read_body(http.body)
@@ -117,8 +118,13 @@ class Gateway:
                 return
             name = "" if tenant is None else tenant.name
             request = metadata(part_id or self.admission.request_id(http), body, http.headers, now, name)
-            if tenant is not None and part_id is None:
-                request = self.admission.admit(request, tenant, now)
+            charge: Charge | None = None
+            if tenant is not None:
+                plan, answer = lane.plan, None
+                if tenant.is_limited or plan.price is not None:
+                    answer = answer_tokens(body, http.path, plan.assumed_output_tokens)
+                part = part_id is not None
+                request, charge = self.admission.admit(request, tenant, now, answer, plan.price, part=part)
         except BadRequest as error:
             client.error(400, str(error), "invalid_body")
             return
@@ -128,7 +134,7 @@ class Gateway:
         upstream = self.upstream
         upstream.retries.requests += 1
         counts = self.metrics.of(lane.name)
-        in_flight = ModelRequest(client, http, tenant, upstream=upstream, lane=lane, request=request, counts=counts)
+        in_flight = ModelRequest(client, http, charge, upstream=upstream, lane=lane, request=request, counts=counts)
         client.serving = in_flight
         self._arrivals.add(in_flight, now)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from pointsman.gateway.openai import Usage
 from pointsman.routing.records import Histogram
@@ -220,4 +221,35 @@ def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
         "scaling_policy_errors",
         "Times that a scaling policy raised, was too slow, or returned an invalid number.",
         {labels: one.errors for labels, one in each},
+    )
+
+
+def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
+    """Usage of tenants against their limits; see `Tenant.report`."""
+    each = [((("tenant", one["name"]),), one) for one in reports]
+
+    def kinds(**fields: str) -> dict[Labels, float]:
+        """Kind -> the field of a report; without those that do not apply."""
+        named = [((*who, ("kind", kind)), one[field]) for who, one in each for kind, field in fields.items()]
+        return {labels: value for labels, value in named if value is not None}
+
+    page.gauge(
+        "tenant_cost",
+        "Cost of the current period: spent, reserved for requests in flight, and the budget.",
+        kinds(spent="spent", reserved="reserved", budget="budget"),
+    )
+    page.gauge(
+        "tenant_period_end_seconds",
+        "Unix time when the current period ends.",
+        {who: one["period_ends"] for who, one in each if one["budget"] is not None and one["period_ends"] is not None},
+    )
+    page.gauge(
+        "tenant_tokens",
+        "Tokens that a tenant has left, has reserved for requests in flight, and gets per minute.",
+        kinds(left="tokens_left", reserved="tokens_reserved", per_minute="tokens_per_minute"),
+    )
+    page.gauge(
+        "tenant_requests",
+        "Requests that a tenant has left, and gets per minute.",
+        kinds(left="requests_left", per_minute="requests_per_minute"),
     )

@@ -35,7 +35,7 @@ from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 
 if TYPE_CHECKING:
-    from pointsman.gateway.admission import Tenant
+    from pointsman.gateway.admission import Charge
 
 RETRIED = frozenset({500, 502, 503, 504})
 """Statuses of a response after which another instance is tried."""
@@ -57,7 +57,8 @@ class ModelRequest(InFlight, eq=False):
 
     _client: GatewayConnection
     _http: HttpRequest
-    _tenant: "Tenant | None"
+    _charge: "Charge | None"
+    """What it takes from the limits of its tenant; settled wherever the request ends."""
     _request_head: bytes = b""
     """The head that was sent last."""
     _lines: bytes = b""
@@ -101,6 +102,8 @@ class ModelRequest(InFlight, eq=False):
         if self._stream is not None:
             self._break_off(self._stream, str(refusal.reason))
             return
+        if self._charge is not None:
+            self._charge.close()
         status, retry_after_s = self._count_refused(refusal)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
         if retry_after_s is not None:
@@ -132,7 +135,7 @@ class ModelRequest(InFlight, eq=False):
             self.resume()
         self._attempt = None
         client.respond(head.status, body, head.lines + self._lines, head.reason)
-        self._ended(head.status, usage, None if usage is None else usage.output)
+        self._ended(head.status, usage, None if usage is None else usage.output, len(body))
 
     def stream_began(self, head: ResponseHead) -> None:
         """Send nothing yet: until an event with data has arrived, another instance can take over."""
@@ -155,6 +158,8 @@ class ModelRequest(InFlight, eq=False):
                 self._last_piece_at = now
             elif self._opens(payload):
                 self._begin(self._preamble, now)
+            if self._charge is not None and self._stream is not None:
+                self._charge.grown(events.events, now)
         elif payload and self._stream is not None:
             self._stream.write(payload)
         elif payload and self._opens(payload) and len(self._preamble) > MAX_HELD_BYTES:
@@ -242,7 +247,7 @@ class ModelRequest(InFlight, eq=False):
         self.counts.first_token.add(now - (self.request.arrival_time or now))
         return stream
 
-    def _ended(self, status: int, usage: Usage | None, output_tokens: int | None) -> None:
+    def _ended(self, status: int, usage: Usage | None, output_tokens: int | None, size: int = MAX_USAGE_BYTES) -> None:
         now = time.monotonic()
         request, lane = self.request, self.lane
         self.upstream.in_flight.pop(request.request_id, None)
@@ -256,13 +261,24 @@ class ModelRequest(InFlight, eq=False):
         counts.total.add(now - (request.arrival_time or now))
         if usage is not None:
             counts.used(usage)
-        if self._tenant is not None:
-            self._tenant.used(request, usage, output_tokens, lane.plan.price, now)
+        charge = self._charge
+        if charge is None:
+            return
+        if status < 400:
+            charge.settle(usage, output_tokens, size, now)
+        else:
+            charge.close()
 
     def _charge_part(self) -> None:
-        """Charge for the part that was sent: else a client that disconnects just before the end would pay nothing."""
-        if self._tenant is not None and self._stream is not None and self._events is not None:
-            self._tenant.used(self.request, None, self._events.events, self.lane.plan.price, time.monotonic())
+        """Charge for what an instance has done: a client that disconnects just before the end must not pay nothing."""
+        charge, now = self._charge, time.monotonic()
+        if charge is None:
+            return
+        if self._stream is not None and self._events is None:
+            charge.settle(None, None, MAX_USAGE_BYTES, now)
+        elif self.instance_id:
+            charge.grown(0 if self._stream is None or self._events is None else self._events.events, now)
+        charge.close()
 
     def _break_off(self, stream: ResponseStream, why: str) -> None:
         """End an answer that has begun with an error, if its form allows one."""

@@ -45,6 +45,8 @@ class ClientHeaders(Mapping[str, str]):
 STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Paths whose streams end with `data: [DONE]`."""
 
+EMBEDDINGS = b"/v1/embeddings"
+
 MAX_PRIORITY = 1_000_000
 """The minimum is -MAX_PRIORITY."""
 
@@ -82,6 +84,8 @@ class Body(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    n: Raw = Raw()
+    best_of: Raw = Raw()
     cache_salt: Name | None = None
     pointsman: Extension | None = None
 
@@ -194,6 +198,37 @@ def _priority(value: int | str | None) -> int:
 def _tokens(limit: int | None) -> int | None:
     """None if it limits nothing; the engine decides what -1 or a huge number means."""
     return limit if limit is not None and 0 < limit < 1 << 53 else None
+
+
+def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
+    """The most tokens that the answer may have; `assumed`: of a choice, if the body sets no limit."""
+    if path == EMBEDDINGS:
+        return 0
+    given = (_tokens(body.max_tokens), _tokens(body.max_completion_tokens), _tokens(body.max_output_tokens))
+    limit = max(filter(None, given), default=assumed)  # engines differ in which one they obey
+    return limit * max(1, _whole(body.n), _whole(body.best_of)) * _prompts(body.prompt)
+
+
+def _whole(raw: Raw) -> int:
+    try:
+        return _decode_whole(raw) if memoryview(raw) else 0
+    except msgspec.DecodeError:
+        return 0  # the engine will refuse it
+
+
+def _prompts(raw: Raw) -> int:
+    """How many prompts a request for completions has: one, or a list of them."""
+    if memoryview(raw)[:1].tobytes() != b"[":
+        return 1
+    try:
+        each = _decode_list(raw)
+    except msgspec.DecodeError:
+        return 1
+    return len(each) if each and memoryview(each[0])[:1].tobytes() in (b'"', b"[") else 1
+
+
+_decode_whole = msgspec.json.Decoder(int).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
 
 
 # Usage

@@ -94,7 +94,7 @@ def error_answer(error: BaseException) -> tuple[int, bytes]:
     if isinstance(error, CallFailed):  # of a node that this one called
         body |= {"message": error.message, "type": error.kind or body["type"], "node": error.node}
         body["traceback"] = error.trace or body["traceback"]
-        status = 504 if error.status == 504 else 500
+        status = error.status if error.status in (429, 504) else 500  # too late, or beyond the limits of its tenant
     return status, to_json(body)
 
 

@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_reasons_stay_on_one_line() -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_tenants_with_limits_have_a_table() -> None:
+    unlimited = {
+        "name": "free", "in_flight": 0, "spent": 0.0, "reserved": 0.0, "budget": None, "period_ends": None,
+        "tokens_per_minute": None, "tokens_left": None, "tokens_reserved": 0.0, "requests_per_minute": None,
+        "requests_left": None,
+    }  # fmt: skip
+    budget = {"name": "red", "in_flight": 2, "spent": 1.25, "reserved": 0.5, "budget": 5.0, "period_ends": 1.8e9}
+    rate = {"name": "blue", "tokens_per_minute": 1000, "tokens_left": -20.4, "requests_per_minute": 60}
+    text = status_text(status(tenants=[unlimited, unlimited | budget, unlimited | rate | {"requests_left": 59.9}]))
+    head, _, red, blue = text.splitlines()[-4:]
+    assert head.split("  ")[0] == "tenant"
+    until = datetime.fromtimestamp(1.8e9).strftime("%Y-%m-%d %H:%M")
+    assert red.split() == ["red", "2", "1.25", "0.5", "5", *until.split()]
+    assert blue.split() == ["blue", "0", "0", "0", "-20", "of", "1000", "60", "of", "60"]
+    assert "free" not in text
 
 
 def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

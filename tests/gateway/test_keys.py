@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
-from pointsman.gateway.admission import Bucket, Keys, Tenant
+from pointsman.gateway.admission import Bucket, Charge, Denial, Keys, Tenant
 from pointsman.gateway.openai import Usage, metadata, read_body
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
-from pointsman.types import RequestMetadata
 from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, MakeBed, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for
@@ -163,7 +162,7 @@ def test_keys_are_not_passed_on(
 def test_many_keys_per_tenant_with_colliding_hash_prefixes() -> None:
     keys = [f"key-{number}" for number in range(3000)]  # enough for collisions of the first two bytes
     specs = [KeySpec(sha256=digest(key), tenant=f"t{number % 3}") for number, key in enumerate(keys)]
-    known = Keys(specs, [TenantSpec(name=f"t{number}") for number in range(3)])
+    known = Keys(specs, {f"t{number}": Tenant(TenantSpec(name=f"t{number}")) for number in range(3)})
     assert len(known._by_start) < len(keys)
     for number, key in enumerate(keys):
         tenant = known._lookup(key.encode())
@@ -277,69 +276,76 @@ def test_usage_of_tenants_survives_new_settings(make_bed: MakeBed) -> None:
 # Tenants alone, with a fake clock
 
 
-def request(prompt: str = "x" * 40, **facts: Any) -> RequestMetadata:
-    return RequestMetadata("r", prompt, **facts)
+def admitted(tenant: Tenant, now: float, **facts: Any) -> Charge:
+    """The charge of a request that must be admitted: by default with a prompt of 10 tokens, and an answer of 20."""
+    charge = tenant.admit(**{"prompt": 10, "answer": 20, "price": None, "now": now, **facts})
+    assert isinstance(charge, Charge), charge
+    return charge
+
+
+def denial(tenant: Tenant, now: float, **facts: Any) -> Denial:
+    """The denial of a request that must be denied."""
+    denied = tenant.admit(**{"prompt": 10, "answer": 20, "price": None, "now": now, **facts})
+    assert isinstance(denied, Denial), denied
+    return denied
 
 
 def test_a_bucket_refills_up_to_its_capacity() -> None:
     bucket = Bucket(60.0)
-    assert bucket.has(60, 0.0)
+    assert bucket.refill(0.0) == 60
     bucket.take(60)
-    assert not bucket.has(1, 0.5)
+    assert bucket.refill(0.5) == 0.5
     assert bucket.seconds_until(1) == 1
-    assert bucket.has(1, 1.0)
-    assert not bucket.has(61, 10_000.0)
-    assert bucket.has(60, 10_000.0)
+    assert bucket.refill(1.0) == 1
+    assert bucket.refill(10_000.0) == 60
     bucket.take(180)
     assert bucket.seconds_until(1) == 121
-    assert not bucket.has(1, 10_120.0)
-    assert bucket.has(1, 10_121.0)
+    assert bucket.refill(10_120.0) == 0
+    assert bucket.refill(10_121.0) == 1
 
 
 def test_a_denied_request_costs_nothing() -> None:
-    tenant = Tenant(TenantSpec(name="t", requests_per_minute=100, tokens_per_minute=15))
-    assert tenant.denial(request(), 0.0) is None
-    for _ in range(50):
-        assert tenant.denial(request(), 0.0) is not None
-    assert tenant.denial(request(), 60.0) is None
+    tenant = Tenant(TenantSpec(name="t", requests_per_minute=100, tokens_per_minute=30))
+    admitted(tenant, 0.0).settle(Usage(10, 20, None), None, 0, 0.0)
+    for _ in range(500):
+        denial(tenant, 0.0)
+    admitted(tenant, 60.0)
 
 
 def test_estimated_tokens_are_corrected_by_usage() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
-    assert tenant.denial(request(), 0.0) is None  # estimated as 10 tokens
-    tenant.used(request(), Usage(4, 6, None), None, None, 0.0)
-    tokens = tenant._tokens
-    assert tokens is not None
-    assert tokens.has(90, 0.0)
-    assert not tokens.has(91, 0.0)
+    admitted(tenant, 0.0).settle(Usage(4, 6, None), None, 0, 0.0)
+    assert tenant._tokens_left is not None
+    assert tenant._tokens_left.refill(0.0) == 90
 
 
 @pytest.mark.parametrize(
-    ("usage", "counted", "spent"),
+    ("usage", "counted", "size", "spent"),
     [
-        (Usage(100, 10, None), None, 100 * 1 + 10 * 2),
-        (Usage(100, 10, None), 99, 100 * 1 + 10 * 2),
-        (Usage(100, None, None), 7, 100 * 1 + 7 * 2),
-        (None, 7, 10 * 1 + 7 * 2),
-        (None, None, 10 * 1),
+        (Usage(100, 10, None), None, 9, 100 * 1 + 10 * 2),
+        (Usage(100, 10, None), 99, 9, 100 * 1 + 10 * 2),
+        (Usage(100, None, None), 7, 9, 100 * 1 + 7 * 2),
+        (None, 7, 9, 10 * 1 + 7 * 2),
+        (None, None, 0, 10 * 1),
+        (None, None, 40, 10 * 1 + 10 * 2),
+        (None, None, 4_000_000, 10 * 1 + 20 * 2),
     ],
 )
-def test_the_cost_of_an_answer(usage: Usage | None, counted: int | None, spent: float) -> None:
+def test_the_cost_of_an_answer(usage: Usage | None, counted: int | None, size: int, spent: float) -> None:
+    """As the engine counted; else as the gateway counted events; else by size, but not more than was reserved."""
     tenant = Tenant(TenantSpec(name="t", cost_budget=1.0))
     price = PriceSpec(per_million_input_tokens=1.0, per_million_output_tokens=2.0)
-    tenant.used(request(), usage, counted, price, 0.0)
-    assert tenant._spent(0.0) == pytest.approx(spent / 1e6)
+    admitted(tenant, 0.0, price=price).settle(usage, counted, size, 0.0)
+    assert tenant.spent == pytest.approx(spent / 1e6)
+    assert (tenant.cost.amount, tenant.cost.holders, tenant.tokens.amount, tenant.tokens.holders) == (0, 0, 0, 0)
 
 
 def test_a_budget_is_renewed_with_each_period() -> None:
     tenant = Tenant(TenantSpec(name="t", cost_budget=1.0, cost_period=100.0))
     price = PriceSpec(per_million_output_tokens=1e6)
-    assert tenant.denial(request(), 0.0) is None
-    tenant.used(request(), Usage(None, 1, None), None, price, 1.0)
-    denial = tenant.denial(request(), 40.0)
-    assert denial is not None
-    assert denial.retry_after_s == 60
-    assert tenant.denial(request(), 100.0) is None
+    admitted(tenant, 0.0, price=price).settle(Usage(None, 1, None), None, 0, 1.0)
+    assert denial(tenant, 40.0, price=price).retry_after_s == 60
+    admitted(tenant, 100.0, price=price)
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"])

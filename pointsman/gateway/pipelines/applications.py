@@ -193,7 +193,7 @@ class Applications:
             raise NotAdmitted(400, str(error), "invalid_header") from None
         request = RequestMetadata(admission.request_id(http), model_name=name, priority=int(settings.priority or 0))
         if tenant is not None:
-            request = admission.admit(request, tenant, now)
+            request, _ = admission.admit(request, tenant, now)
         self._gateway.upstream.retries.requests += 1
         whose = settings.tenant if tenant is None else tenant.name
         trace = http.headers.get(b"traceparent", b"").decode("latin-1")
@@ -315,8 +315,7 @@ class ReplicaCalls:
             headers.pop(b"x-request-id", None)
             caller.journal.model_called(request_id, http.path.rpartition(b"/")[2].decode("latin-1"))
         http.path = http.target = http.path.removeprefix(b"/pipelines")
-        tenants = self._gateway.admission.keys.tenants
-        tenant = tenants.get(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
+        tenant = self._gateway.admission.keys.tenant_named(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
         self._gateway.infer(client, http, tenant, part_id=request_id)
 
     def _is_replica(self, client: GatewayConnection, http: HttpRequest) -> bool:

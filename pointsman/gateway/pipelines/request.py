@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
 from pointsman.gateway.pipelines.records import PipelineRecord, StepJournal
 from pointsman.gateway.pipelines.results import BLOB, IN_PIECES, PIECES, ResponseSink, Results
@@ -132,6 +133,13 @@ class StepCalls:
             context.tenant,
             now,
         )
+        if model is not None:
+            try:
+                model.reserve(request, self._gateway.admission, lane.plan, now)
+            except NotAdmitted as error:
+                failure = StepFailure(error.status, str(error), error.code, retry_after_s=error.retry_after_s)
+                self._request.step_failed(index, failure)
+                return
         lines = b"content-type: application/json\r\n" if model is not None else self._home.replica_calls.secret_line
         call = StepCall(
             self._request,
@@ -177,28 +185,34 @@ class StepCalls:
         """Whether what a step yields is passed on as it comes."""
         return index == self._application.flow.streams and self._form in IN_PIECES
 
-    def charge(self, index: int, body: bytes = b"") -> ModelCall | None:
+    def settle(self, index: int, body: bytes = b"") -> ModelCall | None:
         """Charge the tokens of a model to the tenant, as if it had sent the request itself; None if it is no model."""
         model, call = self.models.get(index), self._calls.get(index)
         if model is not None and call is not None:
             usage = model.usage(body)
             if usage is not None:
                 call.counts.used(usage)
-            tenant = self._gateway.admission.keys.tenants.get(self._request.context.tenant)
-            if tenant is not None:
-                tenant.used(call.request, usage, model.output_events, call.lane.plan.price, time.monotonic())
+            if model.charge is not None:
+                model.charge.settle(usage, model.output_events if model.streams else None, len(body), time.monotonic())
         return model
 
     def end(self, index: int) -> None:
-        call = self._calls.pop(index, None)
+        call, model = self._calls.pop(index, None), self.models.get(index)
         if call is not None:
             self._home.by_step.pop(call.request.request_id, None)
+        if model is not None and model.charge is not None:
+            model.charge.close()
 
     def stop(self) -> list[int]:
         """Give all calls up; their steps."""
         calls, self._calls = self._calls, {}
-        for call in calls.values():
+        for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)
+            model = self.models.get(index)
+            if model is not None and model.charge is not None:
+                if call.instance_id:
+                    model.charge.grown(model.events.events, time.monotonic())
+                model.charge.close()
             call.abandon()
         return list(calls)
 
@@ -265,7 +279,7 @@ class PipelineRequest:
         self.journal.sent(index, instance_id)
 
     def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
-        model = self._calls.charge(index, body)
+        model = self._calls.settle(index, body)
         now = self._step_over(index)
         if self.over:
             return
@@ -293,13 +307,15 @@ class PipelineRequest:
         model = self._calls.models.get(index)
         if model is not None:
             payload = model.events.feed(payload)
+            if model.charge is not None:
+                model.charge.grown(model.events.events, time.monotonic())
             if self._sink.form == PIECES:
                 payload = model.texts(payload)
         if payload:
             self._sink.piece(payload)
 
     def step_ended(self, index: int) -> None:
-        self._calls.charge(index)
+        self._calls.settle(index)
         self._run.finished(index, self._step_over(index))
         self._finish(200)
         self._sink.ended()

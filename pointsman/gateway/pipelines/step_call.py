@@ -2,18 +2,30 @@
 allowed, and ended once."""
 
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
+from pointsman.config.plan import DeploymentPlan
 from pointsman.errors import PointsmanError
-from pointsman.gateway.openai import MAX_USAGE_BYTES, Usage, usage_of, usage_of_stream
+from pointsman.gateway.admission import Admission, Charge
+from pointsman.gateway.openai import (
+    MAX_USAGE_BYTES,
+    BadRequest,
+    Usage,
+    answer_tokens,
+    read_body,
+    usage_of,
+    usage_of_stream,
+)
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.upstream import InFlight
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
+from pointsman.types import RequestMetadata
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
 
 NOT_BEGUN = 503
@@ -214,6 +226,8 @@ def failure_of(status: int, body: bytes) -> StepFailure:
         raised = msgspec.json.decode(body, type=_Raised)
     except msgspec.DecodeError:
         return StepFailure(502, f"it answered {status}: {body[:200].decode('utf-8', 'replace')}", "node_failed")
+    if status == 429:
+        return StepFailure(429, raised.message, "rate_limit_exceeded", retry_after_s=1)
     if status == 500:
         return StepFailure(500, f"{raised.type}: {raised.message}", "node_failed", raised.traceback)
     return StepFailure(
@@ -240,6 +254,8 @@ class ModelCall:
     def __init__(self, step: PreparedStep, blobs: list[bytes], *, in_pieces: bool) -> None:
         """Raises `NotPlain`."""
         self._method = step.step.method
+        self.charge: Charge | None = None
+        """What it takes from the limits of its tenant."""
         self.events = EventStream()
         self.target, first = _TARGETS[self._method]
 
@@ -265,11 +281,21 @@ class ModelCall:
         self.max_tokens = limit if isinstance(limit, int) and limit > 0 else None
         self.body = msgspec.json.encode({"model": step.deployment, **fields})
 
+    def reserve(self, request: RequestMetadata, admission: Admission, plan: DeploymentPlan, now: float) -> None:
+        """Reserve what the call may use of its tenant's limits. Raises `NotAdmitted`."""
+        tenant = admission.keys.tenant_named(request.user_id)
+        if tenant is None:
+            return
+        answer = plan.assumed_output_tokens
+        with suppress(BadRequest):  # the model will say what is wrong
+            answer = answer_tokens(read_body(self.body), self.target, answer)
+        _, self.charge = admission.admit(request, tenant, now, answer, plan.price, part=True)
+
     def result(self, body: bytes, form: Form) -> bytes:
         """The result of the step in this form. Raises `NotPlain`."""
         try:
             value = self._value(msgspec.json.decode(body))
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecursionError) as error:
             raise NotPlain(f"the answer of the model does not match the API: {error}") from None
         return encode_plain(value) if form in ("blob", "value") else msgspec.json.encode(value)
 
@@ -277,7 +303,10 @@ class ModelCall:
         """The usage that the model reported; `body`: the response, if it came as a whole."""
         if self.events.events:
             return usage_of_stream(self.events)
-        return usage_of(body) if len(body) <= MAX_USAGE_BYTES else None
+        try:
+            return usage_of(body) if len(body) <= MAX_USAGE_BYTES else None
+        except msgspec.DecodeError:  # `result` will say so
+            return None
 
     @property
     def output_events(self) -> int:

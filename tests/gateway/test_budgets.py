@@ -1,0 +1,411 @@
+"""What requests in flight may cost is reserved: a budget is exceeded by one request at most, however many come at once.
+
+The bound, for a budget B and requests whose actual cost is at most what was reserved for them: at any time, what is
+spent and reserved together is at most B plus the estimate of one request. For requests that cost more than that, it is
+at most the sum of their excess more; and nothing is admitted while what is spent and reserved has reached B.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.config.schema import PriceSpec, TenantSpec
+from pointsman.gateway.admission import Charge, Denial, Tenant
+from pointsman.gateway.openai import answer_tokens, read_body
+from tests.gateway.backends import (
+    DONE,
+    OK,
+    STREAM,
+    BackendConnection,
+    Script,
+    answer,
+    answers,
+    chunk,
+    completion,
+    event,
+    hangs,
+    stream,
+)
+from tests.gateway.bed import Bed, MakeBed, plan_of
+from tests.gateway.test_keys import RED, by, guarded
+from tests.gateway.test_metrics import parsed
+from tests.gateway.wire import Client, wait_for
+
+PER_TOKEN = PriceSpec(per_million_input_tokens=0, per_million_output_tokens=1e6)
+"""An answer costs 1 per token."""
+ONE_EACH = {"perMillionInputTokens": 0, "perMillionOutputTokens": 1_000_000}
+BUDGET = 100
+
+# Any order of admissions and ends
+
+
+class InFlightRequest:
+    def __init__(self, charge: Charge, estimate: int) -> None:
+        self.charge, self.estimate = charge, estimate
+        self.grown = 0
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "admit", "admit", "grow", "settle", "close", "wait"]),
+        st.integers(0, 80),
+        st.integers(0, 1000),
+    ),
+    max_size=60,
+)
+
+
+def play(moves: list[tuple[str, int, int]], *, beyond: bool) -> None:
+    """Carry out moves (what, amount, which one). `beyond`: answers may be longer than was reserved for them."""
+    tenant = Tenant(TenantSpec(name="t", cost_budget=BUDGET, cost_period=100.0, tokens_per_minute=1e9))
+    running: list[InFlightRequest] = []
+    now, largest, excess = 0.0, 0, 0
+    for what, amount, which in moves:
+        if what == "wait":
+            now += amount / 3
+        elif what == "admit":
+            before, reserved, alone = tenant.spent_by(now), tenant.cost.amount, not tenant.cost.holders
+            charge = tenant.admit(0, amount, PER_TOKEN, now)
+            fits = before + reserved + amount <= BUDGET and before + reserved < BUDGET
+            assert isinstance(charge, Charge) == (fits or (alone and before < BUDGET))
+            if isinstance(charge, Charge):
+                running.append(InFlightRequest(charge, amount))
+                largest = max(largest, amount)
+        elif running:
+            one = running[which % len(running)]
+            most = one.estimate * 3 if beyond else one.estimate
+            length = max(one.grown, min(amount, most))
+            if what == "grow":
+                one.charge.grown(length, now)
+                excess += max(0, length - one.estimate) - max(0, one.grown - one.estimate)
+                one.grown = length
+            else:
+                running.remove(one)
+                if what == "settle":
+                    excess += max(0, length - one.estimate) - max(0, one.grown - one.estimate)
+                    one.charge.settle(None, length, 0, now)
+                one.charge.close()
+                one.charge.close()
+                one.charge.settle(None, 1000, 0, now)
+        rest = sum(max(0, one.estimate - one.grown) for one in running)
+        assert tenant.cost.amount == pytest.approx(rest)
+        assert tenant.cost.holders == sum(one.estimate > 0 for one in running)
+        assert tenant.spent_by(now) + tenant.cost.amount <= BUDGET + largest + excess + 1e-9
+    for one in running:
+        one.charge.close()
+    assert (tenant.cost.amount, tenant.cost.holders, tenant.tokens.amount, tenant.tokens.holders) == (0, 0, 0, 0)
+
+
+@given(MOVES)
+def test_a_budget_is_exceeded_by_one_request_at_most(moves: list[tuple[str, int, int]]) -> None:
+    play(moves, beyond=False)
+
+
+@given(MOVES)
+def test_answers_beyond_their_estimate_exceed_a_budget_by_no_more_than_that(moves: list[tuple[str, int, int]]) -> None:
+    play(moves, beyond=True)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 60), st.integers(0, 9)), max_size=50))
+def test_tokens_per_minute_are_exceeded_by_one_request_at_most(moves: list[tuple[bool, int, int, int]]) -> None:
+    """At one moment, in which nothing refills."""
+    tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
+    running: list[tuple[Charge, int, int]] = []
+    for begins, prompt, length, which in moves:
+        if begins:
+            charge = tenant.admit(prompt, length, None, 0.0)
+            if isinstance(charge, Charge):
+                running.append((charge, prompt, length))
+        elif running:
+            charge, _, most = running.pop(which % len(running))
+            charge.settle(None, min(length, most), 0, 0.0)
+        assert tenant._tokens_left is not None
+        assert tenant._tokens_left.left - tenant.tokens.amount >= -120, "the largest request has 120"
+
+
+def test_a_stream_that_outgrows_what_was_reserved_keeps_others_out() -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=BUDGET))
+    first = tenant.admit(0, 10, PER_TOKEN, 0.0)
+    assert isinstance(first, Charge)
+    first.grown(60, 0.0)
+    assert (tenant.spent, tenant.cost.amount) == (60, 0)
+    assert isinstance(tenant.admit(0, 41, PER_TOKEN, 0.0), Denial)
+    second = tenant.admit(0, 40, PER_TOKEN, 0.0)
+    assert isinstance(second, Charge)
+    first.grown(101, 0.0)
+    for estimate in (0, 1, 50):
+        assert isinstance(tenant.admit(0, estimate, PER_TOKEN, 0.0), Denial)
+    first.settle(None, 20, 0, 0.0)
+    assert tenant.spent == 20, "what the engine reports in the end counts"
+    assert isinstance(tenant.admit(0, 40, PER_TOKEN, 0.0), Charge)
+
+
+def test_a_request_that_ends_in_the_next_period_is_charged_there() -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=BUDGET, cost_period=10.0))
+    charge = tenant.admit(0, 90, PER_TOKEN, 0.0)
+    assert isinstance(charge, Charge)
+    charge.grown(30, 9.0)
+    assert (tenant.spent_by(9.0), tenant.spent_by(11.0), tenant.cost.amount) == (30, 0, 60)
+    assert isinstance(tenant.admit(0, 50, PER_TOKEN, 11.0), Denial), "60 are still reserved"
+    charge.settle(None, 90, 0, 12.0)
+    assert tenant.spent_by(12.0) == 60
+
+
+def test_new_limits_keep_what_was_used_and_reserved() -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=BUDGET, cost_period=1000.0))
+    charge = tenant.admit(0, 80, PER_TOKEN, 0.0)
+    assert isinstance(charge, Charge)
+    tenant.configure(TenantSpec(name="t", cost_budget=120, cost_period=50.0))
+    assert isinstance(tenant.admit(0, 41, PER_TOKEN, 0.0), Denial)
+    charge.settle(None, 80, 0, 1.0)
+    assert tenant.spent_by(1.0) == 80
+    assert tenant.spent_by(51.0) == 0, "the shorter period ends earlier"
+
+
+def test_a_denial_says_what_is_left_reserved_and_needed() -> None:
+    tenant = Tenant(TenantSpec(name="t", cost_budget=BUDGET))
+    for _ in range(2):
+        tenant.admit(0, 40, PER_TOKEN, 0.0)
+    denied = tenant.admit(0, 30, PER_TOKEN, 0.0)
+    assert denied == Denial(
+        '"t" has 100 left of its budget of 100 per 86400 s: 80 is reserved for 2 requests in flight, and this one may '
+        "cost 30; a lower max_tokens reserves less",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("chat/completions", {}, 4096),
+        ("chat/completions", {"max_tokens": 5}, 5),
+        ("chat/completions", {"max_tokens": 1, "max_completion_tokens": 70}, 70),
+        ("chat/completions", {"max_tokens": -1}, 4096),
+        ("chat/completions", {"max_tokens": 5, "n": 3}, 15),
+        ("chat/completions", {"max_tokens": 5, "n": "3"}, 5),
+        ("completions", {"max_tokens": 5, "best_of": 4, "n": 2}, 20),
+        ("completions", {"max_tokens": 5, "prompt": "x"}, 5),
+        ("completions", {"max_tokens": 5, "prompt": ["x", "y", "z"]}, 15),
+        ("completions", {"max_tokens": 5, "prompt": [[1, 2], [3]]}, 10),
+        ("completions", {"max_tokens": 5, "prompt": [1, 2, 3]}, 5),
+        ("completions", {"max_tokens": 5, "prompt": []}, 5),
+        ("responses", {"max_output_tokens": 9}, 9),
+        ("embeddings", {"input": "x"}, 0),
+    ],
+)
+def test_the_most_tokens_that_an_answer_may_have(path: str, body: dict[str, Any], tokens: int) -> None:
+    read = read_body(json.dumps({"model": "m", **body}).encode())
+    assert answer_tokens(read, f"/v1/{path}".encode(), 4096) == tokens
+
+
+@pytest.mark.parametrize(
+    ("engine", "price", "assumed"),
+    [
+        ({"type": "simulated", "parameters": {"outputTokens": 70}}, {}, 70),
+        ({"type": "simulated", "parameters": {"outputTokens": 70}}, {"assumedOutputTokens": 30}, 30),
+        ({"type": "vllm", "parameters": {"model": "m"}}, {}, 4096),
+        ({"type": "vllm", "parameters": {"model": "m", "args": ["--max-model-len", "8192"]}}, {}, 8192),
+        ({"type": "vllm", "parameters": {"model": "m", "args": ["--max-model-len=512", "-x"]}}, {}, 512),
+        ({"type": "sglang", "parameters": {"model": "m", "args": ["--context-length", "777"]}}, {}, 777),
+    ],
+)
+def test_what_is_assumed_without_a_limit(engine: dict[str, Any], price: dict[str, Any], assumed: int) -> None:
+    deployment = {"name": "m", "model": "m", "engine": engine, "price": price, "replicas": 0}
+    assert plan_of({}, deployment).deployments[0].assumed_output_tokens == assumed
+
+
+# Over real sockets
+
+
+def limited(make_bed: MakeBed, **limits: Any) -> tuple[Bed, Tenant]:
+    bed = make_bed(*guarded({"name": "red", "costBudget": BUDGET, **limits}, price=ONE_EACH))
+    return bed, bed.gateway.admission.keys.tenants["red"]
+
+
+def all_at_once(bed: Bed, number: int, **fields: Any) -> list[int]:
+    """The statuses of requests that are sent at the same moment."""
+    clients = [bed.client() for _ in range(number)]
+    ready = threading.Barrier(number)
+    statuses: list[int] = []
+
+    def send(client: Client) -> None:
+        ready.wait()
+        statuses.append(client.fetch(by(RED, **fields)).status)
+
+    threads = [threading.Thread(target=send, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+def slow_answer(tokens: int, release: threading.Event) -> Script:
+    def script(connection: BackendConnection) -> None:
+        while connection.request() is not None:
+            release.wait(10)
+            connection.send(answer(completion(output=tokens)))
+
+    return script
+
+
+def test_sixty_requests_at_once(make_bed: MakeBed) -> None:
+    """Each costs 50: two fit into the budget of 100."""
+    bed, tenant = limited(make_bed)
+    release = threading.Event()
+    bed.backend(slow_answer(50, release), max_concurrency=100)
+    answered: list[int] = []
+    sending = threading.Thread(target=lambda: answered.extend(all_at_once(bed, 60, max_tokens=50)))
+    sending.start()
+    wait_for(lambda: bed.gateway.metrics.limited["red"] == 58)
+    release.set()
+    sending.join()
+    assert sorted(answered) == [200] * 2 + [429] * 58
+    assert (tenant.spent, tenant.cost.amount, tenant.cost.holders) == (100, 0, 0)
+
+
+def test_without_a_limit_the_assumption_of_the_deployment_is_reserved(make_bed: MakeBed) -> None:
+    price = {**ONE_EACH, "assumedOutputTokens": 30}
+    bed = make_bed(*guarded({"name": "red", "costBudget": BUDGET}, price=price))
+    release = threading.Event()
+    bed.backend(slow_answer(1, release), max_concurrency=100)
+    clients = [bed.client() for _ in range(3)]
+    for client in clients:
+        client.send(by(RED))
+    wait_for(lambda: bed.gateway.in_flight == 3)
+    got = bed.fetch(by(RED))
+    assert got.status == 429
+    assert "90 is reserved for 3 requests in flight, and this one may cost 30" in got.error["message"]
+    assert got.header("retry-after") == "1"
+    release.set()
+    assert [client.read_response().status for client in clients] == [200] * 3
+    assert bed.fetch(by(RED)).status == 200
+
+
+def test_tokens_of_requests_in_flight_are_reserved(make_bed: MakeBed) -> None:
+    bed, tenant = limited(make_bed, costBudget=1e9, tokensPerMinute=1000)
+    release = threading.Event()
+    bed.backend(slow_answer(400, release), max_concurrency=100)
+    answered: list[int] = []
+    sending = threading.Thread(target=lambda: answered.extend(all_at_once(bed, 20, max_tokens=400)))
+    sending.start()
+    wait_for(lambda: bed.gateway.metrics.limited["red"] == 18)
+    release.set()
+    sending.join()
+    assert sorted(answered) == [200] * 2 + [429] * 18
+    assert tenant.tokens.amount == tenant.tokens.holders == 0
+
+
+TOKENS = [event(number) for number in range(20)]
+
+
+def disconnects(client: Client, _: Bed) -> None:
+    client.close()
+
+
+def reads(client: Client, _: Bed) -> None:
+    client.rest()
+
+
+def loses_its_instance(client: Client, bed: Bed) -> None:
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "crashed"))
+    client.until(b"stream_interrupted")
+
+
+def is_cut_off(client: Client, bed: Bed) -> None:
+    bed.thread.call(lambda: bed.gateway.upstream.cut_off("shutting down"))
+    client.rest()
+
+
+ENDS: Mapping[str, tuple[Script, dict[str, Any], Callable[[Client, Bed], None], float]] = {
+    "answered": (answers(answer(completion(output=7))), {}, reads, 7),
+    "answered without usage": (answers(answer({"choices": [], "text": "x" * 20})), {}, reads, 11),
+    "streamed": (answers(stream(*TOKENS, DONE)), {"stream": True}, reads, 19),
+    "refused by the engine": (answers(answer({"error": "no"}, 400)), {}, reads, 0),
+    "refused by every try": (answers(answer({"error": "no"}, 500)), {}, reads, 0),
+    "not JSON": (answers(answer(b"{nonsense")), {}, reads, 0),
+    "disconnected before the answer": (hangs(), {}, disconnects, 0),
+    "disconnected within a stream": (hangs(STREAM + b"".join(map(chunk, TOKENS))), {"stream": True}, disconnects, 20),
+    "lost within a stream": (hangs(STREAM + b"".join(map(chunk, TOKENS))), {"stream": True}, loses_its_instance, 20),
+    "cut off before the answer": (hangs(), {}, is_cut_off, 0),
+    "cut off within a stream": (hangs(STREAM + b"".join(map(chunk, TOKENS))), {"stream": True}, is_cut_off, 20),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_was_reserved_is_returned_however_a_request_ends(make_bed: MakeBed, how: str) -> None:
+    script, fields, end, spent = ENDS[how]
+    bed, tenant = limited(make_bed)
+    backend = bed.backend(script)
+    client = bed.client()
+    client.send(by(RED, "connection: close", max_tokens=60, **fields))
+    wait_for(lambda: backend.received)
+    if "within" in how:
+        client.until(b"t19")
+        assert (tenant.spent, tenant.cost.amount) == (20, 40), "what has come is charged at once"
+    end(client, bed)
+    wait_for(lambda: not bed.gateway.in_flight)
+    assert (tenant.cost.amount, tenant.cost.holders, tenant.tokens.amount, tenant.tokens.holders) == (0, 0, 0, 0)
+    assert tenant.spent == spent
+
+
+def test_a_request_that_no_instance_takes_costs_nothing(make_bed: MakeBed) -> None:
+    bed, tenant = limited(make_bed, tokensPerMinute=1000)
+    got = bed.fetch(by(RED, max_tokens=60, pointsman={"timeout_s": 0.05}))
+    assert got.status in (429, 503)
+    assert (tenant.spent, tenant.cost.amount, tenant.cost.holders, tenant.tokens.amount) == (0, 0, 0, 0)
+    assert tenant._tokens_left is not None
+    assert tenant._tokens_left.refill(time.monotonic()) == 1000
+
+
+def test_a_retried_request_is_charged_once(make_bed: MakeBed) -> None:
+    bed, tenant = limited(make_bed)
+    bed.backend(answers(answer({"error": "no"}, 500), OK))
+    bed.backend(answers(answer({"error": "no"}, 500), OK))
+    assert bed.fetch(by(RED, max_tokens=60)).status == 200
+    assert (tenant.spent, tenant.cost.amount, tenant.cost.holders) == (2, 0, 0)
+
+
+def test_usage_of_requests_in_flight_counts_after_new_settings(make_bed: MakeBed) -> None:
+    """They were charged to the limits that were in force when they came."""
+    gateway, deployment = guarded({"name": "red", "costBudget": BUDGET}, price=ONE_EACH)
+    bed = make_bed(gateway, deployment)
+    release = threading.Event()
+    bed.backend(slow_answer(90, release))
+    client = bed.client()
+    client.send(by(RED, max_tokens=90))
+    wait_for(lambda: bed.gateway.in_flight == 1)
+    bed.thread.call(lambda: bed.gateway.configure(plan_of(gateway, deployment).gateway))
+    assert bed.fetch(by(RED, max_tokens=90)).status == 429
+    release.set()
+    assert client.read_response().status == 200
+    assert bed.gateway.admission.keys.tenants["red"].spent == 90
+
+
+def test_the_usage_of_tenants_is_shown(make_bed: MakeBed) -> None:
+    bed, _ = limited(make_bed, costPeriod="1h", tokensPerMinute=1000, requestsPerMinute=60)
+    bed.backend(hangs(STREAM + b"".join(map(chunk, TOKENS))))
+    client = bed.client()
+    client.send(by(RED, max_tokens=60, stream=True))
+    client.until(b"t19")
+    [blue] = [one for one in bed.gateway.admission.report() if one["name"] == "blue"]
+    assert (blue["budget"], blue["tokens_left"], blue["requests_left"], blue["in_flight"]) == (None, None, None, 0)
+    families = parsed(bed.fetch(b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n\r\n").body.decode())
+
+    def value(family: str, kind: str = "") -> float:
+        labels = {("tenant", "red"), *([("kind", kind)] if kind else [])}
+        return families[f"pointsman_{family}"].samples[f"pointsman_{family}", frozenset(labels)]
+
+    assert (value("tenant_cost", "spent"), value("tenant_cost", "reserved")) == (20, 40)
+    assert value("tenant_cost", "budget") == BUDGET
+    assert time.time() + 3500 < value("tenant_period_end_seconds") < time.time() + 3601
+    assert 900 < value("tenant_tokens", "left") < 1000
+    assert value("tenant_tokens", "reserved") == 40
+    assert (value("tenant_tokens", "per_minute"), value("tenant_requests", "per_minute")) == (1000, 60)
+    assert 59 <= value("tenant_requests", "left") < 60

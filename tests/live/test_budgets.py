@@ -1,0 +1,102 @@
+"""Budgets of tenants on a real plane: however many requests come at once, one of them at most exceeds a budget."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import pointsman as pm
+from bench.chaos.planes import LivePlane
+from tests.live import pipeline_nodes as nodes
+from tests.live.manifests import hashed, manifest, simulated
+
+PRICE = {"perMillionOutputTokens": 1_000_000}
+"""An answer costs 1 per token."""
+BUDGET = 100
+NAMES = ("direct", "unlimited-answers", "streams", "steps", "handles")
+
+
+@pytest.fixture(scope="module")
+def plane(module_plane: LivePlane) -> LivePlane:
+    engine = {"tokensPerSecond": 100, "maxNumSeqs": 64, "outputTokens": 60}
+    module_plane.up(
+        manifest(
+            simulated("m", 2, price=PRICE, parameters=engine),
+            keys=[{"sha256": hashed(name), "tenant": name} for name in NAMES],
+            tenants=[{"name": name, "costBudget": BUDGET} for name in NAMES],
+        )
+    )
+    with pm.InputNode() as prompt:
+        step = pm.model("m").complete.bind(prompt, max_tokens=50)
+    for name, root in (("step", step), ("handle", nodes.Caller.bind(pm.model("m")))):
+        text = pm.build(root, name=name, folder=module_plane.folder).to_yaml()
+        module_plane.admin.post("applications", body={"text": text, "folder": str(module_plane.folder)})
+    module_plane.until(module_plane.is_settled, "applications ready")
+    return module_plane
+
+
+def all_at_once(plane: LivePlane, number: int, path: str, body: Any, key: str) -> Counter[int]:
+    """The statuses of requests, each on a connection of its own."""
+    url, headers = f"{plane.url}{path}", {"authorization": f"Bearer {key}"}
+
+    def send(_: int) -> int:
+        return httpx.post(url, json=body, headers=headers, timeout=60).status_code
+
+    with ThreadPoolExecutor(number) as pool:
+        return Counter(pool.map(send, range(number)))
+
+
+def tenant(plane: LivePlane, name: str) -> dict[str, Any]:
+    [found] = [one for one in plane.status()["tenants"] if one["name"] == name]
+    return dict(found)
+
+
+def test_sixty_requests_at_once(plane: LivePlane) -> None:
+    body = {"model": "m", "prompt": "x", "max_tokens": 50}
+    statuses = all_at_once(plane, 60, "/v1/completions", body, "direct")
+    assert statuses == {200: 2, 429: 58}
+    usage = tenant(plane, "direct")
+    assert (usage["spent"], usage["reserved"], usage["budget"], usage["in_flight"]) == (100, 0, 100, 0)
+
+
+def test_sixty_requests_at_once_without_a_limit(plane: LivePlane) -> None:
+    """The engine writes 60 tokens then, as its parameters say: one fits, then one more may exceed the budget."""
+    statuses = all_at_once(plane, 60, "/v1/completions", {"model": "m", "prompt": "x"}, "unlimited-answers")
+    assert statuses[200] + statuses[429] == 60
+    assert statuses[200] in (1, 2)
+    usage = tenant(plane, "unlimited-answers")
+    assert (usage["spent"], usage["reserved"]) == (60 * statuses[200], 0)
+
+
+def test_streams_are_charged_as_they_grow(plane: LivePlane) -> None:
+    body = {"model": "m", "prompt": "x", "max_tokens": 90, "ignore_eos": True, "stream": True}
+    headers = {"authorization": "Bearer streams"}
+    with httpx.stream("POST", f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        for _ in range(20):
+            next(lines)
+        usage = tenant(plane, "streams")
+        assert usage["spent"] >= 18
+        assert usage["spent"] + usage["reserved"] == 90
+        assert list(lines)[-1] == "data: [DONE]"
+    plane.until(lambda: tenant(plane, "streams")["in_flight"] == 0, "the stream is settled")
+    assert tenant(plane, "streams")["spent"] == pytest.approx(90, abs=2)
+
+
+@pytest.mark.parametrize(("application", "key", "cost"), [("step", "steps", 50), ("handle", "handles", 4)])
+def test_models_that_applications_call_fit_into_the_budget(
+    plane: LivePlane, application: str, key: str, cost: int
+) -> None:
+    """Also through a handle, whose calls are not known in advance."""
+    total: Counter[int] = Counter()
+    for _ in range(10):
+        total += all_at_once(plane, 30, f"/{application}", "x", key)
+        usage = tenant(plane, key)
+        assert usage["spent"] <= BUDGET + cost
+        if usage["spent"] > BUDGET - cost:
+            break
+    assert set(total) == {200, 429}
+    assert usage["spent"] >= BUDGET - cost
+    assert (usage["reserved"], usage["in_flight"]) == (0, 0)
