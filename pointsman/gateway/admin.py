@@ -17,9 +17,9 @@ from pointsman.errors import ConfigError, PointsmanError, UnknownName, shown
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.openai import error_body, error_kind
+from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.records import PipelineRecord
 from pointsman.http.parser import HttpRequest
-from pointsman.placement.fleet import Snapshot
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record
 from pointsman.runtimes.interface import Operations
@@ -169,8 +169,9 @@ class Admin:
         application, by its id."""
         self._gateway = gateway
         self._plane = plane
-        self._status = status
         self._stop = stop
+        self._status_page = SharedPage(lambda: msgspec.json.encode(status()))
+        self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
         self._applications = ApplicationAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
         self._requests = RequestAdmin(gateway, pipeline_requests)
@@ -191,7 +192,7 @@ class Admin:
             return
         running = AdminRequest(client)
         client.serving = running
-        task = self._gateway.loop.create_task(self._answer(running, handler(call)))
+        task = self._gateway.loop.create_task(self._answer(running, handler(call), reads=method == "GET"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -234,9 +235,11 @@ class Admin:
                 return self._down
         return None
 
-    async def _answer(self, running: "AdminRequest", work: Awaitable[Any]) -> None:
+    async def _answer(self, running: "AdminRequest", work: Awaitable[Any], *, reads: bool) -> None:
+        """`reads`: it changes nothing; whatever may have been changed shows in the next status."""
         try:
-            status, body = 200, msgspec.json.encode(await work)
+            answer = await work
+            status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
         except ConfigError as error:
             problems = msgspec.to_builtins(error.problems)
             status, body = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
@@ -246,14 +249,17 @@ class Admin:
             status, body = 400, error_body(str(error), error_kind(400))
         except Exception as error:
             status, body = 500, error_body(f"{type(error).__name__}: {error}", error_kind(500))
+        if not reads:
+            self._status_page.forget()
+            self._fleet_page.forget()
         if running.client is not None:
             running.client.answer(status, body)
 
-    async def _get_status(self, call: AdminCall) -> dict[str, Any]:
-        return self._status()
+    async def _get_status(self, call: AdminCall) -> bytes:
+        return self._status_page.content()
 
-    async def _fleet(self, call: AdminCall) -> Snapshot:
-        return self._plane.control.fleet()
+    async def _fleet(self, call: AdminCall) -> bytes:
+        return self._fleet_page.content()
 
     async def _apply(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))

@@ -415,5 +415,8 @@ class Admission:
                 raise NotAdmitted(400, f"x-request-id: {wanted}, found {shown(repr(name), 60)}", "invalid_header")
             if name not in self._in_flight and name not in self.names_in_flight:
                 return name
+        return self.new_id()
+
+    def new_id(self) -> str:
         self._count += 1
         return f"{self._prefix}{self._count:x}"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pointsman.gateway.openai import Usage
@@ -123,12 +124,16 @@ class Page:
     def histogram(self, name: str, meaning: str, values: Mapping[Labels, Histogram]) -> None:
         if values:
             self._head(name, "histogram", meaning)
+        add = self._lines.append
         for labels, histogram in values.items():
-            content = histogram.as_dict()
-            for bound, count in content["buckets"].items():
-                self._line(f"{name}_bucket", (*labels, ("le", bound)), count)
-            self._line(f"{name}_sum", labels, content["sum"])
-            self._line(f"{name}_count", labels, content["count"])
+            written = _written(labels)
+            start = f'pointsman_{name}_bucket{{{written}{"," if written else ""}le="'
+            count = 0
+            for bound, more in zip(_bounds(histogram.bounds), histogram.counts, strict=True):
+                count += more
+                add(f'{start}{bound}"}} {count}')
+            self._line(f"{name}_sum", labels, histogram.total)
+            self._line(f"{name}_count", labels, count)
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
@@ -143,7 +148,7 @@ class Page:
         self._lines += [f"# HELP pointsman_{name} {meaning}", f"# TYPE pointsman_{name} {kind}"]
 
     def _line(self, name: str, labels: Labels, value: float) -> None:
-        written = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+        written = _written(labels)
         self._lines.append(f"pointsman_{name}{{{written}}} {value}" if written else f"pointsman_{name} {value}")
 
 
@@ -202,6 +207,17 @@ def _now(page: Page, lanes: Collection[Lane]) -> None:
 
 def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dict[Labels, float]:
     return {((label, str(value)),): count for value, count in sorted(counter.items(), key=lambda one: str(one[0]))}
+
+
+@lru_cache(65_536)
+def _written(labels: Labels) -> str:
+    """Labels as they stand on the page; they are the same on each."""
+    return ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+
+
+@lru_cache
+def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(str, bounds), "+Inf")
 
 
 def _escaped(text: str) -> str:

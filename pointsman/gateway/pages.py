@@ -1,6 +1,7 @@
 """Pages that the gateway answers itself: health, readiness, metrics and models."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -10,8 +11,38 @@ from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
 from pointsman.http.parser import HttpRequest
+from pointsman.runtimes.traffic import Lane, Traffic
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+CHEAP_S = 0.002
+"""A page that takes less processor time than this is made for each request, and so is always exact."""
+AGE_PER_COST = 20.0
+"""Any other page is at least this many times as old as it took to make, before it is made again: it takes at most 5 %
+of a core, however many clients ask for it."""
+
+
+class SharedPage:
+    """A page that may be costly to make, and is shared by all who ask for it then."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._content: bytes | None = None
+        self._made_at = 0.0
+        self._cost_s = 0.0
+
+    def content(self) -> bytes:
+        now = time.monotonic()
+        if self._content is None or now - self._made_at >= self._cost_s * AGE_PER_COST:
+            began = time.thread_time()  # what other processes take of the machine is not a cost of the page
+            self._content = self._make()
+            cost_s = time.thread_time() - began
+            self._made_at, self._cost_s = time.monotonic(), cost_s if cost_s > CHEAP_S else 0.0
+        return self._content
+
+    def forget(self) -> None:
+        """Make it anew for the next request: what it shows has been changed on demand."""
+        self._content = None
 
 
 def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
@@ -26,8 +57,11 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         else:
             client.answer(200, b'{"status":"ready"}')
 
+    figures = SharedPage(lambda: gateway.metrics.text(gateway.traffic, len(gateway.clients)).encode())
+    catalogue = ModelCatalogue(gateway.traffic)
+
     def metrics(client: GatewayConnection, _: HttpRequest) -> None:
-        client.answer(200, gateway.metrics.text(gateway.traffic, len(gateway.clients)).encode(), PROMETHEUS)
+        client.answer(200, figures.content(), PROMETHEUS)
 
     def models(client: GatewayConnection, request: HttpRequest) -> None:
         try:
@@ -36,10 +70,9 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
             client.refuse(error)
             return
         by_model = gateway.traffic.by_model
-        listed = [_model(name, lane.name) for name, lane in by_model.items()]
         wanted = unquote_to_bytes(request.path.removeprefix(b"/v1/models").strip(b"/")).decode("utf-8", "replace")
         if not wanted:
-            client.answer(200, msgspec.json.encode({"object": "list", "data": listed}))
+            client.answer(200, catalogue.content())
         elif wanted in by_model:
             client.answer(200, msgspec.json.encode(_model(wanted, by_model[wanted].plan.name)))
         else:
@@ -48,6 +81,22 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
     for path, page in ((b"/health", health), (b"/ready", ready), (b"/metrics", metrics), (b"/v1/models", models)):
         gateway.pages[path] = only_read(page)
     gateway.page_trees[b"/v1/models/"] = only_read(models)
+
+
+class ModelCatalogue:
+    """The list of all models, encoded once for each change of them."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._of: Mapping[str, Lane] | None = None
+        self._content = b""
+
+    def content(self) -> bytes:
+        by_model = self._traffic.by_model
+        if self._of is not by_model:
+            listed = [_model(name, lane.name) for name, lane in by_model.items()]
+            self._of, self._content = by_model, msgspec.json.encode({"object": "list", "data": listed})
+        return self._content
 
 
 def only_read(page: GatewayPage) -> GatewayPage:

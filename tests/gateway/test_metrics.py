@@ -2,12 +2,15 @@
 
 import math
 import re
+import time
 from typing import NamedTuple
 
 import pytest
 
+from pointsman.gateway import pages
+from pointsman.gateway.pages import SharedPage
 from tests.gateway.backends import DONE, OK, answer, answers, chunk, event, hangs, sends, stream
-from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
+from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed, plan_of
 from tests.gateway.wire import HEALTH, chat, post, wait_for
 
 PAGE = b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n\r\n"
@@ -213,3 +216,76 @@ def test_metrics_after_failures_only(make_bed: MakeBed, data: bytes) -> None:
     families = page(bed)
     assert value(families, "requests_total", status="502") == 3
     assert value(families, "failed_tries_total") == 3
+
+
+# Pages that are costly to make
+
+
+def burn(cpu_s: float) -> None:
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+
+
+def test_a_costly_page_is_shared_until_it_is_twenty_times_as_old_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = 1000.0, 0
+
+    def make() -> bytes:
+        nonlocal made
+        made += 1
+        burn(0.01)
+        return b"%d" % made
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    page = SharedPage(make)
+    assert [page.content() for _ in range(5)] == [b"1"] * 5
+    now += 0.19
+    assert page.content() == b"1"
+    now += 10.0  # it took 10 ms, or a little more
+    assert page.content() == b"2"
+    page.forget()
+    assert page.content() == b"3"
+
+
+def test_a_cheap_page_is_made_for_each_request() -> None:
+    made = iter(range(100))
+    page = SharedPage(lambda: b"%d" % next(made))
+    assert [page.content() for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_an_error_is_not_a_page() -> None:
+    def make() -> bytes:
+        raise ZeroDivisionError
+
+    page = SharedPage(make)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            page.content()
+
+
+def test_metrics_of_many_models_take_a_bounded_share_of_the_loop(make_bed: MakeBed) -> None:
+    deployments = [
+        {"name": f"d{n}", "model": f"m{n}", "endpoints": [{"url": "http://127.0.0.1:1"}]} for n in range(150)
+    ]
+    bed = make_bed({}, *deployments)
+    made: list[float] = []
+    bed.gateway.metrics.sources.append(lambda _: made.append(time.monotonic()))
+    bed.gateway.metrics.sources.append(lambda _: burn(pages.CHEAP_S))
+    for number in range(150):
+        bed.gateway.metrics.of(f"d{number}").total.add(0.1)
+    client, began = bed.client(), time.monotonic()
+    for _ in range(10):
+        client.send(PAGE * 10)
+        bodies = {client.read_response().body for _ in range(10)}
+        assert all(b'pointsman_request_seconds_count{deployment="d149"} 1' in body for body in bodies)
+    most = 1 + (time.monotonic() - began) / (pages.CHEAP_S * pages.AGE_PER_COST)
+    assert len(made) <= most, "100 requests"
+
+
+def test_the_list_of_models_is_encoded_once_for_each_change(make_bed: MakeBed) -> None:
+    bed = make_bed()
+    request = b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n"
+    assert [one["id"] for one in bed.fetch(request).json()["data"]] == ["m", "other-name"]
+    changed = plan_of({}, {**CHAT_DEPLOYMENT, "aliases": ["new"]}).deployments
+    bed.thread.call(lambda: bed.gateway.traffic.configure(changed))
+    assert [one["id"] for one in bed.fetch(request).json()["data"]] == ["m", "new"]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -218,6 +219,25 @@ def test_a_schema_error_names_the_field(deploy: Deploy, client: httpx.Client) ->
     described = client.get(f"{path}/openapi.json").json()
     schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(schema["properties"]) == {"item", "count"}
+
+
+def test_one_question_to_a_replica_serves_all_who_ask_for_the_schema(
+    deploy: Deploy, client: httpx.Client, plane: LivePlane
+) -> None:
+    with pm.InputNode(schema=nodes.Order) as order:
+        dag = nodes.price.bind(order.item, count=order.count)
+    path = deploy("described", dag)
+
+    def asked() -> int:
+        [ingress] = [one for one in plane.status()["deployments"] if one["name"] == "described.ingress"]
+        return int(ingress["answered"])
+
+    before, began = asked(), time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: client.get(f"{path}/openapi.json").text, range(200)))
+    assert len(set(answers)) == 1
+    assert '"count"' in answers[0]
+    assert 1 <= asked() - before <= 2 + (time.monotonic() - began), "at most one a second"
 
 
 def test_arrays_go_through_shared_memory(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:

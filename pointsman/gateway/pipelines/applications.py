@@ -2,7 +2,7 @@
 
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,55 +33,65 @@ if TYPE_CHECKING:
 # The OpenAPI document; the schema of the input comes from a replica
 
 
-def schema_page(gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> "GatewayPage":
-    def page(client: GatewayConnection, http: HttpRequest) -> None:
-        lane = gateway.traffic.lanes.get(application.ingress)
+SCHEMA_S = 1.0
+"""How long a document is shown before a replica is asked again."""
+
+
+class SchemaPage:
+    """The document of an application. One question to a replica, at most every `SCHEMA_S`, serves all who ask."""
+
+    def __init__(self, gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> None:
+        self._gateway = gateway
+        self._replicas = replicas
+        self._name, self._ingress = application.name, application.ingress
+        self._content = b""
+        self._made_at = -SCHEMA_S
+        self.readers: dict[SchemaReader, GatewayConnection] = {}
+        """Clients that wait for the answer of a replica."""
+        self._asked = False
+
+    def __call__(self, client: GatewayConnection, _: HttpRequest) -> None:
+        lane = self._gateway.traffic.lanes.get(self._ingress)
         if lane is None:
-            client.answer(200, msgspec.json.encode(openapi(application.name, {})))
-            return
-        try:
-            request_id = gateway.admission.request_id(http)
-        except NotAdmitted as error:
-            client.refuse(error)
-            return
-        request = SchemaRequest(application.name, client)
-        client.serving = request
-        request.send(gateway, lane, replicas.secret_line, request_id)
+            client.answer(200, msgspec.json.encode(openapi(self._name, {})))
+        elif time.monotonic() - self._made_at < SCHEMA_S:
+            client.answer(200, self._content)
+        else:
+            reader = SchemaReader(self)
+            client.serving = reader
+            self.readers[reader] = client
+            if not self._asked:
+                self._ask(lane)
 
-    return page
-
-
-class SchemaRequest:
-    """A client's request for the schema of an application."""
-
-    def __init__(self, name: str, client: GatewayConnection) -> None:
-        self._name = name
-        self._client = client
-        self._call: StepCall | None = None
-
-    def send(self, gateway: "Gateway", lane: Lane, secret_line: bytes, request_id: str) -> None:
-        now = time.monotonic()
-        request = RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now)
-        body = encode_call(CallHead(method="openapi", request_id=request_id))
-        self._call = StepCall(
+    def _ask(self, lane: Lane) -> None:
+        self._asked = True
+        now, request_id = time.monotonic(), self._gateway.admission.new_id()
+        call = StepCall(
             self,
             0,
             b"/call",
-            secret_line,
-            body,
+            self._replicas.secret_line,
+            encode_call(CallHead(method="openapi", request_id=request_id)),
             idempotent=True,
             in_pieces=False,
-            upstream=gateway.upstream,
+            upstream=self._gateway.upstream,
             lane=lane,
-            request=request,
-            counts=gateway.metrics.of(lane.name),
+            request=RequestMetadata(request_id, model_name=lane.plan.model, arrival_time=now),
+            counts=self._gateway.metrics.of(lane.name),
         )
-        self._call.begin(now)
+        call.begin(now)
 
     def step_sent(self, index: int, instance_id: str) -> None: ...
 
     def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
-        self._client.answer(200, msgspec.json.encode(openapi(self._name, decode_plain(body) or {})))
+        try:
+            schema = decode_plain(body) or {}
+        except UnreadableBlob as error:
+            self.step_failed(index, StepFailure(502, str(error), "node_failed"))
+            return
+        self._content, self._made_at = msgspec.json.encode(openapi(self._name, schema)), time.monotonic()
+        for client in self._answered():
+            client.answer(200, self._content)
 
     def step_began(self, index: int, head: ResponseHead) -> None: ...
 
@@ -90,11 +100,22 @@ class SchemaRequest:
     def step_ended(self, index: int) -> None: ...
 
     def step_failed(self, index: int, failure: StepFailure) -> None:
-        self._client.error(failure.status, failure.why, failure.code)
+        for client in self._answered():
+            client.error(failure.status, failure.why, failure.code)
+
+    def _answered(self) -> Collection[GatewayConnection]:
+        readers, self.readers, self._asked = self.readers, {}, False
+        return readers.values()
+
+
+class SchemaReader:
+    """A client that waits for the document of an application."""
+
+    def __init__(self, page: SchemaPage) -> None:
+        self._page = page
 
     def abandon(self) -> None:
-        if self._call is not None:
-            self._call.abandon()
+        self._page.readers.pop(self, None)
 
     def pause(self) -> None: ...
 
@@ -154,7 +175,7 @@ class Applications:
         self._prepared = {plan.name: PreparedApplication(plan) for plan in plans}
         for name, application in self._prepared.items():
             pages[f"/{name}".encode()] = self._page(application)
-            schema = schema_page(self._gateway, self.replica_calls, application)
+            schema = SchemaPage(self._gateway, self.replica_calls, application)
             pages[f"/{name}/openapi.json".encode()] = only_read(schema)
 
     def get(self, name: str) -> PreparedApplication | None:
