@@ -1,0 +1,157 @@
+"""A plane under attack: what its other clients notice, and what the attack costs it."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.chaos.load import Load
+from bench.chaos.planes import LivePlane
+from tests.live.manifests import hashed
+
+KEY, OTHER_KEY = "of the attacker", "of the others"
+KEYS = {
+    "tenants": [{"name": "attacker"}, {"name": "others"}],
+    "keys": [{"tenant": "attacker", "sha256": hashed(KEY)}, {"tenant": "others", "sha256": hashed(OTHER_KEY)}],
+}
+"""Settings of a gateway that needs keys."""
+QUIET_S = 0.7
+"""How long the plane is watched without an attack."""
+RATIO, LEAST_S, MOST_S = 50.0, 1.0, 2.0
+"""Time without an answer: at most so many times that of the quiet plane, which may be very short, and never the last.
+(On a quiet machine it is below 50 ms.)"""
+WATCHER = Path(__file__).parent / "watcher.py"
+MIB = 1024 * 1024
+
+
+class Watcher:
+    """Asks for `/health` from another process."""
+
+    def __init__(self, host: str, port: int) -> None:
+        command = [sys.executable, str(WATCHER), host, str(port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it has its first answer
+
+    def stop(self) -> dict[str, Any]:
+        """Longest time without an answer, and the number of answers."""
+        output, _ = self._process.communicate(timeout=90.0)
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+
+class Siege:
+    """One attack. Its numbers are there when the block has ended."""
+
+    def __init__(self, plane: LivePlane, name: str, key: str = OTHER_KEY) -> None:
+        self.plane = plane
+        self.name = name
+        where = urlsplit(plane.url)
+        self.host, self.port = where.hostname or "", where.port or 80
+        self.pid = plane.process.pid
+        self.quiet_s = self.worst_s = 0.0
+        self.files = 0
+        """Maximum of open files."""
+        self.before_bytes = 0
+        """Memory before the attack."""
+        self.grown_bytes = 0
+        """Maximum of the memory, less that before the attack."""
+        self.load = Load(plane.url, ["m"], clients=3, key=key)
+        self._ended = threading.Event()
+
+    @contextmanager
+    def laid(self) -> Iterator["Siege"]:
+        """Attack within this block."""
+        watcher = Watcher(self.host, self.port)
+        time.sleep(QUIET_S)
+        self.quiet_s = watcher.stop()["worst_s"]
+        reset_peak(self.pid)
+        self.before_bytes = memory(self.pid, "VmRSS")
+        counting = threading.Thread(target=self._count_files)
+        counting.start()
+        watcher = Watcher(self.host, self.port)
+        try:
+            with self.load:
+                yield self
+        finally:
+            watched = watcher.stop()
+            self._ended.set()
+            counting.join()
+        self.worst_s = watched["worst_s"]
+        self.grown_bytes = memory(self.pid, "VmHWM") - self.before_bytes
+        print(
+            f"\n{self.name}: /health unanswered for at most {1000 * self.worst_s:.0f} ms ({1000 * self.quiet_s:.0f} ms "
+            f"before), {watched['answers']} answers; {self.grown_bytes / MIB:.0f} MiB more memory; at most "
+            f"{self.files} open files; other clients: {dict(self.load.verdicts())}"
+        )
+
+    def check(self, *, grown_mib: float, files: int = 400) -> None:
+        """Others did not notice, and the attack was cheap."""
+        assert self.worst_s <= min(max(RATIO * self.quiet_s, LEAST_S), MOST_S), self.worst_s
+        assert self.load.unexpected() == []
+        assert self.load.verdicts()["served"] > 0
+        assert self.grown_bytes <= grown_mib * MIB
+        assert self.files <= files
+
+    def _count_files(self) -> None:
+        while not self._ended.wait(0.02):
+            with suppress(OSError):
+                self.files = max(self.files, len(os.listdir(f"/proc/{self.pid}/fd")))  # noqa: PTH208 (faster)
+
+    # Attacking
+
+    def connect(self, timeout_s: float = 20.0) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout_s)
+
+    def send(self, data: bytes, timeout_s: float = 20.0) -> bytes:
+        """Send bytes on a new connection, and return all that comes back until the connection is closed."""
+        with self.connect(timeout_s) as connection:
+            return exchange(connection, data)
+
+    def post(self, path: str, body: bytes, *headers: str, close: bool = True) -> bytes:
+        """A POST request, as bytes."""
+        lines = [f"POST {path} HTTP/1.1", f"host: {self.host}:{self.port}", f"content-length: {len(body)}", *headers]
+        return "\r\n".join([*lines, *(["connection: close"] if close else []), "", ""]).encode() + body
+
+
+def exchange(connection: socket.socket, data: bytes) -> bytes:
+    """Send bytes, however many of them are wanted, and return all that comes back until the connection is closed."""
+    received = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):
+            while part := connection.recv(65_536):
+                received.extend(part)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    with suppress(OSError):  # it is closed before all is sent
+        connection.sendall(data)
+    reading.join()
+    return bytes(received)
+
+
+def statuses(answer: bytes) -> list[int]:
+    """The status of every answer in these bytes."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [ A-Za-z-]+\r\n", answer)]
+
+
+def reset_peak(pid: int) -> None:
+    """Let VmHWM begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory(pid: int, field: str) -> int:
+    """VmRSS or VmHWM of a process, in bytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
