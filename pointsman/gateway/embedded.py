@@ -19,7 +19,7 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.metrics import scaling_metrics
+from pointsman.gateway.metrics import scaling_metrics, task_metrics
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.parameters import host_and_port
@@ -120,13 +120,14 @@ class Embedded:
         self._loop = asyncio.get_running_loop()
         self.gateway = Gateway(GatewaySpec(), self._loop)
         self.applications = Applications(self.gateway)
-        self.plane = plane_on(runtime, state, self.gateway.traffic)
+        self.plane = plane_on(runtime, state, self.gateway.traffic, self.gateway.tasks)
         self.plane.reconfigured.append(self._reconfigure)
         self._listeners = Listeners(self.gateway)
         self.grpc = GrpcListener(self.gateway, self.applications, lambda: self.plane.ready)
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
         self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
+        self.gateway.metrics.sources.append(lambda page: task_metrics(page, self.gateway.tasks.failures()))
         add_pages(self.gateway, lambda: self.plane.ready)
         Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications.record_of)
 
@@ -164,16 +165,18 @@ class Embedded:
         closing = self._loop.create_task(self.grpc.close(self.gateway.settings.drain_timeout))
         draining = self._loop.create_task(self.gateway.drain(self.gateway.settings.drain_timeout))
         hurrying = self._loop.create_task(self._hurry_asked.wait())
-        await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
-        draining.cancel()
-        cut_off = self.gateway.in_flight
-        self.gateway.upstream.cut_off("the gateway is shutting down")
-        await self.grpc.close(1.0)
-        await closing
-        await self.plane.stop()
-        self.plane.runtime.admin.close()
-        self.gateway.close()
+        try:
+            await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
+            draining.cancel()
+            cut_off = self.gateway.in_flight
+            self.gateway.upstream.cut_off("the gateway is shutting down")
+            await self.grpc.close(1.0)
+            await closing
+        finally:  # whatever failed, no process is left
+            await self.plane.stop()
+            self.plane.runtime.admin.close()
+            self.gateway.close()
         return cut_off
 
     def status(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pointsman.http.pool import FEW
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
-from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
@@ -25,6 +25,7 @@ INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embedd
 
 SWEEP_S = 0.25
 """How often timeouts are checked."""
+SWEEP = "gateway timeouts"
 
 GatewayPage = Callable[[GatewayConnection, HttpRequest], None]
 
@@ -51,7 +52,9 @@ class Gateway:
         self.page_trees: dict[bytes, GatewayPage] = {}
         """The same for everything below a path."""
         self._arrivals = ArrivalBatch(self.upstream)
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        self.tasks = Tasks(loop)
+        """Background work of the gateway, and of the plane behind it."""
+        self.tasks.every(SWEEP, SWEEP_S, self._sweep)
 
     def configure(self, settings: GatewaySpec) -> None:
         """Use new settings, as far as they can change while it runs."""
@@ -142,9 +145,10 @@ class Gateway:
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         for client in [client for client in self.clients if client.deadline < now]:
-            client.timed_out()
+            self.tasks.attempt(SWEEP, client.timed_out)
+        for late in self.upstream.late(now):
+            self.tasks.attempt(SWEEP, late.timed_out)
         fleets = [lane.dispatcher.fleet for lane in self.traffic.lanes.values()]
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 
@@ -160,7 +164,7 @@ class Gateway:
 
     def close(self) -> None:
         self.outbox.flush()
-        self._sweeper.cancel()
+        self.tasks.close()
         for client in list(self.clients):
             client.transport.abort()
         self.upstream.close()

@@ -269,3 +269,11 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
         "Requests that a tenant has left, and gets per minute.",
         kinds(left="requests_left", per_minute="requests_per_minute"),
     )
+
+
+def task_metrics(page: Page, failures: Mapping[str, int]) -> None:
+    page.counter(
+        "background_failures",
+        "Failures of background tasks; each was started again.",
+        _labelled(failures, "task"),
+    )

@@ -246,10 +246,12 @@ class Upstream:
             self._pools[instance.instance_id] = pool
         return pool
 
+    def late(self, now: float) -> list[Carried]:
+        """Requests whose time is over."""
+        return [in_flight for in_flight in self.in_flight.values() if in_flight.deadline < now]
+
     def sweep(self, now: float, in_service: Container[str]) -> None:
-        """Time requests out, and close connections that are idle or lead to instances that have left."""
-        for in_flight in [in_flight for in_flight in self.in_flight.values() if in_flight.deadline < now]:
-            in_flight.timed_out()
+        """Close connections that are idle or lead to instances that have left."""
         idle_since = now - self.settings.idle_timeout
         for pool in self._pools.values():
             pool.close_idle(idle_since)

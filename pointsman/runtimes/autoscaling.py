@@ -1,7 +1,7 @@
 """Scaling on a running plane: the timers, threads, observations and store around `Autoscaler`."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Any, Protocol, TypeAlias
@@ -18,7 +18,7 @@ from pointsman.engines import Samples
 from pointsman.http.client import NoResponse, fetch
 from pointsman.reasons import Reason
 from pointsman.routing.records import Record
-from pointsman.runtimes.interface import GpuMeter, TargetStore
+from pointsman.runtimes.interface import BackgroundTasks, GpuMeter, TargetStore, Timer
 from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange, ScalingSetup
@@ -46,12 +46,18 @@ TIMEOUT_S = 5.0
 
 class MetricSources:
     def __init__(
-        self, traffic: Traffic, controller: Controller, clock: Callable[[], float], gpu_usage: GpuMeter
+        self,
+        traffic: Traffic,
+        controller: Controller,
+        clock: Callable[[], float],
+        gpu_usage: GpuMeter,
+        tasks: BackgroundTasks,
     ) -> None:
         self._traffic = traffic
         self._controller = controller
         self._clock = clock
         self._gpu_usage = gpu_usage
+        self._tasks = tasks
         self._custom: dict[str, CustomMetrics] = {}
 
     def configure(self, one: ScaledDeployment) -> None:
@@ -65,7 +71,7 @@ class MetricSources:
         custom = self._custom[one.name]
         custom.queries, custom.interval_s = one.plan.metrics, one.plan.limits.interval_s
         if lane.plan.is_replica or one.plan.metrics:
-            custom.start()
+            custom.start(self._tasks, one.name)
 
     def forget(self, deployment: str) -> None:
         self._custom.pop(deployment).close()
@@ -142,11 +148,11 @@ class CustomMetrics:
         self._replicas = replicas
         self._tell = tell
         self._problems: dict[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task: Timer | None = None
 
-    def start(self) -> None:
+    def start(self, tasks: BackgroundTasks, deployment: str) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._follow())
+            self._task = tasks.keep(f"metrics of {deployment}", self._follow)
 
     def close(self) -> None:
         if self._task is not None:
@@ -157,11 +163,7 @@ class CustomMetrics:
 
     async def _follow(self) -> None:
         while True:
-            try:
-                await self.once()
-            except Exception as error:  # of ours: the next round may go better
-                failed = {"message": "pointsman: reading custom metrics failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(failed)
+            await self.once()
             await asyncio.sleep(self.interval_s)
 
     async def once(self) -> None:
@@ -263,7 +265,9 @@ class PolicyCalls(Protocol):
         ...
 
 
-MakePolicyCalls: TypeAlias = Callable[[Autoscaler, MetricSources, Callable[[], float], Decided], PolicyCalls]
+MakePolicyCalls: TypeAlias = Callable[
+    [Autoscaler, MetricSources, Callable[[], float], Decided, BackgroundTasks], PolicyCalls
+]
 
 
 class PlaneScaling:
@@ -276,6 +280,7 @@ class PlaneScaling:
         clock: Callable[[], float],
         gpu_usage: GpuMeter,
         policies: MakePolicyCalls,
+        tasks: BackgroundTasks,
     ) -> None:
         """`retarget()` is called when targets have changed, `evict(instance, why)` when an instance makes room."""
         self._traffic = traffic
@@ -285,8 +290,8 @@ class PlaneScaling:
         self._clock = clock
         self._autoscaler = Autoscaler()
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
-        self._sources = MetricSources(traffic, controller, clock, gpu_usage)
-        self._loop = policies(self._autoscaler, self._sources, clock, self._decided)
+        self._sources = MetricSources(traffic, controller, clock, gpu_usage, tasks)
+        self._loop = policies(self._autoscaler, self._sources, clock, self._decided, tasks)
         self._state = ScalingState(self._autoscaler, clock)
 
     def open(self, store: TargetStore) -> None:
@@ -398,8 +403,15 @@ class PolicyLoop:
     """Calls every policy when it is due: each on a thread of its own, one call at a time, with a time limit."""
 
     def __init__(
-        self, autoscaler: Autoscaler, sources: MetricSources, clock: Callable[[], float], decided: Decided
+        self,
+        autoscaler: Autoscaler,
+        sources: MetricSources,
+        clock: Callable[[], float],
+        decided: Decided,
+        tasks: BackgroundTasks,
     ) -> None:
+        self._background = tasks
+        self._loop: Timer | None = None
         self._autoscaler = autoscaler
         self._sources = sources
         self._clock = clock
@@ -407,14 +419,16 @@ class PolicyLoop:
         self._runners: dict[ActivePolicy, PolicyRunner] = {}
         """Also of policies that were replaced during a call."""
         self._woken = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._spawn(self._run())
+        self._loop = self._background.keep("scaling policies", self._run)
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        if self._loop is not None:
+            self._loop.cancel()
+        for call in self._calls:
+            call.cancel()
 
     def wake(self) -> None:
         self._woken.set()
@@ -437,20 +451,25 @@ class PolicyLoop:
         while True:
             self._woken.clear()
             for policy in self._autoscaler.due(self._clock()):
-                policy.begin()
-                self._spawn(self._call(policy))
+                self._begin(policy)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._autoscaler.next_due_s(self._clock())):
                     await self._woken.wait()
 
-    async def _call(self, policy: ActivePolicy) -> None:
-        try:
-            await self._decide(policy)
-        except Exception as error:  # a defect of ours: the next call may succeed
-            failed = {"message": f"pointsman: scaling {policy.plan.name} failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(failed)
+    def _begin(self, policy: ActivePolicy) -> None:
+        policy.begin()
+        call = asyncio.get_running_loop().create_task(self._decide(policy))
+        self._calls.add(call)
+        call.add_done_callback(lambda _: self._ended(policy, call))
+
+    def _ended(self, policy: ActivePolicy, call: asyncio.Task[None]) -> None:
+        """A call has ended, in whatever way: the next is due in time."""
+        self._calls.discard(call)
         policy.end(self._clock())
         self._woken.set()
+        error = None if call.cancelled() else call.exception()
+        if error is not None:  # a defect of ours: the next call may succeed
+            self._background.failed(f"scaling of {policy.plan.name}", error)
 
     async def _decide(self, policy: ActivePolicy) -> None:
         await self._sources.read_gpus(self._autoscaler.members(policy))
@@ -464,8 +483,3 @@ class PolicyLoop:
         if self._autoscaler.policies.get(policy.plan.key) is policy:  # else it was replaced meanwhile
             change = self._autoscaler.answered(invocation, answer, now)
             self._decided(change, self._autoscaler.members(policy), now)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

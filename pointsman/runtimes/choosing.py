@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pointsman.errors import UnknownName
 from pointsman.runtimes.interface import PlaneOperations
+from pointsman.runtimes.tasks import Tasks
 from pointsman.runtimes.traffic import Traffic
 from pointsman.types import Worker
 
@@ -12,13 +13,14 @@ RUNTIMES = ("local",)
 """Those that run real processes."""
 
 
-def plane_on(runtime: str, state: Path | None, traffic: Traffic) -> PlaneOperations:
-    """A plane that is not started yet. `state`: where its state is kept; None: nowhere, it ends with this process."""
+def plane_on(runtime: str, state: Path | None, traffic: Traffic, tasks: Tasks) -> PlaneOperations:
+    """A plane that is not started yet. `state`: where its state is kept; None: nowhere, it ends with this process.
+    `tasks`: where its background tasks run."""
     _check(runtime)
     from pointsman.runtimes.local.runtime import LocalRuntime
     from pointsman.runtimes.plane import Plane
 
-    return Plane(LocalRuntime(state), traffic)
+    return Plane(LocalRuntime(state, tasks=tasks), traffic)
 
 
 def workers_of(runtime: str, labels: Mapping[str, str] | None = None) -> list[Worker]:

@@ -15,6 +15,10 @@ from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 
+TASK = "controller"
+RETRY_S = 1.0
+"""After an event or a command has raised."""
+
 
 class Instances(Protocol):
     """What is done to instances, whatever runs them. What comes of it is told to the loop."""
@@ -54,10 +58,10 @@ class ControlLoop:
         serving: ServiceTable,
         *,
         handled: Callable[[control.ControllerEvent], None] | None = None,
-        failed: Callable[[control.ControllerCommand, Exception], None] | None = None,
+        failed: Callable[[str, Exception, float], None] | None = None,
     ) -> None:
-        """`handled` is called after the commands of each event. `failed` is called with a command that raised, and the
-        others are still carried out; None: it raises."""
+        """`handled` is called after the commands of each event. `failed` is called with an error of an event or a
+        command, and all others are still carried out; None: it raises."""
         self.controller = Controller()
         self._clock = clock
         self._instances = instances
@@ -76,13 +80,21 @@ class ControlLoop:
         self._is_busy = True
         try:
             while self._events:
-                event = self._events.popleft()
-                for command in self.controller.handle(event, self._clock.now()):
-                    self._try(command)
-                if self._handled is not None:
-                    self._handled(event)
+                self._handle(self._events.popleft())
         finally:
             self._is_busy = False
+
+    def _handle(self, event: control.ControllerEvent) -> None:
+        try:
+            for command in self.controller.handle(event, self._clock.now()):
+                self._try(command)
+            if self._handled is not None:
+                self._handled(event)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(TASK, error, RETRY_S)
+            self._wake_at(self._clock.now() + RETRY_S)  # the command that sets the timer may be lost
 
     def requests_fail(self, instance_id: str, why: str) -> None:
         """Requests fail in a row on an instance. Its controller hears of it soon: the sender is still at work."""
@@ -115,7 +127,15 @@ class ControlLoop:
         except Exception as error:
             if self._failed is None:
                 raise
-            self._failed(command, error)
+            self._failed(TASK, error, RETRY_S)
+            why = f"{type(error).__name__}: {error}"
+            match command:  # the controller waits for what comes of these
+                case control.Launch():
+                    self.tell(control.LaunchFailed(command.instance_id, why))
+                case control.Probe():
+                    self.tell(control.Silent(command.instance_id, why))
+                case control.Terminate() | control.Kill():
+                    self._clock.call_at(self._clock.now() + RETRY_S, self._try, command)
 
     def _carry_out(self, command: control.ControllerCommand) -> None:
         match command:
@@ -139,5 +159,8 @@ class ControlLoop:
             case control.Kill():
                 self._instances.stop(command.instance_id, kill=True)
             case control.WakeController():
-                self.stop_timer()
-                self._timer = self._clock.call_at(command.at, self.tell, control.ControllerTimer())
+                self._wake_at(command.at)
+
+    def _wake_at(self, at: float) -> None:
+        self.stop_timer()
+        self._timer = self._clock.call_at(at, self.tell, control.ControllerTimer())

@@ -9,7 +9,7 @@ called on the thread of the plane's event loop. Methods that are not `async` ret
 later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -51,6 +51,41 @@ class Clock(Protocol):
         ...
 
 
+class BackgroundTasks(Protocol):
+    """Work that must live as long as the plane. What fails is counted, shown in `status`, and started again.
+
+    Names are few and stay the same: they label a metric.
+    """
+
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        """Run a coroutine that never returns until it is cancelled here. If it ends, start it again after a pause."""
+        ...
+
+    def complete(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        """Run a coroutine until it returns. If it raises or is cancelled elsewhere, start it again after a pause."""
+        ...
+
+    def every(self, name: str, interval_s: float, call: Callable[[], None]) -> Timer:
+        """Make a call over and over, also after it has raised."""
+        ...
+
+    def attempt(self, name: str, call: Callable[..., None], *args: Any, retry_s: float | None = None) -> None:
+        """Make a call now. What it raises is reported, not raised."""
+        ...
+
+    def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
+        """Report a failure. `retry_s`: when the work is tried again; None if it goes on by itself."""
+        ...
+
+    def problems(self) -> list[str]:
+        """What failed lately, how often, and when it is tried again."""
+        ...
+
+    def failures(self) -> Mapping[str, int]:
+        """How often each has failed, by name."""
+        ...
+
+
 # Processes on workers
 
 
@@ -79,6 +114,9 @@ class RuntimeParts(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def tasks(self) -> BackgroundTasks: ...
 
     @property
     def admin(self) -> "AdminListener": ...
@@ -123,7 +161,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
-        """Tell a process and its children to end, or end them. Told: `Exited`. No process of that name: nothing."""
+        """Tell a process and its children to end, or end them. Told: `Exited`, also if there is no such process."""
         ...
 
     def address(self, instance_id: str) -> Address | None:

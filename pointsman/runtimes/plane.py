@@ -29,7 +29,7 @@ from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.instances import EngineInstances
-from pointsman.runtimes.interface import Clock, DocumentStore, Runtime, Timer
+from pointsman.runtimes.interface import BackgroundTasks, Clock, DocumentStore, Runtime, Timer
 from pointsman.runtimes.traffic import Traffic, warmth
 from pointsman.scaling.deployment import scaling_summary
 
@@ -151,12 +151,6 @@ OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
 
 
-def _report(command: control.ControllerCommand, error: Exception) -> None:
-    """One command that fails must not keep the others from being carried out."""
-    failed = {"message": f"pointsman: {command} failed", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(failed)
-
-
 class Plane:
     """Runs documents on a runtime."""
 
@@ -167,10 +161,8 @@ class Plane:
         *,
         clock: Callable[[], float] = time.time,
         policies: MakePolicyCalls = PolicyLoop,
-        failed: Callable[[control.ControllerCommand, Exception], None] | None = _report,
     ) -> None:
-        """`clock`: Unix time, for what must survive a restart. `policies`: what calls scaling policies. `failed`: what
-        to do about a command that raises; None: it raises here."""
+        """`clock`: Unix time, for what must survive a restart. `policies`: what calls scaling policies."""
         self.runtime = runtime
         self.listeners: list[Callable[[], None]] = []
         self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
@@ -178,7 +170,9 @@ class Plane:
         self.instances = EngineInstances(
             runtime, lambda event: self.control.tell(event), lambda name: self.control.deployment_of(name)
         )
-        self.control = ControlLoop(runtime.clock, self.instances, traffic, handled=self._handled, failed=failed)
+        self.control = ControlLoop(
+            runtime.clock, self.instances, traffic, handled=self._handled, failed=runtime.tasks.failed
+        )
         self.documents = Documents(self._store, self._preview, self._enforce)
         self.scaling = PlaneScaling(
             traffic,
@@ -188,13 +182,14 @@ class Plane:
             clock,
             runtime.gpus,
             policies,
+            runtime.tasks,
         )
         self._is_running = False
         self._stopping: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         """No instance is left."""
         self._looking: Timer | None = None
-        self._announcements = Announcements(runtime.clock, self.listeners)
+        self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
 
     @property
@@ -223,13 +218,14 @@ class Plane:
         self._is_running = True
         self.traffic.hooks.failing = self.control.requests_fail
         self.traffic.hooks.unavailability = self.control.unavailability
+        self.traffic.hooks.failed = runtime.tasks.failed
         self.scaling.open(runtime.targets)
         runtime.look_at_workers(plan)
         for event in adopted:
             self.instances.adopted(event, plan)
             self.control.tell(event)
         self.documents.put_in_force(revision)
-        self._looking = runtime.clock.call_at(runtime.clock.now() + LOOK_S, self._look)
+        self._looking = runtime.tasks.every("plane watch", LOOK_S, self._look)
 
     async def stop(self) -> None:
         if self._stopping is None and self._is_running:
@@ -242,16 +238,18 @@ class Plane:
         limit_s = max((one.drain_timeout_s + one.stop_grace_s for one in limits), default=0.0) + OVERTIME_S
         if self._looking is not None:
             self._looking.cancel()
-        self.scaling.close()
-        self._empty.clear()
-        overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime ends the rest
-        self.control.tell(control.PlaneStopping())
-        await self._empty.wait()
-        overtime.cancel()
-        self.instances.user_configs.close()
-        await self.runtime.close()
-        self.control.stop_timer()
-        self._is_running = False
+        try:
+            self.scaling.close()
+            self._empty.clear()
+            overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime ends the rest
+            self.control.tell(control.PlaneStopping())
+            await self._empty.wait()
+            overtime.cancel()
+            self.instances.user_configs.close()
+        finally:  # whatever failed, no process is left
+            await self.runtime.close()
+            self.control.stop_timer()
+            self._is_running = False
 
     def status(self) -> dict[str, Any]:
         now, instances = self.runtime.clock.now(), self.control.controller.instances()
@@ -272,6 +270,7 @@ class Plane:
                 *self.runtime.problems(),
                 *self.documents.revision.broken.values(),
                 *self.scaling.problems(),
+                *self.runtime.tasks.problems(),
             ],
         }
 
@@ -304,8 +303,7 @@ class Plane:
             self.control.tell(control.Applied(desired, frozenset(retry), warm))
 
     def _look(self) -> None:
-        clock, plan, instances = self.runtime.clock, self.documents.plan_in_force, self.control.controller.instances()
-        self._looking = clock.call_at(clock.now() + LOOK_S, self._look)
+        plan, instances = self.documents.plan_in_force, self.control.controller.instances()
         self.instances.keep(instances, [one.name for one in plan.deployments])
         if any(one.unplaced for one in instances):
             self.runtime.look_at_workers(plan)  # there may be room by now
@@ -322,9 +320,10 @@ class Plane:
 class Announcements:
     """Calls listeners once, soon after any number of events."""
 
-    def __init__(self, clock: Clock, listeners: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, clock: Clock, listeners: Sequence[Callable[[], None]], tasks: BackgroundTasks) -> None:
         self._clock = clock
         self._listeners = listeners
+        self._tasks = tasks
         self._is_due = False
 
     def announce(self) -> None:
@@ -335,4 +334,4 @@ class Announcements:
     def _call(self) -> None:
         self._is_due = False
         for listener in tuple(self._listeners):
-            listener()
+            self._tasks.attempt("status listeners", listener)

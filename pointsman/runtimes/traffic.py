@@ -35,6 +35,8 @@ from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 
+RETRY_S = 1.0
+"""After the timer of a lane has raised."""
 FAILURES_IN_A_ROW = 3
 """Requests that fail in a row on an instance, until its controller hears of it."""
 
@@ -61,6 +63,8 @@ class TrafficHooks:
         """(deployment): a request waits, and no instance takes any."""
         self.unavailability: Callable[[str, float | None], Unavailable] | None = None
         """(deployment, start-up time): why no instance takes requests."""
+        self.failed: Callable[[str, Exception, float], None] | None = None
+        """(task, error, seconds until it is tried again): the timer of a lane raised; None: it raises."""
 
 
 class Lane:
@@ -127,7 +131,14 @@ class Lane:
 
     def _wake(self) -> None:
         self._timer = None
-        self.tell(TimerFired())
+        try:
+            self.tell(TimerFired())
+        except Exception as error:
+            if self._hooks.failed is None:
+                raise
+            self._hooks.failed(f"queue of {self.name}", error, RETRY_S)
+            self.stop_timer()
+            self._timer = self._clock.call_at(self._now() + RETRY_S, self._wake)
 
     def stop_timer(self) -> None:
         if self._timer is not None:

@@ -17,7 +17,7 @@ from pointsman.routing.endpoints import Attribute, Endpoint, Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.routing.queue import FlowControl
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
-from pointsman.runtimes.clock import LoopClock
+from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane
 from pointsman.strategies import FifoStrategy
 from pointsman.types import ExecutionInstance, RequestMetadata

@@ -154,7 +154,7 @@ class Applications:
         """By request id."""
         gateway.admission.names_in_flight = self._in_flight
         self.replica_calls = ReplicaCalls(gateway, self)
-        self._files = SharedFiles(gateway.loop)
+        self._files = SharedFiles(gateway.loop, gateway.tasks)
         self._export = exporting()
         self.records = PipelineRecords(gateway.settings.keep_records)
         self.by_step: dict[str, PipelineRequest] = {}

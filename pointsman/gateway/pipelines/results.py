@@ -20,7 +20,7 @@ from pointsman.http.server import RequestHandler, ResponseStream
 from pointsman.pipeline import Flow
 from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
 from pointsman.pipeline.graph import filled
-from pointsman.runtimes.interface import SharedMemory
+from pointsman.runtimes.interface import BackgroundTasks, SharedMemory
 from pointsman.wire import BLOB as BLOB_NAME
 from pointsman.wire import Form, UnreadableBlob, Unsendable, composed, decode_plain, encode_plain, files_of, placeholder
 
@@ -223,15 +223,16 @@ READ_S = 30.0
 class SharedFiles:
     """Removes files in shared memory when their requests need them no more, so that senders reuse them."""
 
-    def __init__(self, loop: AbstractEventLoop) -> None:
+    def __init__(self, loop: AbstractEventLoop, tasks: BackgroundTasks) -> None:
         self._loop = loop
+        self._tasks = tasks
         self._memory: SharedMemory | None = None
         self._borrowed: dict[PipelineRequest, list[str]] = {}
         """Answers of calls through handles, until the request that made the calls ends."""
 
     def use(self, memory: SharedMemory) -> None:
         if self._memory is None:
-            self._loop.call_later(SWEEP_S, self._sweep)
+            self._tasks.every("shared memory sweep", SWEEP_S, self._sweep)
         self._memory = memory
 
     def ended(self, request: "PipelineRequest") -> None:
@@ -249,6 +250,5 @@ class SharedFiles:
             self._memory.remove(files)
 
     def _sweep(self) -> None:
-        self._loop.call_later(SWEEP_S, self._sweep)
         if self._memory is not None:
             self._memory.remove_older_than(MAX_AGE_S)

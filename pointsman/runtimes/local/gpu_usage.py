@@ -128,7 +128,7 @@ class GpuUsage:
         if not in_flight and (self._read_at is None or self._clock() - self._read_at >= GPU_INTERVAL_S):
             self._begin({gpu.index: gpu for one in instances for gpu in self._gpus_of(one)}.values())
         if self._reading is not None:
-            await asyncio.shield(self._reading)  # other policies may wait for it too
+            await asyncio.wait([self._reading])  # other policies may wait for it too
 
     def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
         each = [self._gpus_of(one) for one in instances if one.deployment in deployments]

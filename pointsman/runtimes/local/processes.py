@@ -19,10 +19,18 @@ from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
 from pointsman.errors import PointsmanError, shown
 from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.asks import Place
-from pointsman.runtimes.interface import ProcessOrder, Tell
+from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder, Tell, Timer
 from pointsman.runtimes.local import supervisor_link
 from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
-from pointsman.runtimes.local.supervisor_link import MARK, EngineProcess, Report, SupervisorLink, clear, open_supervisor
+from pointsman.runtimes.local.supervisor_link import (
+    MARK,
+    EngineProcess,
+    Report,
+    SupervisorLink,
+    SupervisorProcess,
+    clear,
+    open_supervisor,
+)
 
 # The logs of engines, as the supervisor writes them: a file per instance, and the older half of it as `.1`.
 
@@ -150,8 +158,9 @@ class ProcessTable:
     def all(self) -> list[StoredProcess]:
         return list(self._known.values())
 
-    def get(self, instance_id: str) -> StoredProcess | None:
-        return self._known.get(instance_id)
+    def address(self, instance_id: str) -> Address | None:
+        known = self._known.get(instance_id)
+        return None if known is None else Address(known.host, known.port, False)
 
     def add(self, process: StoredProcess) -> None:
         self._known[process.id] = process
@@ -173,19 +182,28 @@ class ProcessTable:
 
 
 class Processes:
-    def __init__(self, state: Path, store: SqliteProcesses, tell: Tell, *, orphan_grace_s: float) -> None:
+    def __init__(
+        self, state: Path, store: SqliteProcesses, tell: Tell, tasks: BackgroundTasks, *, orphan_grace_s: float
+    ) -> None:
         self.table = ProcessTable(store)
         self.problem = ""
         """Why there is no supervisor; empty if there is one."""
         self._state = state
         self._tell = tell
+        self._tasks = tasks
         self._grace_s = orphan_grace_s
         self._supervisor: SupervisorLink | None = None
+        self._known_supervisor: SupervisorProcess | None = None
+        """The last that was there."""
+        self._is_lost = False
+        """It has hung up, and its processes are not accounted for."""
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a supervisor, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
         """Processes that the store does not know, by name: they are being killed."""
-        self._replacing: asyncio.Task[None] | None = None
+        self._signals: dict[str, signal.Signals] = {}
+        """The last signal of each process, while there is no supervisor to pass it on."""
+        self._replacing: Timer | None = None
 
     async def open(self) -> list[Adopted]:
         """Find or start the supervisor. Returns what still runs from an earlier plane."""
@@ -227,14 +245,15 @@ class Processes:
 
     def stop(self, instance_id: str, *, kill: bool) -> None:
         """Signal the whole process group. A launch that waits for a supervisor is dropped."""
+        number = signal.SIGKILL if kill else signal.SIGTERM
         if self._held.pop(instance_id, None) is not None:
             self._ended(instance_id, "it was stopped before it was started")
+        elif self.table.address(instance_id) is None:
+            self._tell(Exited(instance_id, "it has no process"))
         elif self._supervisor is not None:
-            self._supervisor.signal(instance_id, signal.SIGKILL if kill else signal.SIGTERM)
-
-    def address(self, instance_id: str) -> Address | None:
-        known = self.table.get(instance_id)
-        return None if known is None else Address(known.host, known.port, False)
+            self._supervisor.signal(instance_id, number)
+        else:
+            self._signals[instance_id] = number
 
     async def close(self) -> None:
         """End whatever is left, and the supervisor."""
@@ -252,8 +271,9 @@ class Processes:
     async def _connect(self) -> tuple[list[StoredProcess], list[StoredProcess]]:
         """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run."""
         supervisor, running = await open_supervisor(
-            self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S
+            self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S, before=self._known_supervisor
         )
+        self._known_supervisor = supervisor.process
         by_name = {one.id: one for one in running}
         found, ended = [], []
         for known in self.table.all():
@@ -268,34 +288,40 @@ class Processes:
         self._strangers = {one.id: one.pid for one in running if pids.get(one.id) != one.pid}
         for stranger in self._strangers:
             supervisor.signal(stranger, signal.SIGKILL)
+        signals, self._signals = self._signals, {}
+        for instance_id, number in signals.items():
+            supervisor.signal(instance_id, number)
         self._supervisor = supervisor
         self.problem = ""
         supervisor.listen(self._reported, self._lost)
         return found, ended
 
     def _lost(self) -> None:
-        old, self._supervisor = self._supervisor, None
-        self.problem = "the supervisor of the engine processes is gone; another is being started"
-        if old is not None:
-            self._replacing = asyncio.get_running_loop().create_task(self._replace(old))
+        if self._supervisor is not None:
+            self._supervisor, self._is_lost = None, True
+            self.problem = "the supervisor of the engine processes is gone; another is being started"
+            if self._replacing is not None:
+                self._replacing.cancel()
+            self._replacing = self._tasks.complete("supervisor replacement", self._replace)
 
-    async def _replace(self, old: SupervisorLink) -> None:
+    async def _replace(self) -> None:
         """If the old one is dead, so are its processes. If it only hung up, nothing is lost."""
-        if await _has_ended(old):
+        if self._is_lost and self._known_supervisor is not None and await _has_ended(self._known_supervisor):
             for process in [one for one in self.table.all() if one.id not in self._held]:
                 await _clear(process)
                 self._ended(process.id, LOST)
-        while True:
+        self._is_lost = False
+        while self._supervisor is None:
             try:
                 found, ended = await self._connect()
-                break
             except (PointsmanError, OSError) as error:
                 self.problem = f"no supervisor can be started: {error}"
                 await asyncio.sleep(RETRY_S)
-        for process in found:
-            self._tell(Launched(process.id, str(process.pid or 0), process.host, process.port))
-        for process in ended:
-            self._ended(process.id, LOST)
+                continue
+            for process in found:
+                self._tell(Launched(process.id, str(process.pid or 0), process.host, process.port))
+            for process in ended:
+                self._ended(process.id, LOST)
         self._start_held()
 
     def _start_held(self) -> None:
@@ -304,6 +330,14 @@ class Processes:
                 self._held.pop(instance_id)(self._supervisor)
 
     def _reported(self, report: Report) -> None:
+        try:
+            self._take_in(report)
+        except Exception as error:  # a defect of ours: connect again, and compare what runs with what is known
+            self._tasks.failed("supervisor reports", error)
+            if self._supervisor is not None:
+                self._supervisor.hang_up()
+
+    def _take_in(self, report: Report) -> None:
         match report:
             case supervisor_link.ProcessStarted():
                 known = self.table.started(EngineProcess(report.id, report.pid, report.born))
@@ -317,10 +351,11 @@ class Processes:
             case supervisor_link.ProcessExited():
                 self._ended(report.id, _exit_reason(report, log_file(self._state, report.id)))
             case supervisor_link.Confused():
-                self.problem = f"the supervisor did not understand: {report.why}"
+                self.problem = f"the plane and its supervisor did not understand each other: {report.why}"
 
     def _ended(self, instance_id: str, why: str, local: str = "") -> None:
         known = self.table.remove(instance_id)
+        self._signals.pop(instance_id, None)
         if known is not None:
             self._tell(LaunchFailed(instance_id, why, local) if known.pid is None else Exited(instance_id, why))
 
@@ -342,10 +377,10 @@ def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
     return f"killed by {name}: {line}" if line and report.signal not in SILENT_SIGNALS else f"killed by {name}"
 
 
-async def _has_ended(supervisor: SupervisorLink) -> bool:
+async def _has_ended(supervisor: SupervisorProcess) -> bool:
     """Whether it ends within 0.1 s of hanging up."""
     for _ in range(20):
-        if not supervisor.process.lives:
+        if not supervisor.lives:
             return True
         await asyncio.sleep(0.005)
     return False

@@ -23,7 +23,6 @@ from pointsman.errors import PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.reasons import Reason
 from pointsman.replica.handles import GatewayTransport
-from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
 from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
@@ -31,6 +30,7 @@ from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.local.processes import Processes, log_file, tail
 from pointsman.runtimes.local.store import Lock, SqliteDocuments, SqliteTargets, Store
 from pointsman.runtimes.probes import HttpProbes
+from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
 
 # What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
@@ -140,10 +140,13 @@ class LocalRuntime:
         scrape_interval_s: float = 0.5,
         look_at_machine: Callable[..., Worker] = detect,
         gpu_drivers: GpuDrivers | None = None,
+        tasks: Tasks | None = None,
     ) -> None:
         """`state`: None for a folder that is removed at the end. `orphan_grace_s`: how long processes live on without a
-        plane."""
-        self.clock = LoopClock(asyncio.get_running_loop())
+        plane. `tasks`: where background tasks run; None: by themselves."""
+        loop = asyncio.get_running_loop()
+        self.clock = LoopClock(loop)
+        self.tasks = tasks or Tasks(loop)
         self.gpus = GpuUsage(gpu_drivers)
         self._is_temporary = state is None
         self._state = Path(tempfile.mkdtemp(prefix="pointsman-")) if state is None else state.absolute()
@@ -176,7 +179,7 @@ class LocalRuntime:
 
         self.replicas = LocalReplicaAccess(self._state)
         self.probes = HttpProbes(tell, measured, self._scrape_interval_s)
-        processes = Processes(self._state, self._store.processes, told, orphan_grace_s=self._orphan_grace_s)
+        processes = Processes(self._state, self._store.processes, told, self.tasks, orphan_grace_s=self._orphan_grace_s)
         adopted = await processes.open()
         if not adopted:
             self.replicas.memory.clear()
@@ -190,7 +193,7 @@ class LocalRuntime:
         self._processes.stop(instance_id, kill=kill)
 
     def address(self, instance_id: str) -> Address | None:
-        return self._processes.address(instance_id)
+        return self._processes.table.address(instance_id)
 
     def logs(self, instance_id: str, lines: int) -> str | None:
         try:

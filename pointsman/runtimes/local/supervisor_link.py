@@ -232,6 +232,11 @@ class SupervisorLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def hang_up(self) -> None:
+        """Break the connection off, as if the supervisor had."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def ask(self, **message: Any) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(msgspec.json.encode(message) + b"\n")
@@ -257,7 +262,12 @@ class SupervisorLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
-            message = _DECODER.decode(line)
+            try:
+                message = _DECODER.decode(line)
+            except msgspec.MsgspecError as error:
+                self._on_report(Confused(f"{error}: {line[:200]!r}"))
+                self.hang_up()  # a new connection begins with a list of what runs
+                return
             if isinstance(message, Greeting | ProcessesRunning):
                 self._answers.put_nowait(message)
             else:
@@ -273,10 +283,13 @@ class SupervisorLink(asyncio.Protocol):
 
 
 async def open_supervisor(
-    state: Path, *, grace_s: float, stop_grace_s: float
+    state: Path, *, grace_s: float, stop_grace_s: float, before: SupervisorProcess | None = None
 ) -> tuple[SupervisorLink, list[EngineProcess]]:
-    """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs."""
+    """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs.
+    `before`: the one that the plane was connected to last, which it may have to reap."""
     link = await _existing(state) or await _started(state)
+    if before is not None and before.pid == link.process.pid:
+        link.process = before
     link.process.born = born(link.process.pid)
     if not link.process.born:
         link.close()

@@ -133,7 +133,9 @@ class SimulatedProcesses:
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
         process = self._processes.get(instance_id)
-        if process is not None and process.pid:  # else the controller says it again once it runs
+        if process is None:
+            self._tell(Exited(instance_id, "it has no process"))
+        elif process.pid:  # else the controller says it again once it runs
             after_s, why = (0.0, "killed by SIGKILL") if kill else (self._stop_s, "killed by SIGTERM")
             self._clock.call_at(self._clock.now() + after_s, self._end, process, why)
 

@@ -1,7 +1,7 @@
 """The runtime itself: processes with engines, and probes that read them, on virtual time."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from pointsman.config.plan import PointsmanPlan
@@ -13,7 +13,7 @@ from pointsman.engines import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import PointsmanError
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer
 from pointsman.runtimes.simulation.engines import SimulatedEngines
 from pointsman.runtimes.simulation.processes import (
     PORT,
@@ -83,6 +83,48 @@ class MemoryTargets:
         self._records[name].append(record)
 
 
+class VirtualTasks:
+    """`BackgroundTasks` of the interface: calls are repeated on virtual time, and what fails raises."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
+        raise PointsmanError(f"{name}: a simulation reads nothing outside it")
+
+    complete = keep
+
+    def every(self, name: str, interval_s: float, call: Callable[[], None]) -> Timer:
+        return VirtualRepetition(self._clock, interval_s, call)
+
+    def attempt(self, name: str, call: Callable[..., None], *args: Any, retry_s: float | None = None) -> None:
+        call(*args)
+
+    def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
+        raise error
+
+    def problems(self) -> list[str]:
+        return []
+
+    def failures(self) -> Mapping[str, int]:
+        return {}
+
+
+class VirtualRepetition:
+    """A call that is made over and over on virtual time."""
+
+    def __init__(self, clock: VirtualClock, interval_s: float, call: Callable[[], None]) -> None:
+        self._clock, self._interval_s, self._call = clock, interval_s, call
+        self._timer = clock.call_at(clock.now() + interval_s, self._due)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _due(self) -> None:
+        self._timer = self._clock.call_at(self._clock.now() + self._interval_s, self._due)
+        self._call()
+
+
 class NoGpuMeter:
     """`GpuMeter` of the interface."""
 
@@ -139,6 +181,7 @@ class SimulatedRuntime:
         """`pace`: how fast the engine of a process is. `scrape_delay_s`: from the reading of metrics until they are
         known. `processes`: see `SimulatedProcesses`."""
         self.clock = clock
+        self.tasks = VirtualTasks(clock)
         self.engines = engines
         self.processes = SimulatedProcesses(clock, lambda event: self._tell(event), ended=engines.end, **processes)
         self.probes = SimulatedProbes(

@@ -7,7 +7,7 @@ from typing import Any
 from pointsman.config.revision import Changes, ManifestText, load_document
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
-from pointsman.runtimes.interface import ProcessOrder
+from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder
 from pointsman.runtimes.plane import Plane
 from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
 from pointsman.runtimes.simulation.processes import PORT, VirtualClock
@@ -43,7 +43,7 @@ class Simulation:
         self.traffic.hooks.gone = self.engines.forget
         self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
         self.plane = Plane(
-            self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock), failed=None
+            self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock)
         )
         _completed(self.plane.start(document))
 
@@ -76,6 +76,7 @@ class VirtualPolicies:
         sources: MetricSources,
         clock: Callable[[], float],
         decided: Decided,
+        tasks: BackgroundTasks,
     ) -> None:
         self._timers, self._autoscaler, self._sources = timers, autoscaler, sources
         self._decided = decided

@@ -11,9 +11,9 @@ import uvloop
 
 from pointsman.config.revision import ManifestText
 from pointsman.routing.events import Arrived, Ended, Refuse, Revoke, Send
-from pointsman.runtimes.clock import LoopClock
 from pointsman.runtimes.local.runtime import LocalRuntime
 from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import RequestMetadata
 from tests.runtimes.local.processes import eventually

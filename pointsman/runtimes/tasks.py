@@ -1,0 +1,167 @@
+"""The clock of an event loop, and the background work on it: what fails is started again, and `status` names it.
+
+Enters: work that must live as long as the plane. Leaves: problems for `status`, and counts of failures for metrics. The
+one rule: no exception, no cancellation and no early return ends such work for good.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+FIRST_RETRY_S = 0.1
+"""Pause after the first failure; doubled after each further one."""
+MAX_RETRY_S = 5.0
+CALM_S = 30.0
+"""A task that has run for this long without failing starts again with the first pause."""
+SHOWN_S = 300.0
+"""How long `status` shows the last failure of a task that runs again."""
+
+
+class LoopClock:
+    """A `Clock` of the interface. It reads the monotonic clock itself: event loops only read it once per iteration."""
+
+    __slots__ = ("_loop", "now")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = time.monotonic
+
+    def call_at(self, at: float, call: Callable[..., None], *args: Any) -> asyncio.Handle:
+        return self._loop.call_later(max(at - time.monotonic(), 0.0), call, *args)
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> asyncio.Handle:
+        return self._loop.call_soon(call, *args)
+
+
+class TaskFailures:
+    """The failures of one task."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.why = ""
+        """Of the last one."""
+        self.at = 0.0
+        self.retry_at: float | None = None
+        """When it is tried again; None if it goes on by itself."""
+
+    def problem(self, name: str, now: float) -> str:
+        times = "once" if self.count == 1 else f"{self.count} times"
+        ago = f"{now - self.at:.0f} s ago"
+        retried = self.retry_at is None or self.retry_at <= now
+        then = "it goes on" if retried else f"it is tried again in {(self.retry_at or now) - now:.1f} s"
+        return f'background task "{name}" failed {times}, last {ago} ({self.why}); {then}'
+
+
+class KeptTask:
+    """A coroutine that is started again when it ends."""
+
+    def __init__(self, tasks: "Tasks", name: str, work: Callable[[], Coroutine[Any, Any, None]], once: bool) -> None:
+        self.name = name
+        self.work = work
+        self.task: asyncio.Task[None] | None = None
+        """None while it waits for its next start."""
+        self._tasks = tasks
+        self._once = once
+        self._pause_s = FIRST_RETRY_S
+        self._began = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._start()
+
+    def cancel(self) -> None:
+        """End it for good."""
+        self._tasks.alive.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _start(self) -> None:
+        self._timer, self._began = None, time.monotonic()
+        self.task = self._tasks.loop.create_task(self.work(), name=self.name)
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError("it was cancelled") if task.cancelled() else task.exception()
+        self.task = None
+        if self not in self._tasks.alive:
+            return
+        if error is None and self._once:
+            self._tasks.alive.discard(self)
+            return
+        if time.monotonic() - self._began >= CALM_S:
+            self._pause_s = FIRST_RETRY_S
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, MAX_RETRY_S)
+        self._timer = self._tasks.loop.call_later(pause_s, self._start)
+        self._tasks.failed(self.name, error or RuntimeError("it returned"), pause_s)
+
+
+class RepeatedCall:
+    """A call that is made over and over."""
+
+    def __init__(self, tasks: "Tasks", name: str, interval_s: float, call: Callable[[], None]) -> None:
+        self.name = name
+        self.call = call
+        self._tasks = tasks
+        self._interval_s = interval_s
+        self._timer = tasks.loop.call_later(interval_s, self._due)
+
+    def cancel(self) -> None:
+        self._tasks.alive.discard(self)
+        self._timer.cancel()
+
+    def _due(self) -> None:
+        # First: whatever the call raises, there is a next one.
+        self._timer = self._tasks.loop.call_later(self._interval_s, self._due)
+        self._tasks.attempt(self.name, self.call, retry_s=self._interval_s)
+
+
+class Tasks:
+    """`BackgroundTasks` of the interface, on an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.alive: set[KeptTask | RepeatedCall] = set()
+        self._failures: dict[str, TaskFailures] = {}
+
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> KeptTask:
+        return self._add(KeptTask(self, name, work, once=False))
+
+    def complete(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> KeptTask:
+        return self._add(KeptTask(self, name, work, once=True))
+
+    def every(self, name: str, interval_s: float, call: Callable[[], None]) -> RepeatedCall:
+        made = RepeatedCall(self, name, interval_s, call)
+        self.alive.add(made)
+        return made
+
+    def attempt(self, name: str, call: Callable[..., None], *args: Any, retry_s: float | None = None) -> None:
+        try:
+            call(*args)
+        except (Exception, asyncio.CancelledError) as error:
+            self.failed(name, error, retry_s)
+
+    def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
+        failures, now = self._failures.setdefault(name, TaskFailures()), time.monotonic()
+        failures.count += 1
+        failures.why, failures.at = f"{type(error).__name__}: {error}", now
+        failures.retry_at = None if retry_s is None else now + retry_s
+        if failures.count & (failures.count - 1) == 0:  # the first, second, fourth, eighth: a log has room for these
+            told = {"message": f'pointsman: background task "{name}" failed', "exception": error}
+            self.loop.call_exception_handler(told)
+
+    def problems(self) -> list[str]:
+        now = time.monotonic()
+        return [one.problem(name, now) for name, one in self._failures.items() if now - one.at < SHOWN_S]
+
+    def failures(self) -> dict[str, int]:
+        return {name: one.count for name, one in self._failures.items()}
+
+    def close(self) -> None:
+        """End all of them for good."""
+        for one in list(self.alive):
+            one.cancel()
+
+    def _add(self, made: KeptTask) -> KeptTask:
+        self.alive.add(made)
+        return made

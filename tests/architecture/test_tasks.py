@@ -1,0 +1,79 @@
+"""Background work of the plane and the gateway runs under `Tasks`, which starts it again when it fails.
+
+Everything else that outlives a call is listed here, with the reason why it needs no keeper. The test reads the source;
+nothing is imported.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "pointsman"
+
+STARTS = {"create_task", "ensure_future", "call_later", "call_at", "Thread", "run_coroutine_threadsafe", "to_thread"}
+KEEPER = "runtimes/tasks.py"
+ELSEWHERE = ("replica/", "simulator/", "runtimes/simulation/", "runtimes/inprocess/")
+"""Processes of their own, which the plane starts again; virtual time; programs of users."""
+
+ALLOWED = {
+    # One request, or one call of an operator
+    "gateway/admin.py Admin.serve": "one admin request; its errors are answers",
+    "gateway/embedded.py Embedded.stop": "the end of the plane, which waits for them",
+    "gateway/pipelines/request.py PipelineRequest.__init__": "deadline of one request",
+    "gateway/pipelines/request.py PipelineRequest._start": "deadline of one step",
+    "gateway/pipelines/results.py SharedFiles.ended": "removes one answer; the sweep removes what it misses",
+    "http/pool.py ConnectionPool.send": "one connection; its errors are told to the request",
+    "runtimes/plane.py _loaded": "one document; its errors are answers",
+    "runtimes/plane.py Plane.stop": "the end of the plane, which waits for it",
+    "runtimes/plane.py Plane._stop": "the time limit of the end of the plane",
+    # One probe, one measurement, one call of a policy: the next is not kept from coming
+    "runtimes/probes.py HttpProbes.probe": "one probe",
+    "runtimes/probes.py HttpProbes.follow": "metrics of one instance",
+    "runtimes/probes.py UserConfigs._update": "one configuration of one replica",
+    "runtimes/autoscaling.py PolicyLoop._begin": "one call of a policy; its end is noticed however it ends",
+    "runtimes/policy_runner.py PolicyRunner.run": "one call of a policy, on a thread of its own",
+    "runtimes/local/gpu_usage.py GpuUsage._begin": "one reading of GPU drivers",
+    "runtimes/local/gpu_usage.py GpuUsage._close_drivers": "closes the drivers; the next reading opens them again",
+    "runtimes/local/supervisor_link.py SupervisorLink.connection_lost": "reaps one supervisor",
+    # Timers of state machines: both catch what their body raises, report it, and set the timer again
+    "runtimes/control_loop.py ControlLoop._wake_at": "timer of the controller",
+    "runtimes/control_loop.py ControlLoop._try": "sends one signal again",
+    "runtimes/traffic.py Lane._set_timer": "timer of a lane",
+    "runtimes/traffic.py Lane._wake": "timer of a lane, after a failure",
+    # Threads that have an event loop to themselves
+    "gateway/deploying.py BackgroundPlane.__init__": "the thread of a plane in a program of the user",
+    "gateway/deploying.py BackgroundPlane.run": "one call from the thread of the user",
+}
+
+
+def started(source: Path) -> Iterator[str]:
+    """`file Class.function` for each call that starts something which outlives it."""
+
+    def walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inside = names
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and len(names) < 2:
+                inside = (*names, child.name)
+            if isinstance(child, ast.Call):
+                called = child.func
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                if name in STARTS:
+                    yield f"{source.relative_to(PACKAGE)} {'.'.join(names)}"
+            yield from walk(child, inside)
+
+    yield from walk(ast.parse(source.read_text(encoding="utf-8")), ())
+
+
+def found() -> set[str]:
+    sources = {source: str(source.relative_to(PACKAGE)) for source in PACKAGE.rglob("*.py")}
+    ours = [source for source, name in sources.items() if name != KEEPER and not name.startswith(ELSEWHERE)]
+    return {where for source in ours for where in started(source)}
+
+
+def test_what_outlives_a_call_is_kept_or_listed() -> None:
+    unlisted = found() - ALLOWED.keys()
+    assert unlisted == set(), "run it with `Tasks` of runtimes/tasks.py, or say here why it may end for good"
+
+
+def test_the_list_names_only_what_is_there() -> None:
+    assert ALLOWED.keys() - found() == set()
