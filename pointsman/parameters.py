@@ -183,7 +183,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return host.lower() == "localhost"
+        return f".{host.lower()}".endswith(".localhost")
 
 
 def _is_host(host: str) -> bool:

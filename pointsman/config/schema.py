@@ -274,10 +274,13 @@ class LimitsSpec(Section, frozen=True):
     """Limits for clients."""
 
     max_header_bytes: Bytes = 64 * 1024
+    max_headers: Count = 200
+    """Header lines of one request."""
     max_body_bytes: Bytes = 32 * 1024 * 1024
-    max_connections: Count = 10_000
-    max_pipelined: Count = 16
-    """Requests read ahead on one connection."""
+    max_chunks: Count = 100_000
+    """Chunks of one body."""
+    max_connections: Count | None = None
+    """Default: 10,000, or as many as the limit on open files allows."""
     header_timeout: Time = 10.0
     """From the first byte of a request to the end of its headers; also from connecting to the first byte."""
     body_timeout: Time = 60.0
@@ -317,6 +320,13 @@ class GatewaySpec(Section, frozen=True):
     """Empty: no key is needed."""
     tenants: list[TenantSpec] = []
     limits: LimitsSpec = LimitsSpec()
+    max_buffered_bytes: Bytes = 512 * 1024 * 1024
+    """Bytes of requests in memory, of all clients together. Requests beyond it are refused with 503."""
+    allowed_hosts: list[str] = []
+    """Names, beside those of this machine, that browsers and clients may use in Host and Origin."""
+    public_pages: bool | None = None
+    """Serve /metrics and the schemas of applications without a key; default: unless there are keys and the gateway
+    listens beyond this machine."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
     """On SIGTERM, running streams get this long to end."""

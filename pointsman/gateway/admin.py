@@ -14,12 +14,13 @@ import msgspec
 
 from pointsman.config.revision import Changes, ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, shown
+from pointsman.gateway.admission import NotAdmitted, Tenant
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.gateway import Gateway, GatewayPage
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.records import PipelineRecord
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record
 from pointsman.runtimes.interface import Operations
@@ -176,12 +177,14 @@ class Admin:
         self._deployments = DeploymentAdmin(plane)
         self._requests = RequestAdmin(gateway, pipeline_requests)
         self._tasks: set[asyncio.Task[None]] = set()
-        gateway.page_trees[PREFIX] = self.serve
+        gateway.pages.trees[PREFIX] = GatewayPage(self.serve, self._check)
 
-    def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
+    def _check(self, request: HttpRequest, client: GatewayConnection) -> None:
         if not client.is_local and not self._gateway.admission.keys.opens_admin(request):
-            client.error(401, "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)")
-            return
+            why = "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)"
+            raise NotAdmitted(401, why, "invalid_admin_key")
+
+    def serve(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
         call = AdminCall(parts, query, bytes(request.body))

@@ -17,7 +17,8 @@ import msgspec
 from pointsman.config.schema import GatewaySpec, KeySpec, PriceSpec, TenantSpec
 from pointsman.errors import PointsmanError, shown
 from pointsman.gateway.openai import Usage
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
+from pointsman.parameters import host_and_port, is_loopback
 from pointsman.types import MAX_NAME, RequestMetadata
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 class NotAdmitted(PointsmanError):
     """A request is refused before it reaches a dispatcher; says how to answer it."""
 
-    def __init__(self, status: int, why: str, code: str, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, why: str, code: str, retry_after_s: int | None = None, *, lines: bytes = b""
+    ) -> None:
+        """`lines`: more header lines of the answer, each with its end."""
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
+        self.lines = lines if retry_after_s is None else b"%bretry-after: %d\r\n" % (lines, retry_after_s)
         super().__init__(why)
 
 
@@ -323,6 +328,13 @@ class Keys:
         return found
 
 
+def _are_public(settings: GatewaySpec) -> bool:
+    """Whether pages about the gateway need no key."""
+    if settings.public_pages is not None:
+        return settings.public_pages
+    return not settings.keys or is_loopback(host_and_port(settings.listen)[0])
+
+
 def _credentials(request: HttpRequest) -> bytes:
     given = request.headers.get(b"authorization")
     if given is None:
@@ -368,6 +380,14 @@ class Admission:
 
     def configure(self, settings: GatewaySpec) -> None:
         self.keys = Keys(settings.keys, self.usage.tenants(settings.tenants), settings.admin_key_sha256)
+        self._pages_are_public = _are_public(settings)
+
+    def page_reader(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
+        """The tenant that reads a page about the gateway; None if it needs no key, or has that of the admin API. Raises
+        `NotAdmitted`."""
+        if self._pages_are_public or self.keys.opens_admin(http):
+            return None
+        return self.tenant_of(http, client)
 
     def tenant_of(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
         """The tenant whose key a request has; None if no keys are required. Raises `NotAdmitted`."""

@@ -26,6 +26,5 @@ class GatewayConnection(ServerConnection):
         self.answer(status, error_body(str(message), error_kind(status), code, **extra), lines=lines)
 
     def refuse(self, error: "NotAdmitted") -> None:
-        """Answer the current request: it is not admitted."""
-        lines = b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % error.retry_after_s
-        self.error(error.status, str(error), error.code, lines)
+        """Answer the current request, or one whose body is still to come: it is not admitted."""
+        self.error(error.status, str(error), error.code, error.lines)

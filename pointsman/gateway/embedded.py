@@ -6,9 +6,11 @@ which requests go: first new requests, then those in flight, then the instances.
 
 import asyncio
 import gc
+import resource
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,10 @@ from pointsman.runtimes.choosing import plane_on
 
 if TYPE_CHECKING:
     from pointsman.gateway.grpc.server import PredictServer
+
+
+MANY_FILES = 1 << 20
+"""Enough, where the system sets no limit."""
 
 
 class CannotListen(PointsmanError):
@@ -112,6 +118,17 @@ def _tls(cert_file: str, key_file: str) -> ssl.SSLContext:
     return context
 
 
+def allow_many_files() -> int:
+    """Raise the limit on open files as far as this process may. The limit from then on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, MANY_FILES):
+        if wanted != resource.RLIM_INFINITY and soft != resource.RLIM_INFINITY and wanted > soft:
+            with suppress(ValueError, OSError):  # some systems allow less than they say
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                soft = wanted
+    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
+
+
 class Embedded:
     """A plane with a gateway in front."""
 
@@ -119,6 +136,7 @@ class Embedded:
         """`state`: where the plane keeps its state; None: nowhere, it ends with this process."""
         self._loop = asyncio.get_running_loop()
         self.gateway = Gateway(GatewaySpec(), self._loop)
+        self.gateway.clients.max_files = allow_many_files()
         self.applications = Applications(self.gateway)
         self.plane = plane_on(runtime, state, self.gateway.traffic, self.gateway.tasks)
         self.plane.reconfigured.append(self._reconfigure)
@@ -184,8 +202,14 @@ class Embedded:
         status = self.plane.status()
         for deployment in status["deployments"]:
             deployment.update(self.gateway.metrics.summary(deployment["name"]))
-        problems = [*status["problems"], *self.gateway.upstream.unsent.problems(time.monotonic())]
-        return {**status, "problems": problems, "url": self.url, "tenants": self.gateway.admission.report()}
+        gateway = self.gateway
+        problems = [*gateway.clients.problems(), *gateway.upstream.unsent.problems(time.monotonic())]
+        return {
+            **status,
+            "problems": [*status["problems"], *problems],
+            "url": self.url,
+            "tenants": gateway.admission.report(),
+        }
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:
         self.gateway.configure(plan.gateway)

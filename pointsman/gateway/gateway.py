@@ -1,8 +1,11 @@
 """The gateway: accepts requests of clients, answers some itself, and passes the others to the dispatchers."""
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
+from typing import NamedTuple
 
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
@@ -12,22 +15,172 @@ from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
 from pointsman.gateway.openai import BadRequest, answer_tokens, error_body, error_kind, metadata, read_body
 from pointsman.gateway.upstream import Upstream
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.pool import FEW
+from pointsman.http.server import BufferBudget
+from pointsman.parameters import host_and_port, is_loopback
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
-INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
+INFERENCE = (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses")
 """Paths whose requests go to instances."""
 
 SWEEP_S = 0.25
 """How often timeouts are checked."""
 SWEEP = "gateway timeouts"
+MAX_CONNECTIONS = 10_000
+"""Of clients, unless a setting says otherwise."""
+RESERVED_FILES, FILES_PER_INSTANCE = 128, 4
+"""Descriptors that clients cannot take."""
 
-GatewayPage = Callable[[GatewayConnection, HttpRequest], None]
+
+READ, WRITE = (b"GET", b"HEAD"), (b"POST",)
+"""Methods."""
+
+
+class GatewayPage(NamedTuple):
+    """What is at a path."""
+
+    serve: Callable[[GatewayConnection, HttpRequest, Tenant | None], None]
+    check: Callable[[HttpRequest, GatewayConnection], Tenant | None]
+    """The tenant that sent a request; None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
+    methods: Sequence[bytes] = ()
+    """Empty: the page decides."""
+
+
+def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
+    """The `check` of a page for all."""
+
+
+_HOST = re.compile(rb"([0-9A-Za-z._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://(.*)")
+MAX_KNOWN_HOSTS = 64
+
+
+class HostCheck:
+    """Names by which a gateway may be called.
+
+    A gateway without keys that listens on this machine only must not be reached by a page in a browser: neither through
+    a name of the page's own that leads here, nor by a request that the browser sends for a foreign page.
+    """
+
+    def __init__(self, settings: GatewaySpec) -> None:
+        host, _ = host_and_port(settings.listen)
+        self._names = {name.lower() for name in (host, *settings.allowed_hosts)}
+        self._has_keys = bool(settings.keys)
+        self._is_loopback = is_loopback(host)
+        self._known: set[bytes] = set()
+        """Hosts that were accepted: clients send the same ones again and again."""
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises `NotAdmitted`."""
+        host = headers.get(b"host")
+        if host is not None and host not in self._known:
+            self._check_host(host)
+        if b"origin" in headers and not self._has_keys:
+            self._check_origin(headers[b"origin"], host)
+
+    def _check_host(self, host: bytes) -> None:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            raise NotAdmitted(400, f"the header host is not valid: {shown(repr(host))}", "invalid_host")
+        if self._is_loopback and not self._has_keys and not self._is_ours(found[1]):
+            why = f"this gateway is for this machine only, not for {shown(repr(host))}; see gateway.allowedHosts"
+            raise NotAdmitted(403, why, "unknown_host")
+        if len(self._known) < MAX_KNOWN_HOSTS:
+            self._known.add(host)
+
+    def _check_origin(self, origin: bytes, host: bytes | None) -> None:
+        found = _ORIGIN.fullmatch(origin)
+        authority = b"" if found is None else found[1]
+        name = _HOST.fullmatch(authority)
+        if not authority or name is None or (authority != host and not self._is_ours(name[1])):
+            why = f"pages of {shown(repr(origin))} may not use a gateway without keys; see gateway.allowedHosts"
+            raise NotAdmitted(403, why, "unknown_origin")
+
+    def _is_ours(self, host: bytes) -> bool:
+        name = host.decode("ascii").lower().rstrip(".").strip("[]")
+        return name in self._names or is_loopback(name)
+
+
+class Pages:
+    """What a gateway has at which path."""
+
+    def __init__(self, settings: GatewaySpec) -> None:
+        self.exact: dict[bytes, GatewayPage] = {}
+        self.trees: dict[bytes, GatewayPage] = {}
+        """For everything below a path."""
+        self.hosts = HostCheck(settings)
+
+    def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
+        """What serves a request, and the tenant that sent it. Raises `NotAdmitted`."""
+        if not client.is_local:
+            self.hosts.check(request.headers)
+        path = request.path
+        page = self.exact.get(path)
+        if page is None:
+            page = next((page for tree, page in self.trees.items() if path.startswith(tree)), None)
+            if page is None:
+                known = ", ".join(sorted(path.decode() for path in self.exact))
+                why = f"there is nothing at {shown(path.decode('latin-1'))}; there is {known}"
+                raise NotAdmitted(404, why, "not_found")
+        if page.methods and request.method not in page.methods:
+            allowed = b", ".join(page.methods)
+            why = f"this takes {allowed.decode()}"
+            raise NotAdmitted(405, why, "method_not_allowed", lines=b"allow: %b\r\n" % allowed)
+        if page.methods is READ and _has_long_body(request.headers):
+            raise NotAdmitted(413, "this takes no body", "body_not_allowed")
+        return page, page.check(request, client)
+
+
+def _has_long_body(headers: Mapping[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > COPIED_BYTES
+
+
+class Clients(set[GatewayConnection]):
+    """The connections of clients. New ones take the place of those that were idle longest."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        super().__init__()
+        self.max_files = 1 << 20
+        """Files that this process may have open."""
+        self.closed_idle = 0
+        """Connections that were closed for others."""
+        self._gateway = gateway
+
+    @property
+    def limit(self) -> int:
+        """Each client may need a second descriptor, for the connection to an instance; clients cannot take those that
+        are reserved for probes, engines and files."""
+        instances = sum(len(lane.dispatcher.fleet) for lane in self._gateway.traffic.lanes.values())
+        possible = (self.max_files - RESERVED_FILES - FILES_PER_INSTANCE * instances) // 2
+        return min(self._gateway.limits.max_connections or MAX_CONNECTIONS, max(1, possible))
+
+    def enter(self, connection: GatewayConnection) -> bool:
+        """Add a connection. False if there are too many, and none is idle."""
+        self.add(connection)
+        if connection.is_local or len(self) <= (limit := self.limit):
+            return True
+        idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
+        longest = nsmallest(max(1, limit // 20), idle, key=lambda one: one.idle_since)  # so that few look for them
+        for client in longest:
+            client.transport.close()
+            self.discard(client)
+        self.closed_idle += len(longest)
+        return bool(longest)
+
+    def problems(self) -> list[str]:
+        """What does not work as configured."""
+        wanted, allowed = self._gateway.limits.max_connections, self.limit
+        if wanted is None or allowed == wanted:
+            return []
+        return [
+            f"gateway.limits.maxConnections is {wanted}, but {self.max_files} open files allow only {allowed}; "
+            "raise the limit (ulimit -n) or lower the setting"
+        ]
 
 
 class Gateway:
@@ -37,6 +190,7 @@ class Gateway:
         self.loop = loop
         self.settings = settings
         self.limits = settings.limits
+        self.buffered = BufferBudget(settings.max_buffered_bytes)
         self.upstream = Upstream(settings.upstream, loop)
         self.outbox = self.upstream.outbox
         self.traffic: Traffic = Traffic(LoopClock(loop), self.upstream, _dispatcher_settings(settings))
@@ -44,13 +198,11 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
         self.metrics.sources.append(lambda page: tenant_metrics(page, self.admission.report()))
-        self.clients: set[GatewayConnection] = set()
+        self.clients = Clients(self)
         self.draining = False
         """No new requests are accepted; those in flight are finished."""
-        self.pages: dict[bytes, GatewayPage] = {}
-        """What the gateway answers itself, by path."""
-        self.page_trees: dict[bytes, GatewayPage] = {}
-        """The same for everything below a path."""
+        self.pages = Pages(settings)
+        self.pages.exact |= dict.fromkeys(INFERENCE, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
         self._arrivals = ArrivalBatch(self.upstream)
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
@@ -60,15 +212,16 @@ class Gateway:
         """Use new settings, as far as they can change while it runs."""
         self.settings = settings
         self.limits = settings.limits
+        self.buffered.limit = settings.max_buffered_bytes
         self.upstream.configure(settings.upstream)
         self.traffic.settings = _dispatcher_settings(settings)
         self.admission.configure(settings)
+        self.pages.hosts = HostCheck(settings)
 
     # Connections
 
     def connected(self, connection: GatewayConnection) -> bool:
-        self.clients.add(connection)
-        return connection.is_local or len(self.clients) <= self.limits.max_connections
+        return self.clients.enter(connection)
 
     def disconnected(self, connection: GatewayConnection) -> None:
         self.clients.discard(connection)
@@ -79,33 +232,21 @@ class Gateway:
 
     # Requests
 
-    def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
-        path = request.path
-        if path in INFERENCE:
-            if request.method == b"POST":
-                self._infer(client, request)
-            else:
-                client.error(405, "send this as POST", lines=b"allow: POST\r\n")
-            return
-        page = self.pages.get(path)
-        if page is None:
-            page = next((page for tree, page in self.page_trees.items() if path.startswith(tree)), None)
-        if page is not None:
-            page(client, request)
-        else:
-            shown = path[:100].decode("latin-1")
-            known = ", ".join(sorted(path.decode() for path in INFERENCE | self.pages.keys()))
-            client.error(404, f"there is nothing at {shown}; there is {known}", "not_found")
+    def check(self, client: GatewayConnection, request: HttpRequest) -> None:
+        """Refuse a request that will not be served before its body is read."""
+        try:
+            self.pages.find(client, request)
+        except NotAdmitted as error:
+            self.metrics.unread[error.status] += 1
+            client.refuse(error)
 
-    def _infer(self, client: GatewayConnection, http: HttpRequest) -> None:
-        tenant: Tenant | None = None
-        if self.admission.keys.required:
-            try:
-                tenant = self.admission.tenant_of(http, client)
-            except NotAdmitted as error:
-                client.refuse(error)
-                return
-        self.infer(client, http, tenant)
+    def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
+        try:
+            page, tenant = self.pages.find(client, request)
+        except NotAdmitted as error:
+            client.refuse(error)
+        else:
+            page.serve(client, request, tenant)
 
     def infer(
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
@@ -149,6 +290,7 @@ class Gateway:
             self.tasks.attempt(SWEEP, client.timed_out)
         for late in self.upstream.late(now):
             self.tasks.attempt(SWEEP, late.timed_out)
+        self.buffered.trim()
         fleets = [lane.dispatcher.fleet for lane in self.traffic.lanes.values()]
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 

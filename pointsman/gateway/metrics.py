@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pointsman.gateway.openai import Usage
 from pointsman.routing.records import Histogram
-from pointsman.runtimes.traffic import Lane, Traffic, prefix_producers
+from pointsman.runtimes.traffic import Lane, prefix_producers
 from pointsman.scaling.deployment import ScaledDeployment
+
+if TYPE_CHECKING:
+    from pointsman.gateway.gateway import Gateway
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -70,15 +73,19 @@ class GatewayMetrics:
             "mean_ms": round(counts.total.total / ended * 1000, 3) if ended else None,
         }
 
-    def text(self, traffic: Traffic, connections: int) -> str:
+    def text(self, gateway: "Gateway") -> str:
         """The page, in the format of Prometheus."""
         page = Page()
-        page.gauge("connections", "Open client connections.", {(): connections})
+        page.gauge("connections", "Open client connections.", {(): len(gateway.clients)})
+        page.gauge("buffered_bytes", "Bytes of requests in memory.", {(): gateway.buffered.held})
         page.counter("unread_requests", "Requests that could not be read.", _labelled(self.unread, "status"))
         page.counter("limited_requests", "Requests beyond their tenant's limits.", _labelled(self.limited, "tenant"))
+        page.counter(
+            "closed_idle_connections", "Idle connections closed for new ones.", {(): gateway.clients.closed_idle}
+        )
         self._requests(page)
-        _decisions(page, traffic.lanes.values())
-        _now(page, traffic.lanes.values())
+        _decisions(page, gateway.traffic.lanes.values())
+        _now(page, gateway.traffic.lanes.values())
         for add in self.sources:
             add(page)
         return page.text()

@@ -19,7 +19,7 @@ from pointsman.gateway.openai import (
     usage_of_stream,
 )
 from pointsman.gateway.upstream import InFlight
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
     FIELDS,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from pointsman.errors import shown
-from pointsman.http.parser import COPIED_BYTES, Bytes
+from pointsman.http.heads import COPIED_BYTES, Bytes
 from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import MAX_NAME, Priority, RequestMetadata

@@ -1,4 +1,4 @@
-"""Pages that the gateway answers itself: health, readiness, metrics and models."""
+"""Pages that the gateway answers itself: health, readiness, metrics and models. Costly ones are shared."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,14 +7,12 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from pointsman.errors import shown
-from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.gateway import Gateway, GatewayPage
-from pointsman.http.parser import HttpRequest
+from pointsman.gateway.gateway import READ, Gateway, GatewayPage, needs_no_key
+from pointsman.http.heads import HttpRequest
 from pointsman.runtimes.traffic import Lane, Traffic
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-
 CHEAP_S = 0.002
 """A page that takes less processor time than this is made for each request, and so is always exact."""
 AGE_PER_COST = 20.0
@@ -46,10 +44,10 @@ class SharedPage:
 
 
 def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
-    def health(client: GatewayConnection, _: HttpRequest) -> None:
+    def health(client: GatewayConnection, *_: object) -> None:
         client.answer(200, b'{"status":"ok"}')
 
-    def ready(client: GatewayConnection, _: HttpRequest) -> None:
+    def ready(client: GatewayConnection, *_: object) -> None:
         if gateway.draining:
             client.error(503, "shutting down", "shutting_down")
         elif not is_ready():
@@ -57,18 +55,13 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         else:
             client.answer(200, b'{"status":"ready"}')
 
-    figures = SharedPage(lambda: gateway.metrics.text(gateway.traffic, len(gateway.clients)).encode())
+    figures = SharedPage(lambda: gateway.metrics.text(gateway).encode())
     catalogue = ModelCatalogue(gateway.traffic)
 
-    def metrics(client: GatewayConnection, _: HttpRequest) -> None:
+    def metrics(client: GatewayConnection, *_: object) -> None:
         client.answer(200, figures.content(), PROMETHEUS)
 
-    def models(client: GatewayConnection, request: HttpRequest) -> None:
-        try:
-            gateway.admission.tenant_of(request, client)
-        except NotAdmitted as error:
-            client.refuse(error)
-            return
+    def models(client: GatewayConnection, request: HttpRequest, *_: object) -> None:
         by_model = gateway.traffic.by_model
         wanted = unquote_to_bytes(request.path.removeprefix(b"/v1/models").strip(b"/")).decode("utf-8", "replace")
         if not wanted:
@@ -78,9 +71,12 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         else:
             client.error(404, f'there is no model "{shown(wanted)}"', "model_not_found")
 
-    for path, page in ((b"/health", health), (b"/ready", ready), (b"/metrics", metrics), (b"/v1/models", models)):
-        gateway.pages[path] = only_read(page)
-    gateway.page_trees[b"/v1/models/"] = only_read(models)
+    gateway.pages.exact[b"/health"] = GatewayPage(health, needs_no_key, READ)
+    gateway.pages.exact[b"/ready"] = GatewayPage(ready, needs_no_key, READ)
+    gateway.pages.exact[b"/metrics"] = GatewayPage(metrics, gateway.admission.page_reader, READ)
+    gateway.pages.exact[b"/v1/models"] = gateway.pages.trees[b"/v1/models/"] = GatewayPage(
+        models, gateway.admission.tenant_of, READ
+    )
 
 
 class ModelCatalogue:
@@ -97,18 +93,6 @@ class ModelCatalogue:
             listed = [_model(name, lane.name) for name, lane in by_model.items()]
             self._of, self._content = by_model, msgspec.json.encode({"object": "list", "data": listed})
         return self._content
-
-
-def only_read(page: GatewayPage) -> GatewayPage:
-    """The page, for GET and HEAD only."""
-
-    def read(client: GatewayConnection, request: HttpRequest) -> None:
-        if request.method in (b"GET", b"HEAD"):
-            page(client, request)
-        else:
-            client.error(405, "only GET and HEAD are allowed here", lines=b"allow: GET, HEAD\r\n")
-
-    return read
 
 
 def _model(name: str, deployment: str) -> dict[str, object]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from pointsman.errors import PointsmanError
-from pointsman.http.parser import COPIED_BYTES, Bytes
-from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedResponse, ResponseHead
+from pointsman.http.heads import COPIED_BYTES, Bytes
+from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedHttp, ResponseHead
 
 REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 """Method, target, authority, header lines each with its end, and length of the body."""
@@ -216,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
                 self._read_head(data)
             else:
                 self._read_body(data)
-        except MalformedResponse as error:
+        except MalformedHttp as error:
             self._fail(f"it answered with something that is not HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -245,9 +245,9 @@ class ClientConnection(asyncio.Protocol):
                 self._take_head(head, data)
                 return
             if head.status == 101:
-                raise MalformedResponse("it goes on in another protocol")
+                raise MalformedHttp("it goes on in another protocol")
         if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
-            raise MalformedResponse(f"it begins with {data[:40]!r}")
+            raise MalformedHttp(f"it begins with {data[:40]!r}")
         self._buffer = data
 
     def _take_head(self, head: ResponseHead, rest: bytes) -> None:
@@ -268,10 +268,12 @@ class ClientConnection(asyncio.Protocol):
         if self._chunks is not None:
             data = self._chunks.feed(data)
             ended = self._chunks.ended
+            if self._chunks.beyond:
+                raise MalformedHttp("bytes after the end of the answer")
         elif self._left is not None:
             self._left -= len(data)
             if self._left < 0:
-                raise MalformedResponse("bytes after the end of the answer")
+                raise MalformedHttp("bytes after the end of the answer")
             ended = self._left == 0
         else:
             ended = False

@@ -1,6 +1,6 @@
 """Responses of servers: their head and their framing, read piece by piece.
 
-Enters: bytes as they arrive. Leaves: the payload. The one rule: what is not HTTP raises `MalformedResponse`, at once.
+Enters: bytes as they arrive. Leaves: the payload. The one rule: what is not HTTP raises `MalformedHttp`, at once.
 """
 
 import re
@@ -118,8 +118,8 @@ _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqr
 """Characters of header names."""
 
 
-class MalformedResponse(PointsmanError):
-    """What a server sent is not an HTTP response."""
+class MalformedHttp(PointsmanError):
+    """What the other side sent is not HTTP."""
 
 
 class ResponseHead:
@@ -128,7 +128,7 @@ class ResponseHead:
     __slots__ = ("_named", "chunked", "closes", "is_stream", "length", "lines", "reason", "status")
 
     def __init__(self, head: bytes) -> None:
-        """Read all that comes before the empty line. Raises `MalformedResponse`."""
+        """Read all that comes before the empty line. Raises `MalformedHttp`."""
         status_line, *lines = head.split(b"\r\n")
         self.status, self.reason, self.closes = _read_status_line(status_line)
         self.length: int | None = None
@@ -151,16 +151,16 @@ class ResponseHead:
         self.lines = b"".join(for_clients)
         """Header lines to pass on."""
         if self.chunked and self.length is not None:
-            raise MalformedResponse("it has a content-length and is chunked")
+            raise MalformedHttp("it has a content-length and is chunked")
 
     def _framing(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
             if not _DIGITS.fullmatch(value) or self.length not in (None, int(value)):
-                raise MalformedResponse(f"content-length: {value[:60]!r}")
+                raise MalformedHttp(f"content-length: {value[:60]!r}")
             self.length = int(value)
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked" or self.chunked:
-                raise MalformedResponse(f"transfer-encoding: {value[:60]!r}")
+                raise MalformedHttp(f"transfer-encoding: {value[:60]!r}")
             self.chunked = True
         elif name == b"connection":
             self._named = {named.strip() for named in value.lower().split(b",")}
@@ -187,7 +187,7 @@ def _read_status_line(line: bytes) -> tuple[int, bytes, bool]:
     """(status, reason, whether the connection closes unless the headers say otherwise)"""
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
-        raise MalformedResponse(f"it does not begin like an HTTP answer: {line[:60]!r}")
+        raise MalformedHttp(f"it does not begin like an HTTP answer: {line[:60]!r}")
     _check_characters(line)
     return int(match[1]), match[2] or b"", line.startswith(b"HTTP/1.0")
 
@@ -197,7 +197,7 @@ def _parse_line(line: bytes) -> tuple[bytes, bytes, bytes]:
     _check_characters(line)
     name, colon, value = line.partition(b":")
     if not colon or not name or name.strip(_TOKEN):
-        raise MalformedResponse(f"not a header: {line[:60]!r}")
+        raise MalformedHttp(f"not a header: {line[:60]!r}")
     name = name.lower()
     return name, value.strip(), b"" if name in NOT_FOR_CLIENTS else line + b"\r\n"
 
@@ -207,37 +207,52 @@ _read_line = lru_cache(maxsize=1024)(_parse_line)
 
 def _check_characters(line: bytes) -> None:
     if b"\n" in line or b"\r" in line:
-        raise MalformedResponse("a line of its head does not end with CR LF")
+        raise MalformedHttp("a line of its head does not end with CR LF")
     if len(line.translate(None, _CONTROLS)) != len(line):
-        raise MalformedResponse("its head has control characters in it")
+        raise MalformedHttp("its head has control characters in it")
+
+
+_EXTENSION = (
+    rb';[!#$%&\'*+.^_`|~0-9A-Za-z-]+(?:=(?:[!#$%&\'*+.^_`|~0-9A-Za-z-]+|"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~])*"))?'
+)
+_REQUEST_SIZE = re.compile(rb"0*([0-9A-Fa-f]{1,16})(?:%b)*" % _EXTENSION)
+_RESPONSE_SIZE = re.compile(rb"[ \t]*0*([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\n]*)?")
 
 
 class ChunkReader:
     """Extracts the payload of a chunked body."""
 
-    __slots__ = ("_closing", "_left", "_rest", "ended")
+    __slots__ = ("_closing", "_rest", "_size_of", "beyond", "count", "ended", "left", "trailers")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_request: bool = False) -> None:
+        """`is_request`: sizes and extensions must follow the grammar to the letter; servers may be more careless."""
+        self._size_of = (_REQUEST_SIZE if is_request else _RESPONSE_SIZE).fullmatch
         self._rest = b""
-        self._left = 0
+        self.left = 0
         """Bytes of the current chunk to come; 0 if a size line comes next."""
         self._closing = False
         """The line end after a chunk comes next."""
+        self.count = 0
+        """Chunks so far."""
         self.ended = False
+        self.trailers = b""
+        """Lines after the last chunk, without the empty one; complete once it has ended."""
+        self.beyond = b""
+        """Bytes after the end."""
 
     def feed(self, data: bytes) -> bytes:
-        """The payload in these bytes, joined. Raises `MalformedResponse`."""
+        """The payload in these bytes, joined. Raises `MalformedHttp`."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         pieces: list[bytes] = []
         at, size = 0, len(data)
         while at < size:
-            if self._left:
-                here = min(self._left, size - at)
+            if self.left:
+                here = min(self.left, size - at)
                 pieces.append(data[at : at + here])
                 at += here
-                self._left -= here
-                self._closing = not self._left
+                self.left -= here
+                self._closing = not self.left
             elif self._closing:
                 if size - at < 2:
                     break
@@ -247,47 +262,51 @@ class ChunkReader:
                 line_end = data.find(b"\r\n", at)
                 if line_end < 0:
                     break
-                length, at = _chunk_length(data[at:line_end]), line_end + 2
+                length = self._length(data[at:line_end])
                 if not length:
-                    self._finish(data, at)
+                    self._finish(data, at, line_end + 2)
                     break
+                at = line_end + 2
+                self.count += 1
                 if at + length + 2 <= size:  # all of it is here, which is the usual case
                     pieces.append(data[at : at + length])
                     at = _past_line_end(data, at + length)
                 else:
-                    self._left = length
+                    self.left = length
         else:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if not self.ended and not self._rest:
             self._rest = data[at:]
-            if len(self._rest) > MAX_CHUNK_LINE_BYTES or (b"\n" in self._rest and not self._closing):
-                raise MalformedResponse("a chunk has no size")
+            if len(self._rest) > MAX_CHUNK_LINE_BYTES or not self._may_continue(self._rest):
+                raise MalformedHttp("a chunk has no size")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _finish(self, data: bytes, at: int) -> None:
-        """After the last chunk come trailers, up to an empty line."""
-        end = at + 2 if data.startswith(b"\r\n", at) else data.find(b"\r\n\r\n", at) + 4
-        if end < 4:
-            self._rest = b"0\r\n" + data[at:]
-            if len(self._rest) > MAX_HEAD_BYTES:
-                raise MalformedResponse("trailers without an end")
-        elif end < len(data):
-            raise MalformedResponse("bytes after the end of the answer")
-        else:
+    def _length(self, line: bytes) -> int:
+        found = self._size_of(line)
+        if found is None or len(line) > MAX_CHUNK_LINE_BYTES:
+            raise MalformedHttp(f"not the size of a chunk: {line[:60]!r}")
+        return int(found[1], 16)
+
+    def _may_continue(self, rest: bytes) -> bool:
+        """Whether this can be the beginning of a line: a CR is its last byte, if there is any."""
+        if self._closing:
+            return rest == b"\r"
+        return b"\n" not in rest and b"\r" not in rest[:-1]
+
+    def _finish(self, data: bytes, start: int, at: int) -> None:
+        """After the last chunk, which begins at `start`, come trailers, up to an empty line."""
+        end = at if data.startswith(b"\r\n", at) else data.find(b"\r\n\r\n", at) + 2
+        self.trailers = data[at:end] if end >= at else data[at:]
+        if end >= at:
             self.ended = True
-
-
-def _chunk_length(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip(b" \t")
-    if digits.isalnum() and len(digits) <= 15 and b"\n" not in line:
-        try:
-            return int(digits, 16)
-        except ValueError:
-            pass
-    raise MalformedResponse(f"not the size of a chunk: {line[:60]!r}")
+            self.beyond = data[end + 2 :]
+        elif len(self.trailers) > MAX_HEAD_BYTES or self.trailers.count(b"\n") != self.trailers.count(b"\r\n"):
+            raise MalformedHttp("trailers without an end")
+        else:
+            self._rest = data[start:]
 
 
 def _past_line_end(data: bytes, at: int) -> int:
     if data[at : at + 2] != b"\r\n":
-        raise MalformedResponse("a chunk does not end at its size")
+        raise MalformedHttp("a chunk does not end at its size")
     return at + 2

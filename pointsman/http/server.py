@@ -1,19 +1,21 @@
 """The server side of HTTP/1.1: connections, and answers whole or in pieces. One request is answered at a time.
 
 Enters: bytes of clients; answers. Leaves: requests, to the server that the connection belongs to; bytes. The one rule:
-requests that arrive before the one ahead of them is answered wait their turn, and every request is answered once.
+a connection reads one request per turn of the loop, and only after the one ahead of it is answered; every request is
+answered once.
 """
 
 import asyncio
+import ctypes
 import json
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, cast
 
-from pointsman.http.parser import HttpRequest, RequestLimits, RequestParser
+from pointsman.http.heads import HttpRequest, RequestLimits
+from pointsman.http.parser import RequestParser
 from pointsman.http.pool import Outbox
 
 NEVER = float("inf")
@@ -24,6 +26,9 @@ KEEP_ALIVE = b"connection: keep-alive\r\n"
 """For clients of HTTP/1.0; later versions take it for granted."""
 CLOSE = b"connection: close\r\n"
 JSON = b"application/json"
+TRIMMED_BYTES = 64 * 1024 * 1024
+"""Memory is given back once this much less is held than before."""
+RETRY_SOON = b"retry-after: 1\r\n"
 LINGER_S = 2.0
 """How long a client whose request was refused may go on sending it, so that it gets to read why."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -31,9 +36,6 @@ REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 class ConnectionLimits(RequestLimits, Protocol):
     """What clients may do; times in seconds."""
-
-    @property
-    def max_pipelined(self) -> int: ...
 
     @property
     def header_timeout(self) -> float: ...
@@ -46,6 +48,31 @@ class ConnectionLimits(RequestLimits, Protocol):
 
     @property
     def write_timeout(self) -> float: ...
+
+
+class BufferBudget:
+    """Bytes of requests that a server holds in memory, all its connections together."""
+
+    __slots__ = ("_most", "held", "limit")
+
+    def __init__(self, limit: float = NEVER) -> None:
+        self.limit = limit
+        self.held = 0
+        self._most = 0
+        """Held since memory was last given back."""
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.held > self.limit
+
+    def trim(self) -> None:
+        """Give memory of large requests back to the system, now and then: the allocator keeps it otherwise."""
+        self._most = max(self._most, self.held)
+        if self._most - self.held > TRIMMED_BYTES:
+            self._most = self.held
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:  # the C library can
+                trim(0)
 
 
 class ConnectionOwner(Protocol):
@@ -63,10 +90,17 @@ class ConnectionOwner(Protocol):
     @property
     def limits(self) -> ConnectionLimits: ...
 
+    @property
+    def buffered(self) -> BufferBudget: ...
+
     def connected(self, connection: Any) -> bool:
         """Whether a new connection is accepted. Connections are of the kind that the owner makes."""
 
     def disconnected(self, connection: Any) -> None: ...
+
+    def check(self, connection: Any, request: HttpRequest) -> None:
+        """Look at the head of a request whose body has not arrived: answer now if it will not be served, which closes
+        the connection."""
 
     def serve(self, connection: Any, request: HttpRequest) -> None:
         """Answer a request, now or later."""
@@ -89,8 +123,8 @@ class RequestHandler(Protocol):
 
 class ServerConnection(asyncio.Protocol):
     __slots__ = (
-        "_awaits_body", "_owes_continue", "_queue", "_stopped_reading", "deadline", "owner", "parser", "paused",
-        "request", "serving", "transport",
+        "_awaits_body", "_charged", "_stopped_reading", "_unread", "deadline", "idle_since", "owner", "parser",
+        "paused", "request", "serving", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -102,34 +136,38 @@ class ServerConnection(asyncio.Protocol):
         """The one that is being answered."""
         self.deadline = NEVER
         """When the client times out; the owner looks."""
+        self.idle_since = 0.0
+        """When the last answer ended, or the connection was made."""
         self.paused = False
         """The client does not read what was written."""
         self.parser = RequestParser(self, owner)
-        self._queue: deque[HttpRequest | tuple[int, str]] = deque()
-        """Requests that wait for their turn; last, perhaps, status and message of a refusal."""
         self._awaits_body: bool | None = None
         """What the deadline is for: the body or the head of a request; None if neither."""
-        self._owes_continue = False
+        self._charged = 0
+        """Bytes of a body that is not complete; they count towards the owner's limit."""
+        self._unread = 0
+        """Bytes that were received ahead of their turn, and count as well."""
         self._stopped_reading = False
 
     @property
     def is_free(self) -> bool:
-        """Whether no request is being answered or waits for its turn, and the client reads its answers."""
-        return self.request is None and not self._queue and not self.paused
+        """Whether no request is being answered, and the client reads its answers."""
+        return self.request is None and not self.paused
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # transports of other loops only act like one
-        self.deadline = time.monotonic() + self.owner.limits.header_timeout
+        self.idle_since = time.monotonic()
+        self.deadline = self.idle_since + self.owner.limits.header_timeout
         if not self.owner.connected(self):
-            self.parser.close()
-            self.request_refused(503, "too many connections; try again later")
+            self.turn_away(503, "too many connections; try again later", RETRY_SOON)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.owner.disconnected(self)
         self.parser.close()
-        self._queue.clear()
+        self._forget_body()
+        self._let_go()
         serving, self.serving = self.serving, None
         if serving is not None:
             serving.abandon()
@@ -142,7 +180,7 @@ class ServerConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        if self.parser.closed and self.request is None and not self._queue:
+        if self.parser.closed and self.request is None:
             return  # the last bytes are on their way; the deadline of the end holds
         self.deadline = NEVER
         if self.serving is not None:
@@ -152,47 +190,47 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.parser.feed(data)
+        if self.parser.unread:
+            self._hold_unread()
 
     # Called by the parser
 
+    def head_read(self, request: HttpRequest) -> None:
+        self.owner.check(self, request)
+
+    def body_grew(self, request: HttpRequest, size: int) -> None:
+        budget = self.owner.buffered
+        self._charged += size
+        budget.held += size
+        if budget.is_exceeded:
+            self.turn_away(503, "the gateway holds too many bytes of requests; try again later", RETRY_SOON)
+
     def request_read(self, request: HttpRequest) -> None:
-        """Serve it now, or when its turn comes."""
         self._awaits_body = None
-        self._owes_continue = False
-        if self.request is None and not self._queue and not self.paused:
-            self.deadline = NEVER
-            self.request = request
+        self.deadline = NEVER
+        request.charged, self._charged = self._charged, 0
+        self.request = request
+        try:
             self.owner.serve(self, request)
-        else:
-            self._queue.append(request)
-            if len(self._queue) >= self.owner.limits.max_pipelined and not self._stopped_reading:
-                self._stopped_reading = True
-                self.transport.pause_reading()
+        except Exception as error:
+            self.owner.loop.call_exception_handler({"message": "a request broke the server", "exception": error})
+            self.transport.abort()
+
+    def read_later(self) -> None:
+        self.owner.loop.call_soon(self._read_on)
 
     def request_incomplete(self) -> None:
         """The timeout of a head, and that of a body, begin once."""
         in_body = self.parser.in_body
         if self._awaits_body is not in_body:
             self._awaits_body = in_body
-            if self.is_free and not self.parser.closed:
-                self.deadline = time.monotonic() + self._timeout_s()
+            self.deadline = time.monotonic() + self._timeout_s()
 
     def request_refused(self, status: int, message: str) -> None:
-        """The refusal goes out after the answers to the requests before."""
-        if self.is_free:
-            self._refuse(status, message)
-        else:
-            self._queue.append((status, message))
+        self.turn_away(status, message)
 
     def continue_expected(self) -> None:
-        if self.is_free:
-            self.write(CONTINUE)
-        else:
-            self._owes_continue = True
-
-    def request_raised(self, error: Exception) -> None:
-        self.owner.loop.call_exception_handler({"message": "a request broke the server", "exception": error})
-        self.transport.abort()
+        self.write(CONTINUE)
 
     # Answering
 
@@ -220,38 +258,61 @@ class ServerConnection(asyncio.Protocol):
 
     def answered(self, *, close: bool) -> None:
         """The current request is answered; the next one's turn comes."""
-        self.serving = self.request = None
+        self._let_go()
+        self.serving = None
         if close:
-            self.close()
+            self.close(linger=self.parser.in_body)
         elif not self.paused:  # a client that does not read its answers gets no more of them
             self._next()
 
-    def _next(self) -> None:
-        if not self._queue:
-            self.deadline = time.monotonic() + self._timeout_s()
-            if self._owes_continue:
-                self._owes_continue = False
-                self.write(CONTINUE)
-            return
-        following = self._queue.popleft()
-        if self._stopped_reading and len(self._queue) <= self.owner.limits.max_pipelined // 2:
-            self._stopped_reading = False
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-        if isinstance(following, tuple):
-            self._refuse(*following)
-        else:
-            # Not from here: a long row of quick answers would nest without end.
-            self.request = following
-            self.owner.loop.call_soon(self._serve_if_open, following)
+    def _let_go(self) -> None:
+        """The current request needs no memory any more."""
+        request, self.request = self.request, None
+        if request is not None and request.charged:
+            self.owner.buffered.held -= request.charged
+            request.charged = 0
 
-    def _serve_if_open(self, request: HttpRequest) -> None:
-        if self.paused:  # by the answer before; the turn of this request comes when the client reads again
-            self.request = None
-            self._queue.appendleft(request)
-        elif not self.transport.is_closing():
-            self.deadline = NEVER
-            self.owner.serve(self, request)
+    def _forget_body(self) -> None:
+        """Nothing that was received and not answered is wanted."""
+        self.owner.buffered.held -= self._charged + self._unread
+        self._charged = self._unread = 0
+
+    def _next(self) -> None:
+        self.idle_since = now = time.monotonic()
+        self.deadline = now + self._timeout_s()
+        if self.parser.unread:
+            # Not from here: a client that sends many requests at once gets one answer per turn of the loop.
+            self.owner.loop.call_soon(self._read_on)
+        else:
+            self.parser.read_on()
+
+    def _read_on(self) -> None:
+        if self.request is None and not self.paused and not self.transport.is_closing():
+            self.parser.read_on()
+            self._hold_unread()
+
+    def _hold_unread(self) -> None:
+        """Count what was received ahead of its turn, and read no more of it than the server can hold."""
+        unread, budget = self.parser.unread, self.owner.buffered
+        budget.held += unread - self._unread
+        self._unread = unread
+        if unread and budget.is_exceeded:
+            self._drop_unread()
+        is_much = unread > self.owner.limits.max_header_bytes
+        if is_much is not self._stopped_reading and not self.transport.is_closing():
+            self._stopped_reading = is_much
+            self.transport.pause_reading() if is_much else self.transport.resume_reading()
+
+    def _drop_unread(self) -> None:
+        """There is no memory for requests that wait for their turn: they are not answered, which the closed connection
+        tells the client."""
+        self.parser.close()
+        self.owner.buffered.held -= self._unread
+        self._unread = 0
+        if self.request is None:
+            self.close()
+        else:
+            self.request.keep_alive = False
 
     def _timeout_s(self) -> float:
         """How long the client may take for what it does now."""
@@ -262,9 +323,10 @@ class ServerConnection(asyncio.Protocol):
 
     # The end
 
-    def _refuse(self, status: int, message: str) -> None:
+    def turn_away(self, status: int, message: str, lines: bytes = b"") -> None:
+        """Answer a request that is not read to its end, or no request at all, and close."""
         body = self.owner.refusal(status, message)
-        head = (status, REASONS.get(status, b"Unknown"), JSON, len(body), CLOSE, body)
+        head = (status, REASONS.get(status, b"Unknown"), JSON, len(body), lines + CLOSE, body)
         self.write(b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % head)
         self.close(linger=self.parser.is_in_request)
 
@@ -273,7 +335,7 @@ class ServerConnection(asyncio.Protocol):
         unread bytes is reset, which may overtake the answer; so only our side is closed, and what comes is discarded
         for a while."""
         self.parser.close()
-        self._queue.clear()
+        self._forget_body()
         self.owner.outbox.flush()
         if linger and self.transport.can_write_eof():
             self.deadline = time.monotonic() + LINGER_S
@@ -292,8 +354,7 @@ class ServerConnection(asyncio.Protocol):
         if self.paused or self.parser.closed:
             self.transport.abort()
         elif self.parser.is_in_request:
-            self.parser.close()
-            self.request_refused(408, "the request did not arrive in time")
+            self.turn_away(408, "the request did not arrive in time")
         else:
             self.close()
 
@@ -378,8 +439,9 @@ class OwnLimits(NamedTuple):
     """For servers whose clients belong to the plane: large, and no timeout is enforced."""
 
     max_header_bytes: int = 64 * 1024
+    max_headers: int = 1000
     max_body_bytes: int = 1 << 40
-    max_pipelined: int = 16
+    max_chunks: int = 1 << 40
     header_timeout: float = NEVER
     body_timeout: float = NEVER
     idle_timeout: float = NEVER
@@ -393,6 +455,7 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.outbox = Outbox(self.loop, ())
         self.limits = OwnLimits()
+        self.buffered = BufferBudget()
         self.draining = False
         self.serve = serve
         self.connections: set[ServerConnection] = set()
@@ -423,6 +486,8 @@ class HttpServer:
 
     def disconnected(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
+
+    def check(self, connection: ServerConnection, request: HttpRequest) -> None: ...
 
     def refusal(self, status: int, message: str) -> bytes:
         return json.dumps({"error": {"message": message, "code": status}}).encode()

@@ -1,8 +1,11 @@
-"""Tables and lines for a terminal, and parts of sentences that need more than a template."""
+"""Tables and lines for a terminal, traces among them, and parts of sentences that need more than a template."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
+
+if TYPE_CHECKING:
+    from pointsman.selection.trace import ProfileTrace, Trace
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -138,3 +141,29 @@ def allowances(facts: Mapping[str, Any]) -> str:
 def moves(facts: Mapping[str, Any]) -> str:
     listed = ", ".join(f"{move['instance']} to {move['to']}" for move in facts["moves"])
     return f"moving {listed} would make room on {', '.join(facts['on'])}"
+
+
+def trace_table(trace: "Trace") -> str:
+    """The tables of the profiles in their order, then the notes."""
+    return "\n\n".join([*map(profile_table, trace.profiles), *map(str, trace.notes)])
+
+
+def profile_table(run: "ProfileTrace") -> str:
+    """One line per candidate: scores and total if it was scored, the reason if it was rejected."""
+    scores, totals = run.scores, run.totals
+    heads = [f"{score.scorer} x{score.weight:g}" for score in scores]
+    chosen = {str(target): rank for rank, target in enumerate(run.targets, start=1)}
+    rows: list[list[str]] = []
+    for position in sorted(range(len(totals)), key=lambda position: -totals[position]):
+        candidate = str(run.survivors[position])
+        rank = chosen.get(candidate)
+        verdict = "" if rank is None else "chosen" if rank == 1 else f"chosen ({rank}.)"
+        numbers = [f"{float(score.bounded[position]):.3f}" for score in scores]
+        rows.append([candidate, *numbers, f"{totals[position]:.3f}", verdict])
+    for name, rejected in run.stages:
+        rows += [[str(candidate), *[""] * len(heads), "", f"{name}: {reason}"] for candidate, reason in rejected]
+    lines = [f'profile "{run.profile}", {quantity(run.considered, "candidate")}']
+    lines += [
+        f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
+    ]
+    return "\n".join([*lines, text_table(["candidate", *heads, "total", "verdict"], rows)])

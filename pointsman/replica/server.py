@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.server import HttpServer, ServerConnection
 from pointsman.pipeline.context import CallContext
 from pointsman.replica.calling import Batches, Calling, Threads

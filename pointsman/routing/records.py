@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pointsman.reasons import Reason, reason_of
-from pointsman.render.trace import trace_table
+from pointsman.render.text import trace_table
 from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Refusal

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.server import HttpServer, ResponseStream, ServerConnection
 from pointsman.simulator.answers import BadCompletionRequest, block_hashes, error_body
 from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START, Fault, Faults, read_fault

@@ -9,18 +9,25 @@ def test_every_class_name_exists_once() -> None:
     assert house.repeated_class_names() == []
 
 
+LINES_PER_FILE = 163
+"""The mean, at least: a new idea may have a file, a fragment of one may not. Raise it when it grows; never lower it."""
+
+
+def test_files_are_ideas_not_fragments() -> None:
+    sizes = [lines for _, lines in house.trees().values()]
+    assert sum(sizes) / len(sizes) >= LINES_PER_FILE
+
+
 LIMITS = {
-    "files": 303,
     "modules over 500 lines": 0,
     "classes with more than 12 methods": 11,
-    "short modules with one importer": 28,
+    "short modules with one importer": 27,
 }
 """Lower a limit when the figure falls; never raise one."""
 
 
 def figures() -> dict[str, list[str]]:
     return {
-        "files": sorted(house.trees()),
         "modules over 500 lines": house.long_modules(),
         "classes with more than 12 methods": house.classes_with_many_methods(),
         "short modules with one importer": house.short_modules_with_one_importer(),

@@ -31,7 +31,7 @@ def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep]
         ("model: llama", "model: llama, price: {perMillionInputTokens: 2}", ("price", "m", None)),
         ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments", ("workers", "workers", None)),
         ("deployments", "gateway: {limits: {maxConnections: 7}}\ndeployments",
-         ("gateway", "gateway.limits.maxConnections", "10000 -> 7")),
+         ("gateway", "gateway.limits.maxConnections", "none -> 7")),
         ("deployments", "gateway: {listen: 127.0.0.1:9}\ndeployments",
          ("gateway", "gateway.listen", "127.0.0.1:8080 -> 127.0.0.1:9; takes effect after a restart")),
         ("deployments", "gateway: {adminKeySha256: " + "a" * 64 + "}\ndeployments",

@@ -35,7 +35,7 @@ def test_the_objects_for_keda_refer_to_each_other(objects: dict[str, Any]) -> No
 def test_every_address_of_the_page_is_served() -> None:
     asked = re.findall(r"https?://\S+?/admin/v1/\S+", PAGE.read_text(encoding="utf-8"))
     assert len(asked) >= 4
-    gateway: Any = SimpleNamespace(page_trees={})
+    gateway: Any = SimpleNamespace(pages=SimpleNamespace(trees={}))
     plane: Any = None
     admin = Admin(gateway, plane, dict, lambda: None)
     for url in asked:

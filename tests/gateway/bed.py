@@ -42,7 +42,7 @@ CHAT_DEPLOYMENT: Mapping[str, Any] = {
 def plan_of(gateway: Mapping[str, Any] | None = None, *deployments: Mapping[str, Any]) -> PointsmanPlan:
     """The plan of a manifest; by default with one chat deployment."""
     manifest = {
-        "gateway": {"listen": "127.0.0.1:0", **(gateway or {})},
+        "gateway": {"listen": "127.0.0.1:0", "allowedHosts": ["gateway", "x"], **(gateway or {})},
         "deployments": [dict(one) for one in deployments or (CHAT_DEPLOYMENT,)],
     }
     return load_manifest(json.dumps(manifest))

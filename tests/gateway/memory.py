@@ -10,7 +10,7 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.upstream import RetryBudget
-from pointsman.http.parser import Bytes
+from pointsman.http.heads import Bytes
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox, ResponseListener
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import OK

@@ -222,7 +222,7 @@ def test_a_client_that_reads_slowly_is_not_disconnected(make_bed: MakeBed) -> No
 
 def test_unread_responses_to_pipelined_requests_are_bounded(make_bed: MakeBed) -> None:
     """The buffer is bounded, and the write timeout applies."""
-    bed = make_bed(limits(writeTimeout="300ms", maxPipelined=4))
+    bed = make_bed(limits(writeTimeout="300ms"))
     body = b'{"x": "' + b"y" * 100_000 + b'"}'
     backend = bed.backend(answers(answer(body)))
     client = bed.client(narrow=True)
@@ -242,7 +242,7 @@ def test_unread_responses_to_pipelined_requests_are_bounded(make_bed: MakeBed) -
 
 
 def test_pages_for_a_client_that_does_not_read_are_not_buffered(make_bed: MakeBed) -> None:
-    bed = make_bed(limits(writeTimeout="300ms", maxPipelined=4))
+    bed = make_bed(limits(writeTimeout="300ms"))
     client = bed.client(narrow=True)
     client.socket.settimeout(0.5)
     requests = b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n" * 500

@@ -11,7 +11,7 @@ from pointsman.placement.asks import Arrangement, Ask, Tier
 from pointsman.placement.fleet import FREE_BYTES, Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
-from pointsman.render.trace import trace_table
+from pointsman.render.text import trace_table
 from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import GIB, LLAMA, ask, fleet, gpu, gpus_of, need, placed, refused, worker

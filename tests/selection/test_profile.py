@@ -7,7 +7,7 @@ import pytest
 
 from pointsman.errors import ConfigError, PluginError
 from pointsman.reasons import Reason
-from pointsman.render.trace import trace_table
+from pointsman.render.text import trace_table
 from pointsman.selection import (
     Cycle,
     MaxScorePicker,

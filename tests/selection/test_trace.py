@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pointsman.render.trace import trace_table
+from pointsman.render.text import trace_table
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Roster, Scheduler, Trace
 
 

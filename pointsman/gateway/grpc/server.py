@@ -25,7 +25,7 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.pipelines.prepared import PreparedApplication
 from pointsman.gateway.pipelines.request import RequestContext
 from pointsman.gateway.pipelines.results import JSON, WHOLE
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.pipeline.flow import BadInput
 from pointsman.types import MAX_NAME
 from pointsman.wire import Form
@@ -226,7 +226,8 @@ class PredictService:
             raise NotAnswered(400, f"application: expected at most {MAX_NAME} characters, found {found}")
         http = _as_http(message, context)
         try:
-            admitted = applications.admitted(message.application, http)
+            tenant = self._gateway.admission.tenant_of(http)
+            admitted = applications.admitted(message.application, http, tenant)
             call.request_id = admitted.request_id
             application = self._application(message.application)
             http.body = _input(message)

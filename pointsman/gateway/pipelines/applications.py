@@ -9,16 +9,16 @@ import msgspec
 
 from pointsman.config.plan import ApplicationPlan
 from pointsman.errors import PointsmanError, shown
-from pointsman.gateway.admission import NotAdmitted
+from pointsman.gateway.admission import NotAdmitted, Tenant
 from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.gateway import READ, WRITE, GatewayPage
 from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
-from pointsman.gateway.pages import only_read
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, exporting
 from pointsman.gateway.pipelines.request import PipelineRequest, RequestContext
 from pointsman.gateway.pipelines.results import ARGUMENTS, HttpSink, ResponseSink, SharedFiles, inputs_of
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
 from pointsman.runtimes.interface import ReplicaAccess
@@ -27,7 +27,7 @@ from pointsman.types import MAX_NAME, RequestMetadata
 from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call
 
 if TYPE_CHECKING:
-    from pointsman.gateway.gateway import Gateway, GatewayPage
+    from pointsman.gateway.gateway import Gateway
 
 
 # The OpenAPI document; the schema of the input comes from a replica
@@ -50,7 +50,7 @@ class SchemaPage:
         """Clients that wait for the answer of a replica."""
         self._asked = False
 
-    def __call__(self, client: GatewayConnection, _: HttpRequest) -> None:
+    def __call__(self, client: GatewayConnection, *_: object) -> None:
         lane = self._gateway.traffic.lanes.get(self._ingress)
         if lane is None:
             client.answer(200, msgspec.json.encode(openapi(self._name, {})))
@@ -142,6 +142,7 @@ CALLS = b"/pipelines/call"
 """Where replicas call each other through handles."""
 MODELS = b"/pipelines/v1/"
 """Where they call models; a path of the OpenAI API follows."""
+SECRET = b"x-pointsman-secret"
 CALLER = b"x-pointsman-caller"
 """The step that calls a model."""
 
@@ -168,7 +169,7 @@ class Applications:
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""
         self.records.limit = self._gateway.settings.keep_records
-        pages = self._gateway.pages
+        pages = self._gateway.pages.exact
         for name in self._prepared:
             pages.pop(f"/{name}".encode(), None)
             pages.pop(f"/{name}/openapi.json".encode(), None)
@@ -176,7 +177,8 @@ class Applications:
         for name, application in self._prepared.items():
             pages[f"/{name}".encode()] = self._page(application)
             schema = SchemaPage(self._gateway, self.replica_calls, application)
-            pages[f"/{name}/openapi.json".encode()] = only_read(schema)
+            reader = self._gateway.admission.page_reader
+            pages[f"/{name}/openapi.json".encode()] = GatewayPage(schema, reader, READ)
 
     def get(self, name: str) -> PreparedApplication | None:
         return self._prepared.get(name)
@@ -187,13 +189,10 @@ class Applications:
 
     # Requests of clients
 
-    def _page(self, application: PreparedApplication) -> "GatewayPage":
-        def page(client: GatewayConnection, http: HttpRequest) -> None:
-            if http.method != b"POST":
-                client.error(405, "send this as POST", lines=b"allow: POST\r\n")
-                return
+    def _page(self, application: PreparedApplication) -> GatewayPage:
+        def page(client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
             try:
-                context = self.admitted(application.name, http, client)
+                context = self.admitted(application.name, http, tenant)
                 self.begin(application, context, HttpSink(client, http, context.request_id), http)
             except NotAdmitted as error:
                 client.refuse(error)
@@ -202,12 +201,11 @@ class Applications:
             except BadInput as error:
                 client.answer(422, _field_error(error))
 
-        return page
+        return GatewayPage(page, self._gateway.admission.tenant_of, WRITE)
 
-    def admitted(self, name: str, http: HttpRequest, client: GatewayConnection | None = None) -> RequestContext:
-        """Who sent the request, and its deadline. Raises `NotAdmitted`."""
+    def admitted(self, name: str, http: HttpRequest, tenant: Tenant | None) -> RequestContext:
+        """The origin of the request, and its deadline. Raises `NotAdmitted`."""
         admission, now = self._gateway.admission, time.monotonic()
-        tenant = admission.tenant_of(http, client)
         try:
             settings = settings_in_headers(http.headers)
         except BadRequest as error:
@@ -290,16 +288,14 @@ class ReplicaCalls:
         self._applications = applications
         self.secret = b""
         """By which the replicas of a plane and its gateway recognise each other."""
-        gateway.pages[CALLS] = self._call
-        gateway.page_trees[MODELS] = self._call_model
+        gateway.pages.exact[CALLS] = GatewayPage(self._call, self._check)
+        gateway.pages.trees[MODELS] = GatewayPage(self._call_model, self._check)
 
     @property
     def secret_line(self) -> bytes:
-        return b"x-pointsman-secret: %b\r\n" % self.secret
+        return b"%b: %b\r\n" % (SECRET, self.secret)
 
-    def _call(self, client: GatewayConnection, http: HttpRequest) -> None:
-        if not self._is_replica(client, http):
-            return
+    def _call(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
         try:
             head, blobs = decode_call(bytes(http.body))
         except UnreadableBlob as error:
@@ -324,11 +320,10 @@ class ReplicaCalls:
         call = PreparedCall(application, head, len(blobs))
         self._applications.enter(call, context, sink, caller).begin(list(map(bytes, blobs)))
 
-    def _call_model(self, client: GatewayConnection, http: HttpRequest) -> None:
+    def _call_model(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
         """A call of a model: admitted already, but its tokens are its tenant's."""
-        if not self._is_replica(client, http):
-            return
         headers = http.headers
+        del headers[SECRET]
         step = headers.pop(CALLER, b"").decode("latin-1")
         caller, request_id = self._applications.by_step.get(step), ""
         if caller is not None:
@@ -339,13 +334,10 @@ class ReplicaCalls:
         tenant = self._gateway.admission.keys.tenant_named(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
         self._gateway.infer(client, http, tenant, part_id=request_id)
 
-    def _is_replica(self, client: GatewayConnection, http: HttpRequest) -> bool:
-        """Whether it is a replica of this plane; other clients are answered."""
-        secret = http.headers.pop(b"x-pointsman-secret", b"")
-        if self.secret and hmac.compare_digest(secret, self.secret):
-            return True
-        client.error(403, "only replicas of this plane may call this", "forbidden")
-        return False
+    def _check(self, http: HttpRequest, client: GatewayConnection) -> None:
+        """Raises `NotAdmitted` if it is not a replica of this plane."""
+        if not self.secret or not hmac.compare_digest(http.headers.get(SECRET, b""), self.secret):
+            raise NotAdmitted(403, "only replicas of this plane may call this", "forbidden")
 
 
 def _deadline(settings: Extension, now: float) -> float | None:

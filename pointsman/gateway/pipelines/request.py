@@ -16,7 +16,7 @@ from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedSt
 from pointsman.gateway.pipelines.records import PipelineRecord, StepJournal
 from pointsman.gateway.pipelines.results import BLOB, IN_PIECES, PIECES, ResponseSink, Results
 from pointsman.gateway.pipelines.step_call import ModelCall, NotPlain, StepCall, StepFailure
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Run
 from pointsman.pipeline.building import INGRESS

@@ -14,7 +14,7 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import BadRequest, error_body, error_kind
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
 from pointsman.gateway.pipelines.step_call import StepFailure
-from pointsman.http.parser import HttpRequest
+from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead, event
 from pointsman.http.server import RequestHandler, ResponseStream
 from pointsman.pipeline import Flow

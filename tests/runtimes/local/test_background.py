@@ -185,7 +185,7 @@ def test_each_background_task_goes_on_after_it_has_failed(
                 break_once(task, how)
                 await eventually(lambda name=task.name: made.names(name), f"{task.name} in the status")  # type: ignore[misc]
                 await KEPT[task.name](made)
-            page = made.embedded.gateway.metrics.text(made.embedded.gateway.traffic, 0)
+            page = made.embedded.gateway.metrics.text(made.embedded.gateway)
             for name in KEPT:
                 assert f'pointsman_background_failures_total{{task="{name}"}}' in page
 

@@ -1,0 +1,261 @@
+"""Heads of requests: read by a fast parser if nearly all clients send the like, else by llhttp.
+
+Enters: bytes of clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
+not read here: what follows a head is decided by its framing alone, which both parsers must read in the same way.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+Bytes: TypeAlias = bytes | memoryview
+COPIED_BYTES = 16 * 1024
+"""Longer bodies and prompts are not copied out of the buffer they were received in."""
+
+
+class HttpRequest:
+    """One request, read completely."""
+
+    __slots__ = ("body", "charged", "headers", "is_http_1_0", "keep_alive", "method", "path", "query", "target")
+
+    def __init__(
+        self,
+        method: bytes = b"",
+        target: bytes = b"",
+        path: bytes = b"",
+        query: bytes = b"",
+        headers: dict[bytes, bytes] | None = None,
+        body: Bytes = b"",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path = path
+        self.query = query
+        self.headers = {} if headers is None else headers
+        """By lower-cased name; repeated headers are joined by a comma."""
+        self.body = body
+        self.keep_alive = True
+        self.is_http_1_0 = False
+        self.charged = 0
+        """Bytes of its body that count towards the limit on buffered bytes."""
+
+
+class RequestLimits(Protocol):
+    """Maximum sizes."""
+
+    @property
+    def max_header_bytes(self) -> int: ...
+
+    @property
+    def max_headers(self) -> int: ...
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def max_chunks(self) -> int: ...
+
+
+NO_REQUEST = HttpRequest()
+_ONLY_ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"authorization", b"content-type", b"expect"})
+_PROTOCOL = re.compile(rb" HTTP/[0-9.]+\r\n")
+
+
+class HeadReader:
+    """One head, read by llhttp as it arrives. It never sees a body: framing is decided here and nowhere else."""
+
+    __slots__ = (
+        "_first_line", "_framing_error", "_llhttp", "_tail", "count", "has_begun", "is_complete", "problem", "request",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.request = HttpRequest()
+        self.has_begun = False
+        self.is_complete = False
+        self.size = 0
+        self.count = 0
+        """Header lines."""
+        self.problem = ""
+        self._llhttp = HttpRequestParser(self)
+        self._tail = b""
+        """The last three bytes: the empty line may be split anywhere."""
+        self._first_line = b""
+        self._framing_error = ""
+        """Why llhttp would not read the body; often there is more to say about it."""
+
+    def feed(self, data: bytes, start: int, stop: int) -> int:
+        """Read up to the end of the head, or to `stop`. Where reading ended. Raises `HttpParserError`."""
+        joined = self._tail + data[start:stop]
+        empty_line = joined.find(b"\r\n\r\n")
+        end = stop if empty_line < 0 else start + empty_line + 4 - len(self._tail)
+        piece = data[start:end]
+        self._tail = (self._tail + piece)[-3:] if empty_line < 0 else b""
+        if not self._first_line.endswith(b"\n"):
+            self._read_first_line(piece)
+        self.size += len(piece)
+        try:
+            with suppress(HttpParserUpgrade):  # nothing is upgraded here: the offer is ignored
+                self._llhttp.feed_data(piece)
+        except HttpParserError as error:
+            if not self.is_complete:
+                raise
+            self._framing_error = str(error)
+        return end
+
+    def _read_first_line(self, piece: bytes) -> None:
+        """Keep the request line: llhttp does not tell the protocol in it."""
+        so_far = (self._first_line + piece).lstrip(b"\r\n")
+        line, newline, _ = so_far.partition(b"\n")
+        self._first_line = line + newline
+
+    def problems(self, limits: RequestLimits) -> Iterator[tuple[int, str]]:
+        """Why a request that llhttp accepts cannot be served, as status and message."""
+        request = self.request
+        headers, version = request.headers, self._llhttp.get_http_version()
+        if self.problem:
+            yield 400, self.problem
+        if request.method == b"CONNECT":
+            yield 405, "tunnels are not supported"
+        if version not in ("1.1", "1.0"):
+            yield 505, f"HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0"
+        if not _PROTOCOL.search(self._first_line):
+            yield 400, "the protocol is not HTTP"
+        if b"#" in request.target:
+            yield 400, "the target has a fragment"
+        if not request.is_http_1_0 and b"host" not in headers:
+            yield 400, "the header host is missing"
+        if request.is_http_1_0 and b"transfer-encoding" in headers:
+            yield 400, "HTTP/1.0 has no transfer encodings"
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            yield 501, "chunked is the only transfer encoding that is supported"
+        if int(headers.get(b"content-length", b"0")) > limits.max_body_bytes:
+            yield 413, too_large(limits.max_body_bytes)
+        if not request.is_http_1_0 and headers.get(b"expect", b"100-continue").strip().lower() != b"100-continue":
+            yield 417, "100-continue is the only expectation that is supported"
+        if self._framing_error:
+            yield 400, f"this is not valid HTTP/1.1: {self._framing_error}"
+
+    # Called by llhttp
+
+    def on_message_begin(self) -> None:
+        self.has_begun = True
+
+    def on_url(self, url: bytes) -> None:
+        self.request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.count += 1
+        headers = self.request.headers
+        name = name.lower()
+        if name not in headers:
+            headers[name] = value
+        elif name in _ONLY_ONCE:
+            self.problem = f"the header {name.decode('latin-1')} came twice"
+        else:
+            headers[name] += b", " + value
+
+    def on_headers_complete(self) -> None:
+        llhttp, request = self._llhttp, self.request
+        self.is_complete = True
+        request.method = llhttp.get_method()
+        request.keep_alive = llhttp.should_keep_alive()
+        request.is_http_1_0 = llhttp.get_http_version() == "1.0"
+        request.headers.pop(b"upgrade", None)
+        request.path, _, request.query = request.target.partition(b"?")
+        if not request.path.startswith(b"/"):
+            request.path = _path_of(request.path)
+            request.target = b"%b?%b" % (request.path, request.query) if request.query else request.path
+
+
+def too_large(limit: int) -> str:
+    return f"the body is too large; {limit} bytes are allowed"
+
+
+def _path_of(target: bytes) -> bytes:
+    """The path of a target in absolute form."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return target
+    _, slash, path = rest.partition(b"/")
+    return slash + path
+
+
+def problem_in_trailers(trailers: bytes) -> str:
+    """Why trailers are refused; empty if they are not. They are not used."""
+    if not trailers:
+        return ""
+    head = HeadReader()
+    lines = b"GET / HTTP/1.1\r\n" + trailers + b"\r\n"
+    try:
+        head.feed(lines, 0, len(lines))
+    except HttpParserError as error:
+        return f"this is not valid HTTP/1.1: {error}"
+    framing = head.request.headers.keys() & {b"content-length", b"transfer-encoding"}
+    return f"{min(framing).decode()} among the trailers" if framing else ""
+
+
+# The fast parser. It takes a request only if every line of its head can be read in one way and says nothing beyond what
+# a POST of JSON needs; everything else, valid or not, is left to llhttp. Clients send the same lines again and again:
+# lines are cached.
+
+LONG_BYTES = 256
+"""Longer lines are left to llhttp: they are not worth caching."""
+
+_REQUEST_LINE = re.compile(rb"POST (/[!$%&'()*+,./0-9:;=@A-Z_a-z~-]*) HTTP/1\.1")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ ]*([!-~](?:[ -~]*[!-~])?)")
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+_UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive proxy-connection http2-settings".split())
+"""Headers about the framing of a message or the life of its connection."""
+
+
+def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
+    """The request that begins at `at`, without its body; where that starts, and how long it is. None if the head is not
+    complete, or one for llhttp."""
+    end = data.find(b"\r\n\r\n", at, at + limits.max_header_bytes)
+    if end < 0:
+        return None
+    first, *lines = data[at:end].split(b"\r\n")
+    if len(lines) > limits.max_headers:
+        return None
+    path = _path_in(first) if len(first) < LONG_BYTES else None
+    if path is None:
+        return None
+    headers: dict[bytes, bytes] = {}
+    for line in lines:
+        header = _header_in(line) if len(line) < LONG_BYTES else None
+        if header is None:
+            return None
+        headers[header[0]] = header[1]
+    length = headers.get(b"content-length")
+    if length is None or b"host" not in headers or len(headers) != len(lines):  # one came twice
+        return None
+    if int(length) > limits.max_body_bytes:
+        return None
+    return HttpRequest(b"POST", path, path, b"", headers), end + 4, int(length)
+
+
+@lru_cache(maxsize=64)
+def _path_in(line: bytes) -> bytes | None:
+    found = _REQUEST_LINE.fullmatch(line)
+    return None if found is None else found[1]
+
+
+@lru_cache(maxsize=1024)
+def _header_in(line: bytes) -> tuple[bytes, bytes] | None:
+    """(lower-cased name, value)"""
+    found = _HEADER.fullmatch(line)
+    if found is None:
+        return None
+    name, value = found[1].lower(), found[2]
+    if name in _UNUSUAL:
+        return None
+    if name == b"connection" and value.lower() != b"keep-alive":
+        return None
+    if name == b"content-length" and not _DIGITS.fullmatch(value):
+        return None
+    return name, value
