@@ -106,6 +106,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     gpu_count: int = 1
     can_accept_request: bool = True
     """Set by its health check or operator. Whether there is room is derived from the load."""
+    closed: Reason | None = None
+    """Why it cannot accept requests; None if it can, or if no more is known."""
     current_load: int = 0
     """Requests running on it now."""
     max_concurrency: int | None = None

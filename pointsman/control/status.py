@@ -58,6 +58,7 @@ UNKNOWN_LOAD = {
     "running": None,
     "kv_cache_usage": None,
     "metrics_age_s": None,
+    "paused_s": None,
 }
 """Of an instance that is not in service."""
 NO_REQUESTS: dict[str, Any] = {"strategy": "", "waiting": 0, "running": 0, "instances": {}}

@@ -18,7 +18,7 @@ from pointsman.gateway.openai import (
     usage_of,
     usage_of_stream,
 )
-from pointsman.gateway.upstream import InFlight
+from pointsman.gateway.upstream import RETRIED, InFlight
 from pointsman.http.heads import HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
@@ -33,12 +33,10 @@ from pointsman.http.responses import (
 )
 from pointsman.http.server import REASONS, ResponseStream
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
+from pointsman.runtimes.traffic import settle
 
 if TYPE_CHECKING:
     from pointsman.gateway.admission import Charge
-
-RETRIED = frozenset({500, 502, 503, 504})
-"""Statuses of a response after which another instance is tried."""
 
 NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
     b"host content-length expect authorization accept-encoding x-api-key content_length transfer_encoding "
@@ -104,10 +102,15 @@ class ModelRequest(InFlight, eq=False):
             return
         if self._charge is not None:
             self._charge.close()
-        status, retry_after_s = self._count_refused(refusal)
+        status, retry_after_s, kept = self._count_refused(refusal)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
-        if retry_after_s is not None:
+        if retry_after_s is not None and (kept is None or b"retry-after:" not in kept.head.lines.lower()):
             lines += b"retry-after: %d\r\n" % retry_after_s
+        if kept is not None:
+            lines += b"x-pointsman-instance: %b\r\n" % kept.instance_id.encode()
+            self._client.respond(status, kept.body, kept.head.lines + lines, kept.head.reason)
+            self.lane.look_for_idle()
+            return
         if refusal.drop_reason:
             lines += b"x-llm-d-request-dropped-reason: %b\r\n" % refusal.drop_reason.encode()
         self._client.error(status, refusal.reason, refusal.outcome.code, lines)
@@ -120,8 +123,7 @@ class ModelRequest(InFlight, eq=False):
     # The response of the instance
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
-        if head.status in RETRIED:
-            self._failed(f"it answered {head.status}: {body[:200].decode('utf-8', 'replace')}")
+        if head.status >= 400 and self._asks_another(head, body, RETRIED):
             return
         usage: Usage | None = None
         if head.status == 200 and len(body) <= MAX_USAGE_BYTES:
@@ -243,6 +245,9 @@ class ModelRequest(InFlight, eq=False):
             length=head.length if self._events is None else None,
         )
         self._last_piece_at = now
+        if self._doubts and head.status < 400:
+            settle(self.lane, self._doubts, contradicted=True)
+            self._doubts = ()
         self.lane.tell(FirstToken(self.request.request_id))
         self.counts.first_token.add(now - (self.request.arrival_time or now))
         return stream
@@ -255,7 +260,10 @@ class ModelRequest(InFlight, eq=False):
             lane.tell(Ended(request.request_id, output_tokens))
         else:
             lane.tell(Ended(request.request_id, output_tokens, usage.input, usage.cached))
-        lane.worked(self.instance_id)
+        if status < 400 and not self._doubts:
+            lane.worked(self.instance_id)
+        else:
+            self._judge(status)
         counts = self.counts
         counts.statuses[status] += 1
         counts.total.add(now - (request.arrival_time or now))

@@ -7,22 +7,30 @@ pipelines. What they have in common is `InFlight`; what is sent, and what become
 import time
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Container
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from math import ceil, inf
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from pointsman.config.schema import UpstreamSpec
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
 from pointsman.http.responses import PROGRESS_BYTES, ResponseHead
+from pointsman.http.responses import retry_after_s as asked_pause_s
 from pointsman.reasons import Reason
-from pointsman.routing.endpoints import LIMIT_IF_UNKNOWN
+from pointsman.routing.endpoints import ACCEPTS, IS_FULL, LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
+from pointsman.routing.outliers import FAILED, Doubt, kind_of
+from pointsman.runtimes.traffic import accepting, settle, unavailability
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 if TYPE_CHECKING:
     from pointsman.gateway.metrics import DeploymentCounts
     from pointsman.runtimes.traffic import Lane
+
+RETRIED = frozenset({429, 500, 502, 503, 504})
+"""Statuses of an instance after which another one is always tried."""
+KEPT = (Outcome.EVICTED_OTHER, Outcome.REJECTED_CAPACITY)
+"""Refusals in place of which the client gets the answer of an instance, if there is one."""
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
@@ -75,6 +83,10 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     """Of a response that comes in pieces."""
     _unrenewed_bytes: int = 0
     """Of such a response, since its deadline was last moved."""
+    _doubts: tuple[Doubt, ...] = ()
+    """Errors of instances that it was sent to, which another one may contradict."""
+    _kept: "KeptAnswer | None" = None
+    """An error of an instance: its client gets it unless another one serves the request."""
 
     def abandon(self) -> None:
         """Its client has disconnected."""
@@ -117,28 +129,110 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
             self._unrenewed_bytes = 0
             self.deadline = now + self.upstream.settings.stall_timeout
 
-    def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "") -> None:
-        """This try has failed. The dispatcher decides what happens now. `local`: what is wrong on this side, which is
-        no evidence against the instance."""
-        lane, instance_id, now = self.lane, self.instance_id, time.monotonic()  # it may be on another before this ends
+    def _asks_another(self, head: ResponseHead, body: bytes, retried: Container[int]) -> bool:
+        """An instance answered with an error status: whether another one is tried in place of passing it on."""
+        status, lane = head.status, self.lane
+        doubt = Doubt(self.instance_id, kind_of(status))
+        if status not in retried and (status >= 500 or not wants_opinion(self, doubt)):
+            return False
+        why = f"it answered {status}: {body[:200].decode('utf-8', 'replace')}"
+        asked_s = asked_pause_s(head, time.time()) if status in (429, 503) else None
+        takes_no_more = status == 429 or asked_s is not None
+        if takes_no_more:
+            lane.pause(self.instance_id, asked_s, why)
+        if takes_no_more or status < 500:
+            self._kept = KeptAnswer(self.instance_id, head, body)
+        self.let_go()
+        self._came_to_nothing(why, may_retry=True, doubt=doubt, waits=status in retried)
+        return True
+
+    def _came_to_nothing(
+        self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None, waits: bool = True
+    ) -> None:
+        """This try has failed, or was answered with an error. The dispatcher decides what happens now. `local`: what is
+        wrong on this side, which is no evidence against the instance."""
+        lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
         if local:
             self.upstream.unsent.note(local, why, now)
-            lane.tell(Failed(self.request.request_id, why, retry=may_retry, local=local))
+            lane.tell(Failed(request_id, why, retry=may_retry, local=local))
             lane.look_for_idle()
             return
-        lane.tell(Failed(self.request.request_id, why, retry=may_retry and self.upstream.retries.allows(now)))
-        lane.failed(instance_id, why)
+        doubt = doubt or Doubt(self.instance_id, FAILED)  # it may be on another instance before this returns
+        self._doubts += (doubt,)
+        retry = may_retry and self.upstream.retries.allows(now)
+        lane.tell(Failed(request_id, why, retry=retry, answered=self._kept is not None, waits=waits))
+        lane.failed(doubt.instance_id, why, doubt.kind)
+
+    def _judge(self, status: int) -> None:
+        """It was answered by its instance: count that, and compare it with what others have answered."""
+        lane = self.lane
+        if status < 400:
+            lane.worked(self.instance_id)
+            if self._doubts:
+                settle(lane, self._doubts, contradicted=True)
+        else:
+            doubt = Doubt(self.instance_id, kind_of(status))
+            lane.erred(doubt)
+            settle(lane, (*self._doubts, doubt), contradicted=False)
+        self._doubts = ()
 
     def _leave(self) -> None:
         """Nothing more is decided about it, and nothing more is read from its instance."""
         self.let_go()
         self.upstream.in_flight.pop(self.request.request_id, None)
 
-    def _count_refused(self, refusal: Refusal) -> tuple[int, int | None]:
-        """The status of the answer, and its Retry-After in seconds; None if trying again is of no use."""
-        status = 502 if refusal.outcome is Outcome.EVICTED_OTHER else refusal.status
+    def _count_refused(self, refusal: Refusal) -> "RefusedAnswer":
+        if self._doubts:
+            settle(self.lane, self._doubts, contradicted=False)
+        kept = self._kept if refusal.outcome in KEPT else None
+        status = refusal.status if refusal.outcome is not Outcome.EVICTED_OTHER else 502
+        status = status if kept is None else kept.head.status
         self.counts.statuses[status] += 1
-        return status, retry_after_s(self.lane) if status in (429, 503) else None
+        asked_s = None if kept is None else asked_pause_s(kept.head, time.time())
+        if asked_s is None and refusal.reason.code == "all-paused":
+            asked_s = refusal.reason.facts["left_s"]
+        if asked_s is not None:
+            return RefusedAnswer(status, ceil(asked_s), kept)
+        return RefusedAnswer(status, retry_after_s(self.lane) if status in (429, 503) else None, kept)
+
+
+class KeptAnswer(NamedTuple):
+    """An error that an instance answered with."""
+
+    instance_id: str
+    head: ResponseHead
+    body: bytes
+
+
+class RefusedAnswer(NamedTuple):
+    """How a request is answered that is not served."""
+
+    status: int
+    retry_after_s: int | None
+    """None if trying again is of no use."""
+    kept: KeptAnswer | None
+    """What an instance has answered, to be passed on; None if none has."""
+
+
+def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
+    """Whether another instance is asked about an error that may be the client's.
+
+    None is if one was asked before, if no other has room, or if failures may need the retries that are left.
+    """
+    lane, now, model = one.lane, time.monotonic(), one.request.model_name
+    if one._kept is not None:
+        return False
+    tried = {doubt.instance_id, *(earlier.instance_id for earlier in one._doubts)}
+    roster = lane.dispatcher.fleet.roster
+    accepts, is_full = roster.column(ACCEPTS), roster.column(IS_FULL)
+    return (
+        any(
+            accepts[row] and not is_full[row] and endpoint.serves(model) and str(endpoint) not in tried
+            for row, endpoint in enumerate(roster)
+        )
+        and one.upstream.retries.has_spare(now)
+        and lane.outliers.wants_opinion(doubt, accepting(lane.dispatcher), now)
+    )
 
 
 class Unsent:
@@ -177,13 +271,21 @@ class RetryBudget:
 
     def allows(self, now: float) -> bool:
         """Whether one more retry may be made now; it is counted if so."""
-        earned = self.requests * self.share + (now - self._at) * self._per_second
-        self._left = min(self._most, self._left + earned)
-        self._at, self.requests = now, 0
+        self._refill(now)
         if self._left < 1.0:
             return False
         self._left -= 1.0
         return True
+
+    def has_spare(self, now: float) -> bool:
+        """Whether at least half is left: second opinions must not use up what failures need."""
+        self._refill(now)
+        return self._left >= max(self._most / 2, 1.0)
+
+    def _refill(self, now: float) -> None:
+        earned = self.requests * self.share + (now - self._at) * self._per_second
+        self._left = min(self._most, self._left + earned)
+        self._at, self.requests = now, 0
 
 
 class Upstream:
@@ -271,7 +373,7 @@ def retry_after_s(lane: "Lane") -> int:
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
     if not latencies:
-        absence = lane.unavailability()
+        absence = unavailability(lane)
         wait_s = lane.start_up_s if absence is None or absence.retry_s is None else absence.retry_s
         return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
     places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
@@ -283,7 +385,7 @@ def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
     """If it is for want of instances: with what the plane knows about that."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
-    absence = lane.unavailability()
+    absence = unavailability(lane)
     if absence is None:
         return refusal
     return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))

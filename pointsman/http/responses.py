@@ -5,6 +5,7 @@ Enters: bytes as they arrive. Leaves: the payload. The one rule: what is not HTT
 
 import re
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
 from pointsman.errors import PointsmanError
@@ -112,6 +113,7 @@ LONG_LINE_BYTES = 512
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([^\r\n\x00]*))?")
 _CONTENT_TYPE = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_RETRY_AFTER = re.compile(rb"^retry-after:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\r\n"))
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -177,6 +179,20 @@ class ResponseHead:
         """Empty if the server did not say."""
         found = _CONTENT_TYPE.search(self.lines)
         return b"" if found is None else found[1].strip()
+
+
+def retry_after_s(head: ResponseHead, unix_time: float) -> float | None:
+    """How long a server asks to wait, as seconds or until a date; None if it does not, or not in a form known."""
+    found = _RETRY_AFTER.search(head.lines)
+    if found is None:
+        return None
+    value = found[1].strip()
+    if _DIGITS.fullmatch(value):
+        return float(value)
+    try:
+        return max(parsedate_to_datetime(value.decode("latin-1")).timestamp() - unix_time, 0.0)
+    except (ValueError, OverflowError):
+        return None
 
 
 # Servers send the same lines again and again, so lines are cached.

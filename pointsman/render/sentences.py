@@ -177,6 +177,13 @@ def _instance_failed(facts: Facts) -> str:
     return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
 
 
+def _stands_out(facts: Facts) -> str:
+    kind, share = facts["kind"], "{errors} of {results} requests".format(**facts)
+    what = f"{share} failed on it" if kind == "failed" else f"it answered {kind} to {share}"
+    others = "{peer_errors} of {peer_results}".format(**facts)
+    return f"{what}, its peers to {others}" if kind != "failed" else f"{what}, and {others} on its peers"
+
+
 def _unplaced(facts: Facts) -> str:
     verb = "has" if facts["unplaced"] == 1 else "have"
     return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
@@ -229,6 +236,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
     "other-model": Phrase("serving another model"),
     "not-accepting": Phrase("not accepting requests"),
+    "paused": Phrase("paused", "{left_s:.3g} s of {for_s:.3g} s left: {why}"),
     "full": Phrase("full", "{load:g} of {limit:g} requests"),
     "over-budget": Phrase("over budget", "would cost {cost:.3g} of {budget:.3g} (inf: unknown)"),
     "too-slow": Phrase("too slow", "{expected_ms:.0f} ms expected, {left_ms:.0f} ms left"),
@@ -283,6 +291,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
     "all-saturated": _with_absence("every instance is saturated"),
+    "all-paused": _either(
+        "instances",
+        1,
+        "the only instance in service takes no requests for {left_s:.3g} s, as it has asked for",
+        "all {instances} instances in service take no requests for {left_s:.3g} s, as they have asked for",
+    ),
     "queue-full": lambda facts: f"the queue is full: {_shortage(facts)}",
     "no-instance-queue-full": _with_absence(
         lambda facts: f"no instance is running, and the queue is full: {_shortage(facts)}", "start an instance"
@@ -386,6 +400,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "requests-fail": "requests fail on it: {why}",
     "requests-fail-again": "requests fail on it, although probes do not: {why}",
     "requests-and-probe-failed": "{before}; and a probe failed: {why}",
+    "stands-out": _stands_out,
     "endpoint-silent": "does not answer: {why}",
     "not-ready-yet": "not ready yet: {probe}",
     "to-be-replaced": "to be replaced: {why}",

@@ -10,13 +10,14 @@ whatever may give an instance room. A `RequestTable` holds the requests; a `Send
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
 
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.endpoints import EndpointTable, Extractor, ingest
+from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -30,6 +31,7 @@ from pointsman.routing.events import (
     Left,
     Measured,
     Outcome,
+    Paused,
     Refusal,
     Refuse,
     Scraped,
@@ -151,6 +153,7 @@ class RequestEvents:
         item.tries += not local
         item.unsent += bool(local)
         item.excluded |= {instance_id}
+        item.answered = event.answered
         tried = item.unsent if local else item.tries
         if event.retry and not sent.begun and tried < self._max_tries and self.is_open:
             try:
@@ -159,8 +162,10 @@ class RequestEvents:
                 sent.pool.queue.ended(item, 0)
                 self._table.refuse_unordered(item.request, error, now, commands)
             self._sender.send_waiting(sent.pool, now, commands)
-            return
-        sent.pool.queue.ended(item, 0)
+            if event.waits or sent.pool.queue.cancel(item.request.request_id) is None:
+                return
+        else:
+            sent.pool.queue.ended(item, 0)
         if local:
             why = Reason("not-sent", {"instance": instance_id, "cause": local, "error": event.why})
             self._table.refuse(item.request, Refusal(Outcome.EVICTED_NOT_SENT, why), now, commands)
@@ -220,6 +225,16 @@ class InstanceEvents:
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
+    def paused(self, event: Paused, now: float, commands: list[DispatcherCommand]) -> None:
+        facts = {"until": event.until, "for_s": round(event.until - now, 3), "why": event.why}
+        pause(self._fleet, event.instance_id, event.until, Reason("paused", facts))
+        for pool in self._pools.waiting():
+            self._sender.refuse_paused(pool, now, commands)
+
+    def resume(self, now: float, commands: list[DispatcherCommand]) -> None:
+        for endpoint in resume(self._fleet, now):
+            self._sender.room_on(endpoint, now, commands)
+
     def left(self, event: Left, now: float, commands: list[DispatcherCommand]) -> None:
         gone = self._fleet[event.instance_id]
         interrupted = self._table.ledger.on(gone)
@@ -256,7 +271,7 @@ class Dispatcher:
         self._max_tries = settings.max_tries
         self._wake_at: float | None = None
         self._due: float | None = None
-        """When the next waiting request expires."""
+        """When the next waiting request expires, or the next pause ends."""
         self._undelivered: list[DispatcherCommand] = []
         """Commands of an event whose handler raised; they leave with the next one."""
         self._configure(plan, is_open=True)
@@ -271,7 +286,7 @@ class Dispatcher:
         hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)
         self._requests = requests = RequestEvents(plan, self._sender, self._max_tries, is_open=is_open)
-        instances = InstanceEvents(self._sender, requests, self.extractors)
+        self._instances = instances = InstanceEvents(self._sender, requests, self.extractors)
         self._handlers: dict[type[DispatcherEvent], Callable[[Any, float, list[DispatcherCommand]], None]] = {
             Arrived: requests.arrived,
             FirstToken: requests.first_token,
@@ -281,6 +296,7 @@ class Dispatcher:
             ShuttingDown: requests.shutting_down,
             Joined: instances.joined,
             Changed: instances.changed,
+            Paused: instances.paused,
             Left: instances.left,
             Measured: instances.measured,
             Scraped: instances.scraped,
@@ -301,6 +317,7 @@ class Dispatcher:
         """Handle one event. The runtime carries the commands out in their order."""
         commands, self._undelivered = self._undelivered, []
         if self._due is not None and self._due <= now:
+            self._instances.resume(now, commands)
             self._requests.expire(now, commands)
         try:
             self._handlers[type(event)](event, now, commands)
@@ -309,7 +326,7 @@ class Dispatcher:
             raise
         if self._evicts:
             self._evict(now, commands)
-        if self._pools.busy or self._wake_at is not None:
+        if self._pools.busy or self._wake_at is not None or self.fleet.pauses:
             self._set_timer(commands)
         return commands
 
@@ -342,7 +359,10 @@ class Dispatcher:
         self._wake_at = None
 
     def _set_timer(self, commands: list[DispatcherCommand]) -> None:
-        due = self._due = self._pools.next_expiry()
+        due = self._pools.next_expiry()
+        if self.fleet.pauses:
+            due = min(due or inf, *self.fleet.pauses.values())
+        self._due = due
         if due is not None and due != self._wake_at:
             commands.append(WakeAt(due))
         self._wake_at = due

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from pointsman.errors import ConfigError, UnknownName
+from pointsman.reasons import Reason
 from pointsman.selection import Column, Roster
 from pointsman.selection.columns import ARRAYS_FROM, column_of
 from pointsman.types import ExecutionInstance
@@ -102,13 +103,15 @@ METRICS: Attribute[Metrics] = Attribute("metrics")
 class Endpoint:
     """One row of a fleet: an instance, its measurements, its attributes."""
 
-    __slots__ = ("_attributes", "id", "instance", "metrics", "row")
+    __slots__ = ("_attributes", "closed", "id", "instance", "metrics", "row")
 
     def __init__(self, instance: ExecutionInstance, row: int) -> None:
         self.id = f"{instance.namespace}/{instance.instance_id}"
         self.instance = instance
         self.metrics: Metrics | None = None
         """None: never measured."""
+        self.closed: Reason | None = instance.closed
+        """Why it takes no requests, if more is known than that; with the fact `until`."""
         self.row = row
         """Its index in the columns of the fleet; -1 once it has left."""
         self._attributes: dict[str, Observed[Any]] = {}
@@ -204,6 +207,8 @@ class EndpointTable:
 
     def __init__(self, instances: Sequence[ExecutionInstance] = ()) -> None:
         self._by_id: dict[str, Endpoint] = {}
+        self.pauses: dict[str, float] = {}
+        """Instances that asked for no more requests, and until when."""
         self._stamp = [0]
         """Counts measurements."""
         self.load = LoadColumns()
@@ -232,16 +237,17 @@ class EndpointTable:
         return roster
 
     def instances(self) -> list[ExecutionInstance]:
-        """Copies of the instances, with their current load and latency."""
-        loads, latencies = self._columns[LOAD], self._columns[LATENCY_MS]
+        """Copies of the instances, with their current load and latency. One that is paused does not accept requests."""
+        loads, latencies, accepting = self._columns[LOAD], self._columns[LATENCY_MS], self._columns[ACCEPTS]
         return [
             msgspec.structs.replace(
                 endpoint.instance,
                 current_load=int(load),
                 avg_latency_ms=None if isnan(latency_ms) else float(latency_ms),
+                can_accept_request=bool(accepts),
                 labels=dict(endpoint.labels),
             )
-            for endpoint, load, latency_ms in zip(self._endpoints, loads, latencies, strict=True)
+            for endpoint, load, latency_ms, accepts in zip(self._endpoints, loads, latencies, accepting, strict=True)
         ]
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
@@ -257,6 +263,10 @@ class EndpointTable:
         declared = {name: read(instance) for name, read in _DECLARED.items()}
         if isnan(declared[LATENCY_MS]):
             del declared[LATENCY_MS]  # what was learned stays
+        if instance.instance_id in self.pauses:
+            declared[ACCEPTS] = 0.0
+        else:
+            endpoint.closed = instance.closed
         for name, value in declared.items():
             columns[name][endpoint.row] = value
         load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
@@ -268,6 +278,7 @@ class EndpointTable:
         """Remove an instance. Its endpoint stays valid for those that hold it, and counts nowhere any more."""
         gone = self[instance_id]
         del self._by_id[instance_id]
+        self.pauses.pop(instance_id, None)
         left = [endpoint for endpoint in self._endpoints if endpoint is not gone]
         rows = [endpoint.row for endpoint in left]
         columns = {name: [float(column[row]) for row in rows] for name, column in self._columns.items()}
@@ -312,6 +323,27 @@ class EndpointTable:
         columns[MEASURED_AT][row] = now
         columns[SENT_SINCE_MEASURED][row] = 0.0
         self.load.set(endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
+
+
+def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> None:
+    """Let an instance take no new requests until then, whatever its owner says."""
+    endpoint = fleet[instance_id]
+    fleet.pauses[instance_id], endpoint.closed = until, why
+    fleet._columns[ACCEPTS][endpoint.row] = 0.0
+    fleet._reset(list(fleet._endpoints), fleet._columns)
+
+
+def resume(fleet: EndpointTable, now: float) -> list[Endpoint]:
+    """End the pauses whose time is over; those instances."""
+    over = [fleet[name] for name, until in fleet.pauses.items() if until <= now]
+    for endpoint in over:
+        instance = endpoint.instance
+        del fleet.pauses[instance.instance_id]
+        endpoint.closed = instance.closed
+        fleet._columns[ACCEPTS][endpoint.row] = float(instance.can_accept_request)
+    if over:
+        fleet._reset(list(fleet._endpoints), fleet._columns)
+    return over
 
 
 def observe(fleet: EndpointTable, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:

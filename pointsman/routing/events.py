@@ -111,6 +111,11 @@ class Failed(DispatcherEvent, frozen=True):
     """The instance that failed; empty if it is the one that the request was sent to."""
     local: str = ""
     """What kept the gateway from sending it, such as a lack of file descriptors; empty: the instance has failed."""
+    answered: bool = False
+    """Its client gets what the instance answered, unless another one can be asked: it does not wait for a pause to
+    end."""
+    waits: bool = True
+    """False: it is sent to another instance at once, or not again."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):
@@ -129,6 +134,14 @@ class Changed(DispatcherEvent, frozen=True):
     """The owner of an instance has changed its health, limit or speed."""
 
     instance: ExecutionInstance
+
+
+class Paused(DispatcherEvent, frozen=True):
+    """An instance takes no more requests for now, as it says itself."""
+
+    instance_id: str
+    until: float
+    why: str
 
 
 class Left(DispatcherEvent, frozen=True):

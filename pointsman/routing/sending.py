@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.reasons import Reason, reason_of
 from pointsman.routing.decisions import no_instance
-from pointsman.routing.endpoints import Endpoint, EndpointTable
+from pointsman.routing.endpoints import ACCEPTS, Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Send
 from pointsman.routing.plugins import (
     Admitter,
@@ -105,6 +105,10 @@ MAX_UNPARKED = 3
 """Parked requests that are tried again on each event."""
 
 
+MAX_PAUSE_WAIT_S = 1.0
+"""If every instance is paused for longer, requests do not wait for the end of it."""
+
+
 class Sender:
     """Finds instances for the requests of one dispatcher, as its plan says."""
 
@@ -153,6 +157,7 @@ class Sender:
     def send_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         """Send all waiting requests of a pool that fit on an instance."""
         if self._policy is not None and self._send_by(self._policy, pool, now, commands):
+            self.refuse_paused(pool, now, commands)
             return
         passed: list[Queued] = []
         pool.queue.retry_parked(MAX_UNPARKED)
@@ -179,6 +184,8 @@ class Sender:
             pool.queue.put_back(item)
         if not self._waits:
             self._refuse_waiting(pool, now, commands)
+        elif self.fleet.pauses:
+            self.refuse_paused(pool, now, commands)
 
     def saturation(self, pool: Pool, now: float) -> float:
         """How full the instances of a pool are, if that holds anything back."""
@@ -258,6 +265,19 @@ class Sender:
             "unmeasured": sum(endpoint.metrics is None for endpoint in serving),
         }
         return SchedulingFailure(Reason("held-back", facts), {})
+
+    def refuse_paused(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
+        """If every instance that takes requests is paused: refuse those that have an answer, and all if it is long."""
+        pauses, serving = self.fleet.pauses, self.fleet.serving(pool.model)
+        ends = [pauses[str(endpoint)] for endpoint in serving if str(endpoint) in pauses]
+        if not ends or any(serving.column(ACCEPTS)):
+            return
+        left_s = min(ends) - now
+        why = Reason("all-paused", {"instances": len(ends), "left_s": left_s})
+        for item in list(pool.queue.waiting()):
+            if item.answered or left_s > MAX_PAUSE_WAIT_S:
+                pool.queue.cancel(item.request.request_id)
+                self.table.refuse(item.request, Refusal(Outcome.REJECTED_CAPACITY, why), now, commands)
 
     def _refuse_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         for item in list(pool.queue.waiting()):

@@ -22,6 +22,7 @@ from pointsman.routing.events import (
     Left,
     Measured,
     Outcome,
+    Paused,
     Refusal,
     Refuse,
     Revoke,
@@ -30,6 +31,7 @@ from pointsman.routing.events import (
     TimerFired,
     WakeAt,
 )
+from pointsman.routing.outliers import FAILED, Doubt, Outlier, Outliers
 from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.interface import Clock, Timer
@@ -57,6 +59,8 @@ class TrafficHooks:
     def __init__(self) -> None:
         self.failing: Callable[[str, str], None] | None = None
         """(instance, why): requests fail in a row on an instance."""
+        self.standing_out: Callable[[Outlier], None] | None = None
+        """An instance has more errors than its peers."""
         self.gone: Callable[[str], None] | None = None
         """(instance): an instance has left, and its requests were sent elsewhere or put back."""
         self.wanted: Callable[[str], None] | None = None
@@ -73,14 +77,15 @@ class Lane:
     __slots__ = (
         "_carrier",
         "_clock",
-        "_failures",
-        "_hooks",
+        "_good",
         "_idle_calls",
         "_now",
         "_timer",
         "closed",
         "dispatcher",
+        "hooks",
         "name",
+        "outliers",
         "plan",
         "start_up_s",
     )
@@ -98,10 +103,10 @@ class Lane:
         self._carrier = carrier
         self._clock = clock
         self._now = clock.now
-        self._hooks = hooks
+        self.hooks = hooks
         self._timer: Timer | None = None
-        self._failures: dict[str, int] = {}
-        """In a row, by instance."""
+        self.outliers = Outliers()
+        self._good = self.outliers.good
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
     def tell(self, event: DispatcherEvent) -> None:
@@ -123,7 +128,7 @@ class Lane:
                 self._carrier.revoke(self, command)  # type: ignore[arg-type]
 
     def _set_timer(self, at: float) -> None:
-        wanted = self._hooks.wanted
+        wanted = self.hooks.wanted
         if wanted is not None and not any(one.instance.can_accept_request for one in self.dispatcher.fleet.roster):
             wanted(self.plan.name)
         self.stop_timer()
@@ -134,9 +139,9 @@ class Lane:
         try:
             self.tell(TimerFired())
         except Exception as error:
-            if self._hooks.failed is None:
+            if self.hooks.failed is None:
                 raise
-            self._hooks.failed(f"queue of {self.name}", error, RETRY_S)
+            self.hooks.failed(f"queue of {self.name}", error, RETRY_S)
             self.stop_timer()
             self._timer = self._clock.call_at(self._now() + RETRY_S, self._wake)
 
@@ -145,25 +150,39 @@ class Lane:
             self._timer.cancel()
             self._timer = None
 
-    def unavailability(self) -> Unavailable | None:
-        """Why no instance takes requests; None if that is unknown."""
-        why = self._hooks.unavailability
-        return None if why is None else why(self.plan.name, self.start_up_s)
-
     # What the gateway saw of instances
 
     def worked(self, instance_id: str) -> None:
-        if self._failures:
-            self._failures.pop(instance_id, None)
+        self._good[instance_id] += 1
+        if self.outliers.streaks:
+            self.outliers.streaks.pop(instance_id, None)
         if self._idle_calls:
             self.look_for_idle()
 
-    def failed(self, instance_id: str, why: str) -> None:
-        count = self._failures[instance_id] = self._failures.get(instance_id, 0) + 1
-        if count % FAILURES_IN_A_ROW == 0 and self._hooks.failing is not None:
-            self._hooks.failing(instance_id, why)
+    def failed(self, instance_id: str, why: str, kind: str = FAILED) -> None:
+        """A try has failed, or was answered with an error that is not passed on."""
+        if kind in (FAILED, "5xx"):
+            streak = self.outliers.streak(instance_id)
+            streak.failures += 1
+            if streak.failures % FAILURES_IN_A_ROW == 0 and self.hooks.failing is not None:
+                self.hooks.failing(instance_id, why)
+        self.erred(Doubt(instance_id, kind))
+
+    def erred(self, doubt: Doubt) -> None:
+        """Count an error of an instance, and compare it with its peers."""
+        self.outliers.erred(doubt, self._now())
+        _report_outliers(self, (doubt,))
         if self._idle_calls:
             self.look_for_idle()
+
+    def pause(self, instance_id: str, asked_s: float | None, why: str) -> None:
+        """Send an instance no requests for as long as it asks for; None: it does not say how long."""
+        fleet, now = self.dispatcher.fleet, self._now()
+        if instance_id in fleet:
+            is_until = fleet.pauses.get(instance_id, now)
+            pause_s = self.outliers.streak(instance_id).pause_s(asked_s, is_paused=is_until > now)
+            if now + pause_s > is_until:
+                self.tell(Paused(instance_id, now + pause_s, why))
 
     def when_idle(self, instance_id: str, call: Callable[[], None]) -> None:
         self._idle_calls[instance_id] = call
@@ -176,9 +195,34 @@ class Lane:
         for instance_id in [one for one in self._idle_calls if not in_flight(self.dispatcher, one)]:
             self._clock.call_soon(self._idle_calls.pop(instance_id))
 
-    def forget(self, instance_id: str) -> None:
-        self._failures.pop(instance_id, None)
-        self.look_for_idle()
+
+def unavailability(lane: Lane) -> Unavailable | None:
+    """Why no instance takes requests; None if that is unknown."""
+    why = lane.hooks.unavailability
+    return None if why is None else why(lane.plan.name, lane.start_up_s)
+
+
+def settle(lane: Lane, doubts: Sequence[Doubt], *, contradicted: bool) -> None:
+    """What became of a request that was answered with errors: served by another instance, or by none."""
+    if contradicted:
+        lane.outliers.contradicted(doubts, lane._now())
+        _report_outliers(lane, doubts)
+    else:
+        lane.outliers.confirmed(doubts, lane._now())
+
+
+def _report_outliers(lane: Lane, doubts: Iterable[Doubt]) -> None:
+    report = lane.hooks.standing_out
+    if report is not None:
+        for doubt in doubts:
+            found = lane.outliers.find(doubt, accepting(lane.dispatcher), lane._now())
+            if found is not None:
+                report(found)
+
+
+def accepting(dispatcher: Dispatcher) -> list[str]:
+    """The instances that take requests, also if they are full or paused."""
+    return [str(endpoint) for endpoint in dispatcher.fleet.roster if endpoint.instance.can_accept_request]
 
 
 def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
@@ -202,6 +246,7 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
 def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict[str, Any]:
     endpoint = dispatcher.fleet[instance_id]
     metrics, age = endpoint.metrics, dispatcher.fleet.load.metrics_age(endpoint, now)
+    until = dispatcher.fleet.pauses.get(instance_id)
     return {
         "in_flight": in_flight(dispatcher, instance_id),
         "max_concurrency": endpoint.instance.max_concurrency,
@@ -209,6 +254,7 @@ def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict
         "running": None if metrics is None else metrics.running_requests_size,
         "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
         "metrics_age_s": None if age is None else round(age, 3),
+        "paused_s": None if until is None else round(max(until - now, 0.0), 3),
     }
 
 
@@ -284,7 +330,10 @@ class Traffic:
         Ignored if its deployment is gone: then it takes what still waits, also while it drains.
         """
         lane = self._lane(deployment)
-        if not lane.closed and instance.instance_id in lane.dispatcher.fleet:
+        fleet, name = lane.dispatcher.fleet, instance.instance_id
+        if not lane.closed and name in fleet:
+            if fleet[name].instance.can_accept_request is not instance.can_accept_request:
+                lane.outliers.forget(name)
             lane.tell(Changed(instance))
 
     def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
@@ -293,7 +342,8 @@ class Traffic:
             lane.tell(Left(instance_id, why))
             if self.hooks.gone is not None:
                 self.hooks.gone(instance_id)
-        lane.forget(instance_id)
+        lane.outliers.forget(instance_id)
+        lane.look_for_idle()
         self._end_if_empty(deployment)
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object = None) -> None:

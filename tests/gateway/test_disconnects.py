@@ -73,7 +73,7 @@ def test_disconnect_while_the_instance_processes_the_request(bed: Bed, how: str)
     wait_for(backend.all_closed, "the connection to the instance must be closed")
     assert is_cancelled(bed, "it")
     assert bed.running() == 0
-    assert bed.lane()._failures == {}, "it is not a failure of the instance"
+    assert bed.lane().outliers.streaks == {}, "it is not a failure of the instance"
     assert bed.gateway.metrics.of("chat").abandoned == 1
 
 

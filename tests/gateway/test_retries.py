@@ -9,6 +9,7 @@ from tests.gateway.backends import (
     OK,
     Backend,
     Gate,
+    Script,
     answer,
     answers,
     event,
@@ -214,3 +215,186 @@ def test_without_descriptors_a_request_goes_to_an_instance_with_a_connection(mak
         got = client.fetch(chat("x-request-id: it"))
     assert (got.status, got.header("x-pointsman-instance")) == (200, "chat-1")
     assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]
+
+
+# Instances that take no more for now
+
+
+def busy(*headers: str, status: int = 429) -> Script:
+    return answers(answer({"error": "busy"}, status, ("content-type: application/json", *headers)))
+
+
+FIFO = {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}}
+
+
+@pytest.mark.parametrize(
+    ("instance", "pause_s"),
+    [
+        (busy("retry-after: 7"), 7),
+        (busy("Retry-After: Wed, 21 Oct 2015 07:28:00 GMT"), 0.1),
+        (busy("retry-after: 86400"), 60),
+        (busy("retry-after: soon"), 0.1),
+        (busy(), 0.1),
+        (busy("retry-after: 7", status=503), 7),
+    ],
+    ids=["seconds", "a date in the past", "a day", "not a time", "without", "503"],
+)
+def test_an_instance_that_takes_no_more_is_paused_and_another_is_tried(
+    make_bed: MakeBed, instance: Script, pause_s: float
+) -> None:
+    bed = make_bed({}, FIFO)
+    paused, _ = bed.backend(instance), bed.backend(current_load=100)
+    first = bed.fetch(chat("x-request-id: it"))
+    until = bed.dispatcher().fleet.pauses.get("chat-0", 0.0)
+    assert (first.status, first.header("x-pointsman-instance")) == (200, "chat-1")
+    [(failed, why)] = bed.record("it").failures
+    assert (failed, "it answered" in why) == ("chat-0", True)
+    if pause_s > 1:
+        assert pause_s - 5 < until - time.monotonic() <= pause_s
+        assert {bed.fetch(chat()).header("x-pointsman-instance") for _ in range(5)} == {"chat-1"}
+        assert received(paused) == [1], "a paused instance gets no requests"
+        status = bed.thread.call(lambda: bed.gateway.traffic.status("chat"))
+        assert status is not None
+        assert pause_s - 5 < status["instances"]["chat-0"]["paused_s"] <= pause_s
+        assert status["instances"]["chat-1"]["paused_s"] is None
+
+
+def test_a_paused_instance_is_named_in_explain(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    bed.backend(busy("retry-after: 7"))
+    gate = Gate()
+    bed.backend(gate, current_load=1, max_concurrency=2)
+    clients = [bed.client() for _ in range(2)]
+    clients[0].send(chat())
+    wait_for(lambda: bed.running() == 1 and bed.dispatcher().fleet.pauses)
+    clients[1].send(chat("x-request-id: it"))
+    wait_for(lambda: bed.waiting() == 1)
+    record = bed.thread.call(lambda: bed.dispatcher().explain("it", time.monotonic()))
+    assert record is not None
+    assert record.failure is not None
+    why = {str(endpoint): reason for endpoint, _, reason in record.failure.reasons()}["chat-0"]
+    assert why.code == "paused"
+    assert why.facts["for_s"] == pytest.approx(7.0)
+    assert 0 < why.facts["left_s"] <= 7
+    assert "s left: it answered 429" in str(why)
+    gate.open()
+    assert [client.read_response().status for client in clients] == [200, 200]
+
+
+def test_if_every_instance_takes_no_more_the_client_gets_that_answer(bed: Bed) -> None:
+    backends = [bed.backend(busy("retry-after: 9")) for _ in range(3)]
+    got = bed.fetch(chat("x-request-id: it"))
+    assert (got.status, got.json(), got.header("retry-after")) == (429, {"error": "busy"}, "9")
+    assert (got.header("x-request-id"), got.header("x-pointsman-instance")) == ("it", bed.record("it").failures[-1][0])
+    assert received(*backends) == [1, 1, 1]
+    later = bed.fetch(chat("x-request-id: later"))
+    assert (later.status, later.error["code"]) == (429, "rejected_capacity")
+    assert 0 < int(later.header("retry-after") or "") <= 9
+    assert "all 3 instances in service take no requests" in later.error["message"]
+    assert received(*backends) == [1, 1, 1], "paused instances are not tried"
+    assert bed.gateway.metrics.of("chat").statuses[429] == 2
+
+
+def test_requests_wait_for_the_end_of_a_short_pause(bed: Bed) -> None:
+    only = bed.backend(answers(answer({}, 429), OK))
+    assert bed.fetch(chat()).status == 429
+    assert bed.fetch(chat()).status == 200
+    assert received(only) == [2]
+    assert bed.dispatcher().fleet.pauses == {}
+
+
+def test_a_request_that_was_refused_waits_for_an_instance_that_is_only_full(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    gate = Gate()
+    bed.backend(gate, max_concurrency=1)
+    first, second = bed.client(), bed.client()
+    first.send(chat())
+    wait_for(lambda: bed.running() == 1)
+    bed.backend(busy("retry-after: 9"))
+    second.send(chat())
+    wait_for(lambda: bed.waiting() == 1)
+    gate.open()
+    assert [first.read_response().status, second.read_response().status] == [200, 200]
+
+
+def test_the_pause_of_an_instance_that_names_none_doubles_until_it_works(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    lane = bed.lane()
+    bed.backend()
+
+    def pauses(count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            lane.pause("chat-0", None, "it answered 429")
+            found.append(round(lane.dispatcher.fleet.pauses.pop("chat-0") - time.monotonic(), 1))
+        return found
+
+    assert bed.thread.call(lambda: pauses(9)) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    bed.thread.call(lambda: lane.worked("chat-0"))
+    assert bed.thread.call(lambda: pauses(2)) == [0.1, 0.2]
+
+
+def test_several_refusals_at_once_are_one_pause(bed: Bed) -> None:
+    bed.backend()
+    lane = bed.lane()
+    for _ in range(8):
+        bed.thread.call(lambda: lane.pause("chat-0", None, "it answered 429"))
+    assert lane.dispatcher.fleet.pauses["chat-0"] - time.monotonic() <= 0.1
+
+
+def test_refusals_are_not_reported_as_failures(bed: Bed) -> None:
+    reports: list[str] = []
+    bed.gateway.traffic.hooks.failing = lambda instance, why: reports.append(instance)
+    bed.backend(busy())
+    for _ in range(7):
+        assert bed.fetch(chat()).status == 429
+    assert reports == []
+
+
+# Second opinions
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_an_error_that_may_be_the_instances_is_checked_with_another(make_bed: MakeBed, status: int) -> None:
+    bed = make_bed({}, FIFO)
+    bed.backend(busy(status=status))
+    bed.backend(current_load=100)
+    got = bed.fetch(chat("x-request-id: it"))
+    assert (got.status, got.header("x-pointsman-instance")) == (200, "chat-1")
+    assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]
+
+
+def test_an_error_on_which_instances_agree_is_the_clients(bed: Bed) -> None:
+    """Ever fewer of them are checked, so that bad requests do not double the load."""
+    backends = [bed.backend(busy(status=400)) for _ in range(2)]
+    for _ in range(200):
+        got = bed.fetch(chat())
+        assert (got.status, got.json()) == (400, {"error": "busy"})
+    assert 200 < sum(received(*backends)) < 240
+    assert bed.gateway.metrics.of("chat").statuses == {400: 200}
+
+
+def test_an_error_is_passed_on_if_no_other_instance_has_room(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    bed.backend(busy(status=404))
+    bed.backend(max_concurrency=1, current_load=1)
+    assert bed.fetch(chat("x-request-id: it")).status == 404
+    assert bed.record("it").state == "served"
+
+
+def test_an_error_is_passed_on_if_another_instance_fails(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"maxTries": 2}}, FIFO)
+    bed.backend(busy(status=404))
+    bed.backend(OOPS, current_load=100)
+    got = bed.fetch(chat())
+    assert (got.status, got.json(), got.header("x-pointsman-instance")) == (404, {"error": "busy"}, "chat-0")
+
+
+def test_second_opinions_leave_half_of_the_retry_budget(make_bed: MakeBed) -> None:
+    bed = make_bed({"upstream": {"retryBudget": 0}})
+    bed.thread.call(lambda: setattr(bed.gateway.upstream, "retries", RetryBudget(0.0, reserve=6.0, per_second=0.0)))
+    backends = [bed.backend(answers(answer({}, status))) for status in (401, 403)]
+    for _ in range(20):
+        assert bed.fetch(chat()).status in (401, 403)
+    assert sum(received(*backends)) == 24
+    assert [bed.gateway.upstream.retries.allows(time.monotonic()) for _ in range(3)] == [True, True, False]

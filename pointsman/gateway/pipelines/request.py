@@ -149,6 +149,7 @@ class StepCalls:
             body,
             idempotent=idempotent,
             in_pieces=self._comes_in_pieces(index),
+            is_model=model is not None,
             upstream=self._gateway.upstream,
             lane=lane,
             request=request,

@@ -20,7 +20,7 @@ from pointsman.gateway.openai import (
     usage_of_stream,
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
-from pointsman.gateway.upstream import InFlight
+from pointsman.gateway.upstream import RETRIED, InFlight
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
@@ -28,8 +28,8 @@ from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.types import RequestMetadata
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
 
-NOT_BEGUN = 503
-"""The status of a replica that has not begun the call: it may be sent to another."""
+NOT_BEGUN = frozenset({429, 503})
+"""Statuses of a replica or a model that has not begun the call: it may be sent to another."""
 MAX_RESULT_BYTES = 256 * 1024 * 1024
 """Of a result that comes in pieces and is needed as a whole."""
 
@@ -83,6 +83,8 @@ class StepCall(InFlight, eq=False):
     """It may be sent again although a replica may have begun it."""
     in_pieces: bool
     """Pieces are passed on as they come; else the result is passed on as a whole."""
+    is_model: bool = False
+    """It is a call of a model, not of a replica."""
     _sent: bool = False
     """A replica may have begun it."""
     _pieces: list[bytes] | None = None
@@ -120,8 +122,10 @@ class StepCall(InFlight, eq=False):
 
     def refuse(self, refusal: Refusal) -> None:
         self._leave()
-        status, retry_after_s = self._count_refused(refusal)
+        status, retry_after_s, kept = self._count_refused(refusal)
         failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
+        if kept is not None and status not in NOT_BEGUN:
+            failure = failure_of(status, kept.body)
         self._listener.step_failed(self._index, failure)
         self.lane.look_for_idle()
 
@@ -133,9 +137,10 @@ class StepCall(InFlight, eq=False):
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
         self._attempt = None
-        if head.status == NOT_BEGUN:
+        if head.status in NOT_BEGUN:
             self._sent = False
-            self._failed(f"it answered 503: {body[:200].decode('utf-8', 'replace')}")
+        may_ask = head.status >= 400 if self.is_model else head.status in NOT_BEGUN
+        if may_ask and self._asks_another(head, body, RETRIED):
             return
         self._ended(head.status)
         if head.status == 200:
@@ -203,7 +208,7 @@ class StepCall(InFlight, eq=False):
         now = time.monotonic()
         self.upstream.in_flight.pop(self.request.request_id, None)
         self.lane.tell(Ended(self.request.request_id))
-        self.lane.worked(self.instance_id)
+        self._judge(status)
         self.counts.statuses[status] += 1
         self.counts.total.add(now - (self.request.arrival_time or now))
 

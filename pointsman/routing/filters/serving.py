@@ -1,8 +1,12 @@
 """Filters for model, health and room: an endpoint that cannot serve the request is never picked."""
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import ACCEPTS, IS_FULL, LIMIT, LOAD, Endpoint
 from pointsman.routing.plugins import Endpoints, Rejections, RequestCycle
-from pointsman.selection import PerMembers, Positions, Rejected
+from pointsman.selection import PerMembers, Positions, Rejected, RejectedEach
 from pointsman.selection.columns import where_set, where_zero
 
 
@@ -36,16 +40,34 @@ def _positions_not_serving(model: str, candidates: Endpoints) -> Positions:
 
 
 class IsHealthy:
-    """Demands that the endpoint accepts requests, as its health check or operator says."""
+    """Demands that the endpoint accepts requests, as its health check or operator says, and is not paused."""
 
     def __init__(self) -> None:
-        self._closed: PerMembers[Endpoint, Positions] = PerMembers(lambda whole: where_zero(whole.column(ACCEPTS)))
+        self._closed: PerMembers[Endpoint, Closed] = PerMembers(_closed)
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
-        closed = self._closed.of(candidates)
+        closed, why = self._closed.of(candidates)
         if len(closed) and candidates.rows is not None:
             closed = where_zero(candidates.column(ACCEPTS))
-        return Rejected(candidates, closed, "not-accepting") if len(closed) else ()
+        if not len(closed):
+            return ()
+        if not why:
+            return Rejected(candidates, closed, "not-accepting")
+        now = cycle.now
+        return RejectedEach(candidates, closed, lambda endpoint: _why_closed(why.get(endpoint), now))
+
+
+Closed: TypeAlias = tuple[Positions, Mapping[Endpoint, Reason]]
+"""Endpoints that do not accept requests, and why, where more is known than that."""
+
+
+def _closed(whole: Endpoints) -> Closed:
+    closed = where_zero(whole.column(ACCEPTS))
+    return closed, {whole[at]: why for at in closed if (why := whole[at].closed) is not None}
+
+
+def _why_closed(why: Reason | None, now: float) -> Reason:
+    return Reason("not-accepting") if why is None else why.having(left_s=max(why.facts["until"] - now, 0.0))
 
 
 class HasRoom:

@@ -48,6 +48,8 @@ class Queued(msgspec.Struct, eq=False):
     """How often it could not be sent, for a reason on this side; set by the dispatcher."""
     excluded: frozenset[str] = frozenset()
     """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
+    answered: bool = False
+    """An instance has given it an answer, for want of a better one; set by the dispatcher."""
     _flow: str | None = None
 
     @property

@@ -1,0 +1,275 @@
+"""Outliers: instances whose errors stand out from those of their peers, and pauses that instances ask for.
+
+Enters: what instances answered, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
+
+An error is of a kind: a 4xx status, 5xx, or a try that failed. A second opinion is what another instance answers to the
+same request: success contradicts the error, the same error confirms it. Of the errors of an instance as many count as
+its second opinions contradict: all if there are none, none if the clients are wrong. It stands out if in the last 30 to
+60 s
+
+- at least 5 errors of one kind count, and at least 3 of them were contradicted; 20 if there are no second opinions,
+- their share of its results exceeds that of its peers by 10 points; by 50 for 429, as it may only be the smallest,
+- and the difference of the two shares is at least 4 standard errors.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import msgspec
+
+from pointsman.reasons import Reason
+
+FAILED = "failed"
+"""The kind of a try without a whole answer."""
+REFUSED = "429"
+
+WINDOW_S = 30.0
+"""What is older than two of these does not count."""
+STALE_RESULTS = 10
+"""After a time without errors, an instance keeps at most this many good results."""
+MIN_CONTRADICTED = 3
+MIN_ERRORS = 5
+MIN_ERRORS_ALONE = 20
+"""Without second opinions."""
+MIN_DIFFERENCE = 0.1
+MIN_REFUSED_DIFFERENCE = 0.5
+MIN_STANDARD_ERRORS = 4.0
+REPORT_INTERVAL_S = 1.0
+"""Of one instance."""
+
+MAX_SPARED = 7
+"""While second opinions confirm errors of a kind, up to 2 to the power of this many errors pass between two of them."""
+MAX_SPARED_OUTLIER = 3
+"""The same for an instance that has more such errors than its peers."""
+
+FIRST_PAUSE_S = 0.1
+"""The pause of an instance that does not say how long it is; it doubles with each that follows without a success."""
+MAX_OWN_PAUSE_S = 10.0
+MAX_PAUSE_S = 60.0
+"""An instance that asks for more is tried again after this."""
+
+
+def kind_of(status: int) -> str:
+    """The kind of error of a status."""
+    return str(status) if status < 500 else "5xx"
+
+
+class Doubt(NamedTuple):
+    """An error of an instance that another one may contradict."""
+
+    instance_id: str
+    kind: str
+
+
+class Outlier(NamedTuple):
+    """An instance stands out: what it has done, beside its peers."""
+
+    instance_id: str
+    kind: str
+    errors: int
+    results: int
+    peer_errors: int
+    peer_results: int
+    contradicted: int
+    """Errors after which another instance served the same request."""
+
+    @property
+    def reason(self) -> Reason:
+        return Reason("stands-out", {name: value for name, value in self._asdict().items() if name != "instance_id"})
+
+
+class ErrorCount(msgspec.Struct):
+    """Errors of one kind."""
+
+    errors: int = 0
+    asked: int = 0
+    """Second opinions."""
+    contradicted: int = 0
+
+
+class ErrorShare(NamedTuple):
+    """Errors that count, of all results."""
+
+    errors: float
+    results: int
+
+
+class Streak(msgspec.Struct):
+    """What an instance has done since its last success."""
+
+    failures: int = 0
+    """Tries that failed or were answered with 5xx."""
+    refusals: int = 0
+    """Pauses."""
+
+    def pause_s(self, asked_s: float | None, *, is_paused: bool) -> float:
+        """How long it gets no requests: what it asks for, within limits."""
+        if not is_paused:  # else this is one of several requests that were sent before
+            self.refusals += 1
+        if asked_s is not None:
+            return min(max(asked_s, FIRST_PAUSE_S), MAX_PAUSE_S)
+        return min(FIRST_PAUSE_S * 2.0 ** min(max(self.refusals, 1) - 1, 30), MAX_OWN_PAUSE_S)
+
+
+class Sparing(msgspec.Struct):
+    """How second opinions on one kind of error of an instance are spared."""
+
+    confirmed: int = 0
+    """In a row."""
+    skipped: int = 0
+
+
+class ResultWindow:
+    """The results of instances over a time."""
+
+    def __init__(self) -> None:
+        self.good: dict[str, int] = defaultdict(int)
+        self.errors: dict[str, dict[str, ErrorCount]] = {}
+
+    def of(self, doubt: Doubt) -> ErrorCount:
+        return self.errors.setdefault(doubt.instance_id, {}).setdefault(doubt.kind, ErrorCount())
+
+    def results(self, instance_id: str) -> int:
+        found = self.errors.get(instance_id, {}).values()
+        return self.good.get(instance_id, 0) + sum(one.errors for one in found)
+
+    def forget(self, instance_id: str) -> None:
+        self.good.pop(instance_id, None)
+        self.errors.pop(instance_id, None)
+
+
+class Outliers:
+    """What the instances of one deployment have answered."""
+
+    def __init__(self) -> None:
+        self._now, self._before = ResultWindow(), ResultWindow()
+        self.good = self._now.good
+        """Successes by instance: the caller counts them here, as nothing else may be done for each."""
+        self.streaks: dict[str, Streak] = {}
+        """Of instances whose last result was no success. The caller drops one at its next success."""
+        self._sparing: dict[Doubt, Sparing] = {}
+        self._reported: dict[str, float] = {}
+        """When each was last found."""
+        self._began = 0.0
+
+    def forget(self, instance_id: str) -> None:
+        """It is gone, or comes back: start again."""
+        self._now.forget(instance_id)
+        self._before.forget(instance_id)
+        self.streaks.pop(instance_id, None)
+        self._reported.pop(instance_id, None)
+        for doubt in [one for one in self._sparing if one.instance_id == instance_id]:
+            del self._sparing[doubt]
+
+    # What happens
+
+    def erred(self, doubt: Doubt, now: float) -> None:
+        """An instance has answered with an error, or failed."""
+        self._roll(now)
+        self._now.of(doubt).errors += 1
+
+    def contradicted(self, doubts: Iterable[Doubt], now: float) -> None:
+        """Another instance has served the request that these errors were about."""
+        self._roll(now)
+        for doubt in doubts:
+            count = self._now.of(doubt)
+            count.asked += 1
+            count.contradicted += 1
+            self._sparing.pop(doubt, None)
+
+    def confirmed(self, doubts: Iterable[Doubt], now: float) -> None:
+        """No instance has served the request that these errors were about: those of one kind confirm each other."""
+        self._roll(now)
+        distinct = dict.fromkeys(doubts)
+        kinds = [kind for _, kind in distinct]
+        for doubt in distinct:
+            if kinds.count(doubt.kind) > 1:
+                self._now.of(doubt).asked += 1
+                sparing = self._sparing.setdefault(doubt, Sparing())
+                sparing.confirmed, sparing.skipped = sparing.confirmed + 1, 0
+
+    def streak(self, instance_id: str) -> Streak:
+        return self.streaks.setdefault(instance_id, Streak())
+
+    # What follows
+
+    def wants_opinion(self, doubt: Doubt, peers: Sequence[str], now: float) -> bool:
+        """Whether another instance is to be asked about this error; if not, that is counted.
+
+        At first always. While the others confirm the errors of this kind, ever fewer of them are asked about.
+        """
+        sparing = self._sparing.get(doubt)
+        if sparing is None:
+            return True
+        spared = min(sparing.confirmed, MAX_SPARED)
+        if spared > MAX_SPARED_OUTLIER and self._differs(doubt, peers, now, raw=True) is not None:
+            spared = MAX_SPARED_OUTLIER
+        if sparing.skipped + 1 >= 2**spared:
+            return True
+        sparing.skipped += 1
+        return False
+
+    def find(self, doubt: Doubt, peers: Sequence[str], now: float) -> Outlier | None:
+        """The instance of an error, if it stands out by this kind of errors and was not found just before.
+
+        `peers`: all instances that take requests; it may be among them.
+        """
+        count = self._count(doubt)
+        if count.asked:
+            if count.contradicted < MIN_CONTRADICTED or self._share(doubt).errors < MIN_ERRORS:
+                return None
+        elif count.errors < MIN_ERRORS_ALONE:
+            return None
+        if now - self._reported.get(doubt.instance_id, -REPORT_INTERVAL_S) < REPORT_INTERVAL_S:
+            return None
+        shares = self._differs(doubt, peers, now)
+        if shares is None:
+            return None
+        self._reported[doubt.instance_id] = now
+        own, others = shares
+        return Outlier(*doubt, round(own.errors), own.results, round(others.errors), others.results, count.contradicted)
+
+    def _differs(
+        self, doubt: Doubt, peers: Sequence[str], now: float, *, raw: bool = False
+    ) -> tuple[ErrorShare, ErrorShare] | None:
+        """The shares of an instance and of its peers, if its own is clearly larger. `raw`: second opinions aside."""
+        self._roll(now)
+        own = self._share(doubt, raw=raw)
+        each = [self._share(Doubt(peer, doubt.kind), raw=raw) for peer in peers if peer != doubt.instance_id]
+        others = ErrorShare(sum(one.errors for one in each), sum(one.results for one in each))
+        if not own.results or not others.results:
+            return None
+        difference = own.errors / own.results - others.errors / others.results
+        both = (own.errors + others.errors) / (own.results + others.results)
+        error = sqrt(both * (1.0 - both) * (1.0 / own.results + 1.0 / others.results))
+        least = MIN_REFUSED_DIFFERENCE if doubt.kind == REFUSED else MIN_DIFFERENCE
+        return (own, others) if difference >= least and difference >= MIN_STANDARD_ERRORS * error else None
+
+    def _share(self, doubt: Doubt, *, raw: bool = False) -> ErrorShare:
+        count = self._count(doubt)
+        counts = raw or not count.asked
+        errors = count.errors if counts else count.errors * count.contradicted / count.asked
+        results = self._now.results(doubt.instance_id) + self._before.results(doubt.instance_id)
+        return ErrorShare(min(errors, results), results)
+
+    def _count(self, doubt: Doubt) -> ErrorCount:
+        now, before = (window.errors.get(doubt.instance_id, {}).get(doubt.kind) for window in (self._now, self._before))
+        found = [one for one in (now, before) if one is not None]
+        return ErrorCount(*(sum(values) for values in zip(*map(msgspec.structs.astuple, found), strict=True)))
+
+    def _roll(self, now: float) -> None:
+        """Begin another window if it is time. Called at errors only: successes have no time of their own."""
+        age_s = now - self._began
+        if age_s < WINDOW_S:
+            return
+        self._began = now
+        self._before, good = ResultWindow(), self._now.good
+        if age_s < 2 * WINDOW_S:
+            self._before.errors = self._now.errors
+            self._before.good.update(good)
+        else:
+            self._before.good.update({name: min(count, STALE_RESULTS) for name, count in good.items()})
+        self._now.errors = {}
+        good.clear()  # the caller counts there
