@@ -279,6 +279,34 @@ class FewDescriptors(Scenario):
 # The plane itself
 
 
+class DeadTasks(Scenario):
+    name = "tasks"
+    what = "every background task of the plane fails, twice; then an engine is stopped"
+
+    def open(self, folder: Path, stack: ExitStack) -> LivePlane:
+        plane = LivePlane(folder, launcher="bench.chaos.launcher")
+        stack.callback(plane.close)
+        return plane
+
+    def strike(self, plane: LivePlane) -> None:
+        for _ in range(2):
+            plane.process.send_signal(signal.SIGUSR1)
+            time.sleep(BEFORE * self.settings.seconds)
+        before = plane.pids()
+        victim = min(before)
+        os.kill(before[victim], signal.SIGSTOP)  # only tasks can find it and replace it
+        self.expect(
+            plane, lambda: plane.pids().get(victim, before[victim]) != before[victim], "a stopped engine is replaced"
+        )
+
+    def end(self, plane: LivePlane) -> None:
+        killed = {line.partition("killed ")[2] for line in plane.log().splitlines() if line.startswith("killed ")}
+        problems = "\n".join(plane.status()["problems"])
+        if not killed:
+            self.problems.append("no background task was killed")
+        self.problems += [f'status does not name the task "{task}"' for task in killed if task not in problems]
+
+
 class KilledPlane(Scenario):
     name = "plane"
     what = "the plane is killed, and started again with the same state"
@@ -328,6 +356,7 @@ KINDS: Sequence[type[Scenario]] = (
     Dripping,
     FullDisk,
     FewDescriptors,
+    DeadTasks,
     KilledPlane,
     KilledSupervisor,
 )
