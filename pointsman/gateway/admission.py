@@ -136,10 +136,7 @@ class Tenant:
         requests, charge = self._requests_left, None if answer is None else Charge(self, prompt, answer, price)
         denial = self._beyond_budget(0.0 if charge is None else charge.cost, now)
         if not part:
-            if requests is not None and requests.refill(now) < 1:
-                limit = f'"{self.name}" may send {self.spec.requests_per_minute:g} requests per minute'
-                return Denial(limit, requests.seconds_until(1))
-            denial = self._beyond_tokens(prompt, answer or 0, now) or denial
+            denial = self._beyond_requests(now) or self._beyond_tokens(prompt, answer or 0, now) or denial
         if denial is not None:
             return denial
         if requests is not None and not part:
@@ -147,6 +144,17 @@ class Tenant:
         if charge is not None:
             charge.reserve()
         return charge
+
+    def exhausted(self, now: float) -> Denial | None:
+        """Why no request fits the limits now, whatever its size; None if one may."""
+        return self._beyond_requests(now) or (self._beyond_budget(0.0, now) if self.spec.cost_budget else None)
+
+    def _beyond_requests(self, now: float) -> Denial | None:
+        left = self._requests_left
+        if left is None or left.refill(now) >= 1:
+            return None
+        limit = f'"{self.name}" may send {self.spec.requests_per_minute:g} requests per minute'
+        return Denial(limit, left.seconds_until(1))
 
     def _beyond_tokens(self, prompt: int, answer: int, now: float) -> Denial | None:
         left, reserved = self._tokens_left, self.tokens
@@ -420,9 +428,18 @@ class Admission:
             request = msgspec.structs.replace(request, priority=limit)
         charge = tenant.admit(request.input_tokens, answer, price, now, part=part)
         if isinstance(charge, Denial):
-            self._limited[tenant.name] += 1
-            raise NotAdmitted(429, charge.why, "rate_limit_exceeded", charge.retry_after_s)
+            raise self._beyond_limits(tenant, charge)
         return request, charge
+
+    def check_limits(self, tenant: Tenant) -> None:
+        """Raises `NotAdmitted` if no request of the tenant would be admitted now."""
+        denial = tenant.exhausted(time.monotonic())
+        if denial is not None:
+            raise self._beyond_limits(tenant, denial)
+
+    def _beyond_limits(self, tenant: Tenant, denial: Denial) -> NotAdmitted:
+        self._limited[tenant.name] += 1
+        return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s)
 
     def request_id(self, http: HttpRequest) -> str:
         """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises

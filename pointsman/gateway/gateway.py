@@ -235,7 +235,9 @@ class Gateway:
     def check(self, client: GatewayConnection, request: HttpRequest) -> None:
         """Refuse a request that will not be served before its body is read."""
         try:
-            self.pages.find(client, request)
+            _, tenant = self.pages.find(client, request)
+            if tenant is not None:
+                self.admission.check_limits(tenant)
         except NotAdmitted as error:
             self.metrics.unread[error.status] += 1
             client.refuse(error)

@@ -58,6 +58,22 @@ def test_a_request_that_will_not_be_served_is_answered_before_its_body_is_read(
     assert bed.gateway.buffered.held == 0
 
 
+@pytest.mark.parametrize(
+    "limit", [{"requestsPerMinute": 1}, {"costBudget": 1e-9, "costPeriod": "1h"}], ids=["requests", "budget"]
+)
+def test_a_tenant_beyond_its_limits_is_told_before_its_body_is_read(make_bed: MakeBed, limit: dict[str, Any]) -> None:
+    bed = make_bed(*guarded({"name": "red", **limit}, price={"perMillionOutputTokens": 1000.0}))
+    bed.backend()
+    assert bed.fetch(by(RED)).status == 200
+    client = bed.client()
+    client.send(head(f"authorization: Bearer {RED}"))
+    refused = client.read_response()
+    assert refused.status == 429
+    assert int(refused.header("retry-after") or 0) >= 1
+    assert client.is_closed()
+    assert bed.gateway.metrics.limited["red"] == 1
+
+
 def test_a_valid_key_is_asked_for_the_body(make_bed: MakeBed) -> None:
     bed = make_bed(*guarded())
     bed.backend()
