@@ -26,6 +26,7 @@ from pointsman.parameters import (
 from pointsman.pipeline.graph import CALL
 from pointsman.pipeline.options import NodeOptions
 from pointsman.placement.asks import Arrangement, PlacementRules
+from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS
 from pointsman.scaling.limits import MetricQuery, ScalingLimits
 from pointsman.selection import LabelExpression
@@ -332,6 +333,8 @@ class GatewaySpec(Section, frozen=True):
     """On SIGTERM, running streams get this long to end."""
     keep_records: Count = DEFAULT_SETTINGS.keep_records
     """Decision records kept, the newest."""
+    max_prefix_index_bytes: Bytes = MAX_INDEX_BYTES
+    """Memory for what instances have in their prefix caches, whatever they report; of all deployments together."""
 
 
 class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from math import isfinite
 _REST = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
 """After the name of a sample: labels, value."""
 _LABEL = re.compile(r'([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+MAX_DIGITS = 18
 _ESCAPED = re.compile(r"\\(.)")
 
 
@@ -77,5 +78,5 @@ def share(value: float | None) -> float:
 
 
 def whole(text: str | None) -> int:
-    """The number in a label; 0 for "None" and the like."""
-    return int(text) if text is not None and text.isdecimal() else 0
+    """The number in a label; 0 for "None" and the like, and for numbers that count nothing."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= MAX_DIGITS else 0

@@ -215,6 +215,7 @@ class Gateway:
         self.buffered.limit = settings.max_buffered_bytes
         self.upstream.configure(settings.upstream)
         self.traffic.settings = _dispatcher_settings(settings)
+        self.traffic.prefix_index_bytes = settings.max_prefix_index_bytes
         self.admission.configure(settings)
         self.pages.hosts = HostCheck(settings)
 

@@ -203,6 +203,16 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
             for kind, n in (("prompt", producer.prompt_tokens), ("expected_cached", producer.expected_cached_tokens))
         },
     )
+    page.counter(
+        "prefix_index_dropped",
+        "Blocks dropped from the prefix index for want of memory.",
+        {one: producer.index.memory.dropped for one, producer in prefixes},
+    )
+    page.gauge(
+        "prefix_index_bytes",
+        "Memory of the prefix index.",
+        {one: producer.index.memory.used_bytes for one, producer in prefixes},
+    )
 
 
 def _now(page: Page, lanes: Collection[Lane]) -> None:

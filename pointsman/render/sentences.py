@@ -473,5 +473,11 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # What this process or machine lacks
     "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
     "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
+    "prefix-index-full": _words(
+        'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
+        "were dropped; raise gateway.maxPrefixIndexBytes"
+    ),
+    "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
+    "common one",
     "machine-not-seen": _remedied("this machine cannot be looked at, so what was known of it stays"),
 }

@@ -271,6 +271,7 @@ class Plane:
                 *self.documents.revision.broken.values(),
                 *self.scaling.problems(),
                 *self.runtime.tasks.problems(),
+                *self.traffic.problems(),
             ],
         }
 

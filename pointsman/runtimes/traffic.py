@@ -33,6 +33,7 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.outliers import FAILED, Doubt, Outlier, Outliers
 from pointsman.routing.producers import ApproxPrefixCacheProducer
+from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
@@ -243,6 +244,11 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
     return {name: float(index.held(name)) for index in known for name in index.servers}
 
 
+def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:
+    memory = producer.index.memory
+    return {"deployment": deployment, "used_bytes": memory.used_bytes, "dropped": memory.dropped}
+
+
 def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict[str, Any]:
     endpoint = dispatcher.fleet[instance_id]
     metrics, age = endpoint.metrics, dispatcher.fleet.load.metrics_age(endpoint, now)
@@ -273,6 +279,8 @@ class Traffic:
         self._carrier = carrier
         self.settings = settings
         """For lanes that are opened from now on."""
+        self.prefix_index_bytes = MAX_INDEX_BYTES
+        """Memory for the prefix indexes of all lanes together."""
 
     # Deployments
 
@@ -304,6 +312,9 @@ class Traffic:
         }
         for name in list(self._closing):
             self._end_if_empty(name)
+        indexes = [producer.index for lane in self.all_lanes() for producer in prefix_producers(lane)]
+        for index in indexes:
+            index.memory.limit(self.prefix_index_bytes // len(indexes))
 
     def _end_if_empty(self, name: str) -> None:
         """Drop the lane of a deployment that is gone with its last instance, and refuse what still waits."""
@@ -370,6 +381,13 @@ class Traffic:
             "running": dispatcher.running,
             "instances": {name: _instance_load(dispatcher, name, now) for name in members},
         }
+
+    def problems(self) -> list[str]:
+        """What plugins of lanes cannot do as configured."""
+        each = [(lane.name, producer) for lane in self.lanes.values() for producer in prefix_producers(lane)]
+        short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
+        merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
+        return [str(reason) for reason in (*short, *merged)]
 
     def _lane(self, deployment: str) -> Lane:
         lane = self.lanes.get(deployment) or self._closing.get(deployment)

@@ -102,3 +102,11 @@ def test_a_share_stays_between_0_and_1() -> None:
         found = Vllm("m").metrics(Samples(told(VLLM, kv_cache_usage_perc=written)))
         assert found is not None
         assert found.kv_cache_usage == read
+
+
+@pytest.mark.parametrize("blocks", ["9" * 19, "9" * 5000, "-1", "1e9", "None", ""])
+def test_a_number_of_blocks_that_counts_nothing_is_unknown(blocks: str) -> None:
+    idle = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    metrics = Vllm("m").metrics(Samples(f'{idle}vllm:cache_config_info{{num_gpu_blocks="{blocks}"}} 1'))
+    assert metrics is not None
+    assert metrics.num_blocks == 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pointsman.routing.producers.prefix import ROW, Chain, PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.producers.prefix import AT_ONCE, ROW, Chain, PrefixIndex, block_hashes, first_link, token_bytes
 
 # Hashes
 
@@ -192,6 +192,64 @@ def test_a_link_of_many_blocks_counts_as_many() -> None:
     assert held(index, "a", long) == ROW + 2, "the last of them made room for a single block"
     index.record("a", [-2], ROW + 3 * 2)
     assert (held(index, "a", long), held(index, "a", [-1])) == (ROW + 2, 1)
+
+
+# Memory
+
+
+def unique(number: int, links: int = 100) -> list[int]:
+    return list(range(number * links, (number + 1) * links))
+
+
+def test_beyond_its_memory_the_server_with_the_most_entries_forgets_its_oldest() -> None:
+    index = PrefixIndex(max_bytes=240 * 1000)
+    index.record("small", [-1, -2, -3], 10**9)
+    for number in range(50):
+        index.record("large", unique(number, ROW), 10**9)
+        assert len(index) <= 1000
+    assert index.memory.dropped == 0
+    for number in range(50, 500):
+        index.record("large", unique(number, ROW), 10**9)
+        assert len(index) <= 1000
+        assert held(index, "large", unique(number, ROW)) == ROW, "the newest is there"
+    assert held(index, "small", [-1, -2, -3]) == 3, "the other has few entries"
+    assert held(index, "large", unique(0, ROW)) == 0
+    assert index.memory.dropped + len(index) == 500 * ROW + 3
+    assert index.held("large") == len(index) - 3
+    assert index.memory.is_short
+
+
+def test_less_memory_takes_effect_with_the_next_records() -> None:
+    index = PrefixIndex()
+    for number in range(500):
+        index.record("a", unique(number), 10**9)
+    index.memory.limit(240 * 1000)
+    for number in range(500, 600):
+        before = len(index)
+        index.record("a", unique(number), 10**9)
+        assert before - len(index) <= AT_ONCE, "not all in one call"
+    assert len(index) <= 1000
+    assert len(index._holders) == len(index)
+
+
+def test_a_cache_that_shrinks_and_a_server_that_leaves_cost_little_at_a_time() -> None:
+    index = PrefixIndex()
+    for number in range(500):
+        index.record("a", unique(number), 10**9)
+        index.record("b", unique(-number - 1), 10**9)
+    before = len(index)
+    index.record("a", [10**9], 1)
+    assert 0 < before - len(index) <= AT_ONCE + 1
+    before, slot = len(index), index.slot("b")
+    index.forget("b")
+    assert 0 < before - len(index) <= AT_ONCE
+    assert index.slot("new") != slot, "its slot is free when nothing is left in it"
+    for number in range(200):
+        index.record("new", [10**9 + number], 10)
+        index.record("a", [10**9 + number], 1)
+    assert len(index) == 10 + 1
+    assert len(index._holders) == 10
+    assert index.slot("newer") == slot
 
 
 class Beside(RuleBasedStateMachine):

@@ -18,7 +18,7 @@ from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome,
 from pointsman.routing.queue import FlowControl
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.runtimes.tasks import LoopClock
-from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane
+from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane, prefix_producers
 from pointsman.strategies import FifoStrategy
 from pointsman.types import ExecutionInstance, RequestMetadata
 
@@ -75,8 +75,8 @@ class Yard:
     def arrive(self, *names: str, deployment: str = "a", **facts: Any) -> None:
         for name in names:
             lane = self.traffic.by_model[f"model-{deployment}"]
-            told = {"model_name": f"model-{deployment}", "arrival_time": time.monotonic(), **facts}
-            lane.tell(Arrived((RequestMetadata(name, "hello", **told),)))
+            told = {"prompt": "hello", "model_name": f"model-{deployment}", "arrival_time": time.monotonic(), **facts}
+            lane.tell(Arrived((RequestMetadata(name, **told),)))
 
     def end(self, *names: str, deployment: str = "a") -> None:
         """As the gateway tells it: to the dispatcher, then to the lane."""
@@ -664,3 +664,30 @@ def test_listeners_hear_of_every_end_also_after_a_change_of_policy() -> None:
         assert heard == [("r1", "served", True), ("r2", "served", True), ("r3", "refused", False)]
 
     run(work)
+
+
+# Prefix indexes
+
+
+def test_the_memory_for_prefix_indexes_is_shared_and_status_says_when_it_is_full() -> None:
+    picker: dict[str, Any] = {"scheduling": {"config": {"plugins": [{"type": "prefix-cache-scorer"}]}}}
+
+    async def story(yard: Yard) -> None:
+        yard.traffic.prefix_index_bytes = 480 * 1024
+        yard.traffic.configure(plans("a", "b", "c", **picker)[:2])
+        indexes = [producer.index for lane in yard.traffic.all_lanes() for producer in prefix_producers(lane)]
+        assert [index.memory.max_entries for index in indexes] == [1024, 1024]
+        assert yard.traffic.problems() == []
+        yard.traffic.admit("a", instance("i", limit=None))
+        yard.traffic.measured("a", "i", Metrics(block_size=16, num_blocks=10**12))
+        for number in range(300):
+            yard.arrive(f"r{number}", prompt=f"{number:08d}" * 500)
+            yard.end(f"r{number}")
+        assert len(indexes[0]) <= 1024
+        [problem] = yard.traffic.problems()
+        assert "gateway.maxPrefixIndexBytes" in problem
+        yard.traffic.prefix_index_bytes *= 8
+        yard.traffic.configure(plans("a", **picker))
+        assert yard.traffic.problems() == []
+
+    run(story)

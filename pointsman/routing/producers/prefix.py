@@ -2,10 +2,11 @@
 
 The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
 per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
-time that its set of holders shrinks, however many blocks and servers there are.
+time that its set of holders shrinks, however many blocks and servers there are. Servers report how much they can hold;
+the memory of the index and the time of each call are bounded whatever they report.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from struct import Struct
 
@@ -75,21 +76,72 @@ def block_hashes(tokens: bytes | memoryview, first: int, block_size: int, max_bl
     return Chain(links, blocks)
 
 
-class PrefixIndex:
-    """Which server holds which blocks, inferred from what it was sent. Memory is bounded by the servers' capacities."""
+MAX_INDEX_BYTES = 512 * 1024 * 1024
+AT_ONCE = 1024
+"""Entries that one call drops; more are left to the calls after it."""
 
-    def __init__(self) -> None:
+
+class IndexMemory:
+    """How many entries an index has, and how many it may have."""
+
+    __slots__ = ("_max_bytes", "_slots", "dropped", "entries", "max_entries")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.entries = 0
+        """Pairs of a server and a block."""
+        self.dropped = 0
+        """Entries that were dropped for want of memory."""
+        self._slots = 0
+        self.limit(max_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """About."""
+        return self.entries * self._entry_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory is what limits the index, not the caches of servers."""
+        return self.dropped > 0 and self.entries >= self.max_entries * 0.9
+
+    @property
+    def _entry_bytes(self) -> int:
+        """Measured: one in each of two dictionaries, and an integer with a bit for each slot."""
+        return 240 + self._slots // 7
+
+    def limit(self, max_bytes: int) -> None:
+        """Use at most this much; what is too much is dropped by the next calls."""
+        self._max_bytes = max_bytes
+        self.max_entries = max_bytes // self._entry_bytes
+
+    def new_slot(self) -> int:
+        self._slots += 1
+        self.limit(self._max_bytes)
+        return self._slots - 1
+
+
+class PrefixIndex:
+    """Which server holds which blocks, inferred from what it was sent.
+
+    Bounded by the caches of servers, and by memory: beyond that, the server with the most entries loses those that it
+    used least recently.
+    """
+
+    def __init__(self, max_bytes: int = MAX_INDEX_BYTES) -> None:
+        self.memory = IndexMemory(max_bytes)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._recency: dict[int, OrderedDict[int, int]] = {}
         """By slot: the links that it holds, least recently used first, each with the blocks that it stands for."""
+        self._left: dict[int, OrderedDict[int, int]] = {}
+        """The same of servers that have left, until their entries are dropped."""
         self._held: dict[int, int] = {}
         """By slot: blocks in all."""
         self._holders: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Entries: pairs of a server and a block."""
-        return sum(map(len, self._recency.values()))
+        return self.memory.entries
 
     @property
     def servers(self) -> Set[str]:
@@ -103,8 +155,7 @@ class PrefixIndex:
         """The bit of a server in sets of holders; kept until the server is forgotten."""
         slot = self._slots.get(server)
         if slot is None:
-            slot = self._free.pop() if self._free else len(self._slots)
-            self._slots[server] = slot
+            slot = self._slots[server] = self._free.pop() if self._free else self.memory.new_slot()
         return slot
 
     def record(self, server: str, links: Sequence[int], capacity: int) -> None:
@@ -112,20 +163,51 @@ class PrefixIndex:
         slot = self._slots.get(server)
         if slot is None:
             slot = self.slot(server)
-        bit = 1 << slot
+        bit, memory = 1 << slot, self.memory
         recency = self._recency.get(slot)
         if recency is None:
             recency = self._recency[slot] = OrderedDict()
-        held = self._held.get(slot, 0)
+        held, entries = self._held.get(slot, 0), len(recency)
         # Deepest first, so that a prefix is forgotten from its tail, as engines evict: a run stays unbroken.
         for row in range((len(links) - 1) // ROW, 0, -1):
             held += self._use(links[row * ROW : (row + 1) * ROW], 1 << row, recency, bit)
         held += self._use(links[:ROW], 1, recency, bit)
-        while held > capacity:
+        most = AT_ONCE + len(links)
+        while held > capacity and most:
             link, blocks = recency.popitem(last=False)
             held -= blocks
+            most -= 1
             self._drop(link, bit)
         self._held[slot] = held
+        memory.entries += len(recency) - entries
+        if memory.entries > memory.max_entries or self._left:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop entries of servers that have left, and if there are still too many, of the server with the most."""
+        memory = self.memory
+        for slot, left in list(self._left.items()):
+            self._pop(slot, left, AT_ONCE)
+            if left:
+                return
+            del self._left[slot]
+            self._free.append(slot)
+        too_many = memory.entries - memory.max_entries
+        if too_many > 0:
+            slot, largest = max(self._recency.items(), key=lambda one: len(one[1]))
+            batch = min(max(too_many, len(largest) // 16), len(largest), AT_ONCE)
+            self._held[slot] -= self._pop(slot, largest, batch)
+            memory.dropped += batch
+
+    def _pop(self, slot: int, recency: OrderedDict[int, int], most: int) -> int:
+        """Drop the entries of a server that were used least recently; how many blocks these are."""
+        blocks, count, bit = 0, min(most, len(recency)), 1 << slot
+        for _ in range(count):
+            link, stands_for = recency.popitem(last=False)
+            blocks += stands_for
+            self._drop(link, bit)
+        self.memory.entries -= count
+        return blocks
 
     def _use(self, links: Sequence[int], blocks: int, recency: OrderedDict[int, int], bit: int) -> int:
         """A server uses links of `blocks` blocks each; returns how many blocks are new to it."""
@@ -145,10 +227,9 @@ class PrefixIndex:
         slot = self._slots.pop(server, None)
         if slot is None:
             return
-        self._free.append(slot)
         self._held.pop(slot, None)
-        for link in self._recency.pop(slot, ()):
-            self._drop(link, 1 << slot)
+        self._left[slot] = self._recency.pop(slot, OrderedDict())
+        self._shrink()
 
     def _drop(self, link: int, bit: int) -> None:
         left = self._holders[link] & ~bit
@@ -197,6 +278,9 @@ _HASHED: Key[Hashed] = Key("prefix-hashed")
 
 _BYTES = (bytes, memoryview)
 _MAX_MODELS = 1_000
+MAX_BLOCK_SIZES = 4
+"""Block sizes that are told apart: a prompt is hashed once for each. Servers of other sizes are matched by the most
+common one."""
 _MANY_SERVERS = 64
 """From this many servers on, a set of bits is added to a column in one step."""
 
@@ -233,16 +317,16 @@ class CacheGeometry(msgspec.Struct, frozen=True):
         """Tokens per block, as this endpoint is matched."""
         metrics = endpoint.metrics
         reported = metrics.block_size if self.auto_tune and metrics is not None else 0
-        return max(reported or self.block_size, self.min_block_size)
+        return max(reported if reported > 0 else self.block_size, self.min_block_size)
 
-    def capacity_of(self, endpoint: Endpoint) -> int:
-        """How many of our blocks fit into this endpoint's cache."""
+    def capacity_of(self, endpoint: Endpoint, block_size: int) -> int:
+        """How many blocks of this size fit into the endpoint's cache, by what it reports."""
         metrics = endpoint.metrics
         if not self.auto_tune or metrics is None or metrics.num_blocks <= 0:
             return self.capacity
         if metrics.block_size <= 0:
             return metrics.num_blocks
-        return max(1, metrics.num_blocks * metrics.block_size // self.block_size_of(endpoint))
+        return max(1, metrics.num_blocks * metrics.block_size // block_size)
 
     def most_blocks(self, block_size: int) -> int | None:
         """Blocks of a prompt that are matched; None: all."""
@@ -290,6 +374,8 @@ class ApproxPrefixCacheProducer:
         """Of all prompts sent, in whole blocks."""
         self.expected_cached_tokens = 0
         """How many of them were expected in the cache of the instance."""
+        self.sizes_merged = False
+        """Servers report more block sizes than are told apart."""
         self._layout = PerMembers(self._laid_out)
         self._first_links: dict[str, int] = {}
         """By model."""
@@ -334,16 +420,25 @@ class ApproxPrefixCacheProducer:
         for gone in self.index.servers - {endpoint.id for endpoint in fleet}:
             self.index.forget(gone)
         slots = [self.index.slot(endpoint.id) for endpoint in fleet]
-        sizes = [self.geometry.block_size_of(endpoint) for endpoint in fleet]
+        sizes = self._few([self.geometry.block_size_of(endpoint) for endpoint in fleet])
         rows = [0] * (max(slots, default=-1) + 1)
         pools: dict[int, int] = {}
         for row, (slot, size) in enumerate(zip(slots, sizes, strict=True)):
             rows[slot] = row
             pools[size] = pools.get(size, 0) | 1 << slot
         block_sizes = column_of([float(size) for size in sizes], fleet.arrays)
-        capacities = [self.geometry.capacity_of(endpoint) for endpoint in fleet]
+        capacities = list(map(self.geometry.capacity_of, fleet, sizes))
         only = (sizes[0], self.geometry.most_blocks(sizes[0])) if len(pools) == 1 and not fleet.arrays else None
         return Layout(rows, pools, block_sizes, list(zip(sizes, capacities, strict=True)), only)
+
+    def _few(self, sizes: list[int]) -> list[int]:
+        """The block sizes of servers, without the rarest: a prompt is hashed once for each."""
+        common = [size for size, _ in Counter(sizes).most_common(MAX_BLOCK_SIZES + 1)]
+        self.sizes_merged = len(common) > MAX_BLOCK_SIZES
+        if not self.sizes_merged:
+            return sizes
+        kept = set(common[:MAX_BLOCK_SIZES])
+        return [size if size in kept else common[0] for size in sizes]
 
     def _chains(self, request: RequestMetadata, pools: Mapping[int, int]) -> dict[int, list[Chain]]:
         first = self._first_link(request)

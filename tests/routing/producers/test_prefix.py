@@ -1,5 +1,6 @@
 """How much of a prompt each endpoint probably has, through whole cycles."""
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -228,7 +229,54 @@ def test_capacity_counts_in_the_unit_of_the_entries(
     fleet = fleet_of()
     if metrics is not None:
         fleet.measure("0", metrics, 0.0)
-    assert ApproxPrefixCacheProducer(**parameters).geometry.capacity_of(fleet["0"]) == expected
+    geometry = ApproxPrefixCacheProducer(**parameters).geometry
+    assert geometry.capacity_of(fleet["0"], geometry.block_size_of(fleet["0"])) == expected
+
+
+LIES = [
+    Metrics(block_size=1, num_blocks=10**15),
+    Metrics(block_size=-7, num_blocks=10**15),
+    Metrics(block_size=0, num_blocks=10**18),
+    Metrics(block_size=16, num_blocks=-1),
+    Metrics(block_size=10**12, num_blocks=10**12),
+    Metrics(block_size=64, num_blocks=1),
+]
+
+
+def test_memory_is_bounded_whatever_engines_report() -> None:
+    limit = 2 * 2**20
+    subject, fleet = producer(), fleet_of()
+    subject.index.memory.limit(limit)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(3_000):
+            fleet.measure(str(number % 3), LIES[number % len(LIES)], float(number))  # other numbers at every scrape
+            send(subject, fleet, number % 3, f"{number:08d}" * 160)
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    memory = subject.index.memory
+    assert memory.dropped > 0
+    assert memory.is_short
+    assert used < 1.3 * limit
+    assert len(subject.index._holders) <= len(subject.index) <= memory.max_entries
+    assert memory.used_bytes <= limit
+
+
+def test_a_prompt_is_hashed_for_few_block_sizes_however_many_engines_report() -> None:
+    subject, fleet = producer(), fleet_of(40)
+    for number in range(40):
+        fleet.measure(str(number), Metrics(block_size=4 if number < 5 else 10 + number, num_blocks=1000), 0.0)
+    cycle = produced(subject, fleet.roster)
+    assert len(set(cycle[PREFIX_MATCH].block_size)) <= 4
+    assert subject.sizes_merged
+    send(subject, fleet, 39)
+    assert matches(subject, fleet, most=40)[39] == (4.0, 4.0), "matched by the most common size"
+    for number in range(40):
+        fleet.measure(str(number), Metrics(block_size=4, num_blocks=1000), 1.0)
+    produced(subject, fleet.roster)
+    assert not subject.sizes_merged
 
 
 def test_memory_is_bounded_by_the_capacities() -> None:
