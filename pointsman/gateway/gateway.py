@@ -141,7 +141,7 @@ def _has_long_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 class Clients(set[GatewayConnection]):
-    """The connections of clients. New ones take the place of those that were idle longest."""
+    """The connections of clients. New ones take the place of those that were idle longest, of strangers first."""
 
     def __init__(self, gateway: "Gateway") -> None:
         super().__init__()
@@ -165,7 +165,9 @@ class Clients(set[GatewayConnection]):
         if connection.is_local or len(self) <= (limit := self.limit):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
-        longest = nsmallest(max(1, limit // 20), idle, key=lambda one: one.idle_since)  # so that few look for them
+        # Several, so that few look for them. Strangers that come by the hundred are all idle for a shorter time than a
+        # client between two requests.
+        longest = nsmallest(max(1, limit // 20), idle, key=lambda one: (one.key_memo is not None, one.idle_since))
         for client in longest:
             client.transport.close()
             self.discard(client)

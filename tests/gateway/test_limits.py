@@ -228,6 +228,17 @@ def test_idle_connections_are_closed_for_new_ones_the_longest_idle_first(make_be
     assert busy.read_response().status == 200
 
 
+def test_strangers_cannot_have_the_connections_of_clients_with_a_key_closed(make_bed: MakeBed) -> None:
+    settings, deployment = guarded()
+    bed = make_bed({**settings, "limits": {"maxConnections": 3}}, deployment)
+    bed.backend()
+    client = bed.client()
+    assert client.fetch(by(RED)).status == 200
+    strangers = [bed.client() for _ in range(8)]  # all are idle for a shorter time
+    assert strangers[0].is_closed()
+    assert client.fetch(by(RED)).status == 200
+
+
 def test_connections_that_are_all_in_use_are_not_closed(make_bed: MakeBed) -> None:
     bed = make_bed({"limits": {"maxConnections": 2}})
     gate = Gate()
