@@ -116,4 +116,4 @@ def refusals(outcomes: Sequence[Outcome]) -> str:
         for one in outcomes
         for (reason, message), count in one.refusals().most_common()
     ]
-    return text_table(("fault", "status and code", "times", "for example"), rows)
+    return text_table(("fault", "status and code", "times", "for example"), rows) if rows else "none was refused"

@@ -20,7 +20,7 @@ from bench.chaos.faults import inject_fault
 from bench.chaos.planes import LivePlane
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import manifest, simulated
-from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, statuses
+from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, memory, statuses
 
 CHAT = "/v1/chat/completions"
 WITH_KEY = f"authorization: Bearer {KEY}"
@@ -39,6 +39,69 @@ def chat(**fields: Any) -> bytes:
     return json.dumps(
         {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
     ).encode()
+
+
+# Descriptors
+
+
+def test_idle_connections_of_strangers_cost_no_engine(tmp_path: Path) -> None:
+    plane = LivePlane(tmp_path, open_files=1024)
+    with ExitStack() as stack:
+        stack.callback(plane.close)
+        plane.up(manifest(simulated("m", 2), **KEYS))
+        engines = plane.pids()
+        with Siege(plane, "1,100 idle connections with 1,024 files").laid() as siege:
+            strangers = [stack.enter_context(siege.connect()) for _ in range(1100)]
+            asked = len(siege.load.samples)
+            # Long enough for many probes, and for a dead engine to be noticed.
+            plane.until(lambda: len(siege.load.samples) > asked + 60, "load goes on")
+            answer = siege.send(siege.post(CHAT, chat(), WITH_KEY))
+            assert statuses(answer) == [200], "a newcomer is served"
+        siege.check(grown_mib=64, files=1024)
+        assert plane.pids() == engines
+        assert all(one["restarts"] == 0 for one in plane.instances().values())
+        assert len(strangers) == 1100
+
+
+# Memory
+
+
+def test_bodies_without_a_key_are_not_read(plane: LivePlane) -> None:
+    with Siege(plane, "20 x 31 MB without a key").laid() as siege, ThreadPoolExecutor(20) as pool:
+        request = siege.post(CHAT, bytes(BIG))
+        answers = list(pool.map(siege.send, [request] * 20))
+    assert [statuses(answer) for answer in answers] == [[401]] * 20
+    siege.check(grown_mib=64)
+
+
+def test_bodies_of_unknown_paths_are_not_read(plane: LivePlane) -> None:
+    with Siege(plane, "10 x 31 MB to unknown paths").laid() as siege, ThreadPoolExecutor(10) as pool:
+        request = siege.post("/nowhere", bytes(BIG), WITH_KEY)
+        answers = list(pool.map(siege.send, [request] * 10))
+    assert [statuses(answer) for answer in answers] == [[404]] * 10
+    siege.check(grown_mib=64)
+
+
+def test_buffered_bytes_are_bounded_in_total_and_given_back(tmp_path: Path) -> None:
+    plane = LivePlane(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(plane.close)
+        plane.up(manifest(simulated("m", 2), maxBufferedBytes=f"{64 * MIB}", **KEYS))
+        with Siege(plane, "12 x 31 MB held with a key, 64 MiB allowed").laid() as siege, ThreadPoolExecutor(12) as pool:
+            part = siege.post(CHAT, bytes(BIG), WITH_KEY)[:-1]  # the last byte never comes
+            held = [stack.enter_context(siege.connect()) for _ in range(12)]
+            answers = [pool.submit(exchange, one, part) for one in held]
+            plane.until(lambda: sum(answer.done() for answer in answers) >= 10, "all but two are refused")
+            asked = len(siege.load.samples)
+            plane.until(lambda: len(siege.load.samples) > asked + 10, "others are served meanwhile")
+            for one in held:
+                one.shutdown(socket.SHUT_RDWR)
+        refused = [answer.result() for answer in answers if answer.result()]
+        assert {status for answer in refused for status in statuses(answer)} == {503}
+        assert all(b"\r\nretry-after: " in answer.lower() for answer in refused)
+        siege.check(grown_mib=64 + 64)
+        given_back = siege.before_bytes + 48 * MIB
+        plane.until(lambda: memory(siege.pid, "VmRSS") < given_back, "memory is given back")
 
 
 # Names
@@ -83,6 +146,25 @@ def test_pipelined_pages_wait_their_turn(tmp_path: Path) -> None:
                 answer = siege.send(requests, timeout_s=120.0)
             assert statuses(answer) == [200] * 500
             siege.check(grown_mib=64)
+
+
+@pytest.mark.parametrize("key", [WITH_KEY, "x-no-key: 1"], ids=["with a key", "without a key"])
+def test_bodies_of_tiny_chunks_are_refused(plane: LivePlane, key: str) -> None:
+    with Siege(plane, "4 x 5 MB in chunks of a byte").laid() as siege, ThreadPoolExecutor(4) as pool:
+        head = siege.post(CHAT, b"", key).replace(b"content-length: 0", b"transfer-encoding: chunked")
+        request = head + b"1\r\n \r\n" * (5 * MIB) + b"0\r\n\r\n"
+        answers = list(pool.map(siege.send, [request] * 4))
+    assert {tuple(statuses(answer)) for answer in answers} == {(413,) if key == WITH_KEY else (401,)}
+    siege.check(grown_mib=64)
+
+
+def test_many_headers_are_refused(plane: LivePlane) -> None:
+    with Siege(plane, "7,000 headers, 50 times").laid() as siege:
+        request = siege.post(CHAT, chat(), WITH_KEY, *[f"a{number}:" for number in range(7_000)])
+        assert len(request) < 64 * 1024 + 200
+        answers = [siege.send(request) for _ in range(50)]
+    assert {tuple(statuses(answer)) for answer in answers} == {(431,)}
+    siege.check(grown_mib=32)
 
 
 def test_heads_and_bodies_byte_by_byte_disturb_no_client(plane: LivePlane) -> None:

@@ -13,7 +13,9 @@ SECONDS = {"instances": 10.0, "plane": 5.0}
 """Scenarios that need more than three."""
 
 
-@pytest.mark.parametrize("name", ["instances", "drip", "tasks", "plane", "supervisor"])
+@pytest.mark.parametrize(
+    "name", ["instances", "429", "429-retry-after", "drip", "descriptors", "tasks", "plane", "supervisor"]
+)
 def test_guarantees_hold_under_a_fault(name: str, tmp_path: Path) -> None:
     outcome = run(name, Settings(seconds=SECONDS.get(name, 3.0), seed=7, clients=10), tmp_path)
     if outcome.skipped:
