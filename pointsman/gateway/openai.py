@@ -209,6 +209,9 @@ def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
     return limit * max(1, _whole(body.n), _whole(body.best_of)) * _prompts(body.prompt)
 
 
+MANY_PROMPTS = 100_000
+
+
 def _whole(raw: Raw) -> int:
     try:
         return _decode_whole(raw) if memoryview(raw) else 0
@@ -220,6 +223,9 @@ def _prompts(raw: Raw) -> int:
     """How many prompts a request for completions has: one, or a list of them."""
     if memoryview(raw)[:1].tobytes() != b"[":
         return 1
+    most = bytes(raw).count(b",") + 1
+    if most > MANY_PROMPTS:  # it is not worth the memory to tell prompts from commas in them
+        return most
     try:
         each = _decode_list(raw)
     except msgspec.DecodeError:

@@ -11,16 +11,19 @@ have no buffer to share: they are pickled, and arrive as copies.)
 """
 
 import pickle
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from math import prod
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
-from pointsman.wire.shared_memory import SharedBuffers, Span, UnreadableBlob, Unsendable
+from pointsman.errors import shown
+from pointsman.wire.shared_memory import SharedBuffers, Span, UnreadableBlob, Unsendable, is_file_name
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -33,6 +36,17 @@ MAX_DEPTH = 64
 
 _SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
 _NAMES = frozenset({str})
+
+
+_SIZES = {
+    kind + size: int(size)
+    for kind, sizes in {"b": "1", "i": "1 2 4 8", "u": "1 2 4 8", "f": "2 4 8 16", "c": "8 16 32"}.items()
+    for size in sizes.split()
+}
+"""The kinds of simple numbers that arrays may have, and their bytes. Numpy would read whole programs in a dtype."""
+_Dtype = Annotated[str, Meta(min_length=3, max_length=4)]
+"""Byte order, kind and size, such as <f8."""
+_Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=32)]
 
 
 class _Buffers(msgspec.Struct, array_like=True):
@@ -96,9 +110,9 @@ def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
     kind, rest = _parts(blob)
     if kind == KIND_PLAIN:
         return _decoded(rest)
-    if kind == KIND_COMPOSED:
-        return _decompose(rest, shared)
     try:
+        if kind == KIND_COMPOSED:
+            return _decompose(rest, shared)
         if kind == KIND_PICKLED:
             return pickle.loads(rest)
         head = _decode_buffers(rest)
@@ -107,8 +121,7 @@ def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
         if shared is None:
             raise UnreadableBlob("a value is in shared memory, and this process has none")
         memory = shared.get(head.file, head.length)
-        buffers = [memory[span.offset : span.offset + span.length] for span in head.spans]
-        return pickle.loads(head.pickled, buffers=buffers)
+        return pickle.loads(head.pickled, buffers=[span.of(memory) for span in head.spans])
     except UnreadableBlob:
         raise
     except Exception as error:  # the class is missing, or raises
@@ -120,9 +133,10 @@ def files_of(blob: Bytes) -> str | None:
     if not blob or blob[0] != KIND_WITH_BUFFERS:
         return None
     try:
-        return _decode_file(memoryview(blob)[1:]).file or None
-    except msgspec.DecodeError:
+        file = _decode_file(memoryview(blob)[1:]).file
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return file if is_file_name(file) else None
 
 
 # Values made of other blobs
@@ -134,10 +148,7 @@ def composed(template: Any, blobs: Sequence[bytes]) -> bytes:
 
 
 def _decompose(rest: memoryview, shared: SharedBuffers | None) -> Any:
-    try:
-        content = _decode_composed(rest)
-    except msgspec.DecodeError as error:
-        raise UnreadableBlob(f"a value cannot be read: {error}") from None
+    content = _decode_composed(rest)
 
     def value_of(code: int, data: memoryview) -> Any:
         if code == EXT_BLOB:
@@ -210,20 +221,24 @@ def _is_simple(array: Any) -> bool:
     return bool(dtype.kind in "biufc" and array.flags.c_contiguous and array.size and dtype.metadata is None)
 
 
-def _plainness_problem(value: Any, where: str) -> str:
-    """Why a value is not plain: its first part that is not."""
+def _plainness_problem(value: Any, where: str, depth: int = 0) -> str:
+    """Why a value is not plain: its first part that is not; empty if all of it is."""
+    if type(value) in (list, dict) and depth > MAX_DEPTH:
+        return f"{where} is nested more than {MAX_DEPTH} deep"
     if type(value) is dict:
         for name, inside in value.items():
             if type(name) is not str:
-                return f"{where} has the key {name!r} of type {type(name).__name__}; keys must be str"
-            if _bytes_of_arrays(inside) < 0:
-                return _plainness_problem(inside, f"{where}[{name!r}]")
+                return f"{where} has the key {shown(repr(name))} of type {type(name).__name__}; keys must be str"
+            if type(inside) not in _SCALARS and (found := _plainness_problem(inside, "", depth + 1)):
+                return f"{where}[{shown(repr(name))}]{found}"
+        return ""
     if type(value) is list:
         for index, inside in enumerate(value):
-            if _bytes_of_arrays(inside) < 0:
-                return _plainness_problem(inside, f"{where}[{index}]")
-    if type(value) in (list, dict):
-        return f"{where} is nested more than {MAX_DEPTH} deep"
+            if type(inside) not in _SCALARS and (found := _plainness_problem(inside, "", depth + 1)):
+                return f"{where}[{index}]{found}"
+        return ""
+    if _bytes_of_arrays(value) >= 0:
+        return ""
     return (
         f"{where} is of type {type(value).__name__}; plain are None, bool, int, float, str, bytes, list, dict and "
         "arrays of numbers"
@@ -241,7 +256,7 @@ def _decoded(rest: memoryview) -> Any:
     try:
         return _decode(rest)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise UnreadableBlob(f"a value cannot be read: {error}") from None
+        raise UnreadableBlob(f"a value cannot be read: {shown(str(error))}") from None
     except RecursionError:
         raise UnreadableBlob("a value is nested too deeply") from None
 
@@ -252,9 +267,15 @@ def array_as_ext(value: Any) -> Ext:
 
 
 def array_from_ext(data: memoryview) -> Any:
+    """Raises ValueError, whatever the bytes are."""
     import numpy
 
     dtype, shape, content = _decode_array(data)
+    size = _SIZES.get(dtype[1:])
+    if size is None or dtype[0] not in ("<>" if size > 1 else "|"):
+        raise ValueError(f"{dtype!r} is no type of simple numbers")
+    if prod(shape) * size != content.nbytes:
+        raise ValueError(f"an array of {dtype} in the shape {shape} does not have {content.nbytes} bytes")
     return numpy.frombuffer(content.toreadonly(), dtype).reshape(shape)
 
 
@@ -266,7 +287,81 @@ def _from_ext(code: int, data: memoryview) -> Any:
 
 _encode = Encoder(enc_hook=array_as_ext).encode
 _decode = Decoder(ext_hook=_from_ext).decode
-_decode_array = Decoder(tuple[str, list[int], memoryview]).decode
+_decode_array = Decoder(tuple[_Dtype, _Shape, memoryview]).decode
 _decode_buffers = Decoder(_Buffers).decode
 _decode_composed = Decoder(_Composed).decode
 _decode_file = Decoder(_FileOnly).decode
+
+
+# Values of clients: how many there are is checked before any is made
+
+MAX_CONTAINERS, MAX_VALUES = 100_000, 2_000_000
+"""Lists and mappings in one body of a client, and all values in it. An empty list takes one byte of a body and 64 of
+memory; many numbers belong into an array."""
+UNCHECKED_BYTES = 64 * 1024
+"""A shorter body cannot have too many."""
+_RUN = re.compile(
+    rb"(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1].{2}|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8}|"
+    + b"|".join(b"\\x%02x.{%d}" % (0xA0 + length, length) for length in range(32))
+    + b")++",
+    re.DOTALL,
+)
+"""Numbers, constants and short strings of msgpack, as many as follow each other."""
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
+"""Of byte strings, longer strings and extensions, which are passed over."""
+_COUNT_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+"""Of lists and mappings with more than 15 values."""
+_STRINGS = re.compile(rb'"[^"]*+"')
+_PIECE = 1 << 20
+
+
+def check_counts(blob: Bytes) -> None:
+    """Raise `UnreadableBlob` if a plain blob has too many values to be decoded."""
+    if len(blob) <= UNCHECKED_BYTES:
+        return
+    data, at, containers, values = bytes(blob), 1, 0, 0
+    while at < len(data):
+        run = _RUN.match(data, at)
+        if run is not None:
+            at = run.end()
+            continue
+        code = data[at]
+        if code in _LENGTH_BYTES:
+            start = at + 1 + _LENGTH_BYTES[code]
+            at = start + int.from_bytes(data[at + 1 : start], "big") + (code in (0xC7, 0xC8, 0xC9))
+        elif 0xD4 <= code <= 0xD8:
+            at += 2 + (1 << code - 0xD4)
+        else:
+            start = at + 1 + _COUNT_BYTES.get(code, 0)
+            values += int.from_bytes(data[at + 1 : start], "big") if start > at + 1 else code & 0x0F
+            containers, at = containers + 1, start
+            _check(containers, values)
+
+
+def check_counts_of_json(body: Bytes) -> None:
+    """The same for JSON."""
+    if len(body) <= UNCHECKED_BYTES:
+        return
+    data = bytes(body)
+    if data.count(b"[") + data.count(b"{") <= MAX_CONTAINERS and data.count(b",") <= MAX_VALUES:
+        return
+    # Strings may have brackets and commas of their own: count again without them, piece by piece to save memory.
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    _check(0, data.count(b'"') // 4)  # a name and a value
+    at = containers = values = 0
+    while at < len(data):
+        _check(containers, values)
+        end = at + _PIECE
+        if data.count(b'"', at, end) % 2:
+            end = data.find(b'"', end) + 1 or len(data)
+        piece = _STRINGS.sub(b"", data[at:end])
+        containers, values = containers + piece.count(b"[") + piece.count(b"{"), values + piece.count(b",")
+        at = end
+    _check(containers, values)
+
+
+def _check(containers: int, values: int) -> None:
+    if containers > MAX_CONTAINERS or values > MAX_VALUES:
+        raise UnreadableBlob(
+            f"there are more than {MAX_CONTAINERS} lists and mappings, or {MAX_VALUES} values; send numbers as an array"
+        )

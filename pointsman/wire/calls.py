@@ -1,12 +1,13 @@
 """A call as bytes: 4 bytes with the length of the head, the head, and the blobs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
+from pointsman.errors import shown
 from pointsman.wire.blobs import EXT_ARRAY, EXT_BLOB, Bytes, array_as_ext, array_from_ext, decode_value
 from pointsman.wire.shared_memory import SharedBuffers, UnreadableBlob
 
@@ -21,6 +22,8 @@ PIECES = "application/x-pointsman-pieces"
 """Pieces, each with its length in 4 bytes before it. None is in shared memory."""
 
 EXT_HANDLE = 3
+MAX_BLOBS = 10_000
+"""Of one call."""
 
 _encode = Encoder(enc_hook=array_as_ext).encode
 
@@ -64,11 +67,11 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     """A template that is a list."""
     kwargs: Raw = NO_KWARGS
     """A template that is a dict."""
-    blobs: list[int] = []
+    blobs: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_BLOBS)] = []
     """Their lengths; set by `encode_call`."""
     form: Form = "blob"
     request_id: str = ""
-    deadline_s: float | None = None
+    deadline_s: Annotated[float, Meta(ge=-1e13, le=1e13)] | None = None
     """Time left until the deadline; None if there is none."""
     priority: int = 0
     tenant: str = ""
@@ -94,8 +97,8 @@ def decode_call(body: Bytes) -> tuple[CallHead, list[memoryview]]:
     start = 4 + int.from_bytes(view[:4], "little")
     try:
         head = _decode_head(view[4:start])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableBlob(f"this is not a call: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableBlob(f"this is not a call: {shown(str(error))}") from None
     blobs = []
     for length in head.blobs:
         blobs.append(view[start : start + length])
@@ -126,10 +129,10 @@ def arguments(
     try:
         args = msgspec.msgpack.decode(head.args, ext_hook=value_of)
         kwargs = {} if head.kwargs == NO_KWARGS else msgspec.msgpack.decode(head.kwargs, ext_hook=value_of)
-    except (msgspec.DecodeError, ValueError, IndexError) as error:
-        raise UnreadableBlob(f"the arguments of {head.method} cannot be read: {error}") from None
+    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
+        raise UnreadableBlob(f"the arguments of {shown(head.method)} cannot be read: {shown(str(error))}") from None
     if type(args) is not list or type(kwargs) is not dict:
-        raise UnreadableBlob(f"the arguments of {head.method} must be a list and a dict")
+        raise UnreadableBlob(f"the arguments of {shown(head.method)} must be a list and a dict")
     return args, kwargs
 
 
@@ -144,8 +147,11 @@ def placeholder_of_handle(name: str, *, model: bool = False) -> Ext:
 
 
 def read_template(raw: Raw) -> Any:
-    """A template with `BlobAt` and `HandleAt` in it."""
-    return _decode_template(raw)
+    """A template with `BlobAt` and `HandleAt` in it. Raises `UnreadableBlob`."""
+    try:
+        return _decode_template(raw)
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        raise UnreadableBlob(f"a template cannot be read: {shown(str(error))}") from None
 
 
 def _reference(code: int, data: memoryview) -> Any:

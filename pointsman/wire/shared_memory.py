@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown
 
 
 class Unsendable(PointsmanError):
@@ -85,6 +85,13 @@ class Span(NamedTuple):
 
     offset: int
     length: int
+
+    def of(self, memory: memoryview) -> memoryview:
+        """The buffer, in the memory that has it. Raises `UnreadableBlob`."""
+        end = self.offset + self.length
+        if not 0 <= self.offset <= end <= memory.nbytes:
+            raise UnreadableBlob(f"a buffer of {self.length} bytes at {self.offset} is not in its shared memory")
+        return memory[self.offset : end]
 
 
 class _Kept:
@@ -162,8 +169,8 @@ class SharedBuffers:
 
     def get(self, name: str, length: int) -> memoryview:
         """The content of a file, mapped and read-only. Raises `UnreadableBlob`."""
-        if "/" in name or name.startswith("."):
-            raise UnreadableBlob(f'a blob names the file "{name}", which cannot be in shared memory')
+        if not is_file_name(name):
+            raise UnreadableBlob(f'a blob names the file "{shown(name)}", which cannot be in shared memory')
         path = f"{self._folder}/{name}"
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -181,7 +188,7 @@ class SharedBuffers:
 
     def remove(self, name: str) -> None:
         """Remove the public name of a file; mappings stay valid."""
-        if name and "/" not in name and not name.startswith("."):
+        if is_file_name(name):
             with suppress(OSError):
                 os.unlink(f"{self._folder}/{name}")  # noqa: PTH108
 
@@ -230,6 +237,11 @@ class SharedBuffers:
             if pid.isdecimal() and not _is_alive(int(pid)):
                 with suppress(OSError):
                     file.unlink()
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name can be that of a file in shared memory; other files must not be touched."""
+    return 0 < len(name) <= 100 and "/" not in name and "\0" not in name and not name.startswith(".")
 
 
 def _is_alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from tests.gateway.backends import (
     event,
     stream,
 )
-from tests.gateway.bed import Bed
+from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated, pieces
 from tests.gateway.wire import HEALTH, chat, post
@@ -333,3 +333,53 @@ def test_mutated_responses_over_sockets() -> None:
         run()
     finally:
         bed.close()
+
+
+def having(field: str) -> bytes:
+    return b'{"model": "m", %b}' % field.encode("latin-1")
+
+
+def told(setting: str) -> bytes:
+    return having(f'"pointsman": {{{setting}}}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"null", b"\xff", b"\0", b'{"model": "m"', b'{"model": "\\ud800"}', b'{"model": "\xff"}',
+        b"[" * 200_000, b'{"a":' * 200_000, having('"messages": ' + "[" * 200_000 + "]" * 200_000), b'{"model": NaN}',
+        having('"max_tokens": 1e400'), having('"max_tokens": 1.5'), having('"max_tokens": NaN'),
+        having(f'"max_tokens": {"9" * 5000}'), having('"pointsman": []'), told('"priority": 1e400'),
+        told(f'"priority": {"9" * 5000}'), told('"priority": []'), told('"deadline_ms": 1e400'),
+        told('"deadline_ms": NaN'),
+        told('"deadline_ms": Infinity'), told('"deadline_ms": -1'), told(f'"deadline_ms": {"9" * 400}'),
+        told('"timeout_s": 0'), told('"cost_budget": 1e16'), told('"session": "\\ud800"'), told('"session": "\\u0000"'),
+    ],
+    ids=lambda body: ascii(body[:60]),
+)  # fmt: skip
+def test_bodies_that_cannot_be_read(make_bed: MakeBed, body: bytes) -> None:
+    bed = make_bed()
+    backend, client = bed.backend(), bed.client()
+    got = client.fetch(post(body))
+    assert got.status == 400
+    assert len(got.body) < 1000
+    assert backend.received == []
+    assert client.stays_open()
+
+
+@pytest.mark.parametrize(
+    "number", ["nan", "inf", "-inf", "1e400", "9" * 200, "-1", "0", "1e15", "", "x", "0x10", "1_000"]
+)
+@pytest.mark.parametrize("header", ["deadline-ms", "timeout-s", "cost-budget"])
+def test_numbers_in_headers_that_cannot_be_read(make_bed: MakeBed, header: str, number: str) -> None:
+    got = make_bed().fetch(chat(f"x-pointsman-{header}: {number}"))
+    assert got.status == 400
+    assert header.replace("-", "_") in got.error["message"].replace("-", "_")
+
+
+def test_a_name_twice_in_a_body_has_its_last_value(make_bed: MakeBed) -> None:
+    """As the JSON parsers of engines read it."""
+    bed = make_bed()
+    bed.backend()
+    assert bed.fetch(post(b'{"model": "unknown", "model": "m"}')).status == 200
+    assert bed.fetch(post(b'{"model": "m", "model": "unknown"}')).status == 404

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import grpc
 import msgspec
 from google.protobuf import descriptor_pool, message_factory, struct_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
@@ -88,16 +90,27 @@ PredictRequest = _class("PredictRequest")
 PredictResponse = _class("PredictResponse")
 
 
+MAX_VALUES = 100_000
+"""Of an input that is sent as values: each is an object of its own. As JSON there may be more."""
+
+
 def plain(value: Any) -> Any:
-    """The value of a `google.protobuf.Value`. Its numbers are doubles; whole ones become integers."""
+    """The value of a `google.protobuf.Value`. Its numbers are doubles; whole ones become integers. Raises
+    `BadRequest`."""
+    return _plain(value, count(1))
+
+
+def _plain(value: Any, number: "count[int]") -> Any:
+    if next(number) > MAX_VALUES:
+        raise BadRequest(f"the input has more than {MAX_VALUES} values; send it as json")
     kind = value.WhichOneof("kind")
     if kind == "struct_value":
-        return {name: plain(one) for name, one in value.struct_value.fields.items()}
+        return {name: _plain(one, number) for name, one in value.struct_value.fields.items()}
     if kind == "list_value":
-        return [plain(one) for one in value.list_value.values]
+        return [_plain(one, number) for one in value.list_value.values]
     if kind == "number_value":
-        number = value.number_value
-        return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
+        given = value.number_value
+        return int(given) if given.is_integer() and abs(given) < 1 << 53 else given
     return None if kind in (None, "null_value") else getattr(value, kind)
 
 
@@ -185,7 +198,9 @@ class PredictService:
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        how = {"request_deserializer": PredictRequest.FromString, "response_serializer": _serialized}
+        how = {
+            "response_serializer": _serialized
+        }  # requests are read here, so that there is an answer if they cannot be
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -194,7 +209,7 @@ class PredictService:
             },
         )
 
-    async def predict(self, message: Any, context: Context) -> Any:
+    async def predict(self, message: bytes, context: Context) -> Any:
         call = GrpcCall(WHOLE)
         try:
             self._begin(call, message, context)
@@ -205,7 +220,7 @@ class PredictService:
             call.sink.leave()
         return call.response(f"[{','.join(pieces)}]" if call.sink.came_in_pieces else pieces[0])
 
-    async def predict_stream(self, message: Any, context: Context) -> None:
+    async def predict_stream(self, message: bytes, context: Context) -> None:
         call = GrpcCall(JSON)
         try:
             self._begin(call, message, context)
@@ -218,9 +233,13 @@ class PredictService:
         finally:
             call.sink.leave()
 
-    def _begin(self, call: GrpcCall, message: Any, context: Context) -> None:
+    def _begin(self, call: GrpcCall, body: bytes, context: Context) -> None:
         """Start the request. Raises `NotAnswered`."""
         applications = self._applications
+        try:
+            message = PredictRequest.FromString(body)
+        except DecodeError as error:
+            raise NotAnswered(400, f"this is not a PredictRequest: {shown(str(error))}") from None
         if len(message.application) > MAX_NAME:
             found = f"{len(message.application)} characters"
             raise NotAnswered(400, f"application: expected at most {MAX_NAME} characters, found {found}")

@@ -22,7 +22,18 @@ from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
 from pointsman.pipeline.graph import filled
 from pointsman.runtimes.interface import BackgroundTasks, SharedMemory
 from pointsman.wire import BLOB as BLOB_NAME
-from pointsman.wire import Form, UnreadableBlob, Unsendable, composed, decode_plain, encode_plain, files_of, placeholder
+from pointsman.wire import (
+    Form,
+    UnreadableBlob,
+    Unsendable,
+    check_counts,
+    check_counts_of_json,
+    composed,
+    decode_plain,
+    encode_plain,
+    files_of,
+    placeholder,
+)
 
 if TYPE_CHECKING:
     from pointsman.gateway.pipelines.request import PipelineRequest
@@ -126,17 +137,24 @@ def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes
 
 def _json(body: bytes | memoryview) -> Any:
     try:
+        check_counts_of_json(body)
         return msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {shown(str(error))}") from None
+    except UnreadableBlob as error:
+        raise BadRequest(str(error)) from None
 
 
 def _arguments(body: bytes | memoryview) -> Any:
     try:
+        check_counts(body)
         arguments = decode_plain(body)
-        return input_value(arguments["args"], arguments["kwargs"])
-    except (UnreadableBlob, LookupError, TypeError) as error:
-        raise BadRequest(f"the arguments cannot be read: {shown(str(error))}") from None
+    except UnreadableBlob as error:
+        raise BadRequest(f"the arguments cannot be read: {error}") from None
+    match arguments:
+        case {"args": list(args), "kwargs": dict(kwargs)} if all(type(name) is str for name in kwargs):
+            return input_value(args, kwargs)
+    raise BadRequest("the arguments cannot be read: expected a list as args, and a mapping with names as kwargs")
 
 
 JSON_TYPE = b"application/json"

@@ -267,11 +267,13 @@ class ModelCall:
         def value(part: BlobAt) -> Any:
             try:
                 return decode_plain(blobs[part.index])
-            except UnreadableBlob as error:
+            except (UnreadableBlob, IndexError) as error:
                 raise NotPlain(f"a model takes plain data (text, numbers, lists, mappings): {error}") from None
 
-        fields = filled(read_template(step.kwargs), value)
-        args = filled(read_template(step.args), value)
+        try:
+            fields, args = filled(read_template(step.kwargs), value), filled(read_template(step.args), value)
+        except UnreadableBlob as error:
+            raise NotPlain(str(error)) from None
         if args:
             fields[first] = args[0]
         if self._method == "chat" and isinstance(fields.get("messages"), str):

@@ -67,7 +67,9 @@ class GrpcBed:
         folder = NODES.parent
         plans = [load_application(text, folder) for text in (*(APP % (one, one) for one in METHODS), SHOP, PAIR)]
         self._ports = {"ingress": shop_ingress, "everything": everything}
-        self.gateway = thread.call(lambda: Gateway(GatewaySpec(listen="127.0.0.1:0"), thread.loop))
+        self.gateway = thread.call(
+            lambda: Gateway(GatewaySpec(listen="127.0.0.1:0", allowed_hosts=["gateway"]), thread.loop)
+        )
         self.applications = Applications(self.gateway)
         access = LocalReplicaAccess(shared, shared)
         access.secret, access.memory = SECRET, SharedFolder(shared)
