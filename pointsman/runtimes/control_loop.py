@@ -133,7 +133,7 @@ class ControlLoop:
                 case control.Launch():
                     self.tell(control.LaunchFailed(command.instance_id, why))
                 case control.Probe():
-                    self.tell(control.Silent(command.instance_id, why))
+                    self.tell(control.ProbeNotMade(command.instance_id, why))  # the instance is not at fault
                 case control.Terminate() | control.Kill():
                     self._clock.call_at(self._clock.now() + RETRY_S, self._try, command)
 

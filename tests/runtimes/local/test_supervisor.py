@@ -1,6 +1,7 @@
 """The supervisor as a real process with real children."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -114,7 +115,8 @@ def test_what_cannot_be_started_is_reported_with_the_reason(state: Path) -> None
     async def story() -> None:
         hold = await Hold.of(state)
         hold.link.start("a", ["/nowhere/engine"], {}, "/", hold.log("a"))
-        assert await hold.hear(ProcessFailed, "a") == ProcessFailed("a", "/nowhere/engine: No such file or directory")
+        why = "/nowhere/engine: No such file or directory"
+        assert await hold.hear(ProcessFailed, "a") == ProcessFailed("a", why, errno.ENOENT)
         await hold.start("b", SLEEP)
         hold.link.start("b", SLEEP, {}, "/", hold.log("b"))
         assert "it is running already" in (await hold.hear(ProcessFailed, "b")).why
