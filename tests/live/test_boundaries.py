@@ -2,6 +2,7 @@
 
 import json
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,3 +151,13 @@ def test_headers_for_the_gateway_do_not_reach_engines(tmp_path: Path, recorder: 
         assert KEY.encode() not in head
     finally:
         plane.close()
+
+
+# Files
+
+
+def test_the_files_of_a_plane_are_for_its_owner_only(plane: LivePlane) -> None:
+    status_of(plane, CHAT, body=BODY)
+    assert stat.S_IMODE(plane.state.stat().st_mode) == 0o700  # so other users reach no file in it
+    for name in ("admin.sock", "supervisor.sock", "secret"):
+        assert stat.S_IMODE((plane.state / name).stat().st_mode) == 0o600
