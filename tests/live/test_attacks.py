@@ -189,6 +189,8 @@ def array(dtype: str) -> msgspec.msgpack.Ext:
 
 
 ARGUMENTS: Mapping[str, Callable[[], Any]] = {
+    "a type that numpy cannot parse": lambda: array("(1,,2)i4"),
+    "a type of a million fields": lambda: array("i4," * 1_000_000),
     "objects": lambda: array("O"),
     "lists in lists": lambda: msgspec.Raw(b"\x91" * 100_000 + b"\xc0"),
 }
