@@ -170,7 +170,6 @@ class OverloadedForATime(Overloaded):
 class WrongKey(Overloaded):
     name = "401"
     what = "one engine answers every request with 401"
-    min_served = 0.9
     fault: ClassVar[Mapping[str, Any]] = {"fault": "status", "status": 401}
 
 

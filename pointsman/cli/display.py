@@ -18,6 +18,7 @@ _STATES = {
     "draining": "yellow",
     "stopping": "yellow",
     "unhealthy": "red",
+    "ejected": "red",
     "backing off": "red",
 }
 MAX_REASON = 120
@@ -56,7 +57,10 @@ class InstanceRow:
             return "given up"
         if self.phase == "backing off":
             return "waiting for a place" if self.unplaced else "waiting to restart"
-        return self.phase
+        until_s, paused_s = self._data.get("until_s"), self._data.get("paused_s")
+        if self.phase == "ejected" and until_s is not None:
+            return f"ejected, {duration(until_s)} left"
+        return self.phase if paused_s is None else f"{self.phase}, paused for {duration(paused_s)}"
 
     @property
     def short_reason(self) -> str:

@@ -173,6 +173,9 @@ class Deployments:
             return Lifecycle()
         if lifecycle.backoff_max_s < lifecycle.backoff_s:
             self._problems.add((*path, "backoffMax"), f"must be at least backoff, which is {lifecycle.backoff_s:g}s")
+        if lifecycle.ejection_max_s < lifecycle.ejection_s:
+            least = f"must be at least ejection, which is {lifecycle.ejection_s:g}s"
+            self._problems.add((*path, "ejectionMax"), least)
         return lifecycle
 
 

@@ -2,7 +2,7 @@
 
     (wanted) -> starting -> ready -> draining -> stopping -> (gone)
                     ^         |                     |
-                    |      unhealthy -> stopping    |
+                    |      unhealthy, ejected -> stopping
                     |                       |       |
                     +---- backing off <-----+-------+  crashed, hung, or never ready: the reason and a count are kept
 
@@ -147,8 +147,11 @@ def _silent(event: events.Silent, turn: Transition) -> None:
             why = Reason("probes-failed", {"probes": instance.failed_probes, "why": event.why})
             transition.give_up(turn, instance, why)
     elif instance.serving is not None:
-        why = Reason("requests-and-probe-failed", {"before": instance.reason, "why": event.why})
-        transition.give_up(turn, instance, why)
+        if instance.phase is Phase.EJECTED:
+            transition.stay_ejected(turn, instance, event.why)
+        else:
+            why = Reason("requests-and-probe-failed", {"before": instance.reason, "why": event.why})
+            transition.give_up(turn, instance, why)
     elif instance.endpoint is not None:
         instance.failures += 1
         instance.reason = Reason("endpoint-silent", {"why": event.why})
@@ -170,6 +173,12 @@ def _requests_fail(event: events.RequestsFail, turn: Transition) -> None:
         transition.give_up(turn, instance, Reason("requests-fail-again", {"why": event.why}))
     else:
         transition.doubt(turn, instance, Reason("requests-fail", {"why": event.why}))
+
+
+def _stands_out(event: events.StandsOut, turn: Transition) -> None:
+    instance = turn.find(event.instance_id)
+    if instance is not None and instance.phase is Phase.READY:
+        transition.stands_out(turn, instance, event.why, contradicted=event.contradicted)
 
 
 def _drained(event: events.Drained, turn: Transition) -> None:
@@ -197,6 +206,7 @@ HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None
     events.Silent: _silent,
     events.ProbeNotMade: _probe_not_made,
     events.RequestsFail: _requests_fail,
+    events.StandsOut: _stands_out,
     events.Drained: _drained,
     events.ControllerTimer: _timer_fired,
 }
@@ -274,6 +284,7 @@ class Controller:
         if turn.changed:
             turn.changed = False
             transition.resume_rollouts(turn)
+            transition.recall_ejected(turn)
             desired = state.desired or Desired()
             for instance in state.instances.values():
                 instance.outdated = None

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pointsman.parameters import Count, Time
+from pointsman.parameters import Count, Part, Time
 from pointsman.placement.asks import Ask
 
 
@@ -28,6 +28,13 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_s: Time = 60.0
     start_attempts: Count = 3
     """Failed starts in a row after which a rollout is stopped, if instances of the earlier recipe serve."""
+    ejection_s: Time = 5.0
+    """How long an instance with more errors than its peers gets no requests; doubles each time, and is reset after
+    `ejection_max_s` without one."""
+    ejection_max_s: Time = 300.0
+    max_ejected: Part = 0.5
+    """Maximum share of a deployment's instances that are ejected at once; one may always be, if there are others. 0:
+    none is."""
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):

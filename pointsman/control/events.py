@@ -107,6 +107,15 @@ class RequestsFail(ControllerEvent, frozen=True):
     why: str
 
 
+class StandsOut(ControllerEvent, frozen=True):
+    """An instance has more errors than its peers for the same traffic."""
+
+    instance_id: str
+    why: Reason
+    contradicted: bool
+    """Peers have served requests that it answered with errors; else the requests may be at fault."""
+
+
 class Drained(ControllerEvent, frozen=True):
     """No request is in flight on an instance any more."""
 

@@ -15,8 +15,14 @@
     ready           RequestsFail again, within probe_interval       stopping: Withdraw, Terminate
     unhealthy       Answered, with real work done                   ready: Update (as before)
     unhealthy       Silent                                          stopping: Withdraw, Terminate
-    ready, unh.     Exited                                          backing off: Withdraw
-    ready, unh.     it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
+    ready           StandsOut, and enough others are ready          ejected: Update (nothing new)
+    ready           StandsOut, and no peer contradicts it           ejected: Update (nothing new), Probe (readiness)
+    ejected         ejection, or no other is ready                  ejected: Probe (readiness)
+    ejected         Answered, with real work done                   ready: Update (as before)
+    ejected         Silent                                          ejected, for longer
+    ejected         failures_until_unhealthy times Silent           stopping: Withdraw, Terminate
+    in service      Exited                                          backing off: Withdraw
+    in service      it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
     draining        Drained; drain_timeout, unless in no hurry      stopping: Withdraw, Terminate
     draining        it was one too many, and is wanted after all    ready: Update (as before)
     draining        Exited                                          (gone): Withdraw
@@ -57,6 +63,7 @@ class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
     UNHEALTHY = "unhealthy"
+    EJECTED = "ejected"
     DRAINING = "draining"
     STOPPING = "stopping"
     BACKING_OFF = "backing off"
@@ -171,6 +178,12 @@ class Instance(msgspec.Struct, kw_only=True):
     """Time in this phase before probes that the runtime could not make: it says nothing about the instance."""
     doubted: bool = False
     """Requests failed on this process before, and a probe succeeded after that."""
+    ejections: int = 0
+    """In a row, of this process: the time doubles with each."""
+    ejected_for_s: float = 0.0
+    """How long it gets no requests; 0 until a probe that was made at once ends."""
+    recalled: bool = False
+    """It was probed before its time, as no other instance was ready."""
     killed: bool = False
     renewing: bool = False
     """It is launched again as soon as its process has ended."""
@@ -196,7 +209,8 @@ class Instance(msgspec.Struct, kw_only=True):
     @property
     def may_stay(self) -> bool:
         """Whether it drains only because there were too many, and still serves."""
-        return self.in_no_hurry and self.phase is Phase.DRAINING and self.serving is not None and not self.doubted
+        is_sound = not self.doubted and not self.ejections
+        return self.in_no_hurry and self.phase is Phase.DRAINING and self.serving is not None and is_sound
 
     @property
     def foreign(self) -> bool:
@@ -223,6 +237,9 @@ class Instance(msgspec.Struct, kw_only=True):
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s + self.unseen_s
+        if self.phase is Phase.EJECTED and not self.probing:
+            again = 0.0 if self.probed_at is None else self.probed_at + limits.probe_interval_s
+            return max(self.since + self.ejected_for_s, again)
         if self.phase is Phase.DRAINING and self.serving is not None and not self.in_no_hurry:
             return self.since + limits.drain_timeout_s
         if self.phase is Phase.STOPPING and not self.killed:
@@ -283,6 +300,7 @@ class Instance(msgspec.Struct, kw_only=True):
             max_concurrency=limit,
             labels=labels,
             can_accept_request=accepting,
+            closed=self.reason if self.phase is Phase.EJECTED else None,
         )
 
 

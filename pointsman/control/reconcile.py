@@ -70,7 +70,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
+WORTH = (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF, Phase.DRAINING)
 """Phases of instances to keep when there are too many, best first."""
 
 DRAIN_ASKED = Reason("drain-asked")

@@ -117,5 +117,6 @@ def _instance_status(instance: InstanceStatus, load: Mapping[str, Any], now: flo
         "cause": None if instance.reason is None else instance.reason.as_dict(),
         "place": "" if instance.place is None else str(instance.place),
         "since_s": round(now - instance.since, 3),
+        "until_s": None if instance.until is None else round(max(instance.until - now, 0.0), 3),
         **load,
     }

@@ -134,7 +134,7 @@ def launch(turn: Transition, instance: Instance) -> None:
         instance.reason = None  # it was that there is no place, or that it could not be launched
     instance.place, instance.unplaced_since, instance.hindered = place, None, False
     turn.enter(instance, Phase.STARTING)
-    instance.host, instance.port, instance.process, instance.doubted = "", 0, None, False
+    instance.host, instance.port, instance.process, instance.doubted, instance.ejections = "", 0, None, False, 0
     instance.launched_at, instance.start_up_s = turn.now, None
     if instance.renewing:
         instance.renewing, instance.reason = False, None
@@ -250,6 +250,69 @@ def doubt(turn: Transition, instance: Instance, why: Reason) -> None:
     probe(turn, instance)
 
 
+def stands_out(turn: Transition, instance: Instance, why: Reason, *, contradicted: bool) -> None:
+    """It has more errors than its peers: send it no new requests for a time, if enough others take them.
+
+    If no peer contradicts it, its requests may be at fault: it comes back as soon as a readiness probe succeeds.
+    """
+    limits = instance.spec.lifecycle
+    peers = [one for one in turn.state.instances.values() if one.deployment == instance.deployment]
+    ready = sum(one.phase is Phase.READY for one in peers)
+    ejected = sum(one.phase is Phase.EJECTED for one in peers)
+    if ready < 2 or not limits.max_ejected or ejected >= max(int((ready + ejected) * limits.max_ejected), 1):
+        facts = {"why": why, "ready": ready, "ejected": ejected, "max_ejected": limits.max_ejected}
+        instance.reason = Reason("not-ejected", facts)
+        return
+    if turn.now - instance.since >= limits.ejection_max_s:
+        instance.ejections = 0
+    instance.recalled = False
+    if contradicted:
+        _eject(turn, instance, why)
+    else:
+        _enter_ejected(turn, instance, why, 0.0)
+        probe(turn, instance)
+
+
+def _eject(turn: Transition, instance: Instance, why: Reason) -> None:
+    limits, doublings = instance.spec.lifecycle, min(instance.ejections, 60)
+    instance.ejections += 1
+    _enter_ejected(turn, instance, why, min(limits.ejection_s * 2.0**doublings, limits.ejection_max_s))
+
+
+def _enter_ejected(turn: Transition, instance: Instance, why: Reason, for_s: float) -> None:
+    turn.enter(instance, Phase.EJECTED)
+    instance.ejected_for_s = for_s
+    facts = {"why": why, "for_s": for_s, "until": turn.now + for_s, "times": instance.ejections}
+    instance.reason = Reason("ejected", facts)
+    turn.publish(instance)
+
+
+def stay_ejected(turn: Transition, instance: Instance, probe_error: str) -> None:
+    """A probe at the end of its ejection has failed: it does not come back, and is given up after some of them."""
+    before = instance.reason
+    while before is not None and before.code in ("ejected", "requests-and-probe-failed"):
+        before = before.facts["why" if before.code == "ejected" else "before"]
+    why = Reason("requests-and-probe-failed", {"before": before, "why": probe_error})
+    failed_probes = instance.failed_probes
+    if failed_probes >= instance.spec.lifecycle.failures_until_unhealthy:
+        give_up(turn, instance, why)
+    else:
+        _eject(turn, instance, why)
+        instance.failed_probes = failed_probes
+
+
+def recall_ejected(turn: Transition) -> None:
+    """Probe ejected instances now, once, where no other is ready: a doubtful instance is better than none."""
+    instances = turn.state.instances.values()
+    ready = {one.deployment for one in instances if one.phase is Phase.READY}
+    for instance in instances:
+        if instance.phase is Phase.EJECTED and instance.deployment not in ready and not instance.recalled:
+            instance.recalled = True
+            turn.touched.add(instance.id)
+            if not instance.probing:
+                probe(turn, instance)
+
+
 def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = False) -> None:
     """It does not work: restart it. An external server is only taken out of service, and probed with backoff."""
     turn.fail(instance, why)
@@ -316,7 +379,7 @@ def _older_remain(turn: Transition, instance: Instance) -> bool:
 def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: bool = False) -> None:
     """It is not wanted any more."""
     instance.leaving, instance.reason, instance.in_no_hurry = True, why, in_no_hurry
-    if instance.phase in (Phase.READY, Phase.UNHEALTHY) and instance.serving is not None:
+    if instance.phase in (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED) and instance.serving is not None:
         drain(turn, instance)
     elif instance.phase is Phase.BACKING_OFF or (instance.endpoint is not None and instance.serving is None):
         turn.remove(instance)
@@ -382,6 +445,8 @@ def _phase_is_over(turn: Transition, instance: Instance) -> None:
         drained(turn, instance, Reason("drain-timeout", facts))
     elif instance.phase is Phase.STOPPING:
         turn.kill(instance)
+    elif instance.phase is Phase.EJECTED:
+        probe(turn, instance)
     else:
         instance.restarts += not (instance.unplaced or instance.hindered)
         launch(turn, instance)

@@ -186,6 +186,15 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         {(*one, ("instance", who)): n for one, counters in counted for who, n in sorted(counters.retries.items())},
     )
     page.counter(
+        "closed_instances",
+        "Times that an instance got no requests for a time, because it was paused or ejected.",
+        {
+            (*one, ("instance", who), ("why", why)): n
+            for one, counters in counted
+            for (who, why), n in sorted(counters.closed.items())
+        },
+    )
+    page.counter(
         "policy_errors",
         "Exceptions and broken promises of policies and plugins.",
         {

@@ -17,7 +17,7 @@ from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
 from pointsman.http.responses import PROGRESS_BYTES, ResponseHead
 from pointsman.http.responses import retry_after_s as asked_pause_s
 from pointsman.reasons import Reason
-from pointsman.routing.endpoints import ACCEPTS, IS_FULL, LIMIT_IF_UNKNOWN
+from pointsman.routing.endpoints import ACCEPTS, LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
 from pointsman.routing.outliers import FAILED, Doubt, kind_of
 from pointsman.runtimes.traffic import accepting, settle, unavailability
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Statuses of an instance after which another one is always tried."""
-KEPT = (Outcome.EVICTED_OTHER, Outcome.REJECTED_CAPACITY)
+KEPT = frozenset(
+    {
+        Outcome.REJECTED_CAPACITY,
+        Outcome.EVICTED_TTL,
+        Outcome.EVICTED_NO_ENDPOINTS,
+        Outcome.EVICTED_NOT_SENT,
+        Outcome.EVICTED_OTHER,
+    }
+)
 """Refusals in place of which the client gets the answer of an instance, if there is one."""
 
 MAX_RETRY_AFTER_S = 600
@@ -143,12 +151,10 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         if takes_no_more or status < 500:
             self._kept = KeptAnswer(self.instance_id, head, body)
         self.let_go()
-        self._came_to_nothing(why, may_retry=True, doubt=doubt, waits=status in retried)
+        self._came_to_nothing(why, may_retry=True, doubt=doubt)
         return True
 
-    def _came_to_nothing(
-        self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None, waits: bool = True
-    ) -> None:
+    def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
         """This try has failed, or was answered with an error. The dispatcher decides what happens now. `local`: what is
         wrong on this side, which is no evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
@@ -160,7 +166,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         doubt = doubt or Doubt(self.instance_id, FAILED)  # it may be on another instance before this returns
         self._doubts += (doubt,)
         retry = may_retry and self.upstream.retries.allows(now)
-        lane.tell(Failed(request_id, why, retry=retry, answered=self._kept is not None, waits=waits))
+        lane.tell(Failed(request_id, why, retry=retry, answered=self._kept is not None))
         lane.failed(doubt.instance_id, why, doubt.kind)
 
     def _judge(self, status: int) -> None:
@@ -217,17 +223,17 @@ class RefusedAnswer(NamedTuple):
 def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
     """Whether another instance is asked about an error that may be the client's.
 
-    None is if one was asked before, if no other has room, or if failures may need the retries that are left.
+    None is if one was asked before, if no other takes requests, or if failures may need the retries that are left.
     """
     lane, now, model = one.lane, time.monotonic(), one.request.model_name
     if one._kept is not None:
         return False
     tried = {doubt.instance_id, *(earlier.instance_id for earlier in one._doubts)}
     roster = lane.dispatcher.fleet.roster
-    accepts, is_full = roster.column(ACCEPTS), roster.column(IS_FULL)
+    accepts = roster.column(ACCEPTS)
     return (
         any(
-            accepts[row] and not is_full[row] and endpoint.serves(model) and str(endpoint) not in tried
+            accepts[row] and endpoint.serves(model) and str(endpoint) not in tried
             for row, endpoint in enumerate(roster)
         )
         and one.upstream.retries.has_spare(now)

@@ -177,6 +177,11 @@ def _instance_failed(facts: Facts) -> str:
     return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
 
 
+def _closed_for(facts: Facts) -> str:
+    left = f"{facts['left_s']:.3g} s of {facts['for_s']:.3g} s left" if "left_s" in facts else f"{facts['for_s']:g} s"
+    return f"{left}{', time {times} in a row'.format(**facts) if facts.get('times', 0) > 1 else ''}: {facts['why']}"
+
+
 def _stands_out(facts: Facts) -> str:
     kind, share = facts["kind"], "{errors} of {results} requests".format(**facts)
     what = f"{share} failed on it" if kind == "failed" else f"it answered {kind} to {share}"
@@ -236,7 +241,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
     "other-model": Phrase("serving another model"),
     "not-accepting": Phrase("not accepting requests"),
-    "paused": Phrase("paused", "{left_s:.3g} s of {for_s:.3g} s left: {why}"),
+    "paused": Phrase("paused", _closed_for),
+    "ejected": Phrase("ejected", _closed_for),
     "full": Phrase("full", "{load:g} of {limit:g} requests"),
     "over-budget": Phrase("over budget", "would cost {cost:.3g} of {budget:.3g} (inf: unknown)"),
     "too-slow": Phrase("too slow", "{expected_ms:.0f} ms expected, {left_ms:.0f} ms left"),
@@ -401,6 +407,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "requests-fail-again": "requests fail on it, although probes do not: {why}",
     "requests-and-probe-failed": "{before}; and a probe failed: {why}",
     "stands-out": _stands_out,
+    "not-ejected": "{why}; not ejected: {ready} are ready, {ejected} ejected (maxEjected {max_ejected:g})",
     "endpoint-silent": "does not answer: {why}",
     "not-ready-yet": "not ready yet: {probe}",
     "to-be-replaced": "to be replaced: {why}",

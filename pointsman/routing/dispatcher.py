@@ -162,10 +162,8 @@ class RequestEvents:
                 sent.pool.queue.ended(item, 0)
                 self._table.refuse_unordered(item.request, error, now, commands)
             self._sender.send_waiting(sent.pool, now, commands)
-            if event.waits or sent.pool.queue.cancel(item.request.request_id) is None:
-                return
-        else:
-            sent.pool.queue.ended(item, 0)
+            return
+        sent.pool.queue.ended(item, 0)
         if local:
             why = Reason("not-sent", {"instance": instance_id, "cause": local, "error": event.why})
             self._table.refuse(item.request, Refusal(Outcome.EVICTED_NOT_SENT, why), now, commands)
@@ -221,12 +219,16 @@ class InstanceEvents:
         self._sender.room_on(endpoint, now, commands)
 
     def changed(self, event: Changed, now: float, commands: list[DispatcherCommand]) -> None:
+        closed = event.instance.closed
+        if closed is not None and self._fleet[event.instance.instance_id].instance.can_accept_request:
+            self._journal.counters.closed[event.instance.instance_id, closed.code] += 1
         endpoint = self._fleet.update(event.instance)
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
     def paused(self, event: Paused, now: float, commands: list[DispatcherCommand]) -> None:
         facts = {"until": event.until, "for_s": round(event.until - now, 3), "why": event.why}
+        self._journal.counters.closed[event.instance_id, "paused"] += 1
         pause(self._fleet, event.instance_id, event.until, Reason("paused", facts))
         for pool in self._pools.waiting():
             self._sender.refuse_paused(pool, now, commands)

@@ -114,8 +114,6 @@ class Failed(DispatcherEvent, frozen=True):
     answered: bool = False
     """Its client gets what the instance answered, unless another one can be asked: it does not wait for a pause to
     end."""
-    waits: bool = True
-    """False: it is sent to another instance at once, or not again."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):

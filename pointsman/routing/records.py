@@ -92,6 +92,8 @@ class Counters:
         """How requests ended: served, or the outcome of their refusal."""
         self.retries: Counter[str] = Counter()
         """Failed tries, by instance."""
+        self.closed: Counter[tuple[str, str]] = Counter()
+        """How often an instance was closed for a time, by instance and code of the reason."""
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
@@ -123,6 +125,8 @@ class Counters:
             self._account(strategy, DEPARTED).add(self.accounts.pop((strategy, instance)))
         if instance_id in self.retries:
             self.retries[DEPARTED] += self.retries.pop(instance_id)
+        for instance, code in [key for key in self.closed if key[0] == instance_id]:
+            self.closed[DEPARTED, code] += self.closed.pop((instance, code))
 
     def as_dict(self) -> dict[str, Any]:
         strategies, instances = self._summed(0), self._summed(1)

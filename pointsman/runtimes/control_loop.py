@@ -96,9 +96,9 @@ class ControlLoop:
             self._failed(TASK, error, RETRY_S)
             self._wake_at(self._clock.now() + RETRY_S)  # the command that sets the timer may be lost
 
-    def requests_fail(self, instance_id: str, why: str) -> None:
-        """Requests fail in a row on an instance. Its controller hears of it soon: the sender is still at work."""
-        self._clock.call_soon(self.tell, control.RequestsFail(instance_id, why))
+    def tell_soon(self, event: control.ControllerEvent) -> None:
+        """The same, when what happens now has ended: a sender of requests is still at work."""
+        self._clock.call_soon(self.tell, event)
 
     def unavailability(self, deployment: str, start_up_s: float | None) -> Unavailable:
         members = [one for one in self.controller.instances() if one.deployment == deployment]

@@ -216,7 +216,10 @@ class Plane:
             await runtime.close()
             raise
         self._is_running = True
-        self.traffic.hooks.failing = self.control.requests_fail
+        self.traffic.hooks.failing = lambda *told: self.control.tell_soon(control.RequestsFail(*told))
+        self.traffic.hooks.standing_out = lambda found: self.control.tell_soon(
+            control.StandsOut(found.instance_id, found.reason, contradicted=found.contradicted > 0)
+        )
         self.traffic.hooks.unavailability = self.control.unavailability
         self.traffic.hooks.failed = runtime.tasks.failed
         self.scaling.open(runtime.targets)

@@ -24,9 +24,11 @@ from pointsman.control.events import (
     ProbeNotMade,
     RequestsFail,
     Silent,
+    StandsOut,
 )
 from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.control.reconcile import What, reconcile
+from pointsman.reasons import Reason
 from tests.control.worlds import World, about, adopted, deployment, launched, server, wish, with_lifecycle
 
 IDS = ["m-1", "m-2", "m-3", "m-4", "x-1", "x-2", "gpu", "m-gpu", "x-gpu", "m-gpu-2", "unknown"]
@@ -137,6 +139,18 @@ class Fire(RuleBasedStateMachine):
     @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail]))
     def go_wrong(self, instance_id: str, kind: Any) -> None:
         self.tell(kind(instance_id, "bad luck"))
+
+    @rule(instance_id=st.sampled_from(IDS), contradicted=st.booleans())
+    def stand_out(self, instance_id: str, contradicted: bool) -> None:
+        """Never the last one that is ready, and never too many."""
+        before = [one for one in self.world.controller.instances() if one.phase is Phase.READY]
+        self.tell(StandsOut(instance_id, Reason("stands-out"), contradicted))
+        there = self.world.controller.instances()
+        for name in {one.deployment for one in before}:
+            phases = Counter(one.phase for one in there if one.deployment == name)
+            assert phases[Phase.READY]
+            if any(one.id == instance_id and one.phase is Phase.EJECTED for one in there):
+                assert phases[Phase.EJECTED] <= max(1, phases[Phase.READY])
 
     @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Drained, DrainAsked]))
     def drain(self, instance_id: str, kind: Any) -> None:

@@ -45,6 +45,8 @@ QUICK = Lifecycle(
     stop_grace_s=10.0,
     backoff_s=1.0,
     backoff_max_s=50.0,
+    ejection_s=5.0,
+    ejection_max_s=40.0,
 )
 
 

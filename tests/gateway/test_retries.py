@@ -5,9 +5,11 @@ import time
 import pytest
 
 from pointsman.gateway.upstream import LATELY_S, RetryBudget
+from pointsman.routing.outliers import Doubt, Outlier
 from tests.gateway.backends import (
     OK,
     Backend,
+    BackendConnection,
     Gate,
     Script,
     answer,
@@ -374,12 +376,20 @@ def test_an_error_on_which_instances_agree_is_the_clients(bed: Bed) -> None:
     assert bed.gateway.metrics.of("chat").statuses == {400: 200}
 
 
-def test_an_error_is_passed_on_if_no_other_instance_has_room(make_bed: MakeBed) -> None:
+def test_an_error_is_passed_on_if_no_other_instance_takes_requests(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    bed.backend(busy(status=404))
+    bed.backend(can_accept_request=False)
+    assert bed.fetch(chat("x-request-id: it")).status == 404
+    assert bed.record("it").state == "served"
+
+
+def test_an_error_is_passed_on_if_no_other_instance_has_room_in_time(make_bed: MakeBed) -> None:
     bed = make_bed({}, FIFO)
     bed.backend(busy(status=404))
     bed.backend(max_concurrency=1, current_load=1)
-    assert bed.fetch(chat("x-request-id: it")).status == 404
-    assert bed.record("it").state == "served"
+    got = bed.fetch(chat("x-request-id: it", "x-pointsman-timeout-s: 0.2"))
+    assert (got.status, got.json(), got.header("x-pointsman-instance")) == (404, {"error": "busy"}, "chat-0")
 
 
 def test_an_error_is_passed_on_if_another_instance_fails(make_bed: MakeBed) -> None:
@@ -398,3 +408,72 @@ def test_second_opinions_leave_half_of_the_retry_budget(make_bed: MakeBed) -> No
         assert bed.fetch(chat()).status in (401, 403)
     assert sum(received(*backends)) == 24
     assert [bed.gateway.upstream.retries.allows(time.monotonic()) for _ in range(3)] == [True, True, False]
+
+
+# Instances that stand out
+
+
+def picky(connection: BackendConnection) -> None:
+    """Answers bad requests with 400, as any engine does."""
+    while (request := connection.request()) is not None:
+        connection.send(answer({"error": "bad"}, 400) if b"very bad" in request.body else OK)
+
+
+def outliers_of(bed: Bed) -> list[Outlier]:
+    found: list[Outlier] = []
+    bed.gateway.traffic.hooks.standing_out = found.append
+    return found
+
+
+@pytest.mark.parametrize("tries", [5, 1])
+def test_one_client_with_bad_requests_on_one_instance_does_not_make_it_stand_out(make_bed: MakeBed, tries: int) -> None:
+    """Without second opinions it is reported after twenty errors, and the controller then probes it."""
+    bed = make_bed({"upstream": {"maxTries": tries}}, FIFO)
+    bed.backend(picky)
+    for _ in range(3):
+        bed.backend(picky, current_load=100)
+    found = outliers_of(bed)
+    client = bed.client()
+    for number in range(100):
+        client.fetch(chat(messages=[{"role": "user", "content": "very bad"}]))
+        if number % 4 == 0:
+            assert client.fetch(chat()).status == 200
+    if tries > 1:
+        assert found == []
+    else:
+        assert {(one.instance_id, one.contradicted) for one in found} <= {("chat-0", 0)}
+
+
+def test_an_instance_that_answers_with_errors_where_others_do_not_stands_out(make_bed: MakeBed) -> None:
+    bed = make_bed({}, FIFO)
+    bed.backend(busy(status=403))
+    for _ in range(3):
+        bed.backend(current_load=100)
+    found = outliers_of(bed)
+    client = bed.client()
+    assert {client.fetch(chat()).status for _ in range(20)} == {200}
+    assert {one.instance_id for one in found} == {"chat-0"}
+    assert found[0].kind == "403"
+    assert found[0].contradicted >= 3
+    assert found[0].results <= 10, "after a few requests"
+
+
+def test_a_stream_that_has_begun_contradicts_an_error(make_bed: MakeBed) -> None:
+    """Its end may be minutes away."""
+    bed = make_bed({}, FIFO)
+    bed.backend(busy(status=404))
+    bed.backend(hangs(stream(event(0))[:-5]), current_load=100)
+    client = bed.client()
+    client.send(chat(stream=True))
+    client.until(b"t0")
+    count = bed.lane().outliers._count(Doubt("chat-0", "404"))
+    assert (count.errors, count.contradicted) == (1, 1)
+
+
+def test_results_are_counted_for_good_requests_without_more_work(bed: Bed) -> None:
+    bed.backend()
+    client = bed.client()
+    for _ in range(5):
+        client.fetch(chat())
+    assert bed.lane().outliers.good == {"chat-0": 5}
+    assert bed.lane().outliers.streaks == {}
