@@ -14,7 +14,8 @@ SECONDS = {"instances": 10.0, "plane": 5.0}
 
 
 @pytest.mark.parametrize(
-    "name", ["instances", "429", "429-retry-after", "drip", "descriptors", "tasks", "plane", "supervisor"]
+    "name",
+    ["instances", "429", "429-retry-after", "401", "404", "400", "drip", "descriptors", "tasks", "plane", "supervisor"],
 )
 def test_guarantees_hold_under_a_fault(name: str, tmp_path: Path) -> None:
     outcome = run(name, Settings(seconds=SECONDS.get(name, 3.0), seed=7, clients=10), tmp_path)
