@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from pointsman.cli.manifest import add_file, read_manifest, show_changes
+from pointsman.cli.manifest import add_file, as_json, read_manifest, show_changes
 from pointsman.cli.options import add_command, add_connection, time_span
 
 EXAMPLE = """\
@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> int:
     client = client_of(args)
     answer = client.post("apply", body=manifest)
     if not args.json:
-        show_changes(answer, "nothing has changed", plan.notes, args.file)
+        show_changes(answer, "nothing has changed", plan.warnings)
+    result: dict[str, Any] = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}
     if not args.wait:
         if args.json:
-            print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
+            print(json.dumps(result, indent=2, ensure_ascii=False))
         return 0
     from pointsman.cli.progress import wait_until_ready
 
     ready, status = wait_until_ready(client, args.timeout, sys.stderr if args.json else sys.stdout)
     if args.json:
-        result = {"changes": answer["changes"], "notes": plan.notes, "ready": ready, "status": status}
-        print(json.dumps(result, indent=2, ensure_ascii=False))
+        print(json.dumps(result | {"ready": ready, "status": status}, indent=2, ensure_ascii=False))
     elif not ready:
         late = f"not everything is ready after {duration(args.timeout)}"
         print(f"pointsman: {late}; the plane keeps trying, and pointsman status shows the progress", file=sys.stderr)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pointsman.cli.manifest import as_json
 from pointsman.cli.options import add_command, at_least_one, json_object
 
 CONFIG_EXAMPLE = """\
@@ -36,7 +37,8 @@ def _add_config(commands: Any) -> None:
         commands,
         "config",
         summary="check configuration files",
-        description="Load each file without starting anything. Prints every problem with its line, or a summary.",
+        description="Load each file without starting anything. Print every problem with its line, or a summary and "
+        "what is accepted without effect.",
         example=CONFIG_EXAMPLE,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EndpointPickerConfig or Pointsman YAML")
@@ -65,16 +67,16 @@ def _report(file: Path) -> dict[str, Any]:
         plan = load(file)
     except ConfigError as error:
         return {"file": str(file), "ok": False, "problems": msgspec.to_builtins(error.problems)}
-    return {"file": str(file), "ok": True, "builds": plan.summary(), "notes": list(plan.notes)}
+    return {"file": str(file), "ok": True, "builds": plan.summary(), "warnings": as_json(plan.warnings)}
 
 
 def _print(report: dict[str, Any]) -> None:
-    from pointsman.config import Problem
+    from pointsman.config import ConfigWarning, Problem
 
     if report["ok"]:
         print(f"{report['file']}: ok: {report['builds']}")
-        for note in report["notes"]:
-            print(f"{report['file']}: note: {note}")
+        for warning in report["warnings"]:
+            print(ConfigWarning(**warning))
         return
     problems = [Problem(**problem) for problem in report["problems"]]
     for problem in problems:

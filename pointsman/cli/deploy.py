@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pointsman.cli.manifest import add_file, read_manifest
+from pointsman.cli.manifest import add_file, as_json, read_manifest
 from pointsman.cli.options import add_command, add_connection, time_span
 
 if TYPE_CHECKING:
     from pointsman.cli.client import Client
+    from pointsman.config import ConfigWarning
 
 EXAMPLE = """\
 examples:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if args.url:
             raise
         raise NoPlane(error.found, f"start one with it: pointsman up {args.file}") from None
-    return follow(client, plan.applications[0].name, answer, args, plan.notes)
+    return follow(client, plan.applications[0].name, answer, args, plan.warnings)
 
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
@@ -70,14 +71,18 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 
 
 def follow(
-    client: "Client", name: str, answer: dict[str, Any], args: argparse.Namespace, notes: Sequence[str] = ()
+    client: "Client",
+    name: str,
+    answer: dict[str, Any],
+    args: argparse.Namespace,
+    warnings: "Sequence[ConfigWarning]" = (),
 ) -> int:
     """Print the changes and follow the rollout. 1 if it fails or is not ready in time."""
     if not args.json:
         print(answer["text"] if answer["changes"] else f"no changes: this version of {name} is already deployed")
-        for note in notes:
-            print(f"note: {note}")
-    result: dict[str, Any] = {"application": name, "changes": answer["changes"], "notes": list(notes)}
+        for warning in warnings:
+            print(warning)
+    result: dict[str, Any] = {"application": name, "changes": answer["changes"], "warnings": as_json(warnings)}
     code = 0
     if args.wait:
         problem, deployments = _wait(client, name, args.wait, sys.stderr if args.json else sys.stdout)

@@ -1,11 +1,12 @@
 """Manifests as arguments of commands: read once, and checked before a plane is asked to run them."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pointsman.config import PointsmanPlan
+    from pointsman.config import ConfigWarning, PointsmanPlan
 
 
 def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an application") -> None:
@@ -21,8 +22,15 @@ def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
     return {"text": text, "folder": folder, "file": str(file)}, load_manifest(text, folder, str(file))
 
 
-def show_changes(answer: dict[str, Any], none: str, notes: "tuple[str, ...]", file: Path) -> None:
-    """Print what changes and why, or `none`, and the notes for the author of the manifest."""
+def show_changes(answer: dict[str, Any], none: str, warnings: "Sequence[ConfigWarning]") -> None:
+    """Print what changes and why, or `none`, and what the author of the manifest should know."""
     print(answer["text"] if answer["changes"] else none)
-    for note in notes:
-        print(f"{file}: note: {note}")
+    for warning in warnings:
+        print(warning)
+
+
+def as_json(warnings: "Sequence[ConfigWarning]") -> list[dict[str, Any]]:
+    """With file, line, field and message."""
+    import msgspec
+
+    return [msgspec.to_builtins(warning) for warning in warnings]

@@ -5,7 +5,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pointsman.cli.manifest import add_file, read_manifest, show_changes
+from pointsman.cli.manifest import add_file, as_json, read_manifest, show_changes
 from pointsman.cli.options import add_command, add_connection
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
             start = f"pointsman up {args.file} would start one that listens on {plan.gateway.listen}"
             print(f"{error.found}; {start}, and:")
     if args.json:
-        print(json.dumps({"changes": answer["changes"], "notes": plan.notes}, indent=2, ensure_ascii=False))
+        result = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}
+        print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        show_changes(answer, "nothing would change", plan.notes, args.file)
+        show_changes(answer, "nothing would change", plan.warnings)
     return 0
 
 

@@ -10,6 +10,7 @@ from pointsman.cli.manifest import read_manifest
 from pointsman.cli.options import add_command, add_state, state_folder
 
 if TYPE_CHECKING:
+    from pointsman.config import PointsmanPlan
     from pointsman.config.revision import ManifestText
     from pointsman.gateway.embedded import Embedded
 
@@ -49,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None:
         written, plan = read_manifest(Path(args.file))
         manifest = ManifestText(**written)
-        for note in plan.notes:
-            print(f"{args.file}: note: {note}", file=sys.stderr)
+        _warn(plan)
     return uvloop.run(_up(manifest, args))
 
 
@@ -67,6 +67,8 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
         loop.add_signal_handler(number, embedded.ask_to_stop)
     view = JsonView(embedded) if args.json else ProgressView(embedded, began)
     await embedded.start(manifest)
+    if manifest is None:
+        _warn(embedded.plane.documents.plan_in_force)
     embedded.plane.listeners.append(view.changed)
     view.changed()
     await embedded.until_stopped()
@@ -74,6 +76,11 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     cut_off = await embedded.stop()
     view.stopped(cut_off)
     return 0
+
+
+def _warn(plan: "PointsmanPlan") -> None:
+    for warning in plan.warnings:
+        print(warning, file=sys.stderr)
 
 
 class ProgressView:

@@ -10,11 +10,11 @@ from pointsman.config.deployments import endpoint_engine, load_endpoints
 from pointsman.config.json_schema import json_schema
 from pointsman.config.loading import build_named, build_policy, load, load_manifest, load_picker
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
-from pointsman.config.problems import Problem
+from pointsman.config.problems import ConfigWarning, Problem
 
 __all__ = [
     "load", "load_picker", "load_manifest", "load_application", "load_endpoints",
     "build_policy", "build_named", "endpoint_engine",
     "PickerPlan", "DeploymentPlan", "ApplicationPlan", "PointsmanPlan",
-    "Problem", "json_schema",
+    "Problem", "ConfigWarning", "json_schema",
 ]  # fmt: skip

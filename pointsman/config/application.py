@@ -57,6 +57,7 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
         deployments = nodes.deployments()
     if len(problems):
         return None
+    nodes.check_code()
     return ApplicationPlan(
         name=document.name,
         graph=graph,
@@ -66,7 +67,7 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
         folder=str(folder),
         scaling=nodes.scaling.of_application,
         text=to_yaml(document.name, graph),
-        notes=tuple(nodes.notes()),
+        warnings=problems.warnings,
     )
 
 

@@ -44,7 +44,6 @@ class Plugins:
 
     def __init__(self, registry: Registry, problems: Problems) -> None:
         self.declared: dict[str, Declared] = {}
-        self.notes: list[str] = []
         self._registry = registry
         self._problems = problems
         self._built: dict[str, Any] = {}
@@ -61,7 +60,7 @@ class Plugins:
             message = f'there is already a plugin "{name}" on line {first}; give each its own name'
             self._problems.add((*path, "name") if spec.name else path, message)
         elif spec.type in ELSEWHERE and spec.type not in self._registry:
-            self.note(f"{name} is ignored: {ELSEWHERE[spec.type]}")
+            self._problems.warn(path, f"{name} has no effect: {ELSEWHERE[spec.type]}")
             self.declared[name] = Declared(name, path, ignored=True)
         else:
             found = self._registry.find(spec.type, self._problems, (*path, "type")) if spec.type else None
@@ -100,11 +99,6 @@ class Plugins:
     def incomplete(self) -> bool:
         """Whether a declared plugin could not be built."""
         return any(not one.ignored and self.get(one.name) is INVALID for one in self.declared.values())
-
-    def note(self, text: str) -> None:
-        """Add a note for the author of the document, once."""
-        if text not in self.notes:
-            self.notes.append(text)
 
     def exists(self, name: str, path: FieldPath) -> bool:
         """Whether a field refers to a declared plugin; reports it if not."""
@@ -147,11 +141,11 @@ class Plugins:
             return dict(one.parameters)
         if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
             if one.parameters:
-                self.note(f"{one.name}: its parameters are ignored; {kind.name} has none")
+                self._problems.warn((*one.path, "parameters"), f"these have no effect: {kind.name} has none")
             return {}
         elsewhere = [name for name in one.parameters if name in PARAMETERS_ELSEWHERE and name not in kind.parameters]
         for name in elsewhere:
-            self.note(f"{one.name}: {name} is ignored; each fact has one producer")
+            self._problems.warn((*one.path, "parameters", name), "has no effect: each fact has one producer")
         return {name: value for name, value in one.parameters.items() if name not in elsewhere}
 
 

@@ -49,7 +49,6 @@ class Deployments:
     """Builds the plans of all deployments, and reports their problems."""
 
     def __init__(self, problems: Problems, folder: Path) -> None:
-        self.notes: list[str] = []
         self._problems = problems
         self._folder = folder
         self._names = Names("deployment", problems)
@@ -70,15 +69,11 @@ class Deployments:
         how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
         ask = None
         if engine is not None and spec.placement is not INVALID:
-            ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"), self.notes)
+            ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"))
         written = self._problems.written((*path, "replicas"))
         scaled = scaling(spec.scaling, self._problems, (*path, "scaling"), replicas=spec.replicas if written else None)
         if len(self._problems):
             return None
-        if how.picker is not None:
-            self.notes += [f"{spec.name}: {note}" for note in how.picker.notes]
-        if scaled is not None:
-            self.notes += [f"{spec.name}: {note}" for note in scaled.notes]
         wanted = DesiredDeployment(
             name=spec.name,
             model=spec.model,
@@ -165,7 +160,8 @@ class Deployments:
             except ConfigError as error:
                 self._problems.take(problem for problem in error.problems if isinstance(problem, Problem))
         else:
-            self.notes.append(f"{spec.name}: there is no {file} yet; its endpoints join as soon as the file exists")
+            message = f"there is no {file} yet; its endpoints join as soon as the file exists"
+            self._problems.warn((*path, "endpointsFile"), message)
         return file
 
     def _lifecycle(self, lifecycle: Lifecycle, path: FieldPath) -> Lifecycle:
@@ -224,15 +220,13 @@ def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: F
     return None if made is INVALID else made
 
 
-def ask_of(
-    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
-) -> Ask | None:
+def ask_of(spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath) -> Ask | None:
     """An ask for an instance without a name; None if its need is unknown, or after reporting what is wrong."""
     selector = _selector(spec, problems, path)
     gpus = frozenset(
         found for index, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", index)))
     )
-    need = _need(spec, deployment, engine, problems, path, notes)
+    need = _need(spec, deployment, engine, problems, path)
     rules = {name: getattr(spec, name) for name in PlacementRules.__struct_fields__}
     if need is None or selector is None or INVALID in rules.values():
         return None
@@ -270,9 +264,7 @@ def _gpu(written: str, problems: Problems, path: FieldPath) -> tuple[str, int] |
     return worker, int(index)
 
 
-def _need(
-    spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath, notes: list[str]
-) -> Need | None:
+def _need(spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath) -> Need | None:
     if spec.resources is not None:
         return None if spec.resources is INVALID else _by_hand(spec.resources, deployment)
     weights = engine.weights
@@ -289,7 +281,7 @@ def _need(
         if spec.model_files:
             problems.add((*path, "modelFiles"), str(error))
         else:  # an engine may know more formats than we do
-            notes.append(f"{deployment}: its need is not known ({error}); set placement.resources")
+            problems.warn(path, f"the need of {deployment} is not known ({error}); set placement.resources")
         return None
 
 

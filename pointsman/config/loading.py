@@ -56,7 +56,7 @@ def load(source: Path | str, folder: Path | str | None = None, file: str = "") -
         plan = _plan(document, problems, folder)
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"
-    return plan
+    return msgspec.structs.replace(plan, warnings=problems.warnings) if isinstance(plan, PickerPlan) else plan
 
 
 def load_picker(source: Path | str = "") -> PickerPlan:
@@ -65,7 +65,7 @@ def load_picker(source: Path | str = "") -> PickerPlan:
     plan = picker_plan(document, problems, ()) if isinstance(document, EndpointPickerConfig) else None
     problems.raise_if_any()
     assert plan is not None, "a document without problems has a plan"
-    return plan
+    return msgspec.structs.replace(plan, warnings=problems.warnings)
 
 
 def load_manifest(
@@ -117,15 +117,15 @@ def _plan(document: Any, problems: Problems, folder: Path) -> PointsmanPlan:
     made = application_plan(document, problems, folder) if isinstance(document, ApplicationDocument) else None
     if made is None:
         return PointsmanPlan()
-    return PointsmanPlan(application_alone=True, notes=made.notes).with_applications([made])
+    return PointsmanPlan(application_alone=True).with_applications([made])
 
 
 def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> PointsmanPlan:
     deployments = Deployments(problems, folder)
     plans = deployments.plans(document.deployments)
-    front, notes = gateway(document.gateway, problems)
+    front = gateway(document.gateway, problems)
     machines = workers(document.workers, problems)
-    own = PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, notes=(*deployments.notes, *notes))
+    own = PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, warnings=problems.warnings)
     return _with_applications(own, document.applications, problems)
 
 
@@ -144,39 +144,38 @@ def _with_applications(plan: PointsmanPlan, files: Sequence[str], problems: Prob
             for missing in missing_models(made.graph, plan.models()):
                 problems.add(path, missing)
         found[made.name] = made
-    notes = [f"{one.name}: {note}" for one in found.values() for note in one.notes]
-    return msgspec.structs.replace(plan, notes=(*plan.notes, *notes)).with_applications(found.values())
+    return plan.with_applications(found.values())
 
 
-def gateway(spec: GatewaySpec, problems: Problems) -> tuple[GatewaySpec, list[str]]:
-    """The `gateway` section with its hashes in lower case, and notes for the author."""
+def gateway(spec: GatewaySpec, problems: Problems) -> GatewaySpec:
+    """The `gateway` section with its hashes in lower case."""
     if spec is INVALID:
-        return GatewaySpec(), []
+        return GatewaySpec()
     tenants = _check_tenants(spec.tenants, problems)
     _check_keys(spec.keys, tenants, problems)
     if spec.admin_key_sha256:
         _check_hash(spec.admin_key_sha256, problems, (*GATEWAY, "adminKeySha256"))
-    notes = _check_listen(spec, "listen", spec.listen, problems)
+    _check_listen(spec, "listen", spec.listen, problems)
     if spec.grpc_listen:
-        notes += _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
+        _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
     if len(problems):
-        return spec, notes
+        return spec
     keys = [msgspec.structs.replace(key, sha256=key.sha256.lower()) for key in spec.keys]
-    return msgspec.structs.replace(spec, keys=keys, admin_key_sha256=spec.admin_key_sha256.lower()), notes
+    return msgspec.structs.replace(spec, keys=keys, admin_key_sha256=spec.admin_key_sha256.lower())
 
 
-def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems) -> list[str]:
+def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems) -> None:
     if listen is INVALID:
-        return []
+        return
     try:
         host, _ = host_and_port(listen)
     except ValueError as error:
         problems.add((*GATEWAY, field), str(error))
-        return []
-    if spec.keys or spec.keys is INVALID or is_loopback(host):
-        return []
-    who = "everyone on the network may send requests"
-    return [f"gateway: it listens on {listen} and has no keys: {who}; pointsman key creates one"]
+        return
+    if not spec.keys and spec.keys is not INVALID and not is_loopback(host):
+        who = "everyone on the network may send requests"
+        message = f"the gateway listens on {listen} and has no keys: {who}; pointsman key creates one"
+        problems.warn((*GATEWAY, field), message)
 
 
 def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]:

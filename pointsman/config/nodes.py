@@ -36,7 +36,6 @@ class Nodes:
         self._graph = graph
         self._folder = folder
         self._problems = problems
-        self._notes: list[str] = []
         self.scaling = NodeScaling(graph.scaling, problems)
 
     def deployments(self) -> list[DeploymentPlan]:
@@ -47,7 +46,6 @@ class Nodes:
                 continue  # reported already
             how = self._scheduling(node.options, (*path, "scheduling"))
             scaled = self.scaling.of(node, path)
-            self._notes += [f"{node.name}: {note}" for note in (() if scaled is None else scaled.notes)]
             for rank in ranks(node):
                 plan = self._deployment(node, rank, how, scaled, path)
                 if plan is not None:
@@ -62,8 +60,10 @@ class Nodes:
             if node.options.user_config is not None
         }
 
-    def notes(self) -> list[str]:
-        return [*self._notes, *(note for node, _ in self._running() for note in self._code_notes(node))]
+    def check_code(self) -> None:
+        """Warn of code that is missing, or that has changed since the document was built."""
+        for node, path in self._running():
+            self._check_code(node, path)
 
     def _running(self) -> Iterator[tuple[Node, FieldPath]]:
         """Nodes that run the user's code, and their paths in the document."""
@@ -90,7 +90,7 @@ class Nodes:
             return None
         ask = None
         if options.cpus or options.memory_bytes or options.gpus or options.labels:
-            ask = ask_of(_placement(options), name, engine, self._problems, path, self._notes)
+            ask = ask_of(_placement(options), name, engine, self._problems, path)
         if len(self._problems):
             return None
         wanted = DesiredDeployment(
@@ -163,12 +163,12 @@ class Nodes:
 
         return filled(template, handle)
 
-    def _code_notes(self, node: Node) -> Iterator[str]:
+    def _check_code(self, node: Node, path: FieldPath) -> None:
         source = node.code.rpartition(":")[0]
         if source.endswith(".py"):
             files = [self._folder / source]
             if not files[0].is_file():
-                yield f"{node.name}: there is no file {files[0]}"
+                self._problems.warn(path, f"there is no file {files[0]}")
         else:
             module = source.replace(".", "/")
             roots = [self._folder, *(self._folder / root for root in self._graph.python_path)]
@@ -181,7 +181,8 @@ class Nodes:
         except OSError:  # not readable by this user
             return
         if version != node.version:
-            yield f"the code of {node.name} has changed since it was built: run pointsman build again to roll it out"
+            changed = f"the code of {node.name} has changed since it was built"
+            self._problems.warn(path, f"{changed}: run pointsman build again to roll it out")
 
 
 def ranks(node: Node) -> list[int | None]:

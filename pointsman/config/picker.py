@@ -55,16 +55,16 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
         flow_control = FlowControls(plugins, problems, path).plan(spec or FlowControlSpec(), detector)
     elif spec and spec != FlowControlSpec(saturation_detector=spec.saturation_detector):
         but = "" if queues else ", except for its saturationDetector"
-        plugins.note(f"flowControl is ignored{but}: the feature gate flowControl is off")
+        problems.warn((*path, "flowControl"), f"has no effect{but}: the feature gate flowControl is off")
     if queues and is_on and isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
-        plugins.note(
+        problems.warn(
+            path,
             f"the saturation detector takes numbers older than {detector.oldest_s:g}s for saturated, and instances are "
-            "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s"
+            "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s",
         )
     if queues and not is_on and (body.saturation_detector or (spec and spec.saturation_detector)):
-        plugins.note(
-            "saturationDetector is ignored: the feature gate flowControl is off, so requests wait for room only"
-        )
+        message = "has no effect: the feature gate flowControl is off, so requests wait for room only"
+        problems.warn((*path, "saturationDetector"), message)
     for name, field in _other_references(body, path):
         if name and name not in ELSEWHERE:
             plugins.exists(name, field)
@@ -77,7 +77,6 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
         flow_control=flow_control,
         gates=gates,
         queues=queues,
-        notes=tuple(plugins.notes),
     )
 
 
@@ -201,7 +200,7 @@ class Profiles:
         needed = dict.fromkeys(producer for kind, producers in NEEDS.items() if kind in kinds for producer in producers)
         for name in needed:
             if name in ELSEWHERE and name not in self._plugins.declared:
-                self._plugins.note(f"{name} is not injected: {ELSEWHERE[name]}")
+                self._problems.warn(self._path, f"{name} is not injected: {ELSEWHERE[name]}")
             elif name not in ELSEWHERE and name not in kinds:
                 self._plugins.inject(name, "producer", self._path)
         producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
@@ -235,7 +234,8 @@ class FlowControls:
         ttl = REQUEST_TTL_S if spec.default_request_ttl is None else spec.default_request_ttl
         negative = spec.default_negative_priority_band
         if spec.band_selection_policy_plugin_ref:
-            self._plugins.note("flowControl.bandSelectionPolicyPluginRef is ignored; bands go by priority")
+            message = "has no effect: bands go by priority"
+            self._problems.warn((*self._path, "bandSelectionPolicyPluginRef"), message)
         return FlowControlPlan(
             bands=self._bands(spec),
             default_band=self._band(spec.default_priority_band or BandTemplate(), "defaultPriorityBand"),
@@ -260,7 +260,8 @@ class FlowControls:
 
     def _band(self, band: BandTemplate, *path: str | int) -> BandSettings:
         if band.default_request_ttl is not None:
-            self._plugins.note("defaultRequestTTL of a band is ignored; that of flowControl holds for all")
+            message = "has no effect: that of flowControl applies to all bands"
+            self._problems.warn((*self._path, *path, "defaultRequestTTL"), message)
         return BandSettings(
             priority=band.priority,
             max_requests=self._amount(band.max_requests, *path, "maxRequests") or DEFAULT_BAND.max_requests,

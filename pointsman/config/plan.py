@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.config.problems import ConfigWarning
 from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
@@ -66,8 +67,8 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     gates: dict[str, bool]
     queues: bool = False
     """Even without the gate, requests wait for room, in a default queue."""
-    notes: tuple[str, ...] = ()
-    """Notes for the author: names that were accepted and have no effect."""
+    warnings: tuple[ConfigWarning, ...] = ()
+    """Of a document of its own; those of a deployment's config are in the plan of the manifest."""
 
     def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
         """How a dispatcher schedules as the document says. For one dispatcher: plugins remember what they were sent.
@@ -194,7 +195,7 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Scaling of the nodes that have none of their own."""
     text: str
     """The document in our own form: equal texts are equal applications."""
-    notes: tuple[str, ...] = ()
+    warnings: tuple[ConfigWarning, ...] = ()
 
     def scaled_together(self) -> dict[str, str]:
         """Deployments that the application's own policy decides about, and their nodes; of shards, the first."""
@@ -221,7 +222,8 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
     """Empty: this machine."""
-    notes: tuple[str, ...] = ()
+    warnings: tuple[ConfigWarning, ...] = ()
+    """What is accepted without effect, and other facts that its author should know."""
 
     def desired(self) -> Desired:
         return Desired({plan.name: plan.desired for plan in self.deployments})
@@ -270,4 +272,5 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
             self,
             applications=(*self.applications, *added),
             deployments=(*self.deployments, *(plan for one in added for plan in one.deployments)),
+            warnings=(*self.warnings, *(warning for one in added for warning in one.warnings)),
         )

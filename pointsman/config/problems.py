@@ -30,13 +30,24 @@ class Problem(msgspec.Struct, frozen=True):
         return ": ".join(filter(None, [where, self.field, self.message]))
 
 
+class ConfigWarning(Problem, frozen=True):
+    """A setting that is accepted and has no effect, or another one than its author may expect."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(filter(None, [where, "warning", self.field, self.message]))
+
+
 class Problems:
+    """Collects the problems and the warnings of one file while it is loaded."""
+
     def __init__(self, file: str, lines: Mapping[FieldPath, int] | None = None) -> None:
         self.file = file
         self.was_in_force = False
         """The file was applied before and must be applied again if possible: tolerate what is not essential."""
         self._lines = lines if lines is not None else {}
         self._found: list[Problem] = []
+        self._warnings: list[ConfigWarning] = []
 
     def add(self, path: FieldPath, message: str) -> None:
         """Report a problem at a path. A field that is absent is reported where it would be."""
@@ -47,6 +58,17 @@ class Problems:
     def add_at(self, line: int, message: str, path: FieldPath = ()) -> None:
         """Report a problem at a line that the path does not give."""
         self._found.append(Problem(self.file, line, field_name(path), message))
+
+    def warn(self, path: FieldPath, message: str) -> None:
+        """Report what the author should know of a setting that is accepted."""
+        warning = ConfigWarning(self.file, self.line_of(path), field_name(path), message)
+        if warning not in self._warnings:
+            self._warnings.append(warning)
+
+    @property
+    def warnings(self) -> tuple[ConfigWarning, ...]:
+        """In the order of their lines."""
+        return tuple(sorted(self._warnings, key=lambda warning: warning.line))
 
     def line_of(self, path: FieldPath) -> int:
         """The line of the value at a path, or of the nearest value around it."""

@@ -53,10 +53,9 @@ def scaling(
         problems.add((*path, "policy"), "must not be empty")
     elif own_policy and spec.policy and spec.parameters is not INVALID:
         made = policy(spec.policy, spec.parameters, problems, path)
-    notes: list[str] = []
     readable = INVALID not in (spec.min_replicas, spec.max_replicas, spec.cost_per_replica_hour)
     if made is not None and made is not INVALID and readable:
-        notes = _check_policy(made, spec, problems, path)
+        _check_policy(made, spec, problems, path)
     if len(problems):
         return None
     limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
@@ -70,7 +69,6 @@ def scaling(
         recipe=recipe.decode(),
         metrics=queries,
         cost_per_replica_hour=spec.cost_per_replica_hour,
-        notes=tuple(notes),
     )
 
 
@@ -159,19 +157,17 @@ class Unloadable:
         raise PointsmanError(f"{self._why}; repair it, and restart the plane")
 
 
-def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> list[str]:
-    """Check that a policy makes sense with the bounds and costs of its section. Returns notes."""
-    notes, most = [], spec.max_replicas
+def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
+    """Check that a policy makes sense with the bounds and costs of its section."""
+    most = spec.max_replicas
     for one, where in _with_inner(policy, (*path, "parameters")):
         if isinstance(one, Budget):
             _check_budget(one, spec, problems, path, where)
         if isinstance(one, Scheduled):
-            notes += [
-                f'scaling: "{entry.cron}" wants {entry.replicas}, and there are never more than {most} (max)'
-                for entry, _ in one.entries
-                if entry.replicas > most
-            ]
-    return notes
+            for entry, _ in one.entries:
+                if entry.replicas > most:
+                    message = f'"{entry.cron}" wants {entry.replicas}, and there are never more than {most} (max)'
+                    problems.warn(where, message)
 
 
 def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:

@@ -62,4 +62,3 @@ class ScalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy was built from. Equal recipes mean equal policies."""
     metrics: tuple[MetricQuery, ...] = ()
     cost_per_replica_hour: float | None = None
-    notes: tuple[str, ...] = ()

@@ -58,10 +58,10 @@ def test_build_writes_what_can_be_deployed(folder: Path) -> None:
     assert done.stdout.startswith("deployment.yaml: application shop of m1\n")
     plan = load_application(folder / "deployment.yaml")
     assert [one.name for one in plan.deployments] == ["shop.m1"]
-    assert plan.notes == ()
+    assert plan.warnings == ()
     assert plan.text == (folder / "deployment.yaml").read_text()
     (folder / "shop.py").write_text(f"{PIPELINE}# changed\n")
-    assert "has changed since it was built" in load_application(folder / "deployment.yaml").notes[0]
+    assert "has changed since it was built" in load_application(folder / "deployment.yaml").warnings[0].message
 
 
 def test_files_are_relative_to_where_it_is_written(folder: Path) -> None:

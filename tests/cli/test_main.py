@@ -66,10 +66,10 @@ def test_five_mistakes_in_one_file_are_five_errors_with_lines(broken: Path) -> N
 
 def test_a_good_file_says_what_it_would_build(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "config", str(good)]) == 0
-    ok, note = capsys.readouterr().out.splitlines()
+    ok, warning = capsys.readouterr().out.splitlines()
     assert ok.startswith(f"{good}: ok: ")
     assert "within-budget > decode-filter > queue-scorer x1 > max-score-picker); flow control off" in ok
-    assert note == f"{good}: note: openai-parser is ignored: requests are read by the gateway"
+    assert warning == f"{good}:4: warning: plugins[2]: openai-parser has no effect: requests are read by the gateway"
 
 
 def test_every_file_is_checked(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +83,7 @@ def test_json(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["check", "config", "--json", str(good), str(broken)]) == 1
     fine, bad = json.loads(capsys.readouterr().out)
     assert fine["ok"] is True
+    assert [(one["line"], one["field"]) for one in fine["warnings"]] == [(4, "plugins[2]")]
     assert [problem["line"] for problem in bad["problems"]] == [4, 7, 9, 12, 14]
     assert set(bad["problems"][0]) == {"file", "line", "field", "message"}
 

@@ -30,7 +30,7 @@ deployments:
   endpoints: [{url: "http://localhost:9", name: spare}]
 gateway: {listen: "0.0.0.0:8080"}
 """
-NOTE = "note: gateway: it listens on 0.0.0.0:8080 and has no keys"
+WARNING = "7: warning: gateway.listen: the gateway listens on 0.0.0.0:8080 and has no keys"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_plan_shows_what_would_change_and_why(plane: Plane, file: Path, capsys: 
     plane.answers["POST", "plan"] = CHANGES
     assert main(["plan", str(file)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{CHANGES['text']}\n{file}: {NOTE}")
+    assert out.startswith(f"{CHANGES['text']}\n{file}:{WARNING}")
     [asked] = plane.asked
     assert asked.body == {"text": MANIFEST, "folder": str(file.parent), "file": str(file)}
 
@@ -70,7 +70,7 @@ def test_plan_in_json(plane: Plane, file: Path, capsys: pytest.CaptureFixture[st
     assert main(["plan", str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["changes"] == CHANGES["changes"]
-    assert len(told["notes"]) == 1
+    assert [(one["file"], one["line"]) for one in told["warnings"]] == [(str(file), 7)]
 
 
 def test_plan_without_a_plane_says_what_up_would_start(
@@ -215,7 +215,7 @@ def test_apply_twice_says_that_nothing_has_changed(
 ) -> None:
     plane.answers["POST", "apply"] = NO_CHANGES
     assert main(["apply", str(file)]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "note" not in line] == ["nothing has changed"]
+    assert [line for line in capsys.readouterr().out.splitlines() if "warning" not in line] == ["nothing has changed"]
 
 
 def test_apply_gives_up_waiting(plane: Plane, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +242,7 @@ def test_apply_in_json(plane: Plane, file: Path) -> None:
     assert (told["ready"], told["status"], told["changes"]) == (True, READY, CHANGES["changes"])
     assert result.stderr == "chat: 1 of 2 ready; chat-2 is starting\nchat: 2 of 2 ready\n"
     at_once = pointsman("apply", file, "--json", "--no-wait")
-    assert json.loads(at_once.stdout).keys() == {"changes", "notes"}
+    assert json.loads(at_once.stdout).keys() == {"changes", "warnings"}
 
 
 @pytest.mark.parametrize("timeout", ["soon", "0", "-5s"])

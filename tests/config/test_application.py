@@ -157,22 +157,23 @@ def test_nodes_are_scheduled_like_deployments() -> None:
     assert of_node("  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n").picker is not None
 
 
-def test_code_that_changed_since_the_build_gives_a_note(tmp_path: Path) -> None:
+def test_code_that_changed_since_the_build_gives_a_warning(tmp_path: Path) -> None:
     code = tmp_path / "a.py"
     code.write_text("class B: ...\n")
     built = node(f"  version: {file_version(code)}\n")
-    assert load_application(built, tmp_path).notes == ()
+    assert load_application(built, tmp_path).warnings == ()
     code.write_text("class B: pass\n")
-    [note] = load_application(built, tmp_path).notes
-    assert note == "the code of n has changed since it was built: run pointsman build again to roll it out"
+    [warning] = load_application(built, tmp_path).warnings
+    assert warning.field == "nodes[0]"
+    assert warning.message == "the code of n has changed since it was built: run pointsman build again to roll it out"
     code.unlink()
-    assert load_application(built, tmp_path).notes == (f"n: there is no file {code}",)
+    assert [one.message for one in load_application(built, tmp_path).warnings] == [f"there is no file {code}"]
     package = tmp_path / "lib" / "a"
     package.mkdir(parents=True)
     (package / "b.py").write_text("")
     named = node("  version: x\n", kind="class: a.b:C") + "pythonPath: [lib]\n"
-    [note] = load_application(named, tmp_path).notes
-    assert note.startswith("the code of n has changed")
+    [warning] = load_application(named, tmp_path).warnings
+    assert warning.message.startswith("the code of n has changed")
 
 
 def test_python_path_adds_folders_of_modules(tmp_path: Path) -> None:

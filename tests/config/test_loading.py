@@ -43,10 +43,12 @@ def test_published_documents_load_as_they_are_and_schedule(file: Path) -> None:
     assert str(result.target) in "abc"
 
 
-def test_names_without_effect_give_notes() -> None:
-    notes = load_picker(Path(__file__).parent / "published" / "precise-prefix.yaml").notes
-    assert "token-producer is ignored: the gateway counts prompt tokens, or estimates them from bytes" in notes
-    assert "prefix-cache-scorer: prefixMatchInfoProducerName is ignored; each fact has one producer" in notes
+def test_names_without_effect_give_warnings() -> None:
+    warnings = load_picker(Path(__file__).parent / "published" / "precise-prefix.yaml").warnings
+    found = {warning.field: warning.message for warning in warnings}
+    counted = "the gateway counts prompt tokens, or estimates them from bytes"
+    assert found["plugins[0]"] == f"token-producer has no effect: {counted}"
+    assert "prefixMatchInfoProducerName" in "".join(found)
 
 
 def test_flow_control_as_published() -> None:
@@ -162,9 +164,10 @@ def test_a_declared_producer_is_not_injected_again() -> None:
     assert isinstance(plan.plugins["mine"], DispatchListener)
 
 
-def test_types_without_parameters_ignore_theirs_with_a_note() -> None:
+def test_types_without_parameters_ignore_theirs_with_a_warning() -> None:
     plan = load_picker("plugins:\n- type: queue-scorer\n  parameters: {whatever: 1}\n")
-    assert plan.notes == ("queue-scorer: its parameters are ignored; queue-scorer has none",)
+    [warning] = plan.warnings
+    assert str(warning) == "<text>:3: warning: plugins[0].parameters: these have no effect: queue-scorer has none"
 
 
 # Gates
@@ -189,7 +192,7 @@ flowControl:
 """)
     assert isinstance(plan.saturation_detector, ConcurrencyDetector)
     assert plan.flow_control is None
-    assert any("feature gate flowControl is off" in note for note in plan.notes)
+    assert any("feature gate flowControl is off" in warning.message for warning in plan.warnings)
 
 
 def test_the_old_field_for_the_detector_is_read_unless_the_new_one_is_set() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from pointsman.config import DeploymentPlan, PointsmanPlan, endpoint_engine, load, load_endpoints, load_manifest
+from pointsman.config import (
+    ConfigWarning,
+    DeploymentPlan,
+    PointsmanPlan,
+    endpoint_engine,
+    load,
+    load_endpoints,
+    load_manifest,
+)
 from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
@@ -33,7 +41,7 @@ SIMULATED = "  engine: {type: simulated}\n"
 def test_the_examples_load_without_a_note(file: Path) -> None:
     plan = load(file)
     assert isinstance(plan, PointsmanPlan)
-    assert plan.notes == ()
+    assert plan.warnings == ()
     for one in plan.deployments:
         Dispatcher(one.dispatch_plan())
 
@@ -183,11 +191,12 @@ def test_an_endpoints_file_may_not_exist_yet(folder: Path) -> None:
     [one] = plan.deployments
     assert one.endpoints_file == folder / "servers.yaml"
     assert one.desired.endpoints == ()
-    note = f"a: there is no {folder / 'servers.yaml'} yet; its endpoints join as soon as the file exists"
-    assert plan.notes == (note,)
+    message = f"there is no {folder / 'servers.yaml'} yet; its endpoints join as soon as the file exists"
+    [warning] = plan.warnings
+    assert str(warning) == f"<text>:2: warning: deployments[0].endpointsFile: {message}"
     one.endpoints_file.write_text("- {url: 'http://localhost:1', engine: sglang}\n- {url: 'http://localhost:2'}\n")
     assert [endpoint.name for endpoint in load_endpoints(one.endpoints_file)] == ["localhost:1", "localhost:2"]
-    assert load_manifest("deployments:\n- {name: a, model: m, endpointsFile: servers.yaml}\n", folder).notes == ()
+    assert load_manifest("deployments:\n- {name: a, model: m, endpointsFile: servers.yaml}\n", folder).warnings == ()
     one.endpoints_file.write_text("")
     assert load_endpoints(one.endpoints_file) == ()
 
@@ -277,13 +286,13 @@ gateway:
         ("my-machine:80", True),
     ],
 )
-def test_a_gateway_without_keys_on_a_public_address_gives_a_note(listen: str, open_to_all: bool) -> None:
-    notes = load_manifest(f"gateway: {{listen: {listen}}}\n").notes
-    assert bool(notes) is open_to_all
-    for note in notes:
-        assert "has no keys: everyone on the network may send requests; pointsman key creates one" in note
+def test_a_gateway_without_keys_on_a_public_address_gives_a_warning(listen: str, open_to_all: bool) -> None:
+    warnings = load_manifest(f"gateway: {{listen: {listen}}}\n").warnings
+    assert bool(warnings) is open_to_all
+    for warning in warnings:
+        assert "has no keys: everyone on the network may send requests; pointsman key creates one" in warning.message
     tenant = f"tenants: [{{name: t}}], keys: [{{sha256: {'0a' * 32}, tenant: t}}]"
-    assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").notes == ()
+    assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").warnings == ()
 
 
 def test_this_machine_may_be_named() -> None:
@@ -347,24 +356,24 @@ def test_the_queue_is_bounded() -> None:
     assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
 
 
-def test_an_unused_detector_gives_a_note() -> None:
+def test_an_unused_detector_gives_a_warning() -> None:
     detector = "{plugins: [{type: concurrency-detector}], saturationDetector: {pluginRef: concurrency-detector}}"
     document = f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {{config: {detector}}}\n"
-    [note] = load_manifest(document).notes
-    assert note.startswith("a: saturationDetector is ignored: the feature gate flowControl is off")
+    [warning] = load_manifest(document).warnings
+    assert warning.message.startswith("has no effect: the feature gate flowControl is off")
     gated = document.replace("{plugins", "{featureGates: [flowControl], plugins")
-    assert load_manifest(gated).notes == ()
+    assert load_manifest(gated).warnings == ()
 
 
-def test_a_detector_with_a_short_staleness_threshold_gives_a_note() -> None:
-    def notes(parameters: str) -> tuple[str, ...]:
+def test_a_detector_with_a_short_staleness_threshold_gives_a_warning() -> None:
+    def warnings(parameters: str) -> tuple[ConfigWarning, ...]:
         detector = f"{{type: utilization-detector, parameters: {parameters}}}"
         how = f"{{config: {{featureGates: [flowControl], plugins: [{detector}]}}}}"
-        return load_manifest(f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {how}\n").notes
+        return load_manifest(f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {how}\n").warnings
 
-    [note] = notes("{}")
-    assert note.startswith("a: the saturation detector takes numbers older than 0.2s for saturated")
-    assert notes("{metricsStalenessThreshold: 3s}") == ()
+    [warning] = warnings("{}")
+    assert warning.message.startswith("the saturation detector takes numbers older than 0.2s for saturated")
+    assert warnings("{metricsStalenessThreshold: 3s}") == ()
 
 
 def test_users_classes_may_be_beside_the_document(tmp_path: Path) -> None:

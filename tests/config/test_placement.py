@@ -96,16 +96,17 @@ def test_a_model_that_is_elsewhere_asks_for_nothing() -> None:
     assert ask({}, {"type": "vllm", "parameters": {"model": "org/elsewhere"}}) is None
 
 
-def test_unreadable_model_files_give_a_note(tmp_path: Path) -> None:
+def test_unreadable_model_files_give_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"GGUF and then nothing")
     plan = load_manifest(
         f"deployments:\n- {{name: d, model: m, engine: {{type: llama.cpp, parameters: {{model: {file}}}}}}}\n"
     )
     assert plan.deployments[0].desired.ask is None
-    [note] = plan.notes
-    assert note.startswith("d: its need is not known (")
-    assert "placement.resources" in note
+    [warning] = plan.warnings
+    assert warning.field == "deployments[0].placement"
+    assert warning.message.startswith("the need of d is not known (")
+    assert "placement.resources" in warning.message
 
 
 @pytest.mark.parametrize(

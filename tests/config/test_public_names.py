@@ -8,7 +8,7 @@ import pointsman.config as config
 
 def test_public_names() -> None:
     assert sorted(config.__all__) == [
-        "ApplicationPlan", "DeploymentPlan", "PickerPlan", "PointsmanPlan", "Problem",
+        "ApplicationPlan", "ConfigWarning", "DeploymentPlan", "PickerPlan", "PointsmanPlan", "Problem",
         "build_named", "build_policy", "endpoint_engine", "json_schema",
         "load", "load_application", "load_endpoints", "load_manifest", "load_picker",
     ]  # fmt: skip

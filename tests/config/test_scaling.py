@@ -370,15 +370,17 @@ def test_a_budget_inside_another_policy_is_looked_at_too() -> None:
     assert message.startswith("f:5: deployments[0].scaling.parameters.policies[0].parameters.perHour: 1 does not pay")
 
 
-def test_what_a_schedule_will_never_get_is_noted() -> None:
+def test_what_a_schedule_will_never_get_gives_a_warning() -> None:
     entries = "{entries: [{cron: 0 8 * * *, replicas: 50}, {cron: 0 20 * * *, replicas: 3}]}"
-    note = 'm: scaling: "0 8 * * *" wants 50, and there are never more than 3 (max)'
+    message = '"0 8 * * *" wants 50, and there are never more than 3 (max)'
     alone = f"{{max: 3, policy: scheduled, parameters: {entries}}}"
-    assert load_manifest(manifest(alone)).notes == (note,)
+    [warning] = load_manifest(manifest(alone)).warnings
+    assert (warning.field, warning.message) == ("deployments[0].scaling.parameters", message)
     inside = f"{{max: 3, policy: max-of, parameters: {{policies: [{{policy: scheduled, parameters: {entries}}}]}}}}"
-    assert load_manifest(manifest(inside)).notes == (note,)
+    [warning] = load_manifest(manifest(inside)).warnings
+    assert (warning.field, warning.message) == ("deployments[0].scaling.parameters.policies[0].parameters", message)
     application = APPLICATION.replace("class: m.py:A", f"class: m.py:A\n  scaling: {alone}")
-    assert load_application(application).notes[0] == note.replace("m: ", "a: ", 1)
+    assert message in [one.message for one in load_application(application).warnings]
 
 
 def test_nothing_is_a_value_of_parameters_that_may_be_nothing() -> None:

@@ -24,9 +24,10 @@ def test_an_invalid_address(listen: str) -> None:
         load_manifest(manifest(listen))
 
 
-def test_an_address_open_to_all_is_noted() -> None:
-    [note] = load_manifest(manifest("0.0.0.0:9000")).notes
-    assert note.startswith("gateway: it listens on 0.0.0.0:9000 and has no keys")
+def test_an_address_open_to_all_gives_a_warning() -> None:
+    [warning] = load_manifest(manifest("0.0.0.0:9000")).warnings
+    assert warning.field == "gateway.grpcListen"
+    assert warning.message.startswith("the gateway listens on 0.0.0.0:9000 and has no keys")
 
 
 def test_grpc_packages_are_loaded_only_when_needed() -> None:
