@@ -69,8 +69,8 @@ class OpenedBefore:
     def instances(self) -> dict[str, dict[str, Any]]:
         return {one["id"]: one for deployment in self.status()["deployments"] for one in deployment["instances"]}
 
-    def fetch(self, request: bytes) -> int:
-        return self._client.fetch(request).status
+    def chat(self) -> int:
+        return self._client.fetch(chat().replace(b"host: gateway", b"host: localhost")).status
 
 
 @contextmanager
@@ -123,10 +123,10 @@ def test_requests_are_refused_until_there_are_descriptors(plane: LivePlane, aloo
     plane.up(manifest({"name": "m", "model": "m", "lifecycle": LIFECYCLE, "endpoints": [aloof.endpoint]}))
     host, _, port = plane.url.partition("://")[2].partition(":")
     with connected(socket.AF_INET, (host, int(port))) as client:
-        assert client.fetch(chat()) == 200
+        assert client.chat() == 200
         with no_descriptors(plane.process.pid):
-            assert {client.fetch(chat()) for _ in range(20)} == {503}
-        assert {client.fetch(chat()) for _ in range(20)} == {200}
+            assert {client.chat() for _ in range(20)} == {503}
+        assert {client.chat() for _ in range(20)} == {200}
     [instance] = plane.instances().values()
     assert (instance["phase"], instance["restarts"]) == ("ready", 0)
     assert any("requests could not be sent" in one for one in plane.status()["problems"])
