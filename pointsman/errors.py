@@ -4,6 +4,7 @@
       ConfigError          a file or a parameter is wrong; nothing was applied
       UnknownName          a name that does not exist; suggests the nearest one that does
       PluginError          a plugin or policy broke its contract; says how
+      NotStored            the state of the plane cannot be written or read; nothing was changed
 
 An expected outcome (no instance has room, the queue is full) is a value, not an error.
 """
@@ -29,6 +30,10 @@ class PluginError(PointsmanError):
     def __init__(self, plugin: str, broken: str) -> None:
         self.plugin, self.broken = plugin, broken
         super().__init__(f'plugin "{plugin}" {broken}')
+
+
+class NotStored(PointsmanError):
+    """A change that was refused because it could not be stored."""
 
 
 class ConfigError(PointsmanError, ValueError):

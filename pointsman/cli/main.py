@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from pointsman.cli import (
     status,
     up,
 )
+from pointsman.cli.options import drop_output_if_unwritable
 from pointsman.errors import ConfigError, PointsmanError
 
 COMMANDS = (
@@ -56,16 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, "")  # the user's own classes may be in the current directory
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
     except PointsmanError as error:
         _report(error, as_json=getattr(args, "json", False))
         return 1
-    except BrokenPipeError:  # the reader of our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        drop_output_if_unwritable()
         return 1
     except KeyboardInterrupt:
         return 130
-    return code
+    return code if drop_output_if_unwritable() else 1
 
 
 def _report(error: PointsmanError, *, as_json: bool) -> None:

@@ -1,8 +1,9 @@
-"""Options of several commands: the plane, numbers and times."""
+"""What commands share: options for the plane, numbers and times, and the end of the output."""
 
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,15 @@ def time_from_zero(text: str) -> float:
     if found < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is below 0")
     return found
+
+
+def drop_output_if_unwritable() -> bool:
+    """Flush the standard output. False if that is not possible: then what is left of it is dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # its reader has closed it, and knows
+            print(f"pointsman: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import read_manifest
-from pointsman.cli.options import add_command, add_state, state_folder
+from pointsman.cli.options import add_command, add_state, drop_output_if_unwritable, state_folder
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         written, plan = read_manifest(Path(args.file))
         manifest = ManifestText(**written)
         _warn(plan)
-    return uvloop.run(_up(manifest, args))
+    code = uvloop.run(_up(manifest, args))
+    drop_output_if_unwritable()  # everything has stopped in order, whatever became of the output
+    return code
 
 
 async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
@@ -104,11 +106,10 @@ class ProgressView:
                 self._shown[deployment.name] = gist
         if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
             self._was_ready = True
-            print(f"\nready in {time.monotonic() - self._began:.1f} s\n")
-            print(status_text(status, Paint(sys.stdout)))
-            print(
-                f"\ntry it:\n\n{_curl(status)}\n\nthen: pointsman explain REQUEST_ID   (its x-request-id)", flush=True
-            )
+            text = status_text(status, Paint(sys.stdout))
+            then = "then: pointsman explain REQUEST_ID   (its x-request-id)"
+            self._write(f"\nready in {time.monotonic() - self._began:.1f} s\n\n{text}")
+            self._write(f"\ntry it:\n\n{_curl(status)}\n\n{then}")
 
     def stopping(self) -> None:
         in_flight = self._embedded.gateway.in_flight
@@ -117,9 +118,12 @@ class ProgressView:
     def stopped(self, cut_off: int) -> None:
         self._print(f"stopped; {cut_off} requests were cut off" if cut_off else "stopped")
 
-    @staticmethod
-    def _print(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    def _print(self, text: str) -> None:
+        self._write(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def _write(self, text: str) -> None:
+        """A plane outlives its terminal, and a full disk that its output goes to."""
+        self._embedded.gateway.tasks.attempt("output", lambda: print(text, flush=True))
 
 
 class JsonView(ProgressView):
@@ -129,17 +133,16 @@ class JsonView(ProgressView):
         super().__init__(embedded, 0.0)
 
     def changed(self) -> None:
-        self._write({"event": "status", **self._embedded.status()})
+        self._tell({"event": "status", **self._embedded.status()})
 
     def stopping(self) -> None:
-        self._write({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
+        self._tell({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
 
     def stopped(self, cut_off: int) -> None:
-        self._write({"event": "stopped", "cut_off": cut_off})
+        self._tell({"event": "stopped", "cut_off": cut_off})
 
-    @staticmethod
-    def _write(event: dict[str, Any]) -> None:
-        print(json.dumps(event, ensure_ascii=False), flush=True)
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._write(json.dumps(event, ensure_ascii=False))
 
 
 def _curl(status: dict[str, Any]) -> str:

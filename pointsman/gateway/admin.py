@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from pointsman.config.revision import Changes, ManifestText
-from pointsman.errors import ConfigError, PointsmanError, UnknownName, shown
+from pointsman.errors import ConfigError, NotStored, PointsmanError, UnknownName, shown
 from pointsman.gateway.admission import NotAdmitted, Tenant
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
@@ -248,6 +248,8 @@ class Admin:
             status, body = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
         except (NotFound, UnknownName) as error:
             status, body = 404, error_body(str(error), error_kind(404), "not_found")
+        except NotStored as error:
+            status, body = 503, error_body(str(error), error_kind(503), "not_stored")
         except (PointsmanError, msgspec.MsgspecError) as error:
             status, body = 400, error_body(str(error), error_kind(400))
         except Exception as error:

@@ -21,7 +21,7 @@ from pointsman.errors import PointsmanError
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
-from pointsman.gateway.metrics import scaling_metrics, task_metrics
+from pointsman.gateway.metrics import fault_metrics, scaling_metrics
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.parameters import host_and_port
@@ -145,7 +145,9 @@ class Embedded:
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
         self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
-        self.gateway.metrics.sources.append(lambda page: task_metrics(page, self.gateway.tasks.failures()))
+        self.gateway.metrics.sources.append(
+            lambda page: fault_metrics(page, self.gateway.tasks.failures(), self.plane.runtime.unsaved())
+        )
         add_pages(self.gateway, lambda: self.plane.ready)
         Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications.record_of)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pointsman.gateway.openai import Usage
 from pointsman.routing.records import Histogram
+from pointsman.runtimes.interface import Unsaved
 from pointsman.runtimes.traffic import Lane, prefix_producers
 from pointsman.scaling.deployment import ScaledDeployment
 
@@ -297,7 +298,9 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
     )
 
 
-def task_metrics(page: Page, failures: Mapping[str, int]) -> None:
+def fault_metrics(page: Page, failures: Mapping[str, int], unsaved: Unsaved) -> None:
+    page.gauge("unsaved_changes", "Changes that wait to be stored.", {(): unsaved.changes})
+    page.counter("store_failures", "Tries to store changes that failed.", {(): unsaved.failures})
     page.counter(
         "background_failures",
         "Failures of background tasks; each was started again.",

@@ -10,7 +10,8 @@ later, as events of `pointsman.control.events`, which also says what a runtime p
 """
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -109,6 +110,14 @@ Measured: TypeAlias = Callable[[str, str, Metrics, Samples | None], None]
 """(deployment, instance, metrics, what they were read from)"""
 
 
+class Unsaved(NamedTuple):
+    """What a runtime has decided and could not store yet. It is stored as soon as that is possible."""
+
+    changes: int
+    failures: int
+    """Tries to store something that failed, since the start."""
+
+
 class RuntimeParts(Protocol):
     """What a runtime consists of."""
 
@@ -182,6 +191,8 @@ class Runtime(RuntimeParts, Protocol):
     def problems(self) -> list[str]:
         """What does not work now and what to do about it, for `status`."""
         ...
+
+    def unsaved(self) -> Unsaved: ...
 
     def facts(self) -> dict[str, Any]:
         """What `status` tells of the runtime itself, such as the worker of the plane."""
@@ -257,7 +268,11 @@ class Probes(Protocol):
 
 
 class DocumentStore(Protocol):
-    """The documents in force, where a later plane finds them. A method that returns has stored what it was given."""
+    """The documents in force, where a later plane finds them."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Everything that is saved within is stored at its end; or nothing is, and it raises `NotStored`."""
+        ...
 
     def manifest(self) -> tuple[int, ManifestText] | None:
         """The manifest in force and its generation; None if none was ever applied."""
@@ -289,7 +304,10 @@ class DocumentStore(Protocol):
 
 
 class TargetStore(Protocol):
-    """The replica targets of scaled deployments, and the record of their changes, as JSON."""
+    """The replica targets of scaled deployments, and the record of their changes, as JSON.
+
+    They are in force already, so no method raises: what cannot be stored now is stored later.
+    """
 
     def scaling(self) -> dict[str, str]:
         """The last state saved, by deployment or application."""

@@ -128,19 +128,27 @@ async def _loaded(document: ManifestText) -> PointsmanPlan:
 
 
 def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: str) -> int | None:
-    """Store a revision. The generation of its manifest; None if that has not changed."""
+    """Store a revision, or raise. The generation of its manifest; None if that has not changed."""
     now, generation = time.time(), None
     known, manifest = before.manifest, after.manifest
-    if manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder)):
-        generation = store.save_manifest(manifest, now)
     stored = store.applications()
-    for name, one in after.deployed.items():
-        if name == rolled_back:
-            store.roll_back_application(name)
-        elif name not in stored or not one.is_same(before.deployed.get(name), stored[name]):
-            store.save_application(name, one.document, now)
-    for name in stored:
-        if name not in after.deployed and name not in after.broken:
+    changed = [
+        (name, one.document)
+        for name, one in after.deployed.items()
+        if name != rolled_back and (name not in stored or not one.is_same(before.deployed.get(name), stored[name]))
+    ]
+    gone = [name for name in stored if name not in after.deployed and name not in after.broken]
+    is_new = manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder))
+    if not (is_new or changed or gone or rolled_back):
+        return None  # a plane starts with what is stored, also if nothing can be written
+    with store.together():
+        if is_new and manifest is not None:
+            generation = store.save_manifest(manifest, now)
+        for name, document in changed:
+            store.save_application(name, document, now)
+        if rolled_back:
+            store.roll_back_application(rolled_back)
+        for name in gone:
             store.delete_application(name)
     return generation
 

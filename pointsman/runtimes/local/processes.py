@@ -1,7 +1,12 @@
 """The engine processes of a plane: started, stopped, adopted and reaped through the supervisor, known to the store.
 
-Enters: orders. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: a process that the store does not know
-does not run, and one that it knows has an end that is told, whatever dies: engine, supervisor or plane.
+Enters: orders. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: every process has an end that is told,
+whatever dies: engine, supervisor or plane.
+
+The table of this plane knows every process. So does the store, unless it cannot be written: a process is stored before
+it is started, and if that fails it is started all the same, because repair matters more. So does the supervisor, which
+keeps what the table knows as a note: the next plane adopts by these notes, and needs the store only for processes that
+have lost their supervisor. A process without a readable note that the store does not know is killed.
 """
 
 import asyncio
@@ -10,6 +15,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +27,7 @@ from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.asks import Place
 from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder, Tell, Timer
 from pointsman.runtimes.local import supervisor_link
-from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
+from pointsman.runtimes.local.store import FILE, MOVE_AWAY, SqliteProcesses, StoredProcess
 from pointsman.runtimes.local.supervisor_link import (
     MARK,
     EngineProcess,
@@ -73,12 +79,15 @@ def last_line(file: Path) -> str:
 
 
 def prune(state: Path, known: Container[str]) -> None:
-    """Remove the oldest logs of instances that are not `known`."""
-    logs = [file for file in (state / FOLDER).glob("*.log") if file.stem not in known]
-    logs.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in logs[MAX_LOGS:]:
-        file.unlink(missing_ok=True)
-        file.with_name(f"{file.name}.1").unlink(missing_ok=True)
+    """Remove the oldest logs of instances that are not `known`, as far as the disk lets them be removed."""
+    logs: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        found = [file for file in (state / FOLDER).glob("*.log") if file.stem not in known]
+        logs = [(file.stat().st_mtime, file) for file in found]
+    for _, file in sorted(logs, reverse=True)[MAX_LOGS:]:
+        with suppress(OSError):
+            file.with_name(f"{file.name}.1").unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
 
 def _end_of(file: Path, lines: int) -> list[str]:
@@ -146,12 +155,12 @@ class Ports:
 
 
 class ProcessTable:
-    """Processes that were started or are about to be, and are not known to have ended; the same as in the store."""
+    """Processes that were started or are about to be, and are not known to have ended. The store follows."""
 
     def __init__(self, store: SqliteProcesses) -> None:
         self.ports = Ports(HOST)
         self._store = store
-        self._known = {process.id: process for process in store.all()}
+        self._known = {process.id: process for process in store.found}
         for process in self._known.values():
             self.ports.keep(process.id, process.port)
 
@@ -163,8 +172,10 @@ class ProcessTable:
         return None if known is None else Address(known.host, known.port, False)
 
     def add(self, process: StoredProcess) -> None:
-        self._known[process.id] = process
-        self._store.save(process)
+        if self._known.get(process.id) != process:
+            self._known[process.id] = process
+            self.ports.keep(process.id, process.port)
+            self._store.save(process)
 
     def started(self, process: EngineProcess) -> StoredProcess | None:
         """The process runs as this pid; None if it is unknown."""
@@ -207,23 +218,20 @@ class Processes:
 
     async def open(self) -> list[Adopted]:
         """Find or start the supervisor. Returns what still runs from an earlier plane."""
-        (self._state / FOLDER).mkdir(exist_ok=True)
+        with suppress(OSError):  # without it there are no logs, which `prune` and the supervisor take
+            (self._state / FOLDER).mkdir(mode=0o700, exist_ok=True)
         prune(self._state, {process.id for process in self.table.all()})
-        _, ended = await self._connect()
+        try:
+            _, ended = await self._connect(is_first=True)
+        except OSError as error:
+            why = f"{error.strerror or error}: {error.filename or self._state}"
+            raise PointsmanError(f"no supervisor can be started ({why}); choose another --state") from error
         for process in ended:
             self.table.remove(process.id)
-        return [
-            Adopted(
-                process.id,
-                process.deployment,
-                process.recipe,
-                process.host,
-                process.port,
-                str(process.pid or 0),
-                msgspec.json.decode(process.place, type=Place) if process.place else None,
-            )
-            for process in self.table.all()
-        ]
+        try:
+            return [_adopted(process) for process in self.table.all()]
+        except msgspec.MsgspecError as error:
+            raise PointsmanError(f"{self._state / FILE} cannot be used ({error}); {MOVE_AWAY}") from error
 
     def launch(self, order: ProcessOrder) -> None:
         name = order.instance_id
@@ -235,12 +243,14 @@ class Processes:
             self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}", local_cause(error, UNSTARTED)))
             return
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
-        # Before it is started: a plane that is killed in between leaves no unknown process.
-        self.table.add(StoredProcess(name, order.deployment, order.recipe, HOST, port, place=place))
+        process = StoredProcess(name, order.deployment, order.recipe, HOST, port, place=place)
+        note = msgspec.json.encode(process).decode()
+        # Before it is started: a plane that is killed in between leaves no process that the store does not know.
+        self.table.add(process)
         env = _environment(os.environ, launch.env) | {MARK: name}
         folder = order.folder if Path(order.folder).is_dir() else str(self._state)
         log = log_file(self._state, name)
-        self._held[name] = lambda supervisor: supervisor.start(name, launch.argv, env, folder, log)
+        self._held[name] = lambda supervisor: supervisor.start(name, launch.argv, env, folder, log, note)
         self._start_held()
 
     def stop(self, instance_id: str, *, kill: bool) -> None:
@@ -268,12 +278,15 @@ class Processes:
 
     # The supervisor
 
-    async def _connect(self) -> tuple[list[StoredProcess], list[StoredProcess]]:
-        """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run."""
+    async def _connect(self, *, is_first: bool = False) -> tuple[list[StoredProcess], list[StoredProcess]]:
+        """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run.
+        `is_first`: its notes are newer than the table, which comes from the store."""
         supervisor, running = await open_supervisor(
             self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S, before=self._known_supervisor
         )
         self._known_supervisor = supervisor.process
+        for noted in filter(None, map(_noted, running)) if is_first else ():
+            self.table.add(noted)
         by_name = {one.id: one for one in running}
         found, ended = [], []
         for known in self.table.all():
@@ -358,6 +371,27 @@ class Processes:
         self._signals.pop(instance_id, None)
         if known is not None:
             self._tell(LaunchFailed(instance_id, why, local) if known.pid is None else Exited(instance_id, why))
+
+
+def _adopted(process: StoredProcess) -> Adopted:
+    return Adopted(
+        process.id,
+        process.deployment,
+        process.recipe,
+        process.host,
+        process.port,
+        str(process.pid or 0),
+        msgspec.json.decode(process.place, type=Place) if process.place else None,
+    )
+
+
+def _noted(process: EngineProcess) -> StoredProcess | None:
+    """What the plane that started a process knew of it; None if that is unreadable."""
+    try:
+        noted = msgspec.json.decode(process.note, type=StoredProcess)
+    except msgspec.MsgspecError:
+        return None
+    return msgspec.structs.replace(noted, pid=process.pid, born=process.born) if noted.id == process.id else None
 
 
 async def _clear(process: StoredProcess) -> None:

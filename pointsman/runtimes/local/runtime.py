@@ -19,11 +19,11 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
 from pointsman.engines import LaunchSpec
-from pointsman.errors import PointsmanError
+from pointsman.errors import NotStored, PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.reasons import Reason
 from pointsman.replica.handles import GatewayTransport
-from pointsman.runtimes.interface import Measured, ProcessOrder, Tell
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
@@ -36,9 +36,10 @@ from pointsman.types import Worker
 # What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
 
 
-SECRET = "secret"
 SOCKET = "admin.sock"
 MEMORY = Path("/dev/shm")
+STORE_RETRY_S = 1.0
+"""How often changes that could not be stored are tried again."""
 PYTHON_PATH = "PYTHONPATH"
 LOOKING_FILES = 32
 """Files that may be open at once while the machine is looked at: those of GPU drivers."""
@@ -50,7 +51,7 @@ class LocalReplicaAccess:
     def __init__(self, state: Path, memory: Path = MEMORY) -> None:
         self.socket = state / SOCKET
         """Where the gateway answers calls of replicas."""
-        self.secret = _secret(state / SECRET)
+        self.secret = _secret(state / "secret")
         digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
         self.memory = SharedFolder(memory / f"pointsman-{digest}" if os.access(memory, os.W_OK) else state / "shm")
 
@@ -130,6 +131,7 @@ class LocalRuntime:
     probes: HttpProbes
     _lock: Lock
     _store: Store
+    _writing: Timer
     _processes: Processes
 
     def __init__(
@@ -168,8 +170,11 @@ class LocalRuntime:
             self._store = Store(self._state)
         except BaseException:
             self._lock.release()
+            if self._is_temporary:
+                shutil.rmtree(self._state, ignore_errors=True)
             raise
         self.documents, self.targets = self._store.documents, self._store.targets
+        self._writing = self.tasks.every("store", STORE_RETRY_S, self._store.behind.flush)
 
     async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
         def told(event: ControllerEvent) -> None:
@@ -224,7 +229,10 @@ class LocalRuntime:
     def problems(self) -> list[str]:
         if self._tell is None:
             return []
-        return [*self.probes.problems(), *filter(None, [self._blind, self._processes.problem])]
+        return [*self.probes.problems(), *filter(None, [self._blind, self._processes.problem, self._store.problem])]
+
+    def unsaved(self) -> Unsaved:
+        return Unsaved(len(self._store.behind), self._store.behind.failures)
 
     def facts(self) -> dict[str, Any]:
         worker = {**msgspec.to_builtins(self._machine), "labels": self._labels}
@@ -236,7 +244,10 @@ class LocalRuntime:
             self.probes.close()
             await self._processes.close()
             self.replicas.memory.close()
+        self._writing.cancel()
         self._store.close()
+        if self._store.problem:
+            self.tasks.failed("store", NotStored(self._store.problem))
         self._lock.release()
         if self._is_temporary:
             shutil.rmtree(self._state, ignore_errors=True)

@@ -1,19 +1,26 @@
 """The state of a plane in one SQLite file: documents in force, replica targets, and processes.
 
-Only the plane that holds the lock of the state directory writes. Every write is a transaction of its own: whenever the
-plane is killed, the file says what was true a moment before.
+Only the plane that holds the lock of the state directory writes. Documents are stored before they take effect, or
+refused. Everything else has been decided already when it comes here: the plane's memory has the truth, and the file is
+a copy for the next plane. Each change is written at once, in a transaction of its own, so that whenever the plane is
+killed the file says what was true a moment before. What cannot be written, because the disk is full or broken, waits in
+memory and is written later, all of it together; no write raises.
 """
 
 import fcntl
 import os
 import sqlite3
-from collections.abc import Mapping
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
 from pointsman.config.revision import ManifestText
-from pointsman.errors import PointsmanError
+from pointsman.errors import NotStored, PointsmanError
 
 LOCK_FILE = "lock"
 FILE = "pointsman.sqlite"
@@ -23,6 +30,8 @@ MAX_SCALING_RECORDS = 200
 """Of each deployment; older ones are dropped."""
 MAX_VERSIONS = 100
 """Of each application; older ones are dropped."""
+BUSY_MS = 100
+"""How long a document waits for another program that has locked the file. Everything else does not wait."""
 SCHEMA = f"""
 begin;
 create table manifests (generation integer primary key, text text, folder text, file text, at real);
@@ -35,13 +44,45 @@ create table scaling_records (id integer primary key, name text, record text);
 pragma user_version = {VERSION};
 commit;
 """
+MOVE_AWAY = "move it away while no plane runs, and apply the manifest anew"
+ADVICE = {
+    sqlite3.SQLITE_FULL: "free space on its disk",
+    sqlite3.SQLITE_READONLY: "make it and its disk writable",
+    sqlite3.SQLITE_BUSY: "another program has locked it: end that program",
+    sqlite3.SQLITE_LOCKED: "another program has locked it: end that program",
+    sqlite3.SQLITE_IOERR: "check its disk, quotas, and limits on the size of files",
+    sqlite3.SQLITE_CANTOPEN: "check its disk, quotas, and who may open it",
+}
+"""By the code of the error; for others, `MOVE_AWAY`."""
+
+
+DISK_ERRORS = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+SPACE_BYTES = 64 * 1024
+"""A disk with less than this is full, whatever SQLite calls it."""
+
+
+def _advice(error: Exception, path: Path) -> str:
+    code = _code(error)
+    if code in DISK_ERRORS:
+        with suppress(OSError):
+            disk = os.statvfs(path.parent)
+            if disk.f_bavail * disk.f_frsize < SPACE_BYTES:
+                return ADVICE[sqlite3.SQLITE_FULL]
+    return ADVICE.get(code, MOVE_AWAY)
+
+
+def _code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is needed here
 
 
 class Lock:
     """The right to use a state directory, until `release` or the end of this process."""
 
     def __init__(self, state: Path) -> None:
-        self._file = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._file = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise PointsmanError(f"{state / LOCK_FILE} cannot be used ({error.strerror}); move it away") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,73 +90,205 @@ class Lock:
             os.close(self._file)
             instead = "stop it with pointsman down, or choose another --state"
             raise PointsmanError(f"a plane runs in {state} already (pid {holder}); {instead}") from None
-        os.truncate(self._file, 0)
-        os.write(self._file, b"%d\n" % os.getpid())
+        with suppress(OSError):  # the disk is full: the lock holds without the pid
+            os.truncate(self._file, 0)
+            os.write(self._file, b"%d\n" % os.getpid())
 
     def release(self) -> None:
-        os.truncate(self._file, 0)
+        with suppress(OSError):
+            os.truncate(self._file, 0)
         os.close(self._file)
 
 
-class Store:
-    def __init__(self, state: Path) -> None:
-        path = state / FILE
+class UnsavedRows(Protocol):
+    """Rows of a table that are not in the file yet."""
+
+    def __len__(self) -> int: ...
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Write them, within a transaction. They stay unsaved until `saved`."""
+        ...
+
+    def saved(self) -> None: ...
+
+
+class WriteBehind:
+    """Writes rows at once if the file can be written, else when it can be again."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self.failures = 0
+        """Tries that failed."""
+        self.failed_since: float | None = None
+        self.why = ""
+        """Of the last failure; empty if the last try succeeded."""
+        self._db = db
+        self._path = path
+        self._tables: list[UnsavedRows] = []
+
+    def add(self, table: UnsavedRows) -> None:
+        self._tables.append(table)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tables))
+
+    def changed(self) -> None:
+        """Rows have changed. After a failure, they wait for the next `flush`."""
+        if not self.why:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything that is unsaved, or nothing."""
+        if not len(self):
+            return
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = normal")
-            version = self._db.execute("pragma user_version").fetchone()[0]
+            with _transaction(self._db):
+                for table in self._tables:
+                    table.write(self._db)
+        except sqlite3.Error as error:
+            self.failures += 1
+            self.failed_since = self.failed_since or time.monotonic()
+            self.why = f"{error}; {_advice(error, self._path)}"
+            return
+        for table in self._tables:
+            table.saved()
+        self.failed_since, self.why = None, ""
+
+
+def _make_private(path: Path) -> None:
+    """Make a file for its owner only; SQLite would let others read it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.fchmod(file, 0o600)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        with suppress(sqlite3.Error):  # some errors have rolled it back already
+            db.execute("rollback")
+        raise
+
+
+class Store:
+    """Raises `PointsmanError` if the file cannot be used."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / FILE
+        try:
+            _make_private(self._path)
+            try:
+                self._open(shared=True)
+            except sqlite3.Error as error:
+                if _code(error) not in DISK_ERRORS:
+                    raise
+                self._open(shared=False)
+        except OSError as error:
+            raise PointsmanError(f"{self._path} cannot be used ({error.strerror}); move it away") from error
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            raise PointsmanError(f"{self._path} cannot be used ({error}); {_advice(error, self._path)}") from error
+
+    def _open(self, *, shared: bool) -> None:
+        """`shared`: other programs may read the file meanwhile, for which SQLite needs a little space on the disk."""
+        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
+        try:
+            if not shared:
+                db.execute("pragma locking_mode = exclusive")
+            db.execute("pragma journal_mode = wal")
+            db.execute("pragma synchronous = normal")
+            version = db.execute("pragma user_version").fetchone()[0]
             if version == 0:
-                self._db.executescript(SCHEMA)
-        except sqlite3.DatabaseError as error:
-            raise PointsmanError(
-                f"{path} cannot be used ({error}); move it away, and apply the manifest anew"
-            ) from error
-        if version not in (0, VERSION):
-            self._db.close()
-            raise PointsmanError(
-                f"{path} was written by another version of Pointsman (form {version}; this one reads {VERSION}); "
-                "move it away, and apply the manifest anew"
-            )
-        self.documents = SqliteDocuments(self._db)
-        self.targets = SqliteTargets(self._db)
-        self.processes = SqliteProcesses(self._db)
+                db.executescript(SCHEMA)
+            elif version != VERSION:
+                raise PointsmanError(
+                    f"{self._path} was written by another version of Pointsman (form {version}; this one reads "
+                    f"{VERSION}); {MOVE_AWAY}"
+                )
+            self.behind = WriteBehind(db, self._path)
+            self.documents = SqliteDocuments(db, self._path)
+            self.documents.check()
+            self.targets = SqliteTargets(db, self.behind)
+            self.processes = SqliteProcesses(db, self.behind)
+            db.execute("pragma busy_timeout = 0")
+        except BaseException:
+            db.close()
+            raise
+
+    @property
+    def problem(self) -> str:
+        """Why the file is not up to date, and what to do; empty if it is."""
+        behind = self.behind
+        if behind.failed_since is None:
+            return ""
+        since_s = time.monotonic() - behind.failed_since
+        return (
+            f"{self._path} cannot be written for {since_s:.0f} s now ({behind.why}); {len(behind)} changes wait to be "
+            "stored. Requests, repair and scaling go on; changes by operators are refused"
+        )
 
     def close(self) -> None:
+        """Try once more to write what is unsaved."""
+        self.behind.flush()
         self._db.close()
 
 
 class SqliteDocuments:
     """`DocumentStore` of the interface. A write waits for the disk: what was wanted survives a power cut."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
+        self._path = path
+
+    def check(self) -> None:
+        """Read what is there. Raises `sqlite3.Error`."""
+        for table in ("manifests", "applications"):
+            self._db.execute(f"select text, folder, file from {table} limit 1").fetchall()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        try:
+            self._db.execute(f"pragma busy_timeout = {BUSY_MS}")
+            self._db.execute("pragma synchronous = full")
+            with _transaction(self._db):
+                yield
+        except sqlite3.Error as error:
+            why = f"{self._path} cannot be written ({error})"
+            raise NotStored(
+                f"nothing was changed, because {why}; {_advice(error, self._path)}, and try again"
+            ) from error
+        finally:
+            self._db.execute("pragma synchronous = normal")
+            self._db.execute("pragma busy_timeout = 0")
 
     def manifest(self) -> tuple[int, ManifestText] | None:
-        row = self._db.execute(
-            "select generation, text, folder, file from manifests order by generation desc limit 1"
-        ).fetchone()
-        return None if row is None else (row[0], ManifestText(*row[1:]))
+        rows = self._read("select generation, text, folder, file from manifests order by generation desc limit 1")
+        return (rows[0][0], _document(rows[0][1:])) if rows else None
 
     def save_manifest(self, manifest: ManifestText, at: float) -> int:
         values = (manifest.text, manifest.folder, manifest.file, at)
-        return self._write("insert into manifests (text, folder, file, at) values (?, ?, ?, ?)", values)
+        row = self._db.execute("insert into manifests (text, folder, file, at) values (?, ?, ?, ?)", values).lastrowid
+        return row or 0
 
     def applications(self) -> dict[str, ManifestText]:
-        rows = self._db.execute(
+        rows = self._read(
             "select name, text, folder, file from applications where id in (select max(id) from applications group by"
             " name) order by (select min(id) from applications as first where first.name = applications.name)"
         )
-        return {row[0]: ManifestText(*row[1:]) for row in rows}
+        return {row[0]: _document(row[1:]) for row in rows}
 
     def application_before(self, name: str) -> ManifestText | None:
-        row = self._db.execute(
-            "select text, folder, file from applications where name = ? order by id desc limit 1 offset 1", (name,)
-        ).fetchone()
-        return None if row is None else ManifestText(*row)
+        rows = self._read(
+            "select text, folder, file from applications where name = ? order by id desc limit 1 offset 1", name
+        )
+        return _document(rows[0]) if rows else None
 
     def save_application(self, name: str, document: ManifestText, at: float) -> None:
-        self._write(
+        self._db.execute(
             "insert into applications (name, text, folder, file, at) values (?, ?, ?, ?, ?)",
             (name, document.text, document.folder, document.file, at),
         )
@@ -127,51 +300,82 @@ class SqliteDocuments:
 
     def roll_back_application(self, name: str) -> None:
         newest = "select max(id) from applications where name = ?"
-        self._write(f"delete from applications where id = ({newest})", (name,))
+        self._db.execute(f"delete from applications where id = ({newest})", (name,))
 
     def delete_application(self, name: str) -> None:
-        self._write("delete from applications where name = ?", (name,))
+        self._db.execute("delete from applications where name = ?", (name,))
 
-    def _write(self, sql: str, values: tuple[object, ...]) -> int:
-        self._db.execute("pragma synchronous = full")
-        row = self._db.execute(sql, values).lastrowid
-        self._db.execute("pragma synchronous = normal")
-        return row or 0
+    def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise NotStored(f"{self._path} cannot be read ({error}); {_advice(error, self._path)}") from error
+
+
+def _document(row: tuple[Any, ...]) -> ManifestText:
+    return msgspec.convert(dict(zip(("text", "folder", "file"), row, strict=True)), ManifestText)
 
 
 class SqliteTargets:
     """`TargetStore` of the interface."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, behind: WriteBehind) -> None:
+        self._states = msgspec.convert(dict(db.execute("select name, state from scaling")), dict[str, str])
+        self._records: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_SCALING_RECORDS))
+        for name, record in db.execute("select name, record from scaling_records order by id"):
+            self._records[name].append(record)
+        self._forgotten: set[str] = set()
+        self._unsaved_states: set[str] = set()
+        self._unsaved_records: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_SCALING_RECORDS))
+        self._behind = behind
+        behind.add(self)
 
     def scaling(self) -> dict[str, str]:
-        return dict(self._db.execute("select name, state from scaling"))
+        return dict(self._states)
 
     def save_scaling(self, states: Mapping[str, str]) -> None:
-        with self._db:
-            self._db.execute("begin")
-            self._db.executemany("insert or replace into scaling (name, state) values (?, ?)", states.items())
+        self._states |= states
+        self._unsaved_states |= states.keys()
+        self._behind.changed()
 
     def forget_scaling(self, name: str) -> None:
-        with self._db:
-            self._db.execute("begin")
-            self._db.execute("delete from scaling where name = ?", (name,))
-            self._db.execute("delete from scaling_records where name = ?", (name,))
+        self._states.pop(name, None)
+        self._records.pop(name, None)
+        self._unsaved_states.discard(name)
+        self._unsaved_records.pop(name, None)
+        self._forgotten.add(name)
+        self._behind.changed()
 
     def scaling_records(self, name: str) -> list[str]:
-        rows = self._db.execute("select record from scaling_records where name = ? order by id", (name,))
-        return [row[0] for row in rows]
+        return list(self._records.get(name, ()))
 
     def note_scaling(self, name: str, record: str) -> None:
-        with self._db:
-            self._db.execute("begin")
-            self._db.execute("insert into scaling_records (name, record) values (?, ?)", (name, record))
-            self._db.execute(
+        self._records[name].append(record)
+        self._unsaved_records[name].append(record)
+        self._behind.changed()
+
+    def __len__(self) -> int:
+        return len(self._forgotten) + len(self._unsaved_states) + sum(map(len, self._unsaved_records.values()))
+
+    def write(self, db: sqlite3.Connection) -> None:
+        for name in self._forgotten:  # first: what has the name now is newer
+            db.execute("delete from scaling where name = ?", (name,))
+            db.execute("delete from scaling_records where name = ?", (name,))
+        states = [(name, self._states[name]) for name in self._unsaved_states]
+        db.executemany("insert or replace into scaling (name, state) values (?, ?)", states)
+        for name, records in self._unsaved_records.items():
+            rows = [(name, record) for record in records]
+            db.executemany("insert into scaling_records (name, record) values (?, ?)", rows)
+            db.execute(
                 "delete from scaling_records where name = ? and id not in"
                 " (select id from scaling_records where name = ? order by id desc limit ?)",
                 (name, name, MAX_SCALING_RECORDS),
             )
+
+    def saved(self) -> None:
+        self._forgotten.clear()
+        self._unsaved_states.clear()
+        self._unsaved_records.clear()
 
 
 class StoredProcess(msgspec.Struct, frozen=True):
@@ -194,21 +398,37 @@ class StoredProcess(msgspec.Struct, frozen=True):
 class SqliteProcesses:
     """Every process that may be running."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def all(self) -> list[StoredProcess]:
-        rows = self._db.execute(
-            "select id, deployment, recipe, host, port, pid, born, place from instances order by id"
-        )
-        return [StoredProcess(*row) for row in rows]
+    def __init__(self, db: sqlite3.Connection, behind: WriteBehind) -> None:
+        rows = db.execute("select id, deployment, recipe, host, port, pid, born, place from instances order by id")
+        names = [column[0] for column in rows.description]
+        self.found = [msgspec.convert(dict(zip(names, row, strict=True)), StoredProcess) for row in rows]
+        """When the file was opened."""
+        self._unsaved: dict[str, StoredProcess | None] = {}
+        """None: it has ended."""
+        self._behind = behind
+        behind.add(self)
 
     def save(self, process: StoredProcess) -> None:
-        self._db.execute(
-            "insert or replace into instances (id, deployment, recipe, host, port, pid, born, place)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?)",
-            msgspec.structs.astuple(process),
-        )
+        self._unsaved[process.id] = process
+        self._behind.changed()
 
     def forget(self, instance_id: str) -> None:
-        self._db.execute("delete from instances where id = ?", (instance_id,))
+        self._unsaved[instance_id] = None
+        self._behind.changed()
+
+    def __len__(self) -> int:
+        return len(self._unsaved)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        for instance_id, process in self._unsaved.items():
+            if process is None:
+                db.execute("delete from instances where id = ?", (instance_id,))
+            else:
+                db.execute(
+                    "insert or replace into instances (id, deployment, recipe, host, port, pid, born, place)"
+                    " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                    msgspec.structs.astuple(process),
+                )
+
+    def saved(self) -> None:
+        self._unsaved.clear()

@@ -78,8 +78,8 @@ class Log:
 
 
 class Child:
-    def __init__(self, name: str, process: subprocess.Popen[bytes], output: int, log: Log) -> None:
-        self.name = name
+    def __init__(self, name: str, note: str, process: subprocess.Popen[bytes], output: int, log: Log) -> None:
+        self.name, self.note = name, note
         self.process = process
         self.pid = process.pid
         self.born = born(process.pid)
@@ -122,7 +122,8 @@ class Children:
             raise
         finally:
             os.close(write)
-        child = self.by_name[name] = Child(name, process, read, log)  # from here on its end is noticed
+        note = str(message.get("note", ""))
+        child = self.by_name[name] = Child(name, note, process, read, log)  # from here on its end is noticed
         log.note(f"started as process {child.pid}: {' '.join(argv)}")
         os.set_blocking(read, False)
         self._selector.register(read, selectors.EVENT_READ, lambda _: self._copy_output(child))
@@ -361,7 +362,7 @@ class Supervisor:
 
     def _list(self, message: dict[str, Any]) -> None:
         running = [
-            {"id": child.name, "pid": child.pid, "born": child.born}
+            {"id": child.name, "pid": child.pid, "born": child.born, "note": child.note}
             for child in self._children.by_name.values()
             if child.end is None
         ]

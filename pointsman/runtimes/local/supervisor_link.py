@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -110,6 +110,7 @@ def _is_marked(pid: int, instance_id: str) -> bool:
 
 
 SOCKET = "supervisor.sock"
+LOG = "supervisor.log"
 END_S = 20.0
 """How long a supervisor may take to end, until it is killed."""
 ANSWER_S = 10.0
@@ -122,6 +123,8 @@ class EngineProcess(msgspec.Struct, frozen=True):
     id: str
     pid: int
     born: str
+    note: str = ""
+    """What the plane that started it has noted for the next one."""
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
@@ -206,9 +209,11 @@ class SupervisorLink(asyncio.Protocol):
         self._on_report: Callable[[Report], None] = self._unread.append
         self._on_lost: Callable[[], None] | None = None
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path) -> None:
+    def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path, note: str = ""
+    ) -> None:
         """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`."""
-        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log))
+        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), note=note)
 
     def signal(self, name: str, number: int) -> None:
         """Signal the whole process group of an instance."""
@@ -325,7 +330,7 @@ async def _existing(state: Path) -> SupervisorLink | None:
 async def _started(state: Path) -> SupervisorLink:
     path = state / SOCKET
     path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener, path.with_name("supervisor.log").open("wb") as log:
+    with socket.socket(socket.AF_UNIX) as listener, _log(path.with_name(LOG)) as log:
         mask = os.umask(0o177)
         try:
             with short_path(path) as short:
@@ -348,9 +353,17 @@ async def _started(state: Path) -> SupervisorLink:
         link.process.kill()
         await link.process.wait()
         link.close()
-        raise PointsmanError(f"the supervisor could not be started; see {path.with_name('supervisor.log')}")
+        raise PointsmanError(f"the supervisor could not be started; see {path.with_name(LOG)}")
     link.process.pid = greeting.pid
     return link
+
+
+def _log(file: Path) -> BinaryIO:
+    """For the errors of a supervisor; nowhere if the disk does not take it."""
+    try:
+        return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    except OSError:
+        return open(os.devnull, "wb")  # noqa: PTH123
 
 
 async def _connected(path: Path, process: SupervisorProcess) -> SupervisorLink:

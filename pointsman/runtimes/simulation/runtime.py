@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pointsman.config.plan import PointsmanPlan
@@ -13,7 +14,7 @@ from pointsman.engines import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import PointsmanError
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer
+from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.simulation.engines import SimulatedEngines
 from pointsman.runtimes.simulation.processes import (
     PORT,
@@ -34,6 +35,9 @@ class MemoryDocuments:
     def __init__(self) -> None:
         self._manifests: list[ManifestText] = []
         self._versions: dict[str, list[ManifestText]] = {}
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def manifest(self) -> tuple[int, ManifestText] | None:
         return (len(self._manifests), self._manifests[-1]) if self._manifests else None
@@ -226,6 +230,9 @@ class SimulatedRuntime:
 
     def problems(self) -> list[str]:
         return []
+
+    def unsaved(self) -> Unsaved:
+        return Unsaved(0, 0)
 
     def facts(self) -> dict[str, Any]:
         return {"state_dir": "memory"}

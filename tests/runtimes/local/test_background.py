@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -140,12 +141,25 @@ async def removes_shared_memory(scene: Scene) -> None:
     await eventually(lambda: not left.exists(), "an old file is removed")
 
 
+async def stores_what_waits(scene: Scene) -> None:
+    runtime = scene.plane.runtime
+    other = sqlite3.connect(scene.folder / "state" / "pointsman.sqlite", isolation_level=None)
+    other.execute("begin immediate")
+    runtime.targets.save_scaling({"x": "1"})
+    assert runtime.unsaved().changes == 1
+    other.execute("rollback")
+    await eventually(lambda: runtime.unsaved().changes == 0, "everything is stored")
+    assert other.execute("select state from scaling where name = 'x'").fetchone() == ("1",)
+    other.close()
+
+
 KEPT: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "gateway timeouts": times_clients_out,
     "plane watch": reads_endpoints_files,
     "scaling policies": calls_policies,
     "metrics of m": reads_metrics,
     "shared memory sweep": removes_shared_memory,
+    "store": stores_what_waits,
 }
 """Every task that lives as long as the plane, and what shows that it works."""
 

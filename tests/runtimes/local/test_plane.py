@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.client import fetch
 from pointsman.http.pool import descriptors_left
 from pointsman.runtimes.local.processes import Ports
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.local.store import FILE, Store
+from pointsman.runtimes.local.supervisor_link import ProcessesRunning, open_supervisor
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
@@ -30,13 +32,13 @@ MODEL = ROOT / "tests" / "models" / "tiny-pydoc-q8_0.gguf"
 
 def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) -> None:
     async def story() -> None:
-        news = []
+        news: list[bool] = []
         async with running(state, manifest(simulated(replicas=2, slots=3))) as scene:
             scene.plane.listeners.append(lambda: news.append(scene.plane.ready))
             assert not scene.plane.ready
             await scene.until_ready("m-1", "m-2")
             assert scene.plane.ready
-            assert news[-1] is True
+            await scene.until(lambda: news[-1:] == [True], "news")
             pids = scene.pids()
             await scene.until(
                 lambda: all(one["metrics_age_s"] is not None for one in scene.instances().values()), "metrics"
@@ -467,13 +469,49 @@ def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None
 def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
     async def story() -> None:
         pids = killed_plane(state, manifest(simulated("a"), simulated("b"), simulated("c")), grace_s=30.0)
-        store = Store(state)
-        store.processes.forget("c-1")
-        store.close()
         async with running(state, manifest(simulated("a", slots=4), simulated("c"))) as scene:
             await scene.until_ready("a-1", "c-1")
             assert scene.instances()["a-1"]["max_concurrency"] == 4
-            assert not any(map(is_alive, pids.values()))
+            assert not is_alive(pids["a-1"])
+            await eventually(lambda: not is_alive(pids["b-1"]), "b is stopped")
+            assert scene.pids()["c-1"] == pids["c-1"]
+
+    run(story())
+
+
+def test_a_process_that_the_store_does_not_know_is_adopted_by_its_note(state: Path) -> None:
+    """The store could not be written when it was started, or knows only the process before it."""
+
+    async def story() -> None:
+        wanted = manifest(simulated("a"), simulated("b"), simulated("c"))
+        pids = killed_plane(state, wanted, grace_s=30.0)
+        with sqlite3.connect(state / FILE) as db:
+            db.execute("delete from instances where id = 'a-1'")
+            db.execute("update instances set pid = null, port = 1 where id = 'b-1'")
+            db.execute("update instances set pid = 1, born = 'x', port = 2 where id = 'c-1'")
+        db.close()
+        async with running(state, None) as scene:
+            await scene.until_ready("a-1", "b-1", "c-1")
+            assert scene.pids() == pids
+
+    run(story())
+
+
+def test_a_process_that_nothing_is_known_of_is_killed(state: Path) -> None:
+    async def story() -> None:
+        link, _ = await open_supervisor(state, grace_s=30.0, stop_grace_s=1.0)
+        for name, note in (("m-1", ""), ("x", "{}")):
+            link.start(name, ["sleep", "600"], dict(os.environ), "/", state / f"{name}.log", note)
+        link.ask(ask="list")
+        known = await link.answer()
+        assert isinstance(known, ProcessesRunning)
+        strangers = [one.pid for one in known.instances]
+        assert len(strangers) == 2
+        link.close()
+        async with running(state, manifest(simulated())) as scene:
+            await scene.until_ready("m-1")
+            assert not any(map(is_alive, strangers))
+        await link.process.wait()
 
     run(story())
 
