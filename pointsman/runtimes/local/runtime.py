@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.local.processes import Processes, log_file, tail
-from pointsman.runtimes.local.store import Lock, SqliteDocuments, SqliteTargets, Store
+from pointsman.runtimes.local.store import SECRET_FILE, Lock, SqliteDocuments, SqliteTargets, Store, check_state
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
@@ -51,7 +52,7 @@ class LocalReplicaAccess:
     def __init__(self, state: Path, memory: Path = MEMORY) -> None:
         self.socket = state / SOCKET
         """Where the gateway answers calls of replicas."""
-        self.secret = _secret(state / "secret")
+        self.secret = _secret(state / SECRET_FILE)
         digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
         self.memory = SharedFolder(memory / f"pointsman-{digest}" if os.access(memory, os.W_OK) else state / "shm")
 
@@ -101,25 +102,38 @@ def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:
 
 def _secret(file: Path) -> str:
     """The secret of the state directory; a new one, readable by its owner only, if there is none."""
-    with suppress(FileNotFoundError):
-        known = file.read_text(encoding="ascii").strip()
-        if known:
-            return known
-    made = secrets.token_urlsafe(32)
-    unfinished = file.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(made)
-    unfinished.replace(file)
+    try:
+        with suppress(FileNotFoundError):
+            known = file.read_bytes().strip()
+            if known and (not known.isascii() or not known.decode("ascii").isprintable()):
+                raise PointsmanError(f"{file} holds something else than a secret; move it away")
+            if known:
+                return known.decode("ascii")
+        made = secrets.token_urlsafe(32)
+        unfinished = file.with_suffix(".new")
+        unfinished.unlink(missing_ok=True)
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(made)
+        unfinished.replace(file)
+    except OSError as error:
+        raise PointsmanError(f"{file} cannot be read or made ({error.strerror}); {_by_cause(error)}") from error
     return made
 
 
 def _own_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    stat = folder.lstat()
-    if stat.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
-        raise PointsmanError(f"{folder} is owned by another user; move it away, or use another --state")
-    folder.chmod(0o700)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        stat = folder.lstat()
+        if stat.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
+            raise PointsmanError(f"{folder} is owned by another user; move it away, or use another --state")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise PointsmanError(f"{folder} cannot be made ({error.strerror}); {_by_cause(error)}") from error
+
+
+def _by_cause(error: OSError) -> str:
+    """What to do about a file or folder that cannot be made."""
+    return "free space on its disk" if error.errno in (ENOSPC, EDQUOT) else "move it away, or choose another --state"
 
 
 class LocalRuntime:
@@ -164,7 +178,7 @@ class LocalRuntime:
         """What could not be detected of this machine, and what to do about it; empty if nothing."""
 
     async def open(self) -> None:
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_state(self._state)
         self._lock = Lock(self._state)
         try:
             self._store = Store(self._state)
@@ -263,15 +277,15 @@ class AdminSocket:
 
     async def listen(self, connect: Callable[[], Any]) -> None:
         """Replaces a socket that an earlier plane left behind; the lock of the directory says that it is gone."""
-        self._path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
+            self._path.unlink(missing_ok=True)
             with short_path(self._path) as short:
                 bound.bind(short)
         except OSError as error:
             bound.close()
-            raise PointsmanError(f"cannot make {self._path}: {error.strerror}; try another --state") from error
+            raise PointsmanError(f"{self._path} cannot be made ({error.strerror}); {_by_cause(error)}") from error
         finally:
             os.umask(before)
         self._inode = self._path.stat().st_ino

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
 
 LOCK_FILE = "lock"
+SECRET_FILE = "secret"
 FILE = "pointsman.sqlite"
 VERSION = 5
 """Of the schema."""
@@ -44,6 +45,16 @@ create table scaling_records (id integer primary key, name text, record text);
 pragma user_version = {VERSION};
 commit;
 """
+ENTRIES: dict[str, tuple[Callable[[Path], bool], str]] = {
+    LOCK_FILE: (Path.is_file, "file"),
+    FILE: (Path.is_file, "file"),
+    SECRET_FILE: (Path.is_file, "file"),
+    "supervisor.log": (Path.is_file, "file"),
+    "admin.sock": (Path.is_socket, "socket"),
+    "supervisor.sock": (Path.is_socket, "socket"),
+    "logs": (Path.is_dir, "directory"),
+}
+"""What the state directory holds."""
 MOVE_AWAY = "move it away while no plane runs, and apply the manifest anew"
 ADVICE = {
     sqlite3.SQLITE_FULL: "free space on its disk",
@@ -73,6 +84,35 @@ def _advice(error: Exception, path: Path) -> str:
 
 def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is needed here
+
+
+def check_state(state: Path) -> None:
+    """Make the state directory, for its owner only. Raises `PointsmanError` if one that is there cannot be used: then
+    nothing has changed."""
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = state.stat()
+    except FileExistsError:
+        raise PointsmanError(f"{state} is not a directory; move it away, or choose another --state") from None
+    except OSError as error:
+        raise PointsmanError(f"{state} cannot be made ({error.strerror}); choose another --state") from None
+    if found.st_uid != os.geteuid():
+        remedy = f"choose another --state, or run: chown {os.geteuid()} {state}"
+        raise PointsmanError(f"{state} belongs to another user; {remedy}")
+    if found.st_mode & 0o077:
+        raise PointsmanError(f"{state} is open to other users, who could read its secret; run: chmod 700 {state}")
+    if os.statvfs(state).f_flag & os.ST_RDONLY:
+        raise PointsmanError(f"{state} is on a read-only file system; make it writable, or choose another --state")
+    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
+        raise PointsmanError(f"{state} cannot be read and written by its owner; run: chmod 700 {state}")
+    for name, (is_right, kind) in ENTRIES.items():
+        path = state / name
+        if not path.exists():
+            continue
+        if not is_right(path):
+            raise PointsmanError(f"{path} is not a {kind}; move it away")
+        if name == SECRET_FILE and path.stat().st_mode & 0o077:
+            raise PointsmanError(f"{path} is open to other users; run: chmod 600 {path}")
 
 
 class Lock:

@@ -29,5 +29,5 @@ def no_survivors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     return folder
