@@ -4,7 +4,6 @@ Enters: a running plane. Leaves: `problems`, what the plane did not do about the
 mounted disk that is full, signals, sockets, answers of a server); nothing of the plane is replaced by a fake.
 """
 
-import errno
 import hashlib
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from bench.chaos.clients import Sample, Verdict
+from bench.chaos.disks import SmallDisk, allow_writes, can_mount, forbid_writes
 from bench.chaos.faults import GARBAGE, HUNG, KILLED, FaultInjector, inject_fault
 from bench.chaos.planes import LivePlane
 
@@ -202,26 +202,19 @@ class FullDisk(Scenario):
     name = "full-disk"
     what = "the disk of the state directory is full while an engine is killed; later there is space again"
 
-    def unavailable(self) -> str:
-        return "" if os.geteuid() == 0 else "needs root, to mount a small disk"
-
     def open(self, folder: Path, stack: ExitStack) -> LivePlane:
-        disk = folder / "state"
-        disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "chaos", disk], check=True)
-        stack.callback(lambda: subprocess.run(["umount", disk], check=True))
+        self._disk: SmallDisk | None = None
+        if can_mount():
+            self._disk = SmallDisk(folder / "state")
+            stack.callback(self._disk.close)
         return super().open(folder, stack)
 
     def strike(self, plane: LivePlane) -> None:
         self._problems_before = plane.status()["problems"]
-        filling = plane.state / "filling"
-        with filling.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
+        if self._disk is None:  # no file can grow, as on a full disk
+            forbid_writes(plane.process.pid)
+        else:
+            self._disk.fill()
         before = plane.pids()
         victim = min(before)
         os.kill(before[victim], signal.SIGKILL)
@@ -229,7 +222,10 @@ class FullDisk(Scenario):
             plane, lambda: plane.pids().get(victim, before[victim]) != before[victim], "a new process for the engine"
         )
         self.expect(plane, lambda: plane.status()["problems"] != self._problems_before, "status names the problem")
-        filling.unlink()
+        if self._disk is None:
+            allow_writes(plane.process.pid)
+        else:
+            self._disk.free()
 
     def end(self, plane: LivePlane) -> None:
         self.expect(plane, lambda: plane.status()["problems"] == self._problems_before, "the problem is gone")

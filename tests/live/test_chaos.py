@@ -1,4 +1,4 @@
-"""The guarantees of docs/chaos.md: scenarios of `python -m bench.chaos`, for a few seconds."""
+"""The guarantees of docs/chaos.md: every scenario of `python -m bench.chaos`, for a few seconds."""
 
 from pathlib import Path
 
@@ -7,16 +7,13 @@ import pytest
 from bench.chaos.clients import Verdict
 from bench.chaos.report import table
 from bench.chaos.run import run
-from bench.chaos.scenarios import Settings
+from bench.chaos.scenarios import SCENARIOS, Settings
 
 SECONDS = {"instances": 10.0, "plane": 5.0}
 """Scenarios that need more than three."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["instances", "429", "429-retry-after", "401", "404", "400", "drip", "descriptors", "tasks", "plane", "supervisor"],
-)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_guarantees_hold_under_a_fault(name: str, tmp_path: Path) -> None:
     outcome = run(name, Settings(seconds=SECONDS.get(name, 3.0), seed=7, clients=10), tmp_path)
     if outcome.skipped:
