@@ -35,6 +35,10 @@ class ParallelismType(Enum):
     HYBRID = "hybrid"
 
 
+_MEDIA = tuple(b'"%b"' % kind for kind in (b"image_url", b"input_image", b"input_audio", b"video_url", b"audio_url"))
+"""Types of the parts of a prompt that are not text."""
+
+
 class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """One request, as far as scheduling needs to know it."""
 
@@ -68,7 +72,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
         if self.multimodal is not None or not isinstance(self.prompt, bytes | memoryview):
             return bool(self.multimodal)
         prompt = bytes(self.prompt)
-        return any(mark in prompt for mark in (b'"image_url"', b'"input_image"', b'"input_audio"'))
+        return any(mark in prompt for mark in _MEDIA)
 
     @property
     def input_tokens(self) -> int:

@@ -89,8 +89,15 @@ class Body(msgspec.Struct):
     cache_salt: Name | None = None
     pointsman: Extension | None = None
 
-    def as_prompt(self) -> bytes | memoryview:
-        """The prompt as it was sent: the next turn of a conversation begins with the same bytes."""
+    def as_prompt(self) -> bytes | memoryview | tuple[bytes, ...]:
+        """The prompt as it was sent: the next turn of a conversation begins with the same bytes.
+
+        Several prompts of a completion are apart, as engines cache each on its own.
+        """
+        if not len(self.messages) and memoryview(self.prompt)[:1] == b"[":
+            several = _prompt_list(self.prompt)
+            if 0 < len(several) <= MAX_APART:
+                return tuple(map(bytes, several))
         prompt = memoryview(self.messages) or memoryview(self.prompt) or memoryview(self.input)
         prefix = bytes(self.tools) or bytes(self.instructions)
         if prefix:
@@ -210,6 +217,8 @@ def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
 
 
 MANY_PROMPTS = 100_000
+MAX_APART = 1_000
+"""Prompts of one request that are hashed one by one; more are hashed as one text."""
 
 
 def _whole(raw: Raw) -> int:
@@ -221,16 +230,23 @@ def _whole(raw: Raw) -> int:
 
 def _prompts(raw: Raw) -> int:
     """How many prompts a request for completions has: one, or a list of them."""
-    if memoryview(raw)[:1].tobytes() != b"[":
+    if memoryview(raw)[:1] != b"[":
         return 1
     most = bytes(raw).count(b",") + 1
     if most > MANY_PROMPTS:  # it is not worth the memory to tell prompts from commas in them
         return most
+    return len(_prompt_list(raw)) or 1
+
+
+def _prompt_list(raw: Raw) -> list[Raw]:
+    """The prompts of a list of them; empty if it is one prompt of token ids, or too long to be told apart."""
+    if bytes(raw).count(b",") >= MANY_PROMPTS:
+        return []
     try:
         each = _decode_list(raw)
     except msgspec.DecodeError:
-        return 1
-    return len(each) if each and memoryview(each[0])[:1].tobytes() in (b'"', b"[") else 1
+        return []
+    return each if each and memoryview(each[0])[:1] in (b'"', b"[") else []
 
 
 _decode_whole = msgspec.json.Decoder(int).decode

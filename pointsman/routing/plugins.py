@@ -3,7 +3,7 @@
 Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class has a role when it has its method.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -56,7 +56,11 @@ class HeaderWriter(Protocol):
 class ResponseHeaderWriter(Protocol):
     """Sets headers on the answer to the client."""
 
-    def response_headers(self, request: RequestMetadata, served_by: Endpoint) -> dict[str, str]: ...
+    def response_headers(
+        self, request: RequestMetadata, served_by: Endpoint, targets: Mapping[str, Endpoint]
+    ) -> dict[str, str]:
+        """Header -> value. `targets`: by profile, the first target of each that ran."""
+        ...
 
 
 @runtime_checkable
@@ -99,5 +103,7 @@ NEAR: Key[Endpoint] = Key("near")
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""
+ESTIMATED_OUTPUT_TOKENS: Key[float] = Key("estimated-output-tokens")
+"""The part of them that is an estimate of the answer; absent: 0."""
 LATENCY_PREDICTIONS: Key[dict[str, LatencyPrediction]] = Key("latency-predictions")
 """By endpoint id; an endpoint without prediction is absent."""

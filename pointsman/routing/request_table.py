@@ -11,7 +11,7 @@ import msgspec
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import LIGHTNESS, Endpoint, EndpointTable
 from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Refuse, Revoke
-from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, RequestCycle
+from pointsman.routing.plugins import ESTIMATED_OUTPUT_TOKENS, UNCACHED_REQUEST_TOKENS, RequestCycle
 from pointsman.routing.queue import FlowControl, InFlightEviction, PoolSaturation, Queued
 from pointsman.routing.records import Journal
 from pointsman.routing.routes import DispatchPlan
@@ -44,6 +44,8 @@ class Hold(msgspec.Struct, frozen=True):
     """Prompt tokens that the endpoint has to compute; released with the first token of the answer."""
     prefill: bool = False
     """The endpoint only prefills: it is released with the first token."""
+    output: float = 0.0
+    """The part of `tokens` that stands for the answer; released with its end."""
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
@@ -52,6 +54,7 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
     The endpoint that answers is held to the end, even if its profile is called "prefill".
     """
     uncached: Column | None = cycle.state.get(UNCACHED_REQUEST_TOKENS)
+    output: float = cycle.state.get(ESTIMATED_OUTPUT_TOKENS, 0.0)
     prompt = float(cycle.request.input_tokens)
     if uncached is None and len(result.results) == 1:
         return [Hold(result.target, prompt)]
@@ -59,7 +62,8 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
         Hold(
             run.targets[0],
             prompt if uncached is None else float(uncached[run.targets[0].row]),
-            prefill=name == "prefill" != result.primary,
+            name == "prefill" != result.primary,
+            output,
         )
         for name, run in result.results.items()
     ]
@@ -93,8 +97,8 @@ class Ledger:
             if hold.prefill:
                 self._load.release(hold.endpoint, hold.tokens)
             else:
-                self._load.release_tokens(hold.endpoint, hold.tokens)
-                left.append(msgspec.structs.replace(hold, tokens=0.0))
+                self._load.release_tokens(hold.endpoint, hold.tokens - hold.output)
+                left.append(msgspec.structs.replace(hold, tokens=hold.output))
         if request_id in self._holds:
             self._holds[request_id] = left
 

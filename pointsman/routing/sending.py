@@ -77,12 +77,15 @@ class PluginHooks:
             headers |= self.ask(writer, writer.request_headers, cycle, result) or {}
         return headers
 
-    def answer_headers(self, request: RequestMetadata, served_by: Endpoint) -> Mapping[str, str]:
+    def answer_headers(
+        self, request: RequestMetadata, served_by: Endpoint, result: SchedulingResult[Endpoint] | None = None
+    ) -> Mapping[str, str]:
         if not self._answer_writers:
             return _NO_HEADERS
+        targets = {} if result is None else {name: run.targets[0] for name, run in result.results.items()}
         headers: dict[str, str] = {}
         for writer in self._answer_writers:
-            headers |= self.ask(writer, writer.response_headers, request, served_by) or {}
+            headers |= self.ask(writer, writer.response_headers, request, served_by, targets) or {}
         return headers
 
     def departed(self, endpoint: Endpoint) -> None:
@@ -145,7 +148,9 @@ class Sender:
         sent = self.table.send(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
         self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
-        commands.append(Send(request, choice.decided, target, headers, self.hooks.answer_headers(request, target)))
+        commands.append(
+            Send(request, choice.decided, target, headers, self.hooks.answer_headers(request, target, result))
+        )
         return True
 
     def room_on(self, endpoint: Endpoint, now: float, commands: list[DispatcherCommand]) -> None:
@@ -218,7 +223,7 @@ class Sender:
         sent = self.table.send_waiting(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
         self._journal.sent(sent, choice.decided)
-        answer = self.hooks.answer_headers(item.request, target)
+        answer = self.hooks.answer_headers(item.request, target, result)
         commands.append(Send(item.request, choice.decided, target, headers, answer))
         return None
 

@@ -6,6 +6,7 @@ rule: a session is a preference. It moves when its endpoint has left or may not 
 
 from base64 import b64decode, b64encode
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -143,8 +144,11 @@ class SessionAffinity:
             bound = chosen.targets[0].id
         self._bindings.bind(session, bound, cycle.now)
 
-    def response_headers(self, request: RequestMetadata, served_by: Endpoint) -> dict[str, str]:
-        return {self.header: encoded_id(served_by)} if self.by_header else {}
+    def response_headers(
+        self, request: RequestMetadata, served_by: Endpoint, targets: Mapping[str, Endpoint]
+    ) -> dict[str, str]:
+        endpoint = targets.get(self.profile) if self.profile else served_by
+        return {self.header: encoded_id(endpoint)} if self.by_header and endpoint is not None else {}
 
     def departed(self, endpoint: Endpoint) -> None:
         self._bindings.forget(endpoint.id)

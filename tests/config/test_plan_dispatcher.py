@@ -405,3 +405,54 @@ def test_a_session_comes_back_to_its_instance_by_the_header_of_the_answer() -> N
         again = RequestMetadata(f"r{number}", headers={"x-session-token": token})
         [sent] = [c for c in dispatcher.handle(Arrived((again,)), 0.0) if isinstance(c, Send)]
         assert sent.endpoint is first.endpoint
+
+
+def test_each_stage_of_a_session_comes_back_to_its_own_instance() -> None:
+    plan = load_picker("""\
+plugins:
+- type: disagg-profile-handler
+  parameters: {deciders: {prefill: always-disagg-pd-decider}}
+- type: always-disagg-pd-decider
+- type: prefill-filter
+- type: decode-filter
+- type: session-affinity-filter
+  name: decode-session
+- type: session-affinity-filter
+  name: prefill-session
+  parameters: {profileName: prefill, encodedEndpointHeaderConfig: {header: x-prefill-token}}
+- type: random-picker
+schedulingProfiles:
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}, {pluginRef: prefill-session}]
+- name: decode
+  plugins: [{pluginRef: decode-filter}, {pluginRef: decode-session}]
+""")
+    dispatcher = Dispatcher(plan.dispatch_plan())
+    for number in range(8):
+        for role in ("prefill", "decode"):
+            labels = {"llm-d.ai/role": role}
+            one = ExecutionInstance(instance_id=f"{role}-{number}", host=f"{role}-{number}", port=80, labels=labels)
+            dispatcher.handle(Joined(one), 0.0)
+
+    def turn(name: str, headers: dict[str, str]) -> Send:
+        [sent] = dispatcher.handle(Arrived((RequestMetadata(name, headers=headers),)), 0.0)
+        assert isinstance(sent, Send)
+        return sent
+
+    first = turn("r0", {})
+    for number in range(1, 9):
+        again = turn(f"r{number}", dict(first.response_headers))
+        assert again.endpoint is first.endpoint
+        assert again.headers["x-prefiller-host-port"] == first.headers["x-prefiller-host-port"]
+
+
+def test_the_expected_answer_is_in_flight_until_it_ends() -> None:
+    parameters = "{addEstimatedOutputTokens: true, maxEstimatedOutputTokens: 200}"
+    desk = Desk(f"plugins:\n- {{type: inflight-load-producer, parameters: {parameters}}}\n", "i")
+    desk.arrive("a", prompt_tokens=50)
+    tokens = desk.dispatcher.fleet.roster.column(IN_FLIGHT_TOKENS)
+    assert list(tokens) == [250]
+    desk.tell(FirstToken("a"))
+    assert list(tokens) == [200]
+    desk.tell(Ended("a"))
+    assert list(tokens) == [0]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.gateway.openai import ClientHeaders, usage_of, usage_of_stream
+from pointsman.gateway.openai import MAX_APART, ClientHeaders, read_body, usage_of, usage_of_stream
 from pointsman.http.responses import MAX_HELD_BYTES, EventStream, ends_with_done
 
 
@@ -138,3 +138,22 @@ def test_headers_are_text_by_lower_cased_name() -> None:
     assert "x-c" not in headers
     with pytest.raises(KeyError):
         headers["x-c"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('"one"', b'"one"'),
+        ('["one", "two"]', (b'"one"', b'"two"')),
+        ("[[1, 2], [3]]", (b"[1, 2]", b"[3]")),
+        ("[1, 2, 3]", b"[1, 2, 3]"),
+        ("[]", b"[]"),
+    ],
+)
+def test_several_prompts_of_a_completion_are_apart(prompt: str, expected: bytes | tuple[bytes, ...]) -> None:
+    assert read_body(f'{{"model": "m", "prompt": {prompt}}}'.encode()).as_prompt() == expected
+
+
+def test_prompts_beyond_a_number_are_hashed_as_one() -> None:
+    many = "[" + ", ".join(['"x"'] * (MAX_APART + 1)) + "]"
+    assert read_body(f'{{"prompt": {many}}}'.encode()).as_prompt() == many.encode()

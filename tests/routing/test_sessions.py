@@ -65,10 +65,10 @@ def test_an_empty_namespace_keeps_the_slash() -> None:
 def test_responses_carry_the_token() -> None:
     endpoint, request = fleet_of(THREE)["1"], RequestMetadata("r")
     own = EncodedEndpointHeaderConfig(header="X-Mine")
-    assert SessionAffinityScorer().response_headers(request, endpoint) == {"x-session-token": POOL_1}
+    assert SessionAffinityScorer().response_headers(request, endpoint, {}) == {"x-session-token": POOL_1}
     plugin = SessionAffinityFilter(encoded_endpoint_header_config=own)
-    assert plugin.response_headers(request, endpoint) == {"x-mine": POOL_1}
-    assert SessionAffinityFilter(strategy="session_id").response_headers(request, endpoint) == {}
+    assert plugin.response_headers(request, endpoint, {}) == {"x-mine": POOL_1}
+    assert SessionAffinityFilter(strategy="session_id").response_headers(request, endpoint, {}) == {}
 
 
 def test_only_the_configured_header_is_read() -> None:

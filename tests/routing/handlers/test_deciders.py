@@ -48,3 +48,10 @@ def test_always() -> None:
 def test_multimodal(multimodal: bool) -> None:
     cycle, roster = scene([Candidate()], request=RequestMetadata("r", multimodal=multimodal))
     assert AlwaysDisaggMultimodalDecider().decides(cycle, roster, roster[0]) is multimodal
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url", "input_image", "input_audio"])
+def test_every_kind_of_media_is_recognised(kind: str) -> None:
+    prompt = b'[{"role": "user", "content": [{"type": "%b", "%b": {"url": "http://x/y"}}]}]' % ((kind.encode(),) * 2)
+    cycle, roster = scene([Candidate()], request=RequestMetadata("r", prompt))
+    assert AlwaysDisaggMultimodalDecider().decides(cycle, roster, roster[0])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS
+from pointsman.routing.plugins import ESTIMATED_OUTPUT_TOKENS, UNCACHED_REQUEST_TOKENS
 from pointsman.routing.producers import InflightLoadProducer
 from pointsman.types import RequestMetadata
 from tests.routing.fleets import Candidate, both_lengths, matched, scene
@@ -53,3 +53,33 @@ def test_lists_and_arrays_agree_and_nothing_is_negative(candidates: list[Candida
     short = uncached(candidates, prompt, long=False)
     assert short == uncached(candidates, prompt, long=True)
     assert min(short) >= 0
+
+
+@both_lengths
+@pytest.mark.parametrize(
+    ("parameters", "max_tokens", "output"),
+    [
+        ({}, None, 1000),
+        ({}, 40, 40),
+        ({"max_estimated_output_tokens": 300}, None, 300),
+        ({"max_estimated_output_tokens": 300}, 40, 40),
+        ({"max_estimated_output_tokens": 0}, None, 0),
+        ({"output_ratio": 1.5}, None, 96),
+        ({"output_ratio": 1.5, "max_estimated_output_tokens": 10}, None, 10),
+        ({"output_ratio": 0.0}, 40, 0),
+    ],
+)
+def test_the_expected_answer_counts_if_configured(
+    parameters: dict[str, float], max_tokens: int | None, output: float, long: bool
+) -> None:
+    request = RequestMetadata("r", prompt_tokens=64, max_tokens=max_tokens)
+    cycle, roster = scene([matched(0, 4), matched(4, 4)], long=long, request=request)
+    InflightLoadProducer(add_estimated_output_tokens=True, **parameters).produce(cycle, roster)  # type: ignore[arg-type]
+    assert [float(tokens) for tokens in cycle[UNCACHED_REQUEST_TOKENS]][:2] == [64 + output, output]
+    assert cycle[ESTIMATED_OUTPUT_TOKENS] == output
+
+
+@pytest.mark.parametrize("parameter", ["max_estimated_output_tokens", "output_ratio"])
+def test_negative_estimates_are_refused(parameter: str) -> None:
+    with pytest.raises(ValueError, match="it must be 0 or more"):
+        InflightLoadProducer(**{parameter: -1})  # type: ignore[arg-type]
