@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pointsman.config.building import Plugins
+from pointsman.config.deprecated import RETIRED_GATES, modernized
 from pointsman.config.plan import FlowControlPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems, found
 from pointsman.config.registry import ELSEWHERE, FEATURE_GATES, NEEDS
@@ -44,8 +45,8 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
     """The plan; None if the document has problems. `queues`: requests wait even without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
-    for index, one in usable(specs):
-        plugins.declare(one, (*path, "plugins", index))
+    for one, where in modernized(specs, problems, (*path, "plugins")):
+        plugins.declare(one, where)
     plugins.built()
     gates = _gates(body, problems, path)
     detector = saturation_detector(body, plugins, path)
@@ -85,7 +86,9 @@ def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, b
     for index, text in usable(body.feature_gates):
         name, equals, value = text.partition("=")
         field = (*path, "featureGates", index)
-        if name not in FEATURE_GATES:
+        if name in RETIRED_GATES:
+            problems.warn(field, "has no effect: what it gates is always on")
+        elif name not in FEATURE_GATES:
             problems.add(field, f'unknown feature gate "{name}"{did_you_mean(name, FEATURE_GATES)}')
         elif equals and value.lower() not in ("true", "false"):
             problems.add(field, f"expected {name}, {name}=true or {name}=false, found {found(text)}")

@@ -82,11 +82,6 @@ ELSEWHERE: dict[str, str] = {
 
 REPLACED: dict[str, str] = {
     "by-label": "label-selector-filter",
-    "by-label-selector": "label-selector-filter",
-    "kv-cache-scorer": "kv-cache-utilization-scorer",
-    "pd-profile-handler": "disagg-profile-handler",
-    "data-parallel-profile-handler": "single-profile-handler",
-    "precise-prefix-cache-scorer": "prefix-cache-scorer",
 }
 """Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 

@@ -23,8 +23,8 @@ def problems(text: str) -> list[str]:
             '2: plugins[0].type: there is no plugin type "queue-scorrer"; did you mean "queue-scorer"?',
         ),
         (
-            "plugins:\n- type: by-label-selector\n",
-            '2: plugins[0].type: there is no plugin type "by-label-selector"; use "label-selector-filter"',
+            "plugins:\n- type: by-label\n",
+            '2: plugins[0].type: there is no plugin type "by-label"; use "label-selector-filter"',
         ),
         (
             "plugins:\n- type: queue-scorer\n- type: queue-scorer\n",
