@@ -94,7 +94,7 @@ class Body(msgspec.Struct):
 
         Several prompts of a completion are apart, as engines cache each on its own.
         """
-        if not len(self.messages) and memoryview(self.prompt)[:1] == b"[":
+        if not len(self.messages) and memoryview(self.prompt)[:1].tobytes() == b"[":
             several = _prompt_list(self.prompt)
             if 0 < len(several) <= MAX_APART:
                 return tuple(map(bytes, several))
@@ -230,7 +230,7 @@ def _whole(raw: Raw) -> int:
 
 def _prompts(raw: Raw) -> int:
     """How many prompts a request for completions has: one, or a list of them."""
-    if memoryview(raw)[:1] != b"[":
+    if memoryview(raw)[:1].tobytes() != b"[":
         return 1
     most = bytes(raw).count(b",") + 1
     if most > MANY_PROMPTS:  # it is not worth the memory to tell prompts from commas in them
@@ -246,7 +246,7 @@ def _prompt_list(raw: Raw) -> list[Raw]:
         each = _decode_list(raw)
     except msgspec.DecodeError:
         return []
-    return each if each and memoryview(each[0])[:1] in (b'"', b"[") else []
+    return each if each and memoryview(each[0])[:1].tobytes() in (b'"', b"[") else []
 
 
 _decode_whole = msgspec.json.Decoder(int).decode
