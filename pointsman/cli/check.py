@@ -42,7 +42,9 @@ def _add_config(commands: Any) -> None:
         example=CONFIG_EXAMPLE,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EndpointPickerConfig or Pointsman YAML")
-    parser.add_argument("--json", action="store_true", help="print JSON: one object per file")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON: one object per file")
+    form.add_argument("--markdown", action="store_true", help="print a table: one row per problem or warning")
     parser.set_defaults(run=_run_config)
 
 
@@ -51,6 +53,8 @@ def _run_config(args: argparse.Namespace) -> int:
     reports = [_report(file) for file in args.files]
     if args.json:
         print(json.dumps(reports, indent=2, ensure_ascii=False))
+    elif args.markdown:
+        print(_table(reports))
     else:
         for report in reports:
             _print(report)
@@ -68,6 +72,17 @@ def _report(file: Path) -> dict[str, Any]:
     except ConfigError as error:
         return {"file": str(file), "ok": False, "problems": msgspec.to_builtins(error.problems)}
     return {"file": str(file), "ok": True, "builds": plan.summary(), "warnings": as_json(plan.warnings)}
+
+
+def _table(reports: list[dict[str, Any]]) -> str:
+    lines = ["| document | loads | line | field | what |", "|---|---|---|---|---|"]
+    for report in reports:
+        found, loads = report.get("warnings", report.get("problems", [])), "yes" if report["ok"] else "no"
+        cells = [(str(one["line"]), f"`{one['field']}`", one["message"]) for one in found]
+        lines += [
+            f"| `{Path(report['file']).name}` | {loads} | {' | '.join(each)} |" for each in cells or [("", "", "")]
+        ]
+    return "\n".join(lines)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -85,6 +85,27 @@ REPLACED: dict[str, str] = {
 }
 """Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 
+_NEAR = "topology-affinity scores by the location of instances"
+_FLOWS = "flows are the header x-llm-d-inference-fairness-id, else the user"
+_MEDIA = "no caches of embeddings are followed"
+MISSING: dict[str, str] = {
+    "agent-identity": _FLOWS,
+    "program-aware-fairness": "virtual-token-counter-fairness-policy shares by tokens served",
+    "topology-extractor": _NEAR,
+    "topology-affinity-filter": _NEAR,
+    "topology-affinity-scorer": _NEAR,
+    "endpoint-attribute-filter": "endpoint-attribute-scorer prefers by the same attributes",
+    "burst-prefix-cache-producer": "approx-prefix-cache-producer follows prompts once they are sent",
+    "mm-embeddings-cache-producer": _MEDIA,
+    "mm-embeddings-cache-scorer": _MEDIA,
+    "file-discovery": "a deployment lists its servers in endpoints or in an endpointsFile",
+    "priority-then-time-eviction-order-policy": "enableEviction stops the lowest priority first, then the newest",
+    "sheddable-eviction-filter": "enableEviction stops requests of negative priority only",
+    "disaggregatedset-rollout-screener": "it needs DisaggregatedSets, which only Kubernetes has",
+    "k8s-notification-source": "it needs the API server that only Kubernetes has",
+}
+"""Types of the published picker that are not built in, and what there is instead or why they cannot be."""
+
 PARAMETERS_ELSEWHERE = frozenset(
     {"prefixMatchInfoProducerName", "inFlightLoadProducerName", "latencyPredictionInfoProducerName"}
 )
@@ -191,7 +212,8 @@ class Registry:
         if known is None:
             instead = REPLACED.get(name)
             hint = f'; use "{instead}"' if instead in self._types else did_you_mean(name, self._types)
-            problems.add(path, f'there is no {self.word} "{name}"{hint}')
+            missing = f'"{name}" of the published picker is not built in: {MISSING[name]}' if name in MISSING else ""
+            problems.add(path, missing or f'there is no {self.word} "{name}"{hint}')
         return known
 
     def _imported(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:

@@ -11,6 +11,8 @@ import msgspec
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
 from pointsman.selection import Column, Cycle, Key, Roster, SchedulingResult
+from pointsman.selection.arrays import np
+from pointsman.selection.columns import array
 from pointsman.types import RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
@@ -84,6 +86,17 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     """Tokens per block."""
     cached: Column
     """Blocks, unweighted; the same as `match` unless tiers are weighted."""
+
+    def uncached_tokens(self, prompt: float) -> Column:
+        """Tokens that each endpoint would compute of a prompt: in blocks that did not match, and those not hashed."""
+        if isinstance(self.match, list):
+            return [
+                max(0.0, (total - match) * size) + max(0.0, prompt - total * size)
+                for match, total, size in zip(self.match, self.total, self.block_size, strict=True)
+            ]
+        size = array(self.block_size)
+        hashed, cached = array(self.total) * size, array(self.match) * size
+        return np.maximum(hashed - cached, 0.0) + np.maximum(prompt - hashed, 0.0)
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True):

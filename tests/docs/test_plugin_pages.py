@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.config.picker import DEFAULT_BAND, DEFAULT_DETECTOR, DEFAULT_POLICIES
 from pointsman.config.problems import is_list, is_mapping
-from pointsman.config.registry import ELSEWHERE, REPLACED, ROLES, PluginType, plugin_type, plugins
+from pointsman.config.registry import ELSEWHERE, MISSING, REPLACED, ROLES, PluginType, plugin_type, plugins
 from pointsman.config.schema import BandTemplate, FlowControlSpec
 from pointsman.config.validation import Field, fields_of
 from pointsman.parameters import Duration, DurationText, Parameters, unmarked
@@ -231,6 +231,9 @@ def test_flow_control_has_every_field_with_its_default() -> None:
 def test_ignored_and_replaced_types_are_listed_with_the_reason() -> None:
     ignored = section_of("compatibility.md", "Accepted and ignored").rows()
     assert {name: why for name, [why] in ignored.items()} == ELSEWHERE
+    missing = section_of("compatibility.md", "Not built in").rows()
+    assert {name: why for name, [why] in missing.items()} == MISSING
+    assert [name for name in MISSING if name in plugins()] == []
     replaced = section_of("compatibility.md", "Replaced").rows()
     assert {name: instead.strip("`") for name, [instead] in replaced.items()} == REPLACED
 

@@ -7,9 +7,7 @@ from pointsman.routing.plugins import (
     Endpoints,
     RequestCycle,
 )
-from pointsman.selection import Column
-from pointsman.selection.arrays import np
-from pointsman.selection.columns import array, column_of, linear
+from pointsman.selection.columns import column_of, linear
 from pointsman.types import RequestMetadata
 
 TYPICAL_OUTPUT_TOKENS = 1000
@@ -39,7 +37,11 @@ class InflightLoadProducer:
         self._ratio = output_ratio
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
-        tokens = uncached_tokens(cycle, candidates)
+        prompt, found = float(cycle.request.input_tokens), cycle.get(PREFIX_MATCH)
+        if found is None:
+            tokens = column_of([prompt] * len(candidates.whole), candidates.arrays)
+        else:
+            tokens = found.uncached_tokens(prompt)
         if self._estimates:
             output = cycle[ESTIMATED_OUTPUT_TOKENS] = self.output_tokens(cycle.request)
             tokens = linear(tokens, 1.0, output)
@@ -50,24 +52,3 @@ class InflightLoadProducer:
         expected = TYPICAL_OUTPUT_TOKENS if self._ratio is None else self._ratio * request.input_tokens
         limits = [limit for limit in (request.max_tokens, self._most) if limit is not None]
         return float(min([expected, *limits]))
-
-
-def uncached_tokens(cycle: RequestCycle, candidates: Endpoints) -> Column:
-    """One number per row of the whole roster."""
-    prompt = float(cycle.request.input_tokens)
-    found = cycle.get(PREFIX_MATCH)
-    if found is None:
-        return column_of([prompt] * len(candidates.whole), candidates.arrays)
-    if not candidates.arrays:
-        return [
-            uncached(prompt, match, total, size)
-            for match, total, size in zip(found.match, found.total, found.block_size, strict=True)
-        ]
-    size = array(found.block_size)
-    hashed, cached = array(found.total) * size, array(found.match) * size
-    return np.maximum(hashed - cached, 0.0) + np.maximum(prompt - hashed, 0.0)
-
-
-def uncached(prompt: float, match: float, total: float, block_size: float) -> float:
-    """Tokens in blocks that did not match, plus those that were not hashed."""
-    return max(0.0, (total - match) * block_size) + max(0.0, prompt - total * block_size)
