@@ -14,12 +14,13 @@ import msgspec
 
 from pointsman.config.revision import Changes, ManifestText
 from pointsman.errors import ConfigError, NotStored, PointsmanError, UnknownName, shown
-from pointsman.gateway.admission import NotAdmitted, Tenant
+from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.records import PipelineRecord
+from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.render.text import one_line
 from pointsman.routing.records import Record

@@ -7,7 +7,8 @@ from pointsman.http.server import ConnectionOwner, ServerConnection
 from pointsman.reasons import Reason
 
 if TYPE_CHECKING:
-    from pointsman.gateway.admission import Keys, NotAdmitted, Tenant
+    from pointsman.gateway.admission import Keys, NotAdmitted
+    from pointsman.gateway.tenants import Tenant
 
 
 class GatewayConnection(ServerConnection):

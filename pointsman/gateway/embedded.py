@@ -159,6 +159,7 @@ class Embedded:
         """Run a manifest; None: the one that was last in force."""
         try:
             await self.plane.start(manifest)
+            self.gateway.admission.usage.open(self.plane.runtime.usage)
             settings = self.plane.documents.plan_in_force.gateway
             await self._listeners.open(settings)
             await self.plane.runtime.admin.listen(lambda: GatewayConnection(self.gateway, is_local=True))
@@ -194,6 +195,7 @@ class Embedded:
             await self.grpc.close(1.0)
             await closing
         finally:  # whatever failed, no process is left
+            self.gateway.admission.usage.close()
             await self.plane.stop()
             self.plane.runtime.admin.close()
             self.gateway.close()

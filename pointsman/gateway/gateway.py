@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
-from pointsman.gateway.admission import Admission, Charge, NotAdmitted, Tenant
+from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
 from pointsman.gateway.openai import BadRequest, answer_tokens, error_body, error_kind, metadata, read_body
+from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.pool import FEW
@@ -296,6 +297,7 @@ class Gateway:
         for late in self.upstream.late(now):
             self.tasks.attempt(SWEEP, late.timed_out)
         self.buffered.trim()
+        self.admission.usage.save(now)
         fleets = [lane.dispatcher.fleet for lane in self.traffic.lanes.values()]
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 

@@ -36,7 +36,7 @@ from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 from pointsman.runtimes.traffic import settle
 
 if TYPE_CHECKING:
-    from pointsman.gateway.admission import Charge
+    from pointsman.gateway.tenants import Charge
 
 NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
     b"host content-length expect authorization accept-encoding x-api-key content_length transfer_encoding "

@@ -135,11 +135,14 @@ class RuntimeParts(Protocol):
 
     @property
     def documents(self) -> "DocumentStore":
-        """From `open` on; so is the next."""
+        """From `open` on; so are the next two."""
         ...
 
     @property
     def targets(self) -> "TargetStore": ...
+
+    @property
+    def usage(self) -> "UsageStore": ...
 
     @property
     def replicas(self) -> "ReplicaAccess":
@@ -324,6 +327,19 @@ class TargetStore(Protocol):
         ...
 
     def note_scaling(self, name: str, record: str) -> None: ...
+
+
+class UsageStore(Protocol):
+    """What tenants have used of their limits, as JSON, saved about once a second. No method raises: what cannot be
+    stored now is stored later."""
+
+    def usage(self) -> dict[str, str]:
+        """The last state saved, by tenant."""
+        ...
+
+    def save_usage(self, states: Mapping[str, str]) -> None: ...
+
+    def forget_usage(self, names: Iterable[str]) -> None: ...
 
 
 class GpuMeter(Protocol):

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.config.schema import PriceSpec, TenantSpec
-from pointsman.gateway.admission import Charge, Denial, Tenant
+from pointsman.errors import PointsmanError
 from pointsman.gateway.openai import answer_tokens, read_body
+from pointsman.gateway.tenants import Charge, Denial, Tenant, UsageBook, UsageState
+from pointsman.runtimes.simulation.runtime import MemoryUsage
 from tests.gateway.backends import (
     DONE,
     OK,
@@ -125,8 +128,8 @@ def test_tokens_per_minute_are_exceeded_by_one_request_at_most(moves: list[tuple
         elif running:
             charge, _, most = running.pop(which % len(running))
             charge.settle(None, min(length, most), 0, 0.0)
-        assert tenant._tokens_left is not None
-        assert tenant._tokens_left.left - tenant.tokens.amount >= -120, "the largest request has 120"
+        assert tenant.tokens_left is not None
+        assert tenant.tokens_left.left - tenant.tokens.amount >= -120, "the largest request has 120"
 
 
 def test_a_stream_that_outgrows_what_was_reserved_keeps_others_out() -> None:
@@ -218,6 +221,135 @@ def test_the_most_tokens_that_an_answer_may_have(path: str, body: dict[str, Any]
 def test_what_is_assumed_without_a_limit(engine: dict[str, Any], price: dict[str, Any], assumed: int) -> None:
     deployment = {"name": "m", "model": "m", "engine": engine, "price": price, "replicas": 0}
     assert plan_of({}, deployment).deployments[0].assumed_output_tokens == assumed
+
+
+# Across restarts
+
+
+class Clocks:
+    """The clocks of a plane: `now` starts anew with each, `wall` goes on."""
+
+    def __init__(self) -> None:
+        self.now, self.wall = 1000.0, 1_700_000_000.0
+
+    def wait(self, seconds: float) -> None:
+        self.now, self.wall = self.now + seconds, self.wall + seconds
+
+
+LIMITS = TenantSpec(name="t", cost_budget=BUDGET, cost_period=3600.0, tokens_per_minute=600, requests_per_minute=60)
+
+
+def restarted(tenant: Tenant, clocks: Clocks, down_s: float, spec: TenantSpec = LIMITS) -> Tenant:
+    """The tenant in the next plane, after this time."""
+    text = msgspec.json.encode(UsageState.of(tenant, clocks.now, clocks.wall))
+    clocks.wait(down_s)
+    clocks.now = 5.0
+    found = Tenant(spec)
+    msgspec.json.decode(text, type=UsageState).restore(found, clocks.now, clocks.wall)
+    return found
+
+
+def spender(clocks: Clocks) -> Tenant:
+    """A tenant that has spent 70 of its budget, and used 71 of 600 tokens and 1 of 60 requests."""
+    tenant = Tenant(LIMITS)
+    charge = tenant.admit(1, 70, PER_TOKEN, clocks.now)
+    assert isinstance(charge, Charge)
+    charge.settle(None, 70, 0, clocks.now)
+    return tenant
+
+
+def test_a_restart_is_not_a_refill() -> None:
+    clocks = Clocks()
+    tenant = restarted(spender(clocks), clocks, 2.0)
+    assert tenant.requests_left is not None
+    assert tenant.tokens_left is not None
+    assert (tenant.spent, tenant.requests_left.left, tenant.tokens_left.left) == (70, 60, 549)
+    assert isinstance(tenant.admit(0, 31, PER_TOKEN, clocks.now), Charge)
+    assert isinstance(tenant.admit(0, 31, PER_TOKEN, clocks.now), Denial)
+
+
+def test_a_period_ends_at_its_time_whatever_was_down() -> None:
+    clocks = Clocks()
+    tenant = spender(clocks)
+    clocks.wait(600)
+    tenant = restarted(tenant, clocks, 1200.0)
+    assert tenant.spent_by(clocks.now + 1799) == 70
+    assert tenant.spent_by(clocks.now + 1801) == 0
+    clocks = Clocks()
+    tenant = restarted(spender(clocks), clocks, 4000.0)
+    assert tenant.spent_by(clocks.now) == 0, "it ended while no plane ran"
+
+
+def test_a_clock_that_was_set_back_makes_no_period_longer() -> None:
+    clocks = Clocks()
+    tenant = restarted(spender(clocks), clocks, -1_000_000.0)
+    assert tenant.spent_by(clocks.now) == 70
+    assert tenant.spent_by(clocks.now + 3601) == 0
+    assert tenant.tokens_left is not None
+    assert tenant.tokens_left.left == 529
+
+
+def test_new_limits_apply_to_usage_of_the_last_plane() -> None:
+    clocks = Clocks()
+    spec = TenantSpec(name="t", cost_budget=60, tokens_per_minute=100)
+    tenant = restarted(spender(clocks), clocks, 0.0, spec)
+    assert isinstance(tenant.admit(0, 1, PER_TOKEN, clocks.now), Denial)
+    assert (tenant.requests_left, tenant.tokens_left and tenant.tokens_left.left) == (None, 100)
+
+
+class CountingStore(MemoryUsage):
+    saves = 0
+
+    def save_usage(self, states: Mapping[str, str]) -> None:
+        self.saves += 1
+        super().save_usage(states)
+
+
+def test_usage_is_saved_when_it_has_changed_but_not_for_each_request() -> None:
+    store, book = CountingStore(), UsageBook()
+    book.open(store)
+    tenants = book.tenants([LIMITS, TenantSpec(name="other")])
+    now = 100.0
+    for _ in range(50):
+        tenants["t"].admit(1, 1, PER_TOKEN, now)
+        book.save(now)
+        now += 0.02
+    assert store.saves == 2, "in a second"
+    book.save(now + 10)
+    book.save(now + 20)
+    assert store.saves == 3
+    assert set(store.usage()) == {"t"}
+    tenants["other"].admit(0, None, None, now)
+    book.close()
+    book.save(now + 30)
+    assert (store.saves, set(store.usage())) == (4, {"t", "other"})
+
+
+def test_a_tenant_that_is_gone_may_come_back_within_its_period() -> None:
+    store, book = MemoryUsage(), UsageBook()
+    book.open(store)
+    [tenant] = book.tenants([LIMITS]).values()
+    now = time.monotonic()
+    tenant.use(70.0, 0, now)
+    book.save(now)
+    assert book.tenants([]) == {}
+    again = book.tenants([LIMITS])["t"]
+    assert again.spent == 70
+    another = UsageBook()
+    another.open(store)
+    assert another.tenants([LIMITS])["t"].spent == 70, "also in the next plane"
+    again.period_ends = now - 1
+    assert book.tenants([]) == {}
+    assert store.usage() == {}, "its period is over"
+
+
+def test_usage_that_cannot_be_read_is_an_error_with_what_to_do() -> None:
+    store, book = MemoryUsage(), UsageBook()
+    store.save_usage({"t": "nonsense"})
+    with pytest.raises(PointsmanError, match=r'what tenant "t" has used cannot be read .*; move'):
+        book.open(store)
+    book.save(1e9)
+    assert store.usage() == {"t": "nonsense"}, "it is not overwritten"
 
 
 # Over real sockets
@@ -360,8 +492,8 @@ def test_a_request_that_no_instance_takes_costs_nothing(make_bed: MakeBed) -> No
     got = bed.fetch(by(RED, max_tokens=60, pointsman={"timeout_s": 0.05}))
     assert got.status in (429, 503)
     assert (tenant.spent, tenant.cost.amount, tenant.cost.holders, tenant.tokens.amount) == (0, 0, 0, 0)
-    assert tenant._tokens_left is not None
-    assert tenant._tokens_left.refill(time.monotonic()) == 1000
+    assert tenant.tokens_left is not None
+    assert tenant.tokens_left.refill(time.monotonic()) == 1000
 
 
 def test_a_retried_request_is_charged_once(make_bed: MakeBed) -> None:

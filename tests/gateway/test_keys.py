@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
-from pointsman.gateway.admission import Bucket, Charge, Denial, Keys, Tenant
+from pointsman.gateway.admission import Keys
 from pointsman.gateway.openai import Usage, metadata, read_body
+from pointsman.gateway.tenants import Bucket, Charge, Denial, Tenant
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
 from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, MakeBed, plan_of
@@ -315,8 +316,8 @@ def test_a_denied_request_costs_nothing() -> None:
 def test_estimated_tokens_are_corrected_by_usage() -> None:
     tenant = Tenant(TenantSpec(name="t", tokens_per_minute=100))
     admitted(tenant, 0.0).settle(Usage(4, 6, None), None, 0, 0.0)
-    assert tenant._tokens_left is not None
-    assert tenant._tokens_left.refill(0.0) == 90
+    assert tenant.tokens_left is not None
+    assert tenant.tokens_left.refill(0.0) == 90
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Budgets of tenants on a real plane: however many requests come at once, one of them at most exceeds a budget."""
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -100,3 +103,70 @@ def test_models_that_applications_call_fit_into_the_budget(
     assert set(total) == {200, 429}
     assert usage["spent"] >= BUDGET - cost
     assert (usage["reserved"], usage["in_flight"]) == (0, 0)
+
+
+def spending_plane(plane: LivePlane) -> None:
+    engine = {"tokensPerSecond": 50, "maxNumSeqs": 64}
+    plane.up(
+        manifest(
+            simulated("m", 1, price=PRICE, parameters=engine),
+            keys=[{"sha256": hashed("red"), "tenant": "red"}],
+            tenants=[{"name": "red", "costBudget": BUDGET, "costPeriod": "1h", "requestsPerMinute": 600}],
+        )
+    )
+
+
+def ask(plane: LivePlane, tokens: int) -> int:
+    body = {"model": "m", "prompt": "x", "max_tokens": tokens, "ignore_eos": True}
+    headers = {"authorization": "Bearer red"}
+    return httpx.post(f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60).status_code
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_a_tenant_has_used_survives(tmp_path: Path, how: str) -> None:
+    plane = LivePlane(tmp_path)
+    try:
+        spending_plane(plane)
+        assert ask(plane, 60) == 200
+        before = tenant(plane, "red")
+        assert before["spent"] == 60
+        if how == "killed":
+            time.sleep(1.1)  # what is older than a second has been saved, whatever happens
+            plane.kill()
+        else:
+            assert plane.stop() == 0
+        plane.up()
+        after = tenant(plane, "red")
+        assert (after["spent"], after["reserved"], after["in_flight"]) == (60, 0, 0)
+        assert after["period_ends"] == pytest.approx(before["period_ends"], abs=2.0)
+        assert after["requests_left"] >= before["requests_left"]
+        assert ask(plane, 41) == 200, "it is alone, and something is left"
+        assert ask(plane, 1) == 429
+        assert tenant(plane, "red")["spent"] == 101
+    finally:
+        plane.close()
+
+
+def test_what_a_stream_has_used_survives_a_kill(tmp_path: Path) -> None:
+    """All but the last second of it."""
+    plane = LivePlane(tmp_path)
+    try:
+        spending_plane(plane)
+        body = {"model": "m", "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        headers = {"authorization": "Bearer red"}
+        came: list[float] = []
+        streaming = httpx.stream("POST", f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60)
+        with suppress(httpx.HTTPError), streaming as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    came.append(time.monotonic())
+                if len(came) == 120:
+                    plane.kill()
+        killed_at = came[-1]
+        plane.up()
+        saved = tenant(plane, "red")["spent"]
+        assert saved >= sum(at < killed_at - 1.0 for at in came)
+        assert saved <= len(came) + 1
+        assert ask(plane, 1) == (429 if saved >= BUDGET else 200)
+    finally:
+        plane.close()

@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.config.plan import ApplicationPlan
 from pointsman.errors import PointsmanError, shown
-from pointsman.gateway.admission import NotAdmitted, Tenant
+from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import READ, WRITE, GatewayPage
 from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
@@ -18,6 +18,7 @@ from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords,
 from pointsman.gateway.pipelines.request import PipelineRequest, RequestContext
 from pointsman.gateway.pipelines.results import ARGUMENTS, HttpSink, ResponseSink, SharedFiles, inputs_of
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
+from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput

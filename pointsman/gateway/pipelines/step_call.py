@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.config.plan import DeploymentPlan
 from pointsman.errors import PointsmanError
-from pointsman.gateway.admission import Admission, Charge
+from pointsman.gateway.admission import Admission
 from pointsman.gateway.openai import (
     MAX_USAGE_BYTES,
     BadRequest,
@@ -20,6 +20,7 @@ from pointsman.gateway.openai import (
     usage_of_stream,
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
+from pointsman.gateway.tenants import Charge
 from pointsman.gateway.upstream import RETRIED, InFlight
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in

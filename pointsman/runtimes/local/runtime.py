@@ -29,7 +29,7 @@ from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.local.processes import Processes, log_file, tail
-from pointsman.runtimes.local.store import SECRET_FILE, Lock, SqliteDocuments, SqliteTargets, Store, check_state
+from pointsman.runtimes.local.store import FILE, LOCK_FILE, Lock, SqliteDocuments, SqliteTargets, SqliteUsage, Store
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
@@ -38,6 +38,7 @@ from pointsman.types import Worker
 
 
 SOCKET = "admin.sock"
+SECRET_FILE = "secret"
 MEMORY = Path("/dev/shm")
 STORE_RETRY_S = 1.0
 """How often changes that could not be stored are tried again."""
@@ -136,11 +137,53 @@ def _by_cause(error: OSError) -> str:
     return "free space on its disk" if error.errno in (ENOSPC, EDQUOT) else "move it away, or choose another --state"
 
 
+ENTRIES: dict[str, tuple[Callable[[Path], bool], str]] = {
+    LOCK_FILE: (Path.is_file, "file"),
+    FILE: (Path.is_file, "file"),
+    SECRET_FILE: (Path.is_file, "file"),
+    "supervisor.log": (Path.is_file, "file"),
+    SOCKET: (Path.is_socket, "socket"),
+    "supervisor.sock": (Path.is_socket, "socket"),
+    "logs": (Path.is_dir, "directory"),
+}
+"""What the state directory holds."""
+
+
+def check_state(state: Path) -> None:
+    """Make the state directory, for its owner only. Raises `PointsmanError` if one that is there cannot be used: then
+    nothing has changed."""
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = state.stat()
+    except FileExistsError:
+        raise PointsmanError(f"{state} is not a directory; move it away, or choose another --state") from None
+    except OSError as error:
+        raise PointsmanError(f"{state} cannot be made ({error.strerror}); choose another --state") from None
+    if found.st_uid != os.geteuid():
+        remedy = f"choose another --state, or run: chown {os.geteuid()} {state}"
+        raise PointsmanError(f"{state} belongs to another user; {remedy}")
+    if found.st_mode & 0o077:
+        raise PointsmanError(f"{state} is open to other users, who could read its secret; run: chmod 700 {state}")
+    if os.statvfs(state).f_flag & os.ST_RDONLY:
+        raise PointsmanError(f"{state} is on a read-only file system; make it writable, or choose another --state")
+    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
+        raise PointsmanError(f"{state} cannot be read and written by its owner; run: chmod 700 {state}")
+    for name, (is_right, kind) in ENTRIES.items():
+        path = state / name
+        if not path.exists():
+            continue
+        if not is_right(path):
+            raise PointsmanError(f"{path} is not a {kind}; move it away")
+        if name == SECRET_FILE and path.stat().st_mode & 0o077:
+            raise PointsmanError(f"{path} is open to other users; run: chmod 600 {path}")
+
+
 class LocalRuntime:
     """`Runtime` of the interface. One per state directory."""
 
     documents: SqliteDocuments
     targets: SqliteTargets
+    usage: SqliteUsage
     replicas: LocalReplicaAccess
     probes: HttpProbes
     _lock: Lock
@@ -187,7 +230,7 @@ class LocalRuntime:
             if self._is_temporary:
                 shutil.rmtree(self._state, ignore_errors=True)
             raise
-        self.documents, self.targets = self._store.documents, self._store.targets
+        self.documents, self.targets, self.usage = self._store.documents, self._store.targets, self._store.usage
         self._writing = self.tasks.every("store", STORE_RETRY_S, self._store.behind.flush)
 
     async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:

@@ -1,4 +1,4 @@
-"""The state of a plane in one SQLite file: documents in force, replica targets, and processes.
+"""The state of a plane in one SQLite file: documents in force, replica targets, usage, and processes.
 
 Only the plane that holds the lock of the state directory writes. Documents are stored before they take effect, or
 refused. Everything else has been decided already when it comes here: the plane's memory has the truth, and the file is
@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +23,8 @@ from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
 
 LOCK_FILE = "lock"
-SECRET_FILE = "secret"
 FILE = "pointsman.sqlite"
-VERSION = 5
+VERSION = 6
 """Of the schema."""
 MAX_SCALING_RECORDS = 200
 """Of each deployment; older ones are dropped."""
@@ -41,20 +40,11 @@ create table instances (
     id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text
 ) without rowid;
 create table scaling (name text primary key, state text) without rowid;
+create table usage (tenant text primary key, state text) without rowid;
 create table scaling_records (id integer primary key, name text, record text);
 pragma user_version = {VERSION};
 commit;
 """
-ENTRIES: dict[str, tuple[Callable[[Path], bool], str]] = {
-    LOCK_FILE: (Path.is_file, "file"),
-    FILE: (Path.is_file, "file"),
-    SECRET_FILE: (Path.is_file, "file"),
-    "supervisor.log": (Path.is_file, "file"),
-    "admin.sock": (Path.is_socket, "socket"),
-    "supervisor.sock": (Path.is_socket, "socket"),
-    "logs": (Path.is_dir, "directory"),
-}
-"""What the state directory holds."""
 MOVE_AWAY = "move it away while no plane runs, and apply the manifest anew"
 ADVICE = {
     sqlite3.SQLITE_FULL: "free space on its disk",
@@ -84,35 +74,6 @@ def _advice(error: Exception, path: Path) -> str:
 
 def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is needed here
-
-
-def check_state(state: Path) -> None:
-    """Make the state directory, for its owner only. Raises `PointsmanError` if one that is there cannot be used: then
-    nothing has changed."""
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = state.stat()
-    except FileExistsError:
-        raise PointsmanError(f"{state} is not a directory; move it away, or choose another --state") from None
-    except OSError as error:
-        raise PointsmanError(f"{state} cannot be made ({error.strerror}); choose another --state") from None
-    if found.st_uid != os.geteuid():
-        remedy = f"choose another --state, or run: chown {os.geteuid()} {state}"
-        raise PointsmanError(f"{state} belongs to another user; {remedy}")
-    if found.st_mode & 0o077:
-        raise PointsmanError(f"{state} is open to other users, who could read its secret; run: chmod 700 {state}")
-    if os.statvfs(state).f_flag & os.ST_RDONLY:
-        raise PointsmanError(f"{state} is on a read-only file system; make it writable, or choose another --state")
-    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
-        raise PointsmanError(f"{state} cannot be read and written by its owner; run: chmod 700 {state}")
-    for name, (is_right, kind) in ENTRIES.items():
-        path = state / name
-        if not path.exists():
-            continue
-        if not is_right(path):
-            raise PointsmanError(f"{path} is not a {kind}; move it away")
-        if name == SECRET_FILE and path.stat().st_mode & 0o077:
-            raise PointsmanError(f"{path} is open to other users; run: chmod 600 {path}")
 
 
 class Lock:
@@ -253,6 +214,7 @@ class Store:
             self.documents = SqliteDocuments(db, self._path)
             self.documents.check()
             self.targets = SqliteTargets(db, self.behind)
+            self.usage = SqliteUsage(db, self.behind)
             self.processes = SqliteProcesses(db, self.behind)
             db.execute("pragma busy_timeout = 0")
         except BaseException:
@@ -416,6 +378,42 @@ class SqliteTargets:
         self._forgotten.clear()
         self._unsaved_states.clear()
         self._unsaved_records.clear()
+
+
+class SqliteUsage:
+    """`UsageStore` of the interface."""
+
+    def __init__(self, db: sqlite3.Connection, behind: WriteBehind) -> None:
+        self._states = msgspec.convert(dict(db.execute("select tenant, state from usage")), dict[str, str])
+        self._unsaved: set[str] = set()
+        self._behind = behind
+        behind.add(self)
+
+    def usage(self) -> dict[str, str]:
+        return dict(self._states)
+
+    def save_usage(self, states: Mapping[str, str]) -> None:
+        self._states |= states
+        self._unsaved |= states.keys()
+        self._behind.changed()
+
+    def forget_usage(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._states.pop(name, None)
+            self._unsaved.add(name)
+        self._behind.changed()
+
+    def __len__(self) -> int:
+        return len(self._unsaved)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        states = [(name, self._states[name]) for name in self._unsaved if name in self._states]
+        db.executemany("insert or replace into usage (tenant, state) values (?, ?)", states)
+        gone = [(name,) for name in self._unsaved if name not in self._states]
+        db.executemany("delete from usage where tenant = ?", gone)
+
+    def saved(self) -> None:
+        self._unsaved.clear()
 
 
 class StoredProcess(msgspec.Struct, frozen=True):

@@ -129,6 +129,23 @@ class VirtualRepetition:
         self._call()
 
 
+class MemoryUsage:
+    """`UsageStore` of the interface."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+
+    def usage(self) -> dict[str, str]:
+        return dict(self._states)
+
+    def save_usage(self, states: Mapping[str, str]) -> None:
+        self._states |= states
+
+    def forget_usage(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._states.pop(name, None)
+
+
 class NoGpuMeter:
     """`GpuMeter` of the interface."""
 
@@ -193,6 +210,7 @@ class SimulatedRuntime:
         )
         self.documents = MemoryDocuments()
         self.targets = MemoryTargets()
+        self.usage = MemoryUsage()
         self.admin, self.gpus, self.replicas = NoListener(), NoGpuMeter(), NoReplicas()
         self.workers = SimulatedWorkers(self.processes, lambda event: self._tell(event))
         self._first_workers = list(workers)

@@ -153,6 +153,8 @@ CHANGES = st.one_of(
     st.tuples(st.just("target"), NAMES, st.integers(1, 9)),
     st.tuples(st.just("note"), NAMES, st.integers(1, 9)),
     st.tuples(st.just("forget target"), NAMES, st.just(0)),
+    st.tuples(st.just("use"), NAMES, st.integers(1, 9)),
+    st.tuples(st.just("forget usage"), NAMES, st.just(0)),
     st.tuples(st.sampled_from(["break", "repair", "retry"]), st.just(""), st.just(0)),
 )
 
@@ -169,12 +171,16 @@ def change(store: Store, what: str, name: str, number: int) -> None:
             store.targets.note_scaling(name, str(number))
         case "forget target":
             store.targets.forget_scaling(name)
+        case "use":
+            store.usage.save_usage({name: str(number)})
+        case "forget usage":
+            store.usage.forget_usage([name])
 
 
 def content(state: Path) -> tuple[object, ...]:
     store = Store(state)
     records = {name: store.targets.scaling_records(name) for name in ("a", "b")}
-    found = store.processes.found, store.targets.scaling(), records
+    found = store.processes.found, store.targets.scaling(), records, store.usage.usage()
     store.close()
     return found
 
@@ -197,6 +203,7 @@ def test_whatever_fails_meanwhile_the_file_is_the_same_in_the_end(changes: list[
                     change(sound, what, name, number)
                     change(broken, what, name, number)
                     assert broken.targets.scaling() == sound.targets.scaling()
+                    assert broken.usage.usage() == sound.usage.usage()
                     assert broken.targets.scaling_records(name) == sound.targets.scaling_records(name)
         broken.behind.flush()
         assert (len(broken.behind), broken.problem) == (0, "")
