@@ -13,7 +13,7 @@ from pointsman.http.heads import HttpRequest
 from pointsman.runtimes.traffic import Lane, Traffic
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-CHEAP_S = 0.002
+CHEAP_S = 0.005
 """A page that takes less processor time than this is made for each request, and so is always exact."""
 AGE_PER_COST = 20.0
 """Any other page is at least this many times as old as it took to make, before it is made again: it takes at most 5 %

@@ -293,7 +293,8 @@ def test_tokens_of_models_in_a_pipeline_are_counted(plane: LivePlane, deploy: De
     path = deploy("charged", dag)
     before = metric(client, 'pointsman_tokens_total{deployment="tiny",kind="output"}')
     assert client.post(path, json="def ").status_code == 200
-    assert metric(client, 'pointsman_tokens_total{deployment="tiny",kind="output"}') == before + 4
+    name = 'pointsman_tokens_total{deployment="tiny",kind="output"}'
+    plane.until(lambda: metric(client, name) == before + 4, "a new page of metrics")
     assert metric(client, 'pointsman_requests_total{deployment="charged",status="200"}') == 1
 
 
@@ -401,7 +402,9 @@ def test_a_client_that_does_not_read_pauses_only_its_own_generator(
     address = urlsplit(plane.url)
     body = json.dumps(str(progress)).encode()
     with socket.create_connection((address.hostname, address.port)) as unread:
-        unread.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        unread.sendall(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+        )
         plane.until(progress.exists, "the first pieces")
         seen: list[str] = []
 
