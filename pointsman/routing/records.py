@@ -191,8 +191,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
     failure: SchedulingFailure[Endpoint] | None = None
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
-    dropped: Reason | None = None
-    """The last decision of a user's policy about it that was not carried out, and why."""
     failures: tuple[tuple[str, str], ...] = ()
     """(instance, error) of each failed try."""
     sent_at: float | None = None
@@ -270,7 +268,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return {
             **self.summary(),
             "decision": _decision_data(self.decision),
-            "dropped": None if self.dropped is None else self.dropped.as_dict(),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
             "rejected": {str(one): {"filter": name, "reason": why.as_dict()} for one, name, why in rejected},
@@ -303,8 +300,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
             if decision.confidence != 1.0 or decision.metadata:
                 more = "".join(f", {name} {value}" for name, value in decision.metadata.items())
                 lines.append(f"confidence {decision.confidence:g}{more}")
-        if self.dropped is not None:
-            lines.append(str(self.dropped))
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
         lines += self._timeline()
         if self.refusal is not None:
@@ -393,14 +388,6 @@ class Journal:
         record = self.records.get(request.request_id)
         if record is not None:
             record.trace, record.failure = trace, failure
-
-    def dropped(self, made: SchedulingDecision, broken: Reason, policy: str) -> None:
-        """A decision of a user's policy is not carried out."""
-        self.counters.broken_promise(broken)
-        record = self.records.get(made.request_id)
-        if record is not None and record.made is None:  # a second decision about a sent request changes nothing
-            facts = {"policy": policy, "instance": made.target_instance_id, "cause": broken}
-            record.dropped = Reason("decision-dropped", facts)
 
     def sent(self, sent: "Sent", made: Decided | SchedulingDecision) -> None:
         item = sent.item

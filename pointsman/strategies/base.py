@@ -33,7 +33,7 @@ class SchedulingPolicy(ABC):
     Subclass it and write `schedule`; `prioritize` is for policies that order first and then choose. The contract: the
     arguments are not modified, every decision names a request and an instance of the arguments, each request is named
     at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call. The dispatcher
-    checks every decision; one that breaks the contract is dropped, and FIFO decides about its request at once.
+    checks every decision; one that breaks the contract is dropped, and its request keeps waiting.
     """
 
     name: str
