@@ -297,9 +297,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
         lines = [f'request "{self.request_id}" is {self.state}']
         if decision is not None:
             lines.append(f"sent to {decision.target_instance_id}: {decision.reason}")
-            if decision.confidence != 1.0 or decision.metadata:
-                more = "".join(f", {name} {value}" for name, value in decision.metadata.items())
-                lines.append(f"confidence {decision.confidence:g}{more}")
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
         lines += self._timeline()
         if self.refusal is not None:
@@ -353,8 +350,7 @@ def _decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None
     if decision is None:
         return None
     reason = reason_of("policy", decision.reason).as_dict()
-    bare = msgspec.structs.replace(decision, reason="")
-    return {**msgspec.to_builtins(bare, str_keys=True, enc_hook=str), "reason": reason}  # metadata may hold anything
+    return {**msgspec.to_builtins(msgspec.structs.replace(decision, reason="")), "reason": reason}
 
 
 def _ms(start: float, end: float | None) -> float | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
+
 from pointsman.reasons import Reason, reason_of
 from pointsman.routing.decisions import no_instance
 from pointsman.routing.endpoints import ACCEPTS, Endpoint, EndpointTable
@@ -26,7 +28,7 @@ from pointsman.routing.records import Journal
 from pointsman.routing.request_table import Hold, Pool, RequestTable, holds_of
 from pointsman.routing.routes import BatchPolicy, Chooser, DispatchPlan, pool_wide
 from pointsman.selection import Producer, SchedulingFailure, SchedulingResult, plugin_name
-from pointsman.types import RequestMetadata, arrived
+from pointsman.types import RequestMetadata
 
 # Hooks of plugins around the choice; one that raises disturbs nothing else
 
@@ -131,7 +133,7 @@ class Sender:
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self.table.sent:
             return False
-        request = given if type(given.arrival_time) is float else arrived(given, now)
+        request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
         item = Queued(request)
         cycle = self.chooser.cycle(request, now)
         try:

@@ -37,7 +37,7 @@ class SchedulingPolicy(ABC):
     """
 
     name: str
-    """The name in reasons and metrics; by default the class name in kebab case, without `-policy`."""
+    """The name in reasons and metrics; by default the class name in kebab case."""
     now: float | None = None
     """The time of this call, set by the caller. None: the latest arrival is used."""
     seed: int = 0
@@ -49,12 +49,7 @@ class SchedulingPolicy(ABC):
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
-            cls.name = kebab_case(cls.__name__).removesuffix("-policy").removesuffix("-strategy")
-
-    def __init__(self, name: str = "") -> None:
-        """`name`: in place of the name of the class. A subclass need not call this."""
-        if name:
-            self.name = name
+            cls.name = kebab_case(cls.__name__).removesuffix("-strategy")
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
         """The same requests, in the order in which they should be placed. Default: order of arrival."""

@@ -9,14 +9,14 @@ import pytest
 from pointsman.lab.check import check
 from pointsman.lab.check.cases import equal_case
 from pointsman.strategies import (
-    AdaptivePolicy,
-    CostOptimizedPolicy,
-    FIFOPolicy,
-    PriorityPolicy,
+    AdaptiveStrategy,
+    CostOptimizedStrategy,
+    FifoStrategy,
+    PriorityStrategy,
     SchedulingPolicy,
-    SLOAwarePolicy,
+    SloAwareStrategy,
 )
-from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority, SchedulingDecision
+from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
 from tests.lab.findings import found, lines
 
 Requests = list[RequestMetadata]
@@ -176,7 +176,7 @@ def test_herding() -> None:
 
 class NeverLow(FirstFit):
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
-        return super().schedule([request for request in requests if request.priority != RequestPriority.LOW], instances)
+        return super().schedule([request for request in requests if request.priority != Priority.LOW], instances)
 
 
 def test_starving() -> None:
@@ -249,7 +249,7 @@ class CannotOrder(FirstFit):
         return sorted(requests, key=lambda request: request.arrival_time)  # type: ignore[arg-type,return-value]
 
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
-        return FIFOPolicy().schedule(requests, instances)
+        return FifoStrategy().schedule(requests, instances)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,9 @@ def test_burning_processor_time() -> None:
     assert "ms per decision; a request waits for every one of them" in broken.what
 
 
-@pytest.mark.parametrize("strategy", [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy])
+@pytest.mark.parametrize(
+    "strategy", [FifoStrategy, PriorityStrategy, SloAwareStrategy, CostOptimizedStrategy, AdaptiveStrategy]
+)
 def test_the_built_in_strategies_keep_all(strategy: type[SchedulingPolicy]) -> None:
     report = check(strategy, 15)
     assert report.ok, str(report)

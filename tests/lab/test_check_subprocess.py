@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from pointsman.strategies import FIFOPolicy
+from pointsman.strategies import FifoStrategy
 
 
 def sleeps(view):
@@ -73,14 +73,14 @@ def keeps_a_thread(view):
     return 1
 
 
-class Loops(FIFOPolicy):
+class Loops(FifoStrategy):
     def schedule(self, requests, instances):
         while requests:
             pass
         return []
 
 
-class Exits(FIFOPolicy):
+class Exits(FifoStrategy):
     def schedule(self, requests, instances):
         raise SystemExit(4)
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pointsman.errors import ConfigError
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.runtimes.inprocess import ControlPlaneManager
-from pointsman.strategies import FIFOPolicy, SchedulingPolicy
-from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority, SchedulingDecision
+from pointsman.strategies import FifoStrategy, SchedulingPolicy
+from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
 from tests.runtimes.planes import Plane, instance, sent
 
 # Policies
@@ -27,8 +27,8 @@ from tests.runtimes.planes import Plane, instance, sent
         ("fifi", 'there is no scheduling policy "fifi"; did you mean "fifo"?'),
         ("slo_aware", 'did you mean "slo-aware"'),
         ("no.such.module:Policy", 'there is no module "no'),
-        ("pointsman.strategies:FIFOPolic", 'has no "FIFOPolic"; did you mean "FIFOPolicy"'),
-        ("pointsman.types:RequestPriority", "is not a scheduling policy"),
+        ("pointsman.strategies:FifoStrat", 'has no "FifoStrat"; did you mean "FifoStrategy"'),
+        ("pointsman.types:Priority", "is not a scheduling policy"),
     ],
 )
 def test_an_unknown_policy_is_an_error_that_names_the_nearest(name: str, message: str) -> None:
@@ -89,7 +89,7 @@ def test_a_user_policy_by_name(own_policy: str) -> None:
     assert plane.manager.explain("a").strategy == "last-come-first"
 
 
-class ShortestFirst(FIFOPolicy):
+class ShortestFirst(FifoStrategy):
     """Its own order of the waiting requests; FIFO chooses the instance."""
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
@@ -106,7 +106,7 @@ def test_a_user_order() -> None:
     assert len(plane.manager.notes) == 1
 
 
-class ByDeadline(FIFOPolicy):
+class ByDeadline(FifoStrategy):
     """Its key is None for some requests, and cannot be compared."""
 
     def order(self, request: RequestMetadata) -> Any:
@@ -233,7 +233,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(1, 4),
-        priority=st.sampled_from(list(RequestPriority)),
+        priority=st.sampled_from(list(Priority)),
         model=st.sampled_from(["", "m", "x"]),
         slo_ms=st.none() | st.sampled_from([0.0, 5000.0]),
         budget=st.none() | st.sampled_from([0.0, 10.0]),
