@@ -255,7 +255,7 @@ DAY = 144
 def live(tmp_path: Path) -> Iterator[LivePlane]:
     """A real plane with two deployments: of one it remembers two days, and the other is new."""
     made = LivePlane(tmp_path)
-    made.state.mkdir()
+    made.state.mkdir(mode=0o700)
     first = int(time.time() // BIN_S) - 2 * DAY
     counts = [int(BIN_S) * (30 if place % DAY >= DAY // 2 else 5) for place in range(2 * DAY)]
     bins = [(first + place, count) for place, count in enumerate(counts)]
