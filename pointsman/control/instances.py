@@ -107,6 +107,12 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """From launch to ready; None if it was not ready yet, or if its launch was not seen."""
     has_failed: bool = False
     """It crashed, hung or did not start, and has not been ready since."""
+    given_up: bool = False
+    """It failed to start so often that no request waits for it, though it is tried again."""
+    leaving: bool = False
+    """It is not wanted any more."""
+    probe_at: float | None = None
+    """When it is probed next; None if it is not, or if a probe is in flight."""
 
 
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
@@ -327,6 +333,9 @@ def instance_status(one: Instance) -> InstanceStatus:
         recipe=one.recipe,
         start_up_s=one.start_up_s,
         has_failed=one.failures > 0 and not one.unplaced and one.phase in (Phase.STARTING, Phase.BACKING_OFF),
+        given_up=one.has_failed_to_start,
+        leaving=one.leaving,
+        probe_at=one.next_probe,
     )
 
 

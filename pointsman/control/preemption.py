@@ -69,6 +69,22 @@ class Preemptor:
         one.reported_unplaced = len(unplaced)
         return Preemption((self._no_room(one, unplaced, now),) if more else (), evictions)
 
+    def may_make_room(self, one: ScaledDeployment) -> bool:
+        """Whether another deployment may make room for its instances, now or when it has had its turn."""
+        ask = self._ask(one.name)
+        return (
+            ask is not None
+            and not one.fits_never
+            and any(
+                other is not one
+                and self._may_yield(other, ask)
+                and other.guard.override is None
+                and other.target > 0
+                and (other.guard.limits.min_replicas == 0 or other.target > other.guard.limits.min_replicas)
+                for other in self._scaled.values()
+            )
+        )
+
     def _victims(
         self, one: ScaledDeployment, deployment: str, instances: Sequence[InstanceStatus], used: Set[str], now: float
     ) -> list[Victim]:
@@ -117,6 +133,7 @@ class Preemptor:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
+        one.fits_never = never is not None
         facts = {"unplaced": len(unplaced), "target": one.target, "why": _detail(unplaced[0].reason), "hints": helps}
         why = Reason("waits-for-room") if never is None else Reason("fits-no-worker", {"why": never.detail})
         return one.note(why, now, Reason("instances-unplaced", facts))

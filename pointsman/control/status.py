@@ -1,13 +1,28 @@
 """What runs and how it is doing, as plain data: the fields of the admin API and of `pointsman status`."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.reasons import Reason
+
+SOON_S = 10.0
+"""Requests wait for an instance that is restarted or comes back within this time."""
+
+
+class Prospects(NamedTuple):
+    """What scaling can do for a deployment without instances that take requests."""
+
+    may_start: bool = False
+    """A request that waits makes it start an instance."""
+    may_find_room: bool = False
+    """Other deployments may make room for it."""
+
+
+NO_PROSPECTS = Prospects()
 
 
 class Unavailable(msgspec.Struct, frozen=True):
@@ -16,23 +31,62 @@ class Unavailable(msgspec.Struct, frozen=True):
     why: Reason
     retry_s: float | None = None
     """Seconds until then; None if unknown."""
+    hopeless: bool = False
+    """None is starting, restarting or about to come back: it is of no use to wait."""
+
+
+def unavailability(
+    deployment: str,
+    instances: Iterable[InstanceStatus],
+    start_up_s: float | None,
+    now: float,
+    prospects: Prospects = NO_PROSPECTS,
+) -> Unavailable:
+    """Why none of a deployment's instances takes requests: the reason of the one that will be ready first.
+
+    `instances`: of all deployments. `start_up_s`: how long a start takes, None if unknown. Failures inside are for
+    operators, in `pointsman status`.
+    """
+    known = list(instances)
+    room = prospects.may_find_room or any(_gives_place(one) for one in known)
+    mine = [one for one in known if one.deployment == deployment]
+    expected = [one for one in mine if _is_expected(one, room, now)]
+    found = [_unavailability(one, start_up_s, now) for one in expected or mine]
+    first = min(found, key=lambda one: float("inf") if one.retry_s is None else one.retry_s, default=NONE_WANTED)
+    none_yet = all(one.leaving or one.endpoint is not None for one in mine)
+    if expected or (prospects.may_start and none_yet):
+        return first
+    return Unavailable(first.why, first.retry_s, hopeless=True)
 
 
 NONE_WANTED = Unavailable(Reason("none-wanted"))
 
 
-def unavailability(instances: Iterable[InstanceStatus], start_up_s: float | None, now: float) -> Unavailable:
-    """Why none of a deployment's instances takes requests: the reason of the one that will be ready first.
+def _gives_place(one: InstanceStatus) -> bool:
+    return one.phase in (Phase.DRAINING, Phase.STOPPING) and one.place is not None
 
-    `start_up_s`: how long a start takes, None if unknown. Failures inside are for operators, in `pointsman status`.
-    """
-    found = [_unavailability(one, start_up_s, now) for one in instances if one.endpoint is None]
-    return min(found, key=lambda one: float("inf") if one.retry_s is None else one.retry_s, default=NONE_WANTED)
+
+def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
+    """Whether it is worth waiting for. `room`: one without a place may get one."""
+    is_soon = one.until is None or one.until - now <= SOON_S
+    if one.leaving or one.halted or one.drain_asked:
+        return False
+    if one.unplaced or one.phase is Phase.DRAINING:  # it was evicted
+        return room
+    if one.endpoint is not None and one.phase is Phase.STARTING:
+        return not one.has_failed
+    if one.endpoint is not None or one.phase in (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED):
+        return one.in_service and is_soon
+    return not one.given_up and (is_soon or one.phase is not Phase.BACKING_OFF)
 
 
 def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -> Unavailable:
     if one.unplaced:
         return Unavailable(Reason("no-place-yet", {"instance": one.id}))
+    if one.endpoint is not None:
+        left_s = None if one.probe_at is None else max(one.probe_at - now, 0.0)
+        code = "endpoint-starting" if one.phase is Phase.STARTING and not one.has_failed else "endpoint-down"
+        return Unavailable(Reason(code, {"instance": one.id}), left_s)
     if one.phase is Phase.STARTING:
         left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
         return Unavailable(Reason("starting", {"instance": one.id, "for_s": round(now - one.since)}), left_s)

@@ -20,7 +20,7 @@ from pointsman.reasons import Reason
 from pointsman.routing.endpoints import ACCEPTS, LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
 from pointsman.routing.outliers import FAILED, Doubt, kind_of
-from pointsman.runtimes.traffic import accepting, settle, unavailability
+from pointsman.runtimes.traffic import accepting, settle, takes_requests, unavailability
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ KEPT = frozenset(
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
+HOPELESS_RETRY_S = 30
+"""Retry-After, in seconds, if no instance is expected at all."""
 LATELY_S = 60.0
 """A problem of requests is shown until it has not occurred for this long."""
 
@@ -378,9 +380,12 @@ def retry_after_s(lane: "Lane") -> int:
     dispatcher = lane.dispatcher
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
-    if not latencies:
+    if not latencies or not takes_requests(dispatcher):
         absence = unavailability(lane)
-        wait_s = lane.start_up_s if absence is None or absence.retry_s is None else absence.retry_s
+        if absence is None or absence.retry_s is None:
+            wait_s = HOPELESS_RETRY_S if absence is not None and absence.hopeless else lane.start_up_s
+        else:
+            wait_s = absence.retry_s
         return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
     places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
     waves = max(1.0, len(dispatcher) / max(places, 1))

@@ -312,6 +312,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         f"of priority {facts['priority']} in a full queue: {_shortage(facts)}; send it again later"
     ),
     "waited-too-long": _waited("without an instance having room", "send less or add instances"),
+    "none-expected": _with_absence("no instance is running, starting or expected"),
     "no-instance-came": _waited("and no instance is running", "start an instance"),
     "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
     "deployment-removed": _with_absence(
@@ -436,6 +437,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "{instance} has failed {failures} times, and restarts in {restart_in_s} s",
     ),
     "hindered": "{instance} could not be started yet, which is no fault of it",
+    "endpoint-starting": "{instance} has not answered yet",
+    "endpoint-down": "{instance} does not answer",
     "in-phase": "{instance} is {phase}",
     # Why a target changed, or did not
     "policy-wants": "{replicas} wanted",

@@ -30,6 +30,7 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    NoneExpected,
     Outcome,
     Paused,
     Refusal,
@@ -247,6 +248,14 @@ class InstanceEvents:
             self._requests.failed(Failed(request_id, event.why, instance_id=event.instance_id), now, commands)
         self._journal.counters.departed(event.instance_id)
 
+    def none_expected(self, event: NoneExpected, now: float, commands: list[DispatcherCommand]) -> None:
+        refusal = Refusal(Outcome.EVICTED_NO_ENDPOINTS, Reason("none-expected"))
+        for pool in self._pools.waiting():
+            for item in list(pool.queue.waiting()):
+                self._sender.look(item, now)
+                pool.queue.cancel(item.request.request_id)
+                self._table.refuse(item.request, refusal, now, commands)
+
     def measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
         self._fleet.measure(event.instance_id, event.metrics, now)
         self._sender.room_on(self._fleet[event.instance_id], now, commands)
@@ -300,6 +309,7 @@ class Dispatcher:
             Changed: instances.changed,
             Paused: instances.paused,
             Left: instances.left,
+            NoneExpected: instances.none_expected,
             Measured: instances.measured,
             Scraped: instances.scraped,
             TimerFired: self._timer_fired,

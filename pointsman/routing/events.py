@@ -149,6 +149,10 @@ class Left(DispatcherEvent, frozen=True):
     why: str = "it left"
 
 
+class NoneExpected(DispatcherEvent, frozen=True):
+    """No instance takes requests, and none is starting or expected: waiting is of no use."""
+
+
 class Measured(DispatcherEvent, frozen=True):
     """An engine has reported metrics."""
 

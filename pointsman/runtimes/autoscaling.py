@@ -14,6 +14,7 @@ from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.control.instances import replica_counts
 from pointsman.control.preemption import Preemptor
+from pointsman.control.status import NO_PROSPECTS, Prospects
 from pointsman.engines import Samples
 from pointsman.http.client import NoResponse, fetch
 from pointsman.reasons import Reason
@@ -326,6 +327,14 @@ class PlaneScaling:
         """A request waits and no instance takes it: call the policy now."""
         self._autoscaler.wake(deployment)
         self._loop.wake()
+
+    def prospects(self, deployment: str) -> Prospects:
+        """What it can do for a deployment without instances that take requests."""
+        one = next((one for one in self.each() if deployment in one.members), None)
+        if one is None:
+            return NO_PROSPECTS
+        may_start = one.target > 0 or (one.guard.override is None and not one.refuses)
+        return Prospects(may_start, self._preemptor.may_make_room(one))
 
     # What operators see
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pointsman.control import Controller
 from pointsman.control import events as control
-from pointsman.control.status import Unavailable, unavailability
+from pointsman.control.status import Prospects, Unavailable, unavailability
 from pointsman.errors import UnknownName
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.interface import Clock, Timer
@@ -100,9 +100,8 @@ class ControlLoop:
         """The same, when what happens now has ended: a sender of requests is still at work."""
         self._clock.call_soon(self.tell, event)
 
-    def unavailability(self, deployment: str, start_up_s: float | None) -> Unavailable:
-        members = [one for one in self.controller.instances() if one.deployment == deployment]
-        return unavailability(members, start_up_s, self._clock.now())
+    def unavailability(self, deployment: str, start_up_s: float | None, prospects: Prospects) -> Unavailable:
+        return unavailability(deployment, self.controller.instances(), start_up_s, self._clock.now(), prospects)
 
     def deployment_of(self, instance_id: str) -> str:
         """The deployment of an instance that is there."""

@@ -30,7 +30,7 @@ from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, Policy
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, DocumentStore, Runtime, Timer
-from pointsman.runtimes.traffic import Traffic, warmth
+from pointsman.runtimes.traffic import Traffic, refuse_stranded, warmth
 from pointsman.scaling.deployment import scaling_summary
 
 # Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
@@ -228,7 +228,9 @@ class Plane:
         self.traffic.hooks.standing_out = lambda found: self.control.tell_soon(
             control.StandsOut(found.instance_id, found.reason, contradicted=found.contradicted > 0)
         )
-        self.traffic.hooks.unavailability = self.control.unavailability
+        self.traffic.hooks.unavailability = lambda name, start_up_s: self.control.unavailability(
+            name, start_up_s, self.scaling.prospects(name)
+        )
         self.traffic.hooks.failed = runtime.tasks.failed
         self.scaling.open(runtime.targets)
         runtime.look_at_workers(plan)
@@ -319,6 +321,8 @@ class Plane:
         self.instances.keep(instances, [one.name for one in plan.deployments])
         if any(one.unplaced for one in instances):
             self.runtime.look_at_workers(plan)  # there may be room by now
+        for lane in list(self.traffic.lanes.values()):
+            refuse_stranded(lane)
         self.instances.user_configs.retry()
         if self.documents.files.look():
             self._apply()

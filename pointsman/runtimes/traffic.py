@@ -21,6 +21,7 @@ from pointsman.routing.events import (
     Joined,
     Left,
     Measured,
+    NoneExpected,
     Outcome,
     Paused,
     Refusal,
@@ -129,9 +130,11 @@ class Lane:
                 self._carrier.revoke(self, command)  # type: ignore[arg-type]
 
     def _set_timer(self, at: float) -> None:
-        wanted = self.hooks.wanted
-        if wanted is not None and not any(one.instance.can_accept_request for one in self.dispatcher.fleet.roster):
-            wanted(self.plan.name)
+        if not takes_requests(self.dispatcher):
+            if self.hooks.wanted is not None:
+                self.hooks.wanted(self.plan.name)
+            if self.hooks.unavailability is not None:
+                self._clock.call_soon(refuse_stranded, self)
         self.stop_timer()
         self._timer = self._clock.call_at(at, self._wake)
 
@@ -203,6 +206,16 @@ def unavailability(lane: Lane) -> Unavailable | None:
     return None if why is None else why(lane.plan.name, lane.start_up_s)
 
 
+def refuse_stranded(lane: Lane) -> None:
+    """Refuse what waits, if no instance takes requests and it is of no use to wait for one."""
+    dispatcher = lane.dispatcher
+    if lane.closed or len(dispatcher) == dispatcher.running or takes_requests(dispatcher):
+        return
+    absence = unavailability(lane)
+    if absence is not None and absence.hopeless:
+        lane.tell(NoneExpected())
+
+
 def settle(lane: Lane, doubts: Sequence[Doubt], *, contradicted: bool) -> None:
     """What became of a request that was answered with errors: served by another instance, or by none."""
     if contradicted:
@@ -219,6 +232,11 @@ def _report_outliers(lane: Lane, doubts: Iterable[Doubt]) -> None:
             found = lane.outliers.find(doubt, accepting(lane.dispatcher), lane._now())
             if found is not None:
                 report(found)
+
+
+def takes_requests(dispatcher: Dispatcher) -> bool:
+    """Whether an instance takes requests, also if all are full or paused."""
+    return any(endpoint.instance.can_accept_request for endpoint in dispatcher.fleet.roster)
 
 
 def accepting(dispatcher: Dispatcher) -> list[str]:

@@ -137,6 +137,10 @@ class ScaledDeployment:
         """The last answer of the policy; None if it gave none."""
         self.reported_unplaced = 0
         """Instances without a place, as last recorded."""
+        self.fits_never = False
+        """No worker could take one of them, even if it were empty."""
+        self.refuses = False
+        """Its policy refuses replicas that it would need, as for want of budget."""
         self._gave_way = saved.gave_way
         """It made room for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
@@ -190,6 +194,7 @@ class ScaledDeployment:
             view = msgspec.structs.replace(view, state=self.guard.policy_state)
         self.wanted = parsed.replicas if isinstance(parsed, Wish) else None
         self.errors += isinstance(parsed, Reason)
+        self.refuses = isinstance(parsed, Wish) and bool(parsed.refused) and not parsed.replicas
         self._gave_way = self._gave_way and view.load == 0
         replicas, cap = self.observed.replicas, None
         if self._gave_way:

@@ -3,8 +3,10 @@
 import pytest
 
 from pointsman.control import InstanceStatus, Phase
-from pointsman.control.status import unavailability
+from pointsman.control.status import NO_PROSPECTS, Prospects, unavailability
+from pointsman.placement.asks import Place, Tier
 from pointsman.reasons import Reason
+from tests.control.worlds import server
 from tests.scaling.test_deployment import instance
 
 STARTING = instance("m-1", Phase.STARTING, since=90.0)
@@ -37,5 +39,86 @@ UNPLACED = instance("m-3", Phase.BACKING_OFF, since=90.0, until=105.0, unplaced=
 def test_the_instance_that_will_be_ready_first_is_the_reason(
     instances: list[InstanceStatus], start_up_s: float | None, expected: tuple[str, float | None]
 ) -> None:
-    found = unavailability(instances, start_up_s, 100.0)
+    found = unavailability("m", instances, start_up_s, 100.0)
     assert (str(found.why), found.retry_s) == expected
+
+
+# What it is of use to wait for
+
+
+GPU = server("gpu")
+PLACE = Place(tier=Tier.CPU, claims=())
+DOWN = instance("m-gpu", Phase.UNHEALTHY, endpoint=GPU, probe_at=103.5)
+LATER = instance("m-1", Phase.BACKING_OFF, until=150.0)
+ROOM = Prospects(may_find_room=True)
+
+WORTH_WAITING = {
+    "it starts": [STARTING],
+    "it restarts soon": [ONCE],
+    "one restarts soon, others do not": [LATER, ONCE],
+    "the runtime could not launch it": [instance("m-1", Phase.BACKING_OFF, until=101.0, hindered=True)],
+    "it is stopped to be restarted": [instance("m-1", Phase.STOPPING, until=105.0)],
+    "it is probed after failures": [instance("m-1", Phase.UNHEALTHY, in_service=True)],
+    "it is ejected, and probed": [instance("m-1", Phase.EJECTED, in_service=True)],
+    "it is ejected for a short time": [instance("m-1", Phase.EJECTED, in_service=True, until=105.0)],
+    "an external server that was not asked yet": [instance("m-gpu", Phase.STARTING, endpoint=GPU)],
+    "an external server that is probed after failures": [
+        instance("m-gpu", Phase.UNHEALTHY, endpoint=GPU, in_service=True)
+    ],
+    "another instance gives its place back": [UNPLACED, instance("x-1", Phase.STOPPING, place=PLACE)],
+    "another instance is drained": [
+        UNPLACED,
+        instance("x-1", Phase.DRAINING, place=PLACE, until=120.0),
+    ],
+}
+HOPELESS = {
+    "none is wanted": [],
+    "it is not wanted any more": [instance("m-1", Phase.DRAINING, leaving=True)],
+    "it failed to start too often": [instance("m-1", Phase.STARTING, since=90.0, given_up=True)],
+    "it failed to start too often, and waits": [instance("m-1", Phase.BACKING_OFF, until=101.0, given_up=True)],
+    "it restarts much later": [LATER],
+    "its rollout is stopped": [instance("m-1", Phase.BACKING_OFF, halted=True)],
+    "it is ejected for long": [instance("m-1", Phase.EJECTED, in_service=True, until=300.0)],
+    "an external server that is down": [DOWN],
+    "an external server that never answered": [instance("m-gpu", Phase.STARTING, endpoint=GPU, has_failed=True)],
+    "an external server that an operator drains": [instance("m-gpu", Phase.DRAINING, endpoint=GPU, drain_asked=True)],
+    "it has no place": [UNPLACED],
+    "another deployment starts": [instance("x-1", Phase.STARTING)],
+}
+
+
+@pytest.mark.parametrize("instances", WORTH_WAITING.values(), ids=WORTH_WAITING.keys())
+def test_worth_waiting(instances: list[InstanceStatus]) -> None:
+    assert not unavailability("m", instances, 30.0, 100.0).hopeless
+
+
+@pytest.mark.parametrize("instances", HOPELESS.values(), ids=HOPELESS.keys())
+def test_of_no_use_to_wait(instances: list[InstanceStatus]) -> None:
+    found = unavailability("m", instances, 30.0, 100.0)
+    assert found.hopeless
+    assert str(found.why)
+
+
+@pytest.mark.parametrize(
+    ("instances", "prospects", "hopeless"),
+    [
+        ([], Prospects(may_start=True), False),
+        ([UNPLACED], ROOM, False),
+        ([UNPLACED], Prospects(may_start=True), True),
+        ([instance("m-1", Phase.STARTING, given_up=True)], Prospects(may_start=True), True),
+        ([DOWN], Prospects(may_start=True), False),
+        ([instance("m-1", Phase.STOPPING, leaving=True)], Prospects(may_start=True), False),
+        ([instance("m-1", Phase.DRAINING, until=120.0)], ROOM, False),  # evicted: it comes back when it is its turn
+        ([], ROOM, True),
+        ([LATER], NO_PROSPECTS, True),
+    ],
+)
+def test_scaling_may_be_worth_waiting_for(
+    instances: list[InstanceStatus], prospects: Prospects, hopeless: bool
+) -> None:
+    assert unavailability("m", instances, 30.0, 100.0, prospects).hopeless is hopeless
+
+
+def test_clients_are_told_when_an_external_server_is_asked_again() -> None:
+    found = unavailability("m", [DOWN], None, 100.0)
+    assert (str(found.why), found.retry_s) == ("m-gpu does not answer", 3.5)

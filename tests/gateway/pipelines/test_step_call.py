@@ -5,12 +5,14 @@ import time
 
 import pytest
 
+from pointsman.control.status import Unavailable
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
 from pointsman.http.responses import ResponseHead
 from pointsman.reasons import Reason
 from pointsman.routing.events import Outcome, Refusal, Revoke
+from pointsman.runtimes.traffic import refuse_stranded
 from pointsman.types import RequestMetadata
-from tests.gateway.backends import STREAM, BackendConnection, Gate, answers, chunk, drips, hangs
+from tests.gateway.backends import STREAM, BackendConnection, Gate, answer, answers, chunk, drips, hangs
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
 from tests.gateway.wire import chat, wait_for
 
@@ -156,3 +158,35 @@ def test_small_pieces_of_a_generator_keep_a_step_alive(make_bed: MakeBed) -> Non
     _, listener = begin(bed)
     wait_for(lambda: listener.answers or listener.failures)
     assert listener.answers == [(200, b"x" * 60)]
+
+
+def test_a_step_is_told_at_once_if_no_instance_is_expected(bed: Bed) -> None:
+    absence = Unavailable(Reason("none-wanted"), 12.0, hopeless=True)
+    bed.gateway.traffic.hooks.unavailability = lambda *_: absence
+    _, listener = begin(bed)
+    wait_for(lambda: listener.failures)
+    [failure] = listener.failures
+    response = bed.fetch(chat())
+    assert (failure.status, failure.retry_after_s) == (503, 12)
+    assert (response.status, response.header("retry-after")) == (503, "12")
+    assert response.error["reason"]["code"] == "none-expected"
+    assert failure.why == response.error["message"]
+
+
+def test_a_step_waits_while_an_instance_is_expected(bed: Bed) -> None:
+    absence = Unavailable(Reason("none-wanted"), 12.0)
+    bed.gateway.traffic.hooks.unavailability = lambda *_: absence
+    _, listener = begin(bed)
+    for _ in range(3):
+        bed.thread.call(lambda: refuse_stranded(bed.lane()))
+    assert (bed.waiting(), listener.failures) == (1, [])
+    bed.backend()
+    wait_for(lambda: listener.answers)
+
+
+def test_an_engine_that_takes_no_more_is_paused_for_steps_of_models_too(bed: Bed) -> None:
+    bed.backend(answers(answer({}, 429, ("retry-after: 9",))))
+    _, listener = begin(bed)
+    wait_for(lambda: listener.failures)
+    assert (listener.failures[0].status, listener.failures[0].retry_after_s) == (429, 9)
+    assert "chat-0" in bed.dispatcher().fleet.pauses
