@@ -284,7 +284,8 @@ def test_the_timer_of_a_queue_goes_on_after_it_has_raised(tmp_path: Path, monkey
             lane = made.embedded.gateway.traffic.lanes["outside"]
             fired = lambda _, event, *__: isinstance(event, TimerFired)  # noqa: E731
             failed = fails_once(monkeypatch, type(lane.dispatcher), "handle", fired)
-            # No instance serves it, so it is refused by the timer.
+            # No instance serves it; as far as the lane knows one may come, so it is refused by the timer.
+            monkeypatch.setattr(made.embedded.gateway.traffic.hooks, "unavailability", None)
             refused: list[Any] = []
             monkeypatch.setattr(made.embedded.gateway.upstream, "refuse", lambda _, command: refused.append(command))
             lane.tell(Arrived((RequestMetadata("r", model_name="o"),)))
