@@ -28,11 +28,11 @@ from pointsman.routing.scorers import (
 )
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingResult, Trace
 from pointsman.strategies import (
-    AdaptiveStrategy,
-    CostOptimizedStrategy,
-    FifoStrategy,
-    PriorityStrategy,
-    SloAwareStrategy,
+    AdaptivePolicy,
+    CostOptimizedPolicy,
+    FIFOPolicy,
+    PriorityPolicy,
+    SLOAwarePolicy,
     Strategy,
 )
 from pointsman.strategies.dispatching import plan_for
@@ -150,12 +150,12 @@ def strategy_rows() -> list[list[str]]:
     calm = [RequestMetadata(f"r{n}", "hello " * 50, 100, MODEL, arrival_time=n * 0.01) for n in range(100)]
     baseline = cpu_us(lambda: naive.fifo(requests, instances), 100, tries=40)
     strategies: list[tuple[str, Strategy, list[RequestMetadata]]] = [
-        ("fifo", FifoStrategy(), requests),
-        ("priority", PriorityStrategy(), requests),
-        ("slo-aware", SloAwareStrategy(), requests),
-        ("cost-optimized", CostOptimizedStrategy(), calm),
-        ("cost-optimized, deadlines", CostOptimizedStrategy(), requests),
-        ("adaptive", AdaptiveStrategy(), requests),
+        ("fifo", FIFOPolicy(), requests),
+        ("priority", PriorityPolicy(), requests),
+        ("slo-aware", SLOAwarePolicy(), requests),
+        ("cost-optimized", CostOptimizedPolicy(), calm),
+        ("cost-optimized, deadlines", CostOptimizedPolicy(), requests),
+        ("adaptive", AdaptivePolicy(), requests),
     ]
     rows = []
     for name, strategy, batch in strategies:
@@ -297,7 +297,7 @@ def dispatch_rows() -> list[list[str]]:
 
 
 def dispatching(endpoints: int, traced: bool) -> float:
-    dispatcher = Dispatcher(plan_for(FifoStrategy()), DispatcherSettings(traced=traced))
+    dispatcher = Dispatcher(plan_for(FIFOPolicy()), DispatcherSettings(traced=traced))
     for n in range(endpoints):
         dispatcher.handle(Joined(ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64)), 0.0)
     turn = 0

@@ -5,14 +5,14 @@ python examples/strategies.py
 
 from pointsman.render.text import text_table
 from pointsman.strategies import (
-    AdaptiveStrategy,
-    CostOptimizedStrategy,
-    FifoStrategy,
-    PriorityStrategy,
-    SloAwareStrategy,
+    AdaptivePolicy,
+    CostOptimizedPolicy,
+    FIFOPolicy,
+    PriorityPolicy,
+    SLOAwarePolicy,
     Strategy,
 )
-from pointsman.types import ExecutionInstance, Priority, RequestMetadata
+from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority
 
 MODEL = "llama-70b"
 
@@ -52,20 +52,20 @@ FLEET = [
 ]
 
 BATCH = [
-    RequestMetadata("report", "Summarise the quarter.", 800, MODEL, Priority.BACKGROUND, arrival_time=0.0),
+    RequestMetadata("report", "Summarise the quarter.", 800, MODEL, RequestPriority.BACKGROUND, arrival_time=0.0),
     RequestMetadata("chat-1", "Hello!", 100, MODEL, slo_deadline_ms=1500, arrival_time=0.1),
     RequestMetadata("chat-2", "And you?", 100, MODEL, slo_deadline_ms=400, arrival_time=0.2),
-    RequestMetadata("pager", "Is the site down?", 50, MODEL, Priority.CRITICAL, arrival_time=0.3),
+    RequestMetadata("pager", "Is the site down?", 50, MODEL, RequestPriority.CRITICAL, arrival_time=0.3),
     RequestMetadata("thrifty", "A haiku, please.", 60, MODEL, cost_budget=0.0001, arrival_time=0.4),
-    *(RequestMetadata(f"bulk-{n}", "Translate.", 200, MODEL, Priority.LOW, arrival_time=0.5) for n in range(4)),
+    *(RequestMetadata(f"bulk-{n}", "Translate.", 200, MODEL, RequestPriority.LOW, arrival_time=0.5) for n in range(4)),
 ]
 
 STRATEGIES: list[Strategy] = [
-    FifoStrategy(),
-    PriorityStrategy(),
-    SloAwareStrategy(),
-    CostOptimizedStrategy(price_per_gpu_hour=2.5),
-    AdaptiveStrategy(),
+    FIFOPolicy(),
+    PriorityPolicy(),
+    SLOAwarePolicy(),
+    CostOptimizedPolicy(price_per_gpu_hour=2.5),
+    AdaptivePolicy(),
 ]
 
 

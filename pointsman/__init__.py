@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pointsman.reasons import Reason
     from pointsman.runtimes.inprocess import ControlPlaneManager
     from pointsman.strategies import SchedulingPolicy, Strategy
-    from pointsman.types import ExecutionInstance, ParallelismType, Priority, RequestMetadata, SchedulingDecision
+    from pointsman.types import ExecutionInstance, ParallelismType, RequestMetadata, RequestPriority, SchedulingDecision
 
 __all__ = [
     "ControlPlaneManager",
-    "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Reason", "Priority", "ParallelismType",
+    "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Reason", "RequestPriority", "ParallelismType",
     "SchedulingPolicy", "Strategy",
     "deployment", "InputNode", "model", "batch", "current", "record_metric", "build", "Application", "BuildError",
 ]  # fmt: skip

@@ -4,8 +4,10 @@ Requests and decisions are immutable. An instance is the caller's own record of 
 update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
 """
 
+import time
 from collections.abc import Mapping
 from enum import Enum, IntEnum
+from typing import Any
 
 import msgspec
 
@@ -16,8 +18,11 @@ MAX_NAME = 256
 records and tables, so their number times this bounds the memory that they take."""
 
 
-class Priority(IntEnum):
-    """How important a request is: higher goes first; requests below NORMAL may be shed under load."""
+class RequestPriority(IntEnum):
+    """How important a request is: a higher value goes first; requests below NORMAL may be shed under load.
+
+    Any whole number is a priority; one between or beyond these has its number as its name.
+    """
 
     CRITICAL = 2
     HIGH = 1
@@ -25,18 +30,38 @@ class Priority(IntEnum):
     LOW = -1
     BACKGROUND = -2
 
+    @classmethod
+    def _missing_(cls, value: object) -> "RequestPriority | None":
+        if not isinstance(value, int):
+            return None
+        made = int.__new__(cls, value)
+        made._name_, made._value_ = str(value), value
+        return made
+
 
 class ParallelismType(Enum):
     """How an instance splits its model over GPUs."""
 
     NONE = "none"
-    TENSOR = "tensor"
-    PIPELINE = "pipeline"
+    TENSOR_PARALLEL = "tensor"
+    PIPELINE_PARALLEL = "pipeline"
+    DATA_PARALLEL = "data"
+    EXPERT_PARALLEL = "expert"
     HYBRID = "hybrid"
 
 
 _MEDIA = tuple(b'"%b"' % kind for kind in (b"image_url", b"input_image", b"input_audio", b"video_url", b"audio_url"))
 """Types of the parts of a prompt that are not text."""
+
+
+class Stamp(float):
+    """The time at which a request was made, for one that does not say when it arrived."""
+
+    __slots__ = ()
+
+    @classmethod
+    def now(cls) -> "Stamp":
+        return cls(time.time())
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -47,12 +72,13 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int | None = None
     model_name: str = ""
     """Empty: any model will do."""
-    priority: int = Priority.NORMAL
+    priority: int = RequestPriority.NORMAL
     slo_deadline_ms: float | None = None
     """The answer is due this long after `arrival_time`."""
     user_id: str = ""
-    arrival_time: float | None = None
-    """Seconds, on the clock of the dispatcher, which fills it in if it is None."""
+    arrival_time: float | None = msgspec.field(default_factory=Stamp.now)
+    """Seconds, on the clock of the dispatcher. By default a `Stamp` of the wall clock, which the dispatcher replaces
+    with its own time, as it does None."""
     cost_budget: float | None = None
     """The maximum cost of this request, in the currency of `price_per_gpu_hour`."""
     timeout_s: float | None = None
@@ -95,6 +121,16 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
             return None
         return self.arrival_time + self.slo_deadline_ms / 1000
 
+    def arrived_at(self, now: float) -> float:
+        """When it arrived, on the clock of `now`: now, unless the request says when."""
+        given = self.arrival_time
+        return now if given is None or isinstance(given, Stamp) else float(given)
+
+
+def arrived(request: RequestMetadata, now: float) -> RequestMetadata:
+    """The request with its arrival on the clock of `now`."""
+    return msgspec.structs.replace(request, arrival_time=request.arrived_at(now))
+
 
 class ExecutionInstance(msgspec.Struct, kw_only=True):
     """A running model server, and what its owner knows of it."""
@@ -129,8 +165,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     @property
     def parallelism(self) -> ParallelismType:
         if self.tensor_parallel_size > 1:
-            return ParallelismType.HYBRID if self.pipeline_parallel_size > 1 else ParallelismType.TENSOR
-        return ParallelismType.PIPELINE if self.pipeline_parallel_size > 1 else ParallelismType.NONE
+            return ParallelismType.HYBRID if self.pipeline_parallel_size > 1 else ParallelismType.TENSOR_PARALLEL
+        return ParallelismType.PIPELINE_PARALLEL if self.pipeline_parallel_size > 1 else ParallelismType.NONE
 
 
 class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
@@ -139,12 +175,16 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     target_instance_id: str
     parallelism_strategy: ParallelismType = ParallelismType.NONE
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
     estimated_latency_ms: float | None = None
     estimated_cost: float | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     reason: Reason | str = ""
     """Print it, or take its code and facts; a user's policy may give text."""
+    confidence: float = 1.0
+    """How sure the policy is, from 0 to 1. Shown by `explain`; it decides nothing."""
+    metadata: dict[str, Any] = {}
+    """What else the policy wants to keep with the decision. Shown by `explain`; it decides nothing."""
 
 
 class WorkerStatus(Enum):

@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any, get_type_hints
+from typing import Any, TypeGuard, get_type_hints
 
 import msgspec
 
@@ -163,7 +163,7 @@ def is_scaling_policy(made: type) -> bool:
     return callable(getattr(made, "desired_replicas", None)) and not inspect.isabstract(made)
 
 
-def is_policy(made: type) -> bool:
+def is_policy(made: type) -> TypeGuard[type[SchedulingPolicy]]:
     """Whether objects of this class can schedule a deployment."""
     return issubclass(made, SchedulingPolicy) and not inspect.isabstract(made)
 
@@ -309,12 +309,8 @@ def plugins() -> Registry:
 
 @cache
 def policies() -> Registry:
-    """All scheduling policies: the strategies, without the suffix."""
-    built_in = {
-        kebab_case(name).removesuffix("-strategy"): made
-        for name, made in _exported(["pointsman.strategies"])
-        if name.endswith("Strategy") and is_policy(made)
-    }
+    """All scheduling policies, by their names in reasons and metrics."""
+    built_in = {made.name: made for _, made in _exported(["pointsman.strategies"]) if is_policy(made)}
     wanted = "it needs the methods prioritize and schedule of a SchedulingPolicy"
     return Registry("scheduling policy", built_in, is_policy, wanted)
 

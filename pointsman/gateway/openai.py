@@ -14,7 +14,7 @@ from pointsman.errors import shown
 from pointsman.http.heads import COPIED_BYTES, Bytes
 from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
-from pointsman.types import MAX_NAME, Priority, RequestMetadata
+from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
 
 
 class ClientHeaders(Mapping[str, str]):
@@ -50,7 +50,7 @@ EMBEDDINGS = b"/v1/embeddings"
 MAX_PRIORITY = 1_000_000
 """The minimum is -MAX_PRIORITY."""
 
-PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority.value for priority in Priority}
+PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority for priority in RequestPriority}
 
 
 class BadRequest(Exception):
@@ -154,7 +154,7 @@ def settings_in_headers(raw: dict[bytes, bytes]) -> Extension:
     return _DEFAULTS if raw.keys().isdisjoint(_READ) else _with_headers(raw, Extension())
 
 
-_DEFAULTS = Extension(priority=Priority.NORMAL)
+_DEFAULTS = Extension(priority=RequestPriority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
 _NAMES = frozenset(name.encode() for name in ("x-session-id", "x-session-token", FAIRNESS_HEADER, FAIRNESS_ALIAS))
 """Headers whose values are kept as names."""
@@ -190,7 +190,7 @@ def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
 
 def _priority(value: int | str | None) -> int:
     if value is None:
-        return Priority.NORMAL
+        return RequestPriority.NORMAL
     if isinstance(value, str):
         named = PRIORITIES.get(value.lower())
         if named is None and not _WHOLE.fullmatch(value):
@@ -199,7 +199,7 @@ def _priority(value: int | str | None) -> int:
         value = int(value) if named is None else named
     if abs(value) > MAX_PRIORITY:
         raise BadRequest(f"priority must be within {MAX_PRIORITY} of 0")
-    return value
+    return RequestPriority(value)
 
 
 def _tokens(limit: int | None) -> int | None:

@@ -277,6 +277,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "held-back": _either(
         "unmeasured", 0, _HELD, _HELD + "; {unmeasured} of {instances} instances have never been measured"
     ),
+    "left-waiting": 'policy "{policy}" left it waiting, although an instance could take it',
     "is-next": "it is next",
     "same-id-placed": "a request with the same id is placed",
     # Notes of a trace
@@ -288,6 +289,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "best-by-rule": _chosen("{policy}: {rule} of {candidates}"),
     "policy": "{text}",
     # Why a decision of a user's policy was not carried out
+    "decision-dropped": 'policy "{policy}" chose "{instance}", which was not carried out: {cause}',
     "unknown-request": 'request "{request_id}" was not waiting, or was decided before',
     "unknown-instance": 'there is no instance "{instance}"',
     "instance-not-allowed": 'instance "{instance}" may not be chosen: {cause}',

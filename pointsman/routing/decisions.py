@@ -61,10 +61,10 @@ class Decided(msgspec.Struct, eq=False, gc=False):
             self.request_id,
             self.target_instance_id,
             instance.parallelism,
-            instance.tensor_parallel_size,
-            instance.pipeline_parallel_size,
             latency,
             self.expected_cost,
+            instance.tensor_parallel_size,
+            instance.pipeline_parallel_size,
             Reason(code, chosen | figures),
         )
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-import msgspec
-
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume
@@ -45,7 +43,7 @@ from pointsman.routing.records import Journal, Record
 from pointsman.routing.request_table import Pool, RequestTable, Sent
 from pointsman.routing.routes import DEFAULT_SETTINGS, Chooser, DispatcherSettings, DispatchPlan
 from pointsman.routing.sending import PluginHooks, Sender
-from pointsman.types import RequestMetadata
+from pointsman.types import RequestMetadata, arrived
 
 
 class RequestEvents:
@@ -67,7 +65,7 @@ class RequestEvents:
             return
         entered: dict[str, Pool] = {}
         for given in requests:
-            request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
+            request = given if type(given.arrival_time) is float else arrived(given, now)
             if request.request_id in self._table.waiting or request.request_id in self._table.sent:
                 self._refuse_duplicate(request, commands)
                 continue

@@ -191,6 +191,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
     failure: SchedulingFailure[Endpoint] | None = None
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
+    dropped: Reason | None = None
+    """The last decision of a user's policy about it that was not carried out, and why."""
     failures: tuple[tuple[str, str], ...] = ()
     """(instance, error) of each failed try."""
     sent_at: float | None = None
@@ -268,6 +270,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return {
             **self.summary(),
             "decision": _decision_data(self.decision),
+            "dropped": None if self.dropped is None else self.dropped.as_dict(),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
             "rejected": {str(one): {"filter": name, "reason": why.as_dict()} for one, name, why in rejected},
@@ -297,6 +300,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
         lines = [f'request "{self.request_id}" is {self.state}']
         if decision is not None:
             lines.append(f"sent to {decision.target_instance_id}: {decision.reason}")
+            if decision.confidence != 1.0 or decision.metadata:
+                more = "".join(f", {name} {value}" for name, value in decision.metadata.items())
+                lines.append(f"confidence {decision.confidence:g}{more}")
+        if self.dropped is not None:
+            lines.append(str(self.dropped))
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
         lines += self._timeline()
         if self.refusal is not None:
@@ -319,7 +327,7 @@ class Records:
         return len(self._by_id)
 
     def open(self, request: RequestMetadata, now: float) -> Record:
-        records, request_id = self._by_id, request.request_id
+        records, request_id, arrival = self._by_id, request.request_id, request.arrival_time
         record = Record(
             request_id,
             request.model_name,
@@ -327,7 +335,7 @@ class Records:
             request.slo_deadline_ms,
             request.user_id,
             request.cost_budget,
-            now if request.arrival_time is None else request.arrival_time,
+            arrival if type(arrival) is float else request.arrived_at(now),
             request.input_tokens,
         )
         if request_id in records:
@@ -350,7 +358,8 @@ def _decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None
     if decision is None:
         return None
     reason = reason_of("policy", decision.reason).as_dict()
-    return {**msgspec.to_builtins(msgspec.structs.replace(decision, reason="")), "reason": reason}
+    bare = msgspec.structs.replace(decision, reason="")
+    return {**msgspec.to_builtins(bare, str_keys=True, enc_hook=str), "reason": reason}  # metadata may hold anything
 
 
 def _ms(start: float, end: float | None) -> float | None:
@@ -384,6 +393,14 @@ class Journal:
         record = self.records.get(request.request_id)
         if record is not None:
             record.trace, record.failure = trace, failure
+
+    def dropped(self, made: SchedulingDecision, broken: Reason, policy: str) -> None:
+        """A decision of a user's policy is not carried out."""
+        self.counters.broken_promise(broken)
+        record = self.records.get(made.request_id)
+        if record is not None and record.made is None:  # a second decision about a sent request changes nothing
+            facts = {"policy": policy, "instance": made.target_instance_id, "cause": broken}
+            record.dropped = Reason("decision-dropped", facts)
 
     def sent(self, sent: "Sent", made: Decided | SchedulingDecision) -> None:
         item = sent.item

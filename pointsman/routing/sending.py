@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import msgspec
-
 from pointsman.reasons import Reason, reason_of
 from pointsman.routing.decisions import no_instance
 from pointsman.routing.endpoints import ACCEPTS, Endpoint, EndpointTable
@@ -28,7 +26,7 @@ from pointsman.routing.records import Journal
 from pointsman.routing.request_table import Hold, Pool, RequestTable, holds_of
 from pointsman.routing.routes import BatchPolicy, Chooser, DispatchPlan, pool_wide
 from pointsman.selection import Producer, SchedulingFailure, SchedulingResult, plugin_name
-from pointsman.types import RequestMetadata
+from pointsman.types import RequestMetadata, arrived
 
 # Hooks of plugins around the choice; one that raises disturbs nothing else
 
@@ -133,7 +131,7 @@ class Sender:
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self.table.sent:
             return False
-        request = given if given.arrival_time is not None else msgspec.structs.replace(given, arrival_time=now)
+        request = given if type(given.arrival_time) is float else arrived(given, now)
         item = Queued(request)
         cycle = self.chooser.cycle(request, now)
         try:
@@ -161,9 +159,12 @@ class Sender:
 
     def send_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         """Send all waiting requests of a pool that fit on an instance."""
-        if self._policy is not None and self._send_by(self._policy, pool, now, commands):
-            self.refuse_paused(pool, now, commands)
-            return
+        if self._policy is not None:
+            dropped = self._send_by(self._policy, pool, now, commands)
+            if dropped is not None:
+                self._decide_again(dropped, pool, now, commands)
+                self.refuse_paused(pool, now, commands)
+                return
         passed: list[Queued] = []
         pool.queue.retry_parked(MAX_UNPARKED)
         while len(passed) <= MAX_PASSED and not (self._waits and self.fleet.load.all_full):
@@ -227,36 +228,63 @@ class Sender:
         commands.append(Send(item.request, choice.decided, target, headers, answer))
         return None
 
-    def _send_by(self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]) -> bool:
-        """Let a user's policy decide about all waiting requests. False: it raised, and the route must decide."""
+    def _send_by(
+        self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]
+    ) -> list[Queued] | None:
+        """Let a user's policy decide about all waiting requests; those whose decisions were dropped.
+
+        None: it raised, and the route must decide about all.
+        """
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
             vetted = self.chooser.choose_by(policy, [item.request for item in waiting.values()], now)
         except Exception as error:
             self._journal.error(error, policy.name)
-            return False
-        for _, broken in vetted.bad:
-            self._journal.counters.broken_promise(broken)
+            return None
+        for made, broken in vetted.bad:
+            self._journal.dropped(made, broken, policy.name)
         for made in vetted.good:
-            item, endpoint = waiting[made.request_id], self.fleet[made.target_instance_id]
+            item, endpoint = waiting.pop(made.request_id), self.fleet[made.target_instance_id]
             pool.queue.take(item, now)
             holds = [Hold(endpoint, item.request.input_tokens)]
             self._journal.sent(self.table.send_waiting(item, pool, endpoint, policy.name, holds), made)
             commands.append(Send(item.request, made, endpoint, {}, self.hooks.answer_headers(item.request, endpoint)))
-        return True
+        named = {made.request_id for made, _ in vetted.bad}
+        return [item for request_id, item in waiting.items() if request_id in named]
+
+    def _decide_again(
+        self, dropped: Sequence[Queued], pool: Pool, now: float, commands: list[DispatcherCommand]
+    ) -> None:
+        """Let the route decide about requests that a policy could have sent: none of them waits beside a free slot."""
+        for item in dropped:
+            if self.fleet.load.all_full:
+                return
+            pool.queue.take(item, now)
+            if self._send(item, pool, now, commands) is not None:
+                pool.queue.put_back(item)
 
     # Requests without an instance
 
     def look(self, item: Queued, now: float) -> None:
-        """Try a request without sending it, and note the result in its record, with every reason."""
-        cycle = self.chooser.cycle(item.request, now, traced=True)
+        """Try a request without sending it, and note the result in its record, with every reason.
+
+        A policy that decides by batch has no table: the route's would be that of another policy.
+        """
+        policy, cycle = self._policy, self.chooser.cycle(item.request, now, traced=True)
+        trace = cycle.trace if policy is None else None
         try:
             choice = self.chooser.choose(cycle, item)
         except Exception as error:
-            self._journal.tried(item.request, cycle.trace, SchedulingFailure(_policy_failed(error), {}))
+            self._journal.tried(item.request, trace, SchedulingFailure(_policy_failed(error), {}))
             return
-        failure = choice if isinstance(choice, SchedulingFailure) else self._held_back(item, now)
-        self._journal.tried(item.request, cycle.trace, failure)
+        failure: SchedulingFailure[Endpoint] | None
+        if isinstance(choice, SchedulingFailure):
+            failure = choice
+        elif policy is not None:
+            failure = SchedulingFailure(Reason("left-waiting", {"policy": policy.name}), {})
+        else:
+            failure = self._held_back(item, now)
+        self._journal.tried(item.request, trace, failure)
 
     def _held_back(self, item: Queued, now: float) -> SchedulingFailure[Endpoint] | None:
         """Why a request waits although an instance could take it."""

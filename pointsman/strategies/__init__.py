@@ -3,14 +3,14 @@
 The one rule: inputs are never modified, and no instance gets more requests than its limit.
 """
 
-from pointsman.strategies.adaptive import AdaptiveStrategy
+from pointsman.strategies.adaptive import AdaptivePolicy
 from pointsman.strategies.base import Rule, SchedulingPolicy, Strategy, rule
-from pointsman.strategies.cost_optimized import CostOptimizedStrategy
-from pointsman.strategies.fifo import FifoStrategy
-from pointsman.strategies.priority import PriorityStrategy
-from pointsman.strategies.slo_aware import SloAwareStrategy
+from pointsman.strategies.cost_optimized import CostOptimizedPolicy
+from pointsman.strategies.fifo import FIFOPolicy
+from pointsman.strategies.priority import PriorityPolicy
+from pointsman.strategies.slo_aware import SLOAwarePolicy
 
 __all__ = [
     "SchedulingPolicy", "Strategy", "Rule", "rule",
-    "FifoStrategy", "PriorityStrategy", "SloAwareStrategy", "CostOptimizedStrategy", "AdaptiveStrategy",
+    "FIFOPolicy", "PriorityPolicy", "SLOAwarePolicy", "CostOptimizedPolicy", "AdaptivePolicy",
 ]  # fmt: skip

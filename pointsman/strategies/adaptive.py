@@ -7,13 +7,13 @@ from pointsman.routing.endpoints import ACCEPTS, LIMIT, LOAD
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.strategies.base import Rule, Strategy
-from pointsman.strategies.cost_optimized import CostOptimizedStrategy
-from pointsman.strategies.priority import PriorityStrategy
-from pointsman.strategies.slo_aware import URGENT_BELOW_MS, SloAwareStrategy
-from pointsman.types import Priority, RequestMetadata
+from pointsman.strategies.cost_optimized import CostOptimizedPolicy
+from pointsman.strategies.priority import PriorityPolicy
+from pointsman.strategies.slo_aware import URGENT_BELOW_MS, SLOAwarePolicy
+from pointsman.types import RequestMetadata, RequestPriority
 
 
-class AdaptiveStrategy(Strategy):
+class AdaptivePolicy(Strategy):
     """High priority present: priority. High load and deadlines: SLO-aware. Low load: cost. Otherwise: SLO-aware.
 
     It judges a batch as a whole. In a live queue it judges each request by itself, and the order is fixed: high
@@ -24,7 +24,7 @@ class AdaptiveStrategy(Strategy):
         self,
         high_load: float = 0.8,
         low_load: float = 0.3,
-        high_priority: int = Priority.HIGH,
+        high_priority: int = RequestPriority.HIGH,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
         urgent_below_ms: float = URGENT_BELOW_MS,
     ) -> None:
@@ -32,9 +32,9 @@ class AdaptiveStrategy(Strategy):
             raise ValueError(f"lowLoad must be between 0 and highLoad, found {low_load} and {high_load}")
         self._high_load, self._low_load, self._high_priority = high_load, low_load, high_priority
         self.price_per_gpu_hour = price_per_gpu_hour
-        self._priority = PriorityStrategy(fast_from=high_priority, price_per_gpu_hour=price_per_gpu_hour)
-        self._slo_aware = SloAwareStrategy(urgent_below_ms, price_per_gpu_hour=price_per_gpu_hour)
-        self._cost = CostOptimizedStrategy(price_per_gpu_hour)
+        self._priority = PriorityPolicy(fast_from=high_priority, price_per_gpu_hour=price_per_gpu_hour)
+        self._slo_aware = SLOAwarePolicy(urgent_below_ms, price_per_gpu_hour=price_per_gpu_hour)
+        self._cost = CostOptimizedPolicy(price_per_gpu_hour)
         for part in (self._priority, self._slo_aware, self._cost):
             part.name = f"{self.name}, {part.name}"
 

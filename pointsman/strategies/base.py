@@ -33,11 +33,11 @@ class SchedulingPolicy(ABC):
     Subclass it and write `schedule`; `prioritize` is for policies that order first and then choose. The contract: the
     arguments are not modified, every decision names a request and an instance of the arguments, each request is named
     at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call. The dispatcher
-    checks every decision; one that breaks the contract is dropped, and its request keeps waiting.
+    checks every decision; one that breaks the contract is dropped, and FIFO decides about its request at once.
     """
 
     name: str
-    """The name in reasons and metrics; by default the class name in kebab case."""
+    """The name in reasons and metrics; by default the class name in kebab case, without `-policy`."""
     now: float | None = None
     """The time of this call, set by the caller. None: the latest arrival is used."""
     seed: int = 0
@@ -49,7 +49,12 @@ class SchedulingPolicy(ABC):
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
-            cls.name = kebab_case(cls.__name__).removesuffix("-strategy")
+            cls.name = kebab_case(cls.__name__).removesuffix("-policy").removesuffix("-strategy")
+
+    def __init__(self, name: str = "") -> None:
+        """`name`: in place of the name of the class. A subclass need not call this."""
+        if name:
+            self.name = name
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
         """The same requests, in the order in which they should be placed. Default: order of arrival."""

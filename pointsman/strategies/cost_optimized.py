@@ -8,7 +8,7 @@ from pointsman.strategies.base import Rule, Strategy, arrival, rule
 from pointsman.types import RequestMetadata
 
 
-class CostOptimizedStrategy(Strategy):
+class CostOptimizedPolicy(Strategy):
     """Arrival order; the cheapest instance of those within budget and expected to make the deadline.
 
     The cost of a request is the price of the instance's GPUs, at `price_per_gpu_hour` or the instance's own price, for

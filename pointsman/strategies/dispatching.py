@@ -5,7 +5,7 @@ from typing import Any
 from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, FlowControl, Queued
 from pointsman.routing.routes import DispatchPlan
 from pointsman.strategies.base import SchedulingPolicy, Strategy
-from pointsman.strategies.fifo import FifoStrategy
+from pointsman.strategies.fifo import FIFOPolicy
 
 MAX_WAITING = 10_000
 """Requests that may wait for one model."""
@@ -46,7 +46,7 @@ def plan_for(
     At most `max_waiting` requests wait per model, each at most `ttl_s` seconds, or `first_wait_s`, if given, while
     there is no instance. FIFO decides while a user's policy raises.
     """
-    strategy = policy if isinstance(policy, Strategy) else FifoStrategy()
+    strategy = policy if isinstance(policy, Strategy) else FIFOPolicy()
     band = BandSettings(max_requests=max_waiting, max_bytes=None, ordering=StrategyOrder(strategy))
     return DispatchPlan(
         strategy,

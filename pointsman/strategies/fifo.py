@@ -7,7 +7,7 @@ from pointsman.strategies.base import Rule, Strategy, arrival, rule
 from pointsman.types import RequestMetadata
 
 
-class FifoStrategy(Strategy):
+class FIFOPolicy(Strategy):
     """Arrival order; the least loaded instance."""
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

@@ -4,10 +4,10 @@ from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.scorers.speed import Fastest, LeastLoaded
 from pointsman.strategies.base import Rule, Strategy, arrival, rule
-from pointsman.types import Priority, RequestMetadata
+from pointsman.types import RequestMetadata, RequestPriority
 
 
-class PriorityStrategy(Strategy):
+class PriorityPolicy(Strategy):
     """Highest priority first, then arrival; the fastest instance for CRITICAL and HIGH, the least loaded for the rest.
 
     `fast_from` is the lowest priority that gets the fastest. With `aging_s`, each `aging_s` seconds of waiting raise a
@@ -16,7 +16,7 @@ class PriorityStrategy(Strategy):
 
     def __init__(
         self,
-        fast_from: int = Priority.HIGH,
+        fast_from: int = RequestPriority.HIGH,
         aging_s: float | None = None,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> None:

@@ -12,7 +12,7 @@ from pointsman.types import RequestMetadata
 URGENT_BELOW_MS = 1000.0
 
 
-class SloAwareStrategy(Strategy):
+class SLOAwarePolicy(Strategy):
     """Nearest deadline first, requests without one last; the fastest instance for urgent requests.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests

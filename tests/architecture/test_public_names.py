@@ -7,8 +7,8 @@ import pytest
 PUBLIC = {
     "pointsman": {
         "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
-        "Priority", "Reason", "RequestMetadata", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch", "build",
-        "current", "deployment", "model", "record_metric",
+        "Reason", "RequestMetadata", "RequestPriority", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch",
+        "build", "current", "deployment", "model", "record_metric",
     },
     "pointsman.selection": {
         "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
@@ -34,8 +34,8 @@ PUBLIC = {
     },
     "pointsman.routing.producers": {"ApproxPrefixCacheProducer", "InflightLoadProducer"},
     "pointsman.strategies": {
-        "AdaptiveStrategy", "CostOptimizedStrategy", "FifoStrategy", "PriorityStrategy", "Rule", "SchedulingPolicy",
-        "SloAwareStrategy", "Strategy", "rule",
+        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PriorityPolicy", "Rule", "SchedulingPolicy",
+        "SLOAwarePolicy", "Strategy", "rule",
     },
     "pointsman.placement": {
         "Arrangement", "Ask", "Claim", "DefragmentationPlan", "EngineAbility", "Fleet", "Move", "Need", "Place",

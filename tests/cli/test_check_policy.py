@@ -15,11 +15,11 @@ from pointsman.cli.main import main
 OWN = """
 import os
 import time
-from pointsman.strategies import FifoStrategy, SchedulingPolicy
+from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.types import SchedulingDecision
 
 
-class Good(FifoStrategy):
+class Good(FIFOPolicy):
     pass
 
 

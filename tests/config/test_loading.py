@@ -11,7 +11,7 @@ from pointsman.routing.plugins import DispatchListener
 from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer
 from pointsman.routing.queue import ConcurrencyDetector, UtilizationDetector
 from pointsman.selection import Cycle, Profile, SchedulingResult, SingleProfileHandler
-from pointsman.strategies import FifoStrategy, SloAwareStrategy
+from pointsman.strategies import FIFOPolicy, SLOAwarePolicy
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
@@ -284,7 +284,7 @@ deployments:
     assert isinstance(plan, PointsmanPlan)
     chat, batch, search, plain = plan.deployments
     assert (chat.name, chat.model, chat.picker) == ("chat", "llama-70b", None)
-    assert isinstance(chat.policy, SloAwareStrategy)
+    assert isinstance(chat.policy, SLOAwarePolicy)
     assert batch.policy is not None
     assert batch.policy.patience_s == 9.0  # type: ignore[attr-defined]
     assert search.picker is not None
@@ -352,8 +352,8 @@ def test_a_document_of_another_kind_is_refused() -> None:
 
 
 def test_build_policy(own_module: str) -> None:
-    assert isinstance(build_policy("fifo"), FifoStrategy)
-    assert isinstance(build_policy("slo-aware", {"urgentBelowMs": 10}), SloAwareStrategy)
+    assert isinstance(build_policy("fifo"), FIFOPolicy)
+    assert isinstance(build_policy("slo-aware", {"urgentBelowMs": 10}), SLOAwarePolicy)
     assert type(build_policy(f"{own_module}:MyPolicy")).__name__ == "MyPolicy"
 
 

@@ -378,7 +378,7 @@ def test_a_detector_with_a_short_staleness_threshold_gives_a_warning() -> None:
 
 def test_users_classes_may_be_beside_the_document(tmp_path: Path) -> None:
     (tmp_path / "beside_the_manifest.py").write_text(
-        "from pointsman.strategies import FifoStrategy\n\n\nclass Mine(FifoStrategy):\n    pass\n"
+        "from pointsman.strategies import FIFOPolicy\n\n\nclass Mine(FIFOPolicy):\n    pass\n"
     )
     file = tmp_path / "manifest.yaml"
     file.write_text(

@@ -23,8 +23,8 @@ def problems(text: str, folder: Path | None = None) -> list[str]:
         ("engine: {}", 'engine: field "type" is missing'),
         ("engine: {type: 'nowhere:Engine'}", 'engine.type: there is no module "nowhere"'),
         (
-            "engine: {type: 'pointsman.strategies:FifoStrategy'}",
-            'engine.type: "pointsman.strategies:FifoStrategy" is not an engine: it must be a subclass',
+            "engine: {type: 'pointsman.strategies:FIFOPolicy'}",
+            'engine.type: "pointsman.strategies:FIFOPolicy" is not an engine: it must be a subclass',
         ),
         ("engine: {type: openai}", 'engine.type: engine "openai" cannot be started; list its servers under endpoints'),
         ("engine: {type: vllm}", 'engine.parameters: parameter "model" is missing'),

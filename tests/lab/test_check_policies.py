@@ -9,14 +9,14 @@ import pytest
 from pointsman.lab.check import check
 from pointsman.lab.check.cases import equal_case
 from pointsman.strategies import (
-    AdaptiveStrategy,
-    CostOptimizedStrategy,
-    FifoStrategy,
-    PriorityStrategy,
+    AdaptivePolicy,
+    CostOptimizedPolicy,
+    FIFOPolicy,
+    PriorityPolicy,
     SchedulingPolicy,
-    SloAwareStrategy,
+    SLOAwarePolicy,
 )
-from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
+from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority, SchedulingDecision
 from tests.lab.findings import found, lines
 
 Requests = list[RequestMetadata]
@@ -176,7 +176,7 @@ def test_herding() -> None:
 
 class NeverLow(FirstFit):
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
-        return super().schedule([request for request in requests if request.priority != Priority.LOW], instances)
+        return super().schedule([request for request in requests if request.priority != RequestPriority.LOW], instances)
 
 
 def test_starving() -> None:
@@ -246,10 +246,10 @@ class CannotOrder(FirstFit):
     """Only its own queue calls prioritize(), so schedule() does not fail."""
 
     def prioritize(self, requests: Requests) -> Requests:
-        return sorted(requests, key=lambda request: request.arrival_time)  # type: ignore[arg-type,return-value]
+        return sorted(requests, key=lambda request: request.slo_deadline_ms)  # type: ignore[arg-type,return-value]
 
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
-        return FifoStrategy().schedule(requests, instances)
+        return FIFOPolicy().schedule(requests, instances)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,7 @@ def test_burning_processor_time() -> None:
     assert "ms per decision; a request waits for every one of them" in broken.what
 
 
-@pytest.mark.parametrize(
-    "strategy", [FifoStrategy, PriorityStrategy, SloAwareStrategy, CostOptimizedStrategy, AdaptiveStrategy]
-)
+@pytest.mark.parametrize("strategy", [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy])
 def test_the_built_in_strategies_keep_all(strategy: type[SchedulingPolicy]) -> None:
     report = check(strategy, 15)
     assert report.ok, str(report)

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from pointsman.strategies import FifoStrategy
+from pointsman.strategies import FIFOPolicy
 
 
 def sleeps(view):
@@ -73,14 +73,14 @@ def keeps_a_thread(view):
     return 1
 
 
-class Loops(FifoStrategy):
+class Loops(FIFOPolicy):
     def schedule(self, requests, instances):
         while requests:
             pass
         return []
 
 
-class Exits(FifoStrategy):
+class Exits(FIFOPolicy):
     def schedule(self, requests, instances):
         raise SystemExit(4)
 

@@ -37,7 +37,7 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.selection import SchedulingFailure
-from pointsman.strategies import FifoStrategy, SchedulingPolicy
+from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
@@ -51,7 +51,7 @@ def request(name: str, model: str = "m", **facts: Any) -> RequestMetadata:
 
 
 def fifo(*instances: ExecutionInstance, max_tries: int = 3, seed: int = 0, **queue: Any) -> Dispatcher:
-    dispatcher = Dispatcher(plan_for(FifoStrategy(), **queue), DispatcherSettings(max_tries=max_tries, seed=seed))
+    dispatcher = Dispatcher(plan_for(FIFOPolicy(), **queue), DispatcherSettings(max_tries=max_tries, seed=seed))
     for each in instances:
         dispatcher.handle(Joined(each), 0.0)
     return dispatcher
@@ -253,7 +253,7 @@ class Reads:
 
 
 def test_extractors_read_a_data_source_and_one_that_raises_is_counted() -> None:
-    dispatcher = Dispatcher(DispatchPlan(FifoStrategy(), FlowControl, plugins=(Reads(),)))
+    dispatcher = Dispatcher(DispatchPlan(FIFOPolicy(), FlowControl, plugins=(Reads(),)))
     dispatcher.handle(Joined(instance("i")), 0.0)
     dispatcher.handle(Scraped("i", {"queue": 3}), 1.0)
     assert dispatcher.handle(Scraped("i", {}), 2.0) == []
@@ -270,7 +270,7 @@ class Raises:
 
 
 def test_a_route_that_raises_refuses_the_request_and_nothing_else() -> None:
-    broken = Dispatcher(DispatchPlan(Raises(), plan_for(FifoStrategy()).make_queue))
+    broken = Dispatcher(DispatchPlan(Raises(), plan_for(FIFOPolicy()).make_queue))
     assert refused(arrive(broken, "a")) == [("a", Outcome.REJECTED_OTHER)]
     assert len(broken) == 0
 
@@ -339,7 +339,7 @@ class Fire(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(["fifo", "batch"]), waiting=st.integers(1, 20))
     def start(self, policy: str, waiting: int) -> None:
-        chosen = FifoStrategy() if policy == "fifo" else Wild()
+        chosen = FIFOPolicy() if policy == "fifo" else Wild()
         self.dispatcher = Dispatcher(plan_for(chosen, max_waiting=waiting, ttl_s=20), DispatcherSettings(max_tries=2))
 
     def tell(self, event: DispatcherEvent) -> None:

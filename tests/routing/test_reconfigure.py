@@ -42,12 +42,12 @@ from pointsman.routing.queue import (
 )
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.strategies import (
-    AdaptiveStrategy,
-    CostOptimizedStrategy,
-    FifoStrategy,
-    PriorityStrategy,
+    AdaptivePolicy,
+    CostOptimizedPolicy,
+    FIFOPolicy,
+    PriorityPolicy,
     SchedulingPolicy,
-    SloAwareStrategy,
+    SLOAwarePolicy,
 )
 from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -71,18 +71,18 @@ class FirstFit(SchedulingPolicy):
 def fair(fairness: FairnessPolicy, *, evicts: bool = False) -> DispatchPlan:
     band = BandSettings(fairness=fairness)
     return DispatchPlan(
-        FifoStrategy(),
+        FIFOPolicy(),
         lambda: FlowControl([band], default_band=band),
         make_eviction=InFlightEviction if evicts else None,
     )
 
 
 PLANS: dict[str, Callable[[], DispatchPlan]] = {
-    "fifo": lambda: plan_for(FifoStrategy()),
-    "priority": lambda: plan_for(PriorityStrategy()),
-    "slo-aware": lambda: plan_for(SloAwareStrategy()),
-    "cost-optimized": lambda: plan_for(CostOptimizedStrategy()),
-    "adaptive": lambda: plan_for(AdaptiveStrategy()),
+    "fifo": lambda: plan_for(FIFOPolicy()),
+    "priority": lambda: plan_for(PriorityPolicy()),
+    "slo-aware": lambda: plan_for(SLOAwarePolicy()),
+    "cost-optimized": lambda: plan_for(CostOptimizedPolicy()),
+    "adaptive": lambda: plan_for(AdaptivePolicy()),
     "first-fit": lambda: plan_for(FirstFit()),
     "strict": lambda: fair(GlobalStrictFairnessPolicy()),
     "round robin": lambda: fair(RoundRobinFairnessPolicy()),
@@ -177,7 +177,7 @@ def test_waiting_requests_take_the_order_of_the_new_policy(after: str) -> None:
 @pytest.mark.parametrize("after", PLANS)
 def test_requests_that_fit_are_sent_at_once(after: str) -> None:
     """Under the old plan there was no instance; under the new one there is room."""
-    dispatcher = Dispatcher(plan_for(FifoStrategy()))
+    dispatcher = Dispatcher(plan_for(FIFOPolicy()))
     for number in range(3):
         dispatcher.handle(Arrived((request(f"r{number}"),)), 0.0)
     dispatcher.fleet.add(instance("i", limit=None))  # without an event, so nothing is placed yet
@@ -238,7 +238,7 @@ def test_no_request_waits_longer_because_the_policy_changed(after: str) -> None:
 
 def test_waiting_requests_stay_in_a_smaller_queue() -> None:
     dispatcher = busy("fifo")
-    commands = dispatcher.reconfigure(plan_for(FifoStrategy(), max_waiting=2), 11.0)
+    commands = dispatcher.reconfigure(plan_for(FIFOPolicy(), max_waiting=2), 11.0)
     assert not [command for command in commands if isinstance(command, Refuse)]
     assert len(dispatcher) == 9
 
@@ -252,7 +252,7 @@ def test_the_timer_stays_set_while_the_first_deadline_is_the_same(after: str) ->
 
 def test_the_timer_is_set_again_for_another_deadline() -> None:
     dispatcher = busy("fifo")  # the first waiting request arrived at 4.0
-    assert dispatcher.reconfigure(plan_for(FifoStrategy(), ttl_s=20.0), 11.0) == [WakeAt(24.0)]
+    assert dispatcher.reconfigure(plan_for(FIFOPolicy(), ttl_s=20.0), 11.0) == [WakeAt(24.0)]
 
 
 @pytest.mark.parametrize("after", PLANS)

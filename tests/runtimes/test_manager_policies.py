@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pointsman.errors import ConfigError
 from pointsman.routing.events import Outcome, Refusal
 from pointsman.runtimes.inprocess import ControlPlaneManager
-from pointsman.strategies import FifoStrategy, SchedulingPolicy
-from pointsman.types import ExecutionInstance, Priority, RequestMetadata, SchedulingDecision
+from pointsman.strategies import FIFOPolicy, SchedulingPolicy
+from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority, SchedulingDecision
 from tests.runtimes.planes import Plane, instance, sent
 
 # Policies
@@ -27,8 +27,8 @@ from tests.runtimes.planes import Plane, instance, sent
         ("fifi", 'there is no scheduling policy "fifi"; did you mean "fifo"?'),
         ("slo_aware", 'did you mean "slo-aware"'),
         ("no.such.module:Policy", 'there is no module "no'),
-        ("pointsman.strategies:FifoStrat", 'has no "FifoStrat"; did you mean "FifoStrategy"'),
-        ("pointsman.types:Priority", "is not a scheduling policy"),
+        ("pointsman.strategies:FIFOPolic", 'has no "FIFOPolic"; did you mean "FIFOPolicy"'),
+        ("pointsman.types:RequestPriority", "is not a scheduling policy"),
     ],
 )
 def test_an_unknown_policy_is_an_error_that_names_the_nearest(name: str, message: str) -> None:
@@ -89,7 +89,7 @@ def test_a_user_policy_by_name(own_policy: str) -> None:
     assert plane.manager.explain("a").strategy == "last-come-first"
 
 
-class ShortestFirst(FifoStrategy):
+class ShortestFirst(FIFOPolicy):
     """Its own order of the waiting requests; FIFO chooses the instance."""
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
@@ -106,7 +106,7 @@ def test_a_user_order() -> None:
     assert len(plane.manager.notes) == 1
 
 
-class ByDeadline(FifoStrategy):
+class ByDeadline(FIFOPolicy):
     """Its key is None for some requests, and cannot be compared."""
 
     def order(self, request: RequestMetadata) -> Any:
@@ -133,9 +133,97 @@ class Herding(SchedulingPolicy):
 
 def test_a_policy_that_breaks_its_contract_does_no_harm() -> None:
     plane = Plane(Herding(), instance("i", limit=2), instance("j", limit=2))
-    assert plane.submit("a", "b", "c") == [("a", "i"), ("b", "i")]
+    assert plane.submit("a", "b", "c") == [("a", "i"), ("b", "i"), ("c", "j")]
     assert plane.manager.metrics()["broken_promises"] == {"full": 1}
-    assert plane.waiting() == ["c"]
+    assert plane.waiting() == []
+
+
+def test_a_burst_leaves_no_instance_idle_whatever_the_policy_counts() -> None:
+    plane = Plane(Herding(), instance("i", limit=4), instance("j", limit=4))
+    made = plane.submit(*(f"r{n}" for n in range(8)))
+    assert [where for _, where in made] == ["i"] * 4 + ["j"] * 4
+    assert plane.waiting() == []
+
+
+def test_explain_shows_the_dropped_decision_and_who_decided_instead() -> None:
+    plane = Plane(Herding(), instance("i", limit=1), instance("j", limit=1))
+    plane.submit("a", "b")
+    record = plane.manager.explain("b")
+    assert (record.strategy, record.instance) == ("fifo", "j")
+    dropped = record.as_dict()["dropped"]
+    assert (dropped["code"], dropped["facts"]["policy"], dropped["facts"]["instance"]) == (
+        "decision-dropped", "herding", "i",
+    )  # fmt: skip
+    assert 'policy "herding" chose "i", which was not carried out' in str(record)
+    assert plane.manager.explain("a").dropped is None
+
+
+def test_explain_of_a_waiting_request_shows_no_table_of_another_policy() -> None:
+    plane = Plane(Herding(), instance("i", limit=1))
+    plane.submit("a", "b")
+    record = plane.manager.explain("b")
+    assert (record.state, record.trace) == ("waiting", None)
+    assert record.reasons()["i"].code == "full"
+    assert "fifo" not in str(record)
+
+
+class Idler(SchedulingPolicy):
+    """Sends nothing."""
+
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        return []
+
+
+def test_explain_says_that_a_policy_left_a_request_waiting() -> None:
+    plane = Plane(Idler(), instance("i"))
+    plane.submit("a")
+    assert plane.waiting() == ["a"]
+    assert 'policy "idler" left it waiting, although an instance could take it' in str(plane.manager.explain("a"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (FIFOPolicy, "scheduling_policy is the class FIFOPolicy; make an object of it: FIFOPolicy()"),
+        (int, "scheduling_policy: expected a SchedulingPolicy or the name of one, found the class int"),
+        (42, "scheduling_policy: expected a SchedulingPolicy or the name of one, found 42"),
+        (None, "scheduling_policy: expected a SchedulingPolicy or the name of one, found None"),
+    ],
+)
+def test_what_is_no_policy_is_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ControlPlaneManager(wrong)
+    assert message in str(caught.value)
+    manager = ControlPlaneManager("fifo")
+    with pytest.raises(ConfigError):
+        manager.update_policy(wrong)
+    assert manager.policy.name == "fifo", "bad input loses nothing"
+
+
+def test_what_is_no_request_or_instance_is_refused() -> None:
+    manager = ControlPlaneManager("fifo")
+    with pytest.raises(TypeError, match="expected a RequestMetadata, found a str"):
+        manager.submit("a")  # type: ignore[arg-type]
+    for call in (manager.register_instance, manager.update_instance):
+        with pytest.raises(TypeError, match="expected an ExecutionInstance, found a dict"):
+            call({"instance_id": "i"})  # type: ignore[arg-type]
+
+
+def test_the_policy_changes_live_and_keeps_requests_and_records() -> None:
+    plane = Plane("fifo", instance("i", limit=1))
+    plane.submit("a", "b")
+    plane.submit("c", priority=RequestPriority.CRITICAL)
+    assert plane.manager.update_policy("priority") == []
+    assert plane.manager.policy.name == "priority"
+    assert plane.waiting() == ["c", "b"]
+    assert plane.manager.explain("a").state == "running"
+    assert sent(plane.manager.completed("a")) == [("c", "i")]
+
+
+def test_a_policy_that_sends_more_sends_at_once_when_it_takes_over() -> None:
+    plane = Plane(Idler(), instance("i"))
+    plane.submit("a")
+    assert sent(plane.manager.update_policy(FIFOPolicy())) == [("a", "i")]
 
 
 def test_fifo_decides_while_a_policy_raises() -> None:
@@ -233,7 +321,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(1, 4),
-        priority=st.sampled_from(list(Priority)),
+        priority=st.sampled_from(list(RequestPriority)),
         model=st.sampled_from(["", "m", "x"]),
         slo_ms=st.none() | st.sampled_from([0.0, 5000.0]),
         budget=st.none() | st.sampled_from([0.0, 10.0]),

@@ -19,7 +19,7 @@ from pointsman.routing.queue import FlowControl
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane, prefix_producers
-from pointsman.strategies import FifoStrategy
+from pointsman.strategies import FIFOPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata
 
 STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive"]
@@ -275,7 +275,7 @@ def test_extractors_read_what_the_engine_reports_beside_its_metrics() -> None:
         yard.traffic.configure(plans("a"))
         yard.traffic.admit("a", instance("i"))
         dispatcher = yard.traffic.lanes["a"].dispatcher
-        dispatcher.reconfigure(DispatchPlan(FifoStrategy(), FlowControl, plugins=(Watts(),)), 0.0)
+        dispatcher.reconfigure(DispatchPlan(FIFOPolicy(), FlowControl, plugins=(Watts(),)), 0.0)
         yard.traffic.measured("a", "i", Metrics(), Samples(b"power_watts 350\n"))
         seen = dispatcher.fleet["i"].observed(watts)
         assert seen is not None

@@ -15,21 +15,21 @@ from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import RequestCycle
 from pointsman.selection import Cycle
 from pointsman.strategies import (
-    AdaptiveStrategy,
-    CostOptimizedStrategy,
-    FifoStrategy,
-    PriorityStrategy,
+    AdaptivePolicy,
+    CostOptimizedPolicy,
+    FIFOPolicy,
+    PriorityPolicy,
     SchedulingPolicy,
-    SloAwareStrategy,
+    SLOAwarePolicy,
 )
-from pointsman.types import ExecutionInstance, ParallelismType, Priority, RequestMetadata
+from pointsman.types import ExecutionInstance, ParallelismType, RequestMetadata, RequestPriority
 
 ALL: list[type[SchedulingPolicy]] = [
-    FifoStrategy,
-    PriorityStrategy,
-    SloAwareStrategy,
-    CostOptimizedStrategy,
-    AdaptiveStrategy,
+    FIFOPolicy,
+    PriorityPolicy,
+    SLOAwarePolicy,
+    CostOptimizedPolicy,
+    AdaptivePolicy,
 ]
 
 FAST = ExecutionInstance(
@@ -67,38 +67,42 @@ def order(policy: SchedulingPolicy, *requests: RequestMetadata) -> list[str]:
 
 
 def test_fifo_takes_arrivals_in_order_and_the_least_loaded() -> None:
-    assert order(FifoStrategy(), request(2, priority=Priority.CRITICAL), request(1), request(3)) == ["r1", "r2", "r3"]
-    assert target(FifoStrategy(), request()) == "idle"
+    assert order(FIFOPolicy(), request(2, priority=RequestPriority.CRITICAL), request(1), request(3)) == [
+        "r1",
+        "r2",
+        "r3",
+    ]
+    assert target(FIFOPolicy(), request()) == "idle"
 
 
 @pytest.mark.parametrize(
     ("priority", "expected"),
     [
-        (Priority.CRITICAL, "fast"),
-        (Priority.HIGH, "fast"),
-        (Priority.NORMAL, "idle"),
-        (Priority.LOW, "idle"),
-        (Priority.BACKGROUND, "idle"),
+        (RequestPriority.CRITICAL, "fast"),
+        (RequestPriority.HIGH, "fast"),
+        (RequestPriority.NORMAL, "idle"),
+        (RequestPriority.LOW, "idle"),
+        (RequestPriority.BACKGROUND, "idle"),
     ],
 )
-def test_priority_gives_the_fastest_to_important_requests(priority: Priority, expected: str) -> None:
-    assert target(PriorityStrategy(), request(priority=priority)) == expected
+def test_priority_gives_the_fastest_to_important_requests(priority: RequestPriority, expected: str) -> None:
+    assert target(PriorityPolicy(), request(priority=priority)) == expected
 
 
 def test_priority_goes_highest_first_then_by_arrival() -> None:
     requests = [request(n, priority=p) for n, p in enumerate([0, 2, -1, 2, 1])]
-    assert order(PriorityStrategy(), *requests) == ["r1", "r3", "r4", "r0", "r2"]
+    assert order(PriorityPolicy(), *requests) == ["r1", "r3", "r4", "r0", "r2"]
 
 
 def test_priority_with_aging_lets_old_requests_overtake() -> None:
     old_and_low, new_and_high = request(0, priority=-1), request(100, priority=1)
-    assert order(PriorityStrategy(), old_and_low, new_and_high) == ["r100", "r0"]
-    assert order(PriorityStrategy(aging_s=10), old_and_low, new_and_high) == ["r0", "r100"]
+    assert order(PriorityPolicy(), old_and_low, new_and_high) == ["r100", "r0"]
+    assert order(PriorityPolicy(aging_s=10), old_and_low, new_and_high) == ["r0", "r100"]
 
 
 def test_slo_aware_goes_nearest_deadline_first_and_those_without_last() -> None:
     requests = [request(0), request(1, slo_deadline_ms=9000), request(2, slo_deadline_ms=100)]
-    assert order(SloAwareStrategy(), *requests) == ["r2", "r1", "r0"]
+    assert order(SLOAwarePolicy(), *requests) == ["r2", "r1", "r0"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_slo_aware_goes_nearest_deadline_first_and_those_without_last() -> None:
 def test_slo_aware_gives_the_fastest_to_urgent_requests(
     facts: dict[str, object], now: float, expected: str, words: str
 ) -> None:
-    policy = SloAwareStrategy()
+    policy = SLOAwarePolicy()
     policy.now = now
     [decision] = policy.schedule([request(0, **facts)], FLEET)
     assert decision.target_instance_id == expected
@@ -121,13 +125,13 @@ def test_slo_aware_gives_the_fastest_to_urgent_requests(
 
 
 def test_slo_aware_avoids_instances_that_would_be_late() -> None:
-    policy = SloAwareStrategy(urgent_below_ms=100, urgent_share=0.1)
+    policy = SLOAwarePolicy(urgent_below_ms=100, urgent_share=0.1)
     policy.now = 0.0
     assert policy.schedule([request(slo_deadline_ms=300)], FLEET)[0].target_instance_id == "fast"
 
 
 def test_cost_takes_the_cheapest_that_meets_the_requirements() -> None:
-    policy = CostOptimizedStrategy(price_per_gpu_hour=3.6)
+    policy = CostOptimizedPolicy(price_per_gpu_hour=3.6)
     assert target(policy, request()) == "cheap"
     assert target(policy, request(slo_deadline_ms=500)) == "idle"
     [decision] = policy.schedule([request(prompt="x" * 400)], FLEET)
@@ -136,21 +140,21 @@ def test_cost_takes_the_cheapest_that_meets_the_requirements() -> None:
 
 def test_an_instance_never_measured_is_neither_the_fastest_nor_the_cheapest() -> None:
     unknown = ExecutionInstance(instance_id="unknown", max_concurrency=8)
-    for policy in (PriorityStrategy(), CostOptimizedStrategy()):
-        [decision] = policy.schedule([request(priority=Priority.CRITICAL)], [unknown, CHEAP])
+    for policy in (PriorityPolicy(), CostOptimizedPolicy()):
+        [decision] = policy.schedule([request(priority=RequestPriority.CRITICAL)], [unknown, CHEAP])
         assert decision.target_instance_id == "cheap"
-    [alone] = PriorityStrategy().schedule([request(priority=Priority.CRITICAL)], [unknown])
+    [alone] = PriorityPolicy().schedule([request(priority=RequestPriority.CRITICAL)], [unknown])
     assert (alone.target_instance_id, alone.estimated_latency_ms, alone.estimated_cost) == ("unknown", None, None)
 
 
 def test_zero_is_not_a_measurement() -> None:
     zero = ExecutionInstance(instance_id="zero", max_concurrency=8, avg_latency_ms=0, throughput_tokens_per_sec=0)
-    assert PriorityStrategy().schedule([request(priority=2)], [zero, CHEAP])[0].target_instance_id == "cheap"
+    assert PriorityPolicy().schedule([request(priority=2)], [zero, CHEAP])[0].target_instance_id == "cheap"
 
 
 def test_a_budget_excludes_expensive_and_unknown_instances() -> None:
     unknown = ExecutionInstance(instance_id="unknown")
-    policy = FifoStrategy()
+    policy = FIFOPolicy()
     budget = 0.0001
     [decision] = policy.schedule([request(cost_budget=budget)], [*FLEET, unknown])
     assert decision.target_instance_id == "cheap"
@@ -164,7 +168,7 @@ def test_a_budget_excludes_expensive_and_unknown_instances() -> None:
 @pytest.mark.parametrize(
     ("loads", "requests", "expected"),
     [
-        ([0, 0], [request(priority=Priority.HIGH), request(1)], "adaptive, priority"),
+        ([0, 0], [request(priority=RequestPriority.HIGH), request(1)], "adaptive, priority"),
         ([7, 8], [request(slo_deadline_ms=900)], "adaptive, slo-aware: urgent"),
         ([7, 8], [request()], "adaptive, slo-aware: no deadline"),
         ([1, 1], [request(slo_deadline_ms=90_000)], "adaptive, cost-optimized"),
@@ -178,7 +182,7 @@ def test_adaptive_delegates_to_another_strategy(
         ExecutionInstance(instance_id=f"i{n}", max_concurrency=8, current_load=load, avg_latency_ms=100)
         for n, load in enumerate(loads)
     ]
-    policy = AdaptiveStrategy()
+    policy = AdaptivePolicy()
     policy.now = 0.0
     assert str(policy.schedule(requests, fleet)[0].reason).startswith(expected)
 
@@ -187,7 +191,7 @@ def test_decisions_say_how_the_instance_is_split() -> None:
     split = {(1, 1): "none", (2, 1): "tensor", (1, 2): "pipeline", (2, 2): "hybrid"}
     for (tensor, pipeline), expected in split.items():
         instance = ExecutionInstance(instance_id="i", tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-        [decision] = FifoStrategy().schedule([request()], [instance])
+        [decision] = FIFOPolicy().schedule([request()], [instance])
         assert decision.parallelism_strategy is ParallelismType(expected)
         assert (decision.tensor_parallel_size, decision.pipeline_parallel_size) == (tensor, pipeline)
 
@@ -198,7 +202,7 @@ def test_the_reasons_of_a_refusal_name_every_instance() -> None:
         ExecutionInstance(instance_id="sick", model_name="m", can_accept_request=False),
         ExecutionInstance(instance_id="full", model_name="m", current_load=2, max_concurrency=2),
     ]
-    policy = FifoStrategy()
+    policy = FIFOPolicy()
     assert policy.schedule([request(model_name="m")], instances) == []
     [unplaced] = policy.unplaced
     assert {name: str(why) for name, why in unplaced.reasons().items()} == {

@@ -24,7 +24,7 @@ from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
 from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.runtimes.traffic import Lane
-from pointsman.types import MAX_NAME, RequestMetadata
+from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
 from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ class Applications:
             settings = settings_in_headers(http.headers)
         except BadRequest as error:
             raise NotAdmitted(400, str(error), "invalid_header") from None
-        request = RequestMetadata(admission.request_id(http), model_name=name, priority=int(settings.priority or 0))
+        priority = RequestPriority(int(settings.priority or 0))
+        request = RequestMetadata(admission.request_id(http), model_name=name, priority=priority, arrival_time=now)
         if tenant is not None:
             request, _ = admission.admit(request, tenant, now)
         self._gateway.upstream.retries.requests += 1
@@ -312,7 +313,7 @@ class ReplicaCalls:
         http.headers.pop(b"x-request-id", None)
         context = RequestContext(
             self._gateway.admission.request_id(http) if caller is None else caller.journal.child_of(step),
-            head.priority,
+            RequestPriority(head.priority),
             head.tenant,
             None if head.deadline_s is None else now + head.deadline_s,
         )

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.render.text import one_line, text_table
 from pointsman.routing.endpoints import EndpointTable, Metrics
 from pointsman.scaling import DeploymentView, Rate, Window
-from pointsman.types import ExecutionInstance, Priority, RequestMetadata
+from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority
 
 SEEDS = (1, 5)
 """Their first number, shuffle and sample differ for any range of 2 to 8."""
@@ -44,10 +44,10 @@ REQUEST_VALUES: Mapping[str, Sequence[Any]] = {
     "prompt": ("", "hello", "tell me a story " * 40),
     "max_tokens": (None, 1, 100, 1000),
     "model_name": (*MODELS, "unknown"),
-    "priority": tuple(map(int, Priority)),
+    "priority": (*RequestPriority, RequestPriority(7)),
     "slo_deadline_ms": (None, None, None, 0.0, 100.0, 60_000.0),
     "user_id": ("", "alice", "bob"),
-    "arrival_time": (None, 0.0, 1.0, 50.0, 99.0, 100.0),
+    "arrival_time": (0.0, 1.0, 50.0, 99.0, 100.0),
     "cost_budget": (None, None, None, 0.0, 0.0001, 10.0),
     "headers": ({}, {"x-session-id": ""}, {"x-session-id": "7"}, {"x-slo-ttft-ms": ""}, {"x-slo-ttft-ms": "7"}),
 }

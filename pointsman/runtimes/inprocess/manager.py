@@ -31,7 +31,7 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.queue import REQUEST_TTL_S
 from pointsman.routing.records import Record
-from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
+from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings, DispatchPlan
 from pointsman.routing.topology import Nearness, nearness, tree
 from pointsman.selection import SchedulingFailure
 from pointsman.strategies import SchedulingPolicy
@@ -121,15 +121,24 @@ class ControlPlaneManager:
     ) -> None:
         """`scheduling_policy`: an object, a built-in name, or `package.module:Name`, made with `parameters`.
         `arrival_time` of requests is on `clock`."""
-        if isinstance(scheduling_policy, str):
-            scheduling_policy = build_policy(scheduling_policy, parameters or {})
-        elif parameters:
-            raise ConfigError([f'policy "{scheduling_policy.name}" is made already; parameters go with a name'])
-        self.policy = scheduling_policy
-        plan = plan_for(scheduling_policy, max_waiting=max_waiting, ttl_s=ttl_s)
-        self._dispatcher = Dispatcher(plan, DispatcherSettings(max_tries=max_tries, seed=seed))
+        self._max_waiting, self._ttl_s = max_waiting, ttl_s
+        self.policy = _policy(scheduling_policy, parameters)
+        settings = DispatcherSettings(max_tries=max_tries, seed=seed)
+        self._dispatcher = Dispatcher(self._plan(), settings)
         self._clock = clock
         self._outbox = DecisionOutbox(on_decision, on_refusal)
+
+    def update_policy(
+        self, scheduling_policy: SchedulingPolicy | str, *, parameters: Mapping[str, Any] | None = None
+    ) -> list[SchedulingDecision]:
+        """Schedule by another policy from now on; instances, requests and records stay. Returns what it sends."""
+        self.policy = _policy(scheduling_policy, parameters)
+        commands = self._dispatcher.reconfigure(self._plan(), self._clock())
+        self._outbox.add(commands)
+        return [command.decision for command in commands if isinstance(command, Send)]
+
+    def _plan(self) -> DispatchPlan:
+        return plan_for(self.policy, max_waiting=self._max_waiting, ttl_s=self._ttl_s)
 
     @property
     def notes(self) -> list[str]:
@@ -145,10 +154,12 @@ class ControlPlaneManager:
 
     def register_instance(self, instance: ExecutionInstance) -> None:
         """Add an instance that is ready for requests. Ids are unique."""
+        _expect_instance(instance)
         self._handle(Joined(instance))
 
     def update_instance(self, instance: ExecutionInstance) -> None:
         """Change what is known of an instance: health, limit, speed, load."""
+        _expect_instance(instance)
         self._expect(instance.instance_id)
         self._handle(Changed(instance))
 
@@ -171,6 +182,9 @@ class ControlPlaneManager:
 
     def submit(self, *requests: RequestMetadata) -> list[SchedulingDecision]:
         """Submit requests; several at once are decided together. Returns the decisions that this made possible."""
+        for request in requests:
+            if not isinstance(request, RequestMetadata):
+                raise TypeError(f"expected a RequestMetadata, found a {type(request).__name__}")
         return self._handle(Arrived(requests))
 
     def first_token(self, request_id: str) -> None:
@@ -255,3 +269,24 @@ class ControlPlaneManager:
         commands = self._dispatcher.handle(event, self._clock())
         self._outbox.add(commands)
         return [command.decision for command in commands if isinstance(command, Send)]
+
+
+def _policy(given: SchedulingPolicy | str, parameters: Mapping[str, Any] | None) -> SchedulingPolicy:
+    """The policy that was given, or made by its name. Raises `ConfigError` if it is none."""
+    wrong: object = given
+    if isinstance(given, str):
+        return build_policy(given, parameters or {})
+    if isinstance(wrong, type) and issubclass(wrong, SchedulingPolicy):
+        name = wrong.__name__
+        raise ConfigError([f"scheduling_policy is the class {name}; make an object of it: {name}()"])
+    if not isinstance(wrong, SchedulingPolicy):
+        found = f"the class {wrong.__name__}" if isinstance(wrong, type) else f"{wrong!r:.60}"
+        raise ConfigError([f"scheduling_policy: expected a SchedulingPolicy or the name of one, found {found}"])
+    if parameters:
+        raise ConfigError([f'policy "{given.name}" is made already; parameters go with a name'])
+    return given
+
+
+def _expect_instance(instance: object) -> None:
+    if not isinstance(instance, ExecutionInstance):
+        raise TypeError(f"expected an ExecutionInstance, found a {type(instance).__name__}")

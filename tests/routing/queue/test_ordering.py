@@ -82,6 +82,6 @@ def test_equal_deadlines_go_by_time_of_arrival() -> None:
 
 
 def test_a_request_without_arrival_counts_from_when_it_was_offered() -> None:
-    one = item(slo_deadline_ms=500.0)
+    one = item(slo_deadline_ms=500.0, arrival_time=None)
     offer(FlowControl(), one, now=3.0)
     assert SloDeadlineOrderingPolicy().key(one) == (3.5, 3.0)
