@@ -23,6 +23,7 @@ from pointsman.control.places import Places, preview
 from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, endpoint_recipe, lifecycle_steps, reconcile
 from pointsman.control.transition import ControlState, Transition
 from pointsman.reasons import Reason
+from pointsman.routing.queue.lazy_heap import LazyHeap
 
 # What is wanted
 
@@ -131,7 +132,7 @@ def _answered(event: events.Answered, turn: Transition) -> None:
     if instance is None or not instance.probing:
         return
     if instance.phase is Phase.READY:
-        instance.probing, instance.probed_at, instance.failed_probes = False, turn.now, 0
+        instance.probing, instance.probed_at, instance.failed_probes = False, turn.now - event.ago_s, 0
     elif event.readiness:
         transition.admit(turn, instance)
 
@@ -163,6 +164,18 @@ def _probe_not_made(event: events.ProbeNotMade, turn: Transition) -> None:
         seen_at = instance.since if instance.probed_at is None else instance.probed_at
         instance.unseen_s += turn.now - seen_at
         instance.probing, instance.probed_at, instance.probe_error = False, turn.now, event.why
+
+
+def _went_idle(event: events.WentIdle, turn: Transition) -> None:
+    instance = turn.find(event.instance_id)
+    if instance is not None and instance.phase is Phase.READY:
+        transition.rest(turn, instance)
+
+
+def _got_request(event: events.GotRequest, turn: Transition) -> None:
+    instance = turn.find(event.instance_id)
+    if instance is not None:
+        instance.idle_gap_s = 0.0
 
 
 def _requests_fail(event: events.RequestsFail, turn: Transition) -> None:
@@ -205,6 +218,8 @@ HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None
     events.Answered: _answered,
     events.Silent: _silent,
     events.ProbeNotMade: _probe_not_made,
+    events.WentIdle: _went_idle,
+    events.GotRequest: _got_request,
     events.RequestsFail: _requests_fail,
     events.StandsOut: _stands_out,
     events.Drained: _drained,
@@ -217,10 +232,14 @@ class Controller:
 
     def __init__(self) -> None:
         self._state = ControlState()
-        self._due: dict[str, float] = {}
-        """When something must be done about each instance. Kept, as most events concern one of many."""
+        self.changes = 0
+        """Grows whenever something that `instances` returns may have changed."""
+        self._due: LazyHeap[str] = LazyHeap()
+        """Instances by when something must be done about them. Kept, as most events concern one of many."""
         self._statuses: list[InstanceStatus] | None = None
-        """Cached until the next event."""
+        """Cached until one of them changes."""
+        self._shown: dict[str, InstanceStatus] = {}
+        """The same by id."""
 
     @property
     def desired(self) -> Desired | None:
@@ -239,6 +258,7 @@ class Controller:
         if self._statuses is None:
             found = sorted(self._state.instances.values(), key=lambda one: (one.deployment, len(one.id), one.id))
             self._statuses = [instance_status(instance) for instance in found]
+            self._shown = {one.id: one for one in self._statuses}
         return list(self._statuses)
 
     def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[ReconcileStep]:
@@ -262,16 +282,24 @@ class Controller:
 
     def handle(self, event: events.ControllerEvent, now: float) -> list[events.ControllerCommand]:
         """Take in one event. Carry the commands out in their order."""
-        self._statuses = None
         state, turn = self._state, Transition(self._state, now)
         HANDLERS[type(event)](event, turn)
         if state.desired is not None or not state.open:
             self._settle(turn)  # first: unplaced instances come before those whose time is over just now
-            for instance_id in [one for one, due in self._due.items() if due <= now]:
+            due = []
+            while len(self._due) and self._due.first_key() <= now:
+                due.append(self._due.pop())
+            for instance_id in due:
                 transition.tick(turn, instance_id)
             self._settle(turn)
             self._set_timer(turn)
+        else:
+            self._changed()
         return turn.commands
+
+    def _changed(self) -> None:
+        self._statuses = None
+        self.changes += 1
 
     def _settle(self, turn: Transition) -> None:
         self._reconcile(turn)
@@ -283,6 +311,7 @@ class Controller:
         state = self._state
         if turn.changed:
             turn.changed = False
+            self._changed()
             transition.resume_rollouts(turn)
             transition.recall_ejected(turn)
             desired = state.desired or Desired()
@@ -298,13 +327,17 @@ class Controller:
             instance = self._state.instances.get(instance_id)
             due = None if instance is None else instance.due
             if due is None:
-                self._due.pop(instance_id, None)
+                self._due.discard(instance_id)
             else:
-                self._due[instance_id] = due
+                self._due.put(instance_id, due, instance_id)
+            if instance is not None and (
+                self._statuses is None or self._shown.get(instance_id) != instance_status(instance)
+            ):
+                self._changed()
         turn.touched.clear()
 
     def _set_timer(self, turn: Transition) -> None:
-        due = min(self._due.values(), default=None)
+        due = self._due.first_key()
         if due is not None and due != self._state.wake_at:
             turn.commands.append(events.WakeController(due))
         self._state.wake_at = due

@@ -1,6 +1,7 @@
 """What should run, as one frozen value. Applying an equal value twice does nothing."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -64,12 +65,17 @@ class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> Address:
         """The address in its URL, which config has validated."""
-        scheme, _, rest = self.url.rpartition("://")
-        host, colon, port = rest.partition("/")[0].rpartition(":")
-        tls = scheme == "https"
-        if not colon or not port.isdecimal():
-            return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls)
-        return Address(host.strip("[]"), int(port), tls)
+        return _address(self.url)
+
+
+@lru_cache(maxsize=4096)
+def _address(url: str) -> Address:
+    scheme, _, rest = url.rpartition("://")
+    host, colon, port = rest.partition("/")[0].rpartition(":")
+    tls = scheme == "https"
+    if not colon or not port.isdecimal():
+        return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls)
+    return Address(host.strip("[]"), int(port), tls)
 
 
 class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):

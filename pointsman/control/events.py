@@ -84,6 +84,8 @@ class Answered(ControllerEvent, frozen=True):
     instance_id: str
     readiness: bool
     """It completed a request; False: it only answered a health check."""
+    ago_s: float = 0.0
+    """How long ago, if a request was answered and the instance was not probed for that reason."""
 
 
 class Silent(ControllerEvent, frozen=True):
@@ -98,6 +100,18 @@ class ProbeNotMade(ControllerEvent, frozen=True):
 
     instance_id: str
     why: str
+
+
+class WentIdle(ControllerEvent, frozen=True):
+    """No request was on an instance between its last two probes: it may be probed less often."""
+
+    instance_id: str
+
+
+class GotRequest(ControllerEvent, frozen=True):
+    """An instance that was idle was sent a request."""
+
+    instance_id: str
 
 
 class RequestsFail(ControllerEvent, frozen=True):

@@ -9,6 +9,7 @@
     starting        LaunchFailed for a reason of the runtime        backing off for probe_interval; counts as no failure
     starting        start_timeout                                   stopping: Kill
     ready           probe_interval                                  ready: Probe (health)
+    ready           WentIdle, GotRequest                            ready: Probe less often, as often as before
     any             ProbeNotMade                                    the same: Probe later; counts as no failure
     ready           failures_until_unhealthy times Silent           stopping: Withdraw, Terminate
     ready           RequestsFail                                    unhealthy: Update (nothing new), Probe (readiness)
@@ -44,6 +45,8 @@ drained it is gone; if an operator drained it, it stays out of service.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from math import ceil
+from zlib import crc32
 
 import msgspec
 
@@ -57,6 +60,18 @@ FIRST_PROBES_S = 0.05
 """Interval of the first probes after a launch."""
 PROBE_BACKOFF = 0.1
 """While an instance starts, the interval of probes grows to this share of the time since its launch."""
+
+
+IDLE_PROBES_PER_S = 50.0
+"""Of all idle instances together: their probes become rarer as there are more of them."""
+
+IDLE_TICK_S = 0.25
+"""Idle instances are probed at multiples of this, a few together: to wake up for each costs more than its probe."""
+
+
+def spread(instance_id: str) -> float:
+    """A number from 0 to 1 that differs between instances, so that not all do the same at the same time."""
+    return crc32(instance_id.encode()) / 2**32
 
 
 class Phase(Enum):
@@ -177,6 +192,8 @@ class Instance(msgspec.Struct, kw_only=True):
     probing: bool = False
     probed_at: float | None = None
     """When the last probe ended; None if there was none in this phase."""
+    idle_gap_s: float = 0.0
+    """Minimum interval of its probes while it is idle; 0 if it is not."""
     failed_probes: int = 0
     """In a row."""
     probe_error: str = ""
@@ -262,6 +279,8 @@ class Instance(msgspec.Struct, kw_only=True):
         interval = self._probe_interval_s
         if interval is None:
             return None
+        if self.probed_at is not None and self.idle_gap_s > interval and not self.failed_probes:
+            return ceil((self.probed_at + self.idle_gap_s) / IDLE_TICK_S) * IDLE_TICK_S
         if self.unseen_s:  # probes that cannot be made must not use up what little there is
             interval = max(interval, self.spec.lifecycle.probe_interval_s)
         return self.since if self.probed_at is None else self.probed_at + interval

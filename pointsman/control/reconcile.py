@@ -196,7 +196,8 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
     """What dispatchers must learn about it; None if nothing."""
-    if instance.foreign or (instance.spec == spec and instance.endpoint == endpoint):
+    same = instance.spec is spec or instance.spec == spec
+    if instance.foreign or (same and instance.endpoint == endpoint):
         return None
     return _changes(_facts(instance.served(True)), _facts(instance.served(True, spec, endpoint)))
 
@@ -230,8 +231,11 @@ def _number(instance: Instance) -> tuple[int, str]:
 def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[ReconcileStep]:
     wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with the same name, the first
     steps = []
+    named: dict[str, list[Instance]] = {}
+    for one in members:
+        named.setdefault(_name(one), []).append(one)
     for name, endpoint in reversed(wanted.items()):
-        steps += _endpoint(spec, endpoint, [one for one in members if _name(one) == name], taken)
+        steps += _endpoint(spec, endpoint, named.get(name, []), taken)
     return steps + [_leave(one, Reason("endpoint-unlisted")) for one in members if _name(one) not in wanted]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from pointsman.control import events
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
-from pointsman.control.instances import Instance, Phase
+from pointsman.control.instances import IDLE_PROBES_PER_S, Instance, Phase, spread
 from pointsman.control.places import Places
 from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason
@@ -67,7 +67,7 @@ class Transition:
     def enter(self, instance: Instance, phase: Phase) -> None:
         instance.phase, instance.since = phase, self.now
         instance.probing, instance.probed_at, instance.failed_probes, instance.probe_error = False, None, 0, ""
-        instance.killed, instance.unseen_s = False, 0.0
+        instance.killed, instance.unseen_s, instance.idle_gap_s = False, 0.0, 0.0
         self.changed = True
 
     def publish(self, instance: Instance) -> None:
@@ -201,6 +201,8 @@ def launched(turn: Transition, instance: Instance, host: str, port: int, process
 def probe(turn: Transition, instance: Instance) -> None:
     """Probe its health if it is ready, else its readiness."""
     instance.probing = True
+    if instance.idle_gap_s:
+        instance.idle_gap_s = len(turn.state.instances) / IDLE_PROBES_PER_S
     timeout_s = instance.spec.lifecycle.probe_timeout_s
     if instance.phase is Phase.STARTING and instance.endpoint is None:
         # The first completion of a slow starter may be slow, too: it gets as long as it has had so far.
@@ -220,6 +222,14 @@ def admit(turn: Transition, instance: Instance) -> None:
 
 
 # Serving
+
+
+def rest(turn: Transition, instance: Instance) -> None:
+    """It has no requests, and is probed less often. The first interval differs between instances, so that those that
+    went idle together are not probed together."""
+    shortest_s = instance.spec.lifecycle.probe_interval_s
+    longer_s = max(len(turn.state.instances) / IDLE_PROBES_PER_S - shortest_s, 0.0)
+    instance.idle_gap_s = shortest_s + longer_s * spread(instance.id)
 
 
 def update(turn: Transition, instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> None:

@@ -1,10 +1,11 @@
 """Requests whose responses are awaited: whole, or piece by piece."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox, Target
@@ -12,6 +13,8 @@ from pointsman.http.responses import ResponseHead
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 """Of a response that is fetched as a whole."""
+KEPT_S = 30.0
+"""How long a connection is kept between exchanges: what is between may forget it silently."""
 AHEAD_BYTES = 1024 * 1024
 """Bytes of a streamed response that may wait to be read."""
 
@@ -34,6 +37,9 @@ class HttpResponse(NamedTuple):
 
     status: int
     body: bytes
+
+
+Reply: TypeAlias = HttpResponse | NoResponse
 
 
 class StreamedResponse:
@@ -134,12 +140,80 @@ class StreamedResponse:
         self._attempt = connection
 
 
+class Exchange:
+    """A request whose whole response goes to a callback, once: a `ResponseListener` that needs no task."""
+
+    def __init__(
+        self, pool: ConnectionPool, head: bytes, body: bytes, timeout_s: float, done: Callable[[Reply], None]
+    ) -> None:
+        self._pool = pool
+        self._request = (head, body)
+        self._done: Callable[[Reply], None] | None = done
+        """None once it was called, or is not wanted any more."""
+        self._status = 0
+        self._pieces: list[bytes] = []
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._timed_out, timeout_s)
+        self._attempt = pool.send(self, head, body)
+
+    def cancel(self) -> None:
+        """No response is wanted any more."""
+        self._done = None
+        self._timer.cancel()
+        if isinstance(self._attempt, ClientConnection):
+            self._attempt.cancel(self)
+        else:
+            self._attempt.cancel()
+
+    def _end(self, reply: Reply) -> None:
+        done, self._done = self._done, None
+        self._timer.cancel()
+        if done is not None:
+            done(reply)
+
+    def _timed_out(self, timeout_s: float) -> None:
+        done = self._done
+        self.cancel()
+        if done is not None:
+            asked = " ".join(self._request[0].decode("latin-1").split(" ", 2)[:2])
+            done(NoResponse(f"no answer to {asked} within {timeout_s:g} s", began=self._status > 0))
+
+    # Called by the connection
+
+    def answered(self, head: ResponseHead, body: bytes) -> None:
+        self._end(HttpResponse(head.status, body))
+
+    def stream_began(self, head: ResponseHead) -> None:
+        self._status = head.status
+
+    def stream_piece(self, payload: bytes) -> None:
+        self._pieces.append(payload)
+        if sum(map(len, self._pieces)) > MAX_RESPONSE_BYTES:
+            done = self._done
+            self.cancel()
+            if done is not None:
+                done(NoResponse(f"its answer is longer than {MAX_RESPONSE_BYTES} bytes", began=True))
+
+    def stream_ended(self) -> None:
+        self._end(HttpResponse(self._status, b"".join(self._pieces)))
+
+    def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
+        if stale and self._done is not None:
+            self._attempt = self._pool.send(self, *self._request, fresh=True)
+        else:
+            self._end(NoResponse(why, began=self._status > 0, error=error, local=local))
+
+    def connected(self, connection: ClientConnection) -> None:
+        self._attempt = connection
+
+
 class HttpClient:
     """Awaits responses of one server, on connections that are kept open between requests."""
 
-    def __init__(self, target: Target, *, connect_timeout_s: float = 30.0) -> None:
-        self._target = target
+    def __init__(self, target: Target, *, connect_timeout_s: float = 30.0, buffered_bytes: int = 0) -> None:
+        """`buffered_bytes`: responses up to this size are not read piece by piece."""
+        self.target = target
         self._connect_timeout_s = connect_timeout_s
+        self._buffered_bytes = buffered_bytes
         self._pool: ConnectionPool | None = None
         """None before the first request."""
 
@@ -165,29 +239,43 @@ class HttpClient:
         self, method: str, path: str, body: bytes = b"", headers: str = ""
     ) -> AsyncIterator[StreamedResponse]:
         """The response as it comes; leaving this before its end closes the connection. Raises `NoResponse`."""
-        pool = self._pool
-        if pool is None:
-            loop = asyncio.get_running_loop()
-            pool = ConnectionPool(self._target, loop, Outbox(loop, ()), self._connect_timeout_s, buffered_bytes=0)
-            self._pool = pool
-        lines = f"host: {pool.authority.decode()}\r\nuser-agent: pointsman\r\n{headers}"
-        if body and "content-type" not in headers:
-            lines += "content-type: application/json\r\n"
-        if body or method != "GET":
-            lines += f"content-length: {len(body)}\r\n"
-        head = f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace")
-        response = StreamedResponse(pool, head, body)
+        pool = self._open()
+        response = StreamedResponse(pool, _head(pool, method, path, body, headers), body)
         try:
             await response.began()
             yield response
         finally:
             response.close()
 
+    def exchange(
+        self, method: str, path: str, body: bytes, timeout_s: float, done: Callable[[Reply], None]
+    ) -> Exchange:
+        """Send a request. `done` is called with the whole response, or with the reason why there is none."""
+        pool = self._open()
+        pool.close_idle(time.monotonic() - KEPT_S)
+        return Exchange(pool, _head(pool, method, path, body), body, timeout_s, done)
+
+    def _open(self) -> ConnectionPool:
+        if self._pool is None:
+            loop = asyncio.get_running_loop()
+            outbox = Outbox(loop, ())
+            self._pool = ConnectionPool(self.target, loop, outbox, self._connect_timeout_s, self._buffered_bytes)
+        return self._pool
+
     def close(self) -> None:
         """Close the idle connections."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+def _head(pool: ConnectionPool, method: str, path: str, body: bytes, headers: str = "") -> bytes:
+    lines = f"host: {pool.authority.decode()}\r\nuser-agent: pointsman\r\n{headers}"
+    if body and "content-type" not in headers:
+        lines += "content-type: application/json\r\n"
+    if body or method != "GET":
+        lines += f"content-length: {len(body)}\r\n"
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace")
 
 
 async def fetch(

@@ -68,6 +68,7 @@ REMEDIES = {
     "ports": "free local ports, or widen net.ipv4.ip_local_port_range",
     "names": "check the name servers of this machine",
     "permission": "check the firewall and the security policy of this machine",
+    "plane": "see the log of the plane",
     "protocol": "enable IPv6 on this machine, or use an IPv4 address",
 }
 """What to do about a failure of this process or machine, by cause: see `pointsman.http.pool.local_cause`."""

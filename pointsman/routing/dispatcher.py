@@ -33,10 +33,12 @@ from pointsman.routing.events import (
     Paused,
     Refusal,
     Refuse,
+    Rested,
     Scraped,
     ShuttingDown,
     TimerFired,
     WakeAt,
+    Watch,
 )
 from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal, Record
@@ -130,6 +132,7 @@ class RequestEvents:
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0)
+        sent.endpoint.worked_at = now
         self._fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(event, now)
         if self._pools.busy:
@@ -258,6 +261,9 @@ class InstanceEvents:
         self._fleet.measure(event.instance_id, event.metrics, now)
         self._sender.room_on(self._fleet[event.instance_id], now, commands)
 
+    def rested(self, event: Rested, now: float, commands: list[DispatcherCommand]) -> None:
+        self._fleet.load.rest(self._fleet[event.instance_id], event.until)
+
     def scraped(self, event: Scraped, now: float, commands: list[DispatcherCommand]) -> None:
         endpoint = self._fleet[event.instance_id]
         for extractor in self._extractors:
@@ -270,6 +276,7 @@ class Dispatcher:
 
     def __init__(self, plan: DispatchPlan, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
         self.fleet = EndpointTable()
+        self._woken = self.fleet.load.woken
         self._journal = Journal(settings.keep_records, plan.route.name)
         self.records = self._journal.records
         """The record of each request, the newest kept."""
@@ -309,6 +316,7 @@ class Dispatcher:
             Left: instances.left,
             NoneExpected: instances.none_expected,
             Measured: instances.measured,
+            Rested: instances.rested,
             Scraped: instances.scraped,
             TimerFired: self._timer_fired,
         }
@@ -334,6 +342,8 @@ class Dispatcher:
         except BaseException:
             self._undelivered = commands
             raise
+        if self._woken:
+            commands += [Watch(str(endpoint)) for endpoint in self.fleet.load.wake(now)]
         if self._evicts:
             self._evict(now, commands)
         if self._pools.busy or self._wake_at is not None or self.fleet.pauses:

@@ -24,6 +24,8 @@ RUNNING = "running_requests_size"
 KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
+HOLDS_UNTIL = "holds_until"
+"""The measurements of an idle engine count as current until then, as it is measured less often; -inf: not longer."""
 SENT_SINCE_MEASURED = "sent_since_measured"
 """Requests sent from the backlog since then: its metrics do not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
@@ -103,7 +105,7 @@ METRICS: Attribute[Metrics] = Attribute("metrics")
 class Endpoint:
     """One row of a fleet: an instance, its measurements, its attributes."""
 
-    __slots__ = ("_attributes", "closed", "id", "instance", "metrics", "row")
+    __slots__ = ("_attributes", "closed", "id", "instance", "metrics", "requests", "rests", "row", "worked_at")
 
     def __init__(self, instance: ExecutionInstance, row: int) -> None:
         self.id = f"{instance.namespace}/{instance.instance_id}"
@@ -114,6 +116,12 @@ class Endpoint:
         """Why it takes no requests, if more is known than that; with the fact `until`."""
         self.row = row
         """Its index in the columns of the fleet; -1 once it has left."""
+        self.requests = 0
+        """That were sent to it."""
+        self.worked_at = -inf
+        """When it last answered a request of ours; -inf: never."""
+        self.rests = False
+        """It is idle and observed less often, until a request is sent to it."""
         self._attributes: dict[str, Observed[Any]] = {}
 
     @property
@@ -137,11 +145,13 @@ class Endpoint:
 class LoadColumns:
     """The columns that follow every request: load, requests in flight, expected latency."""
 
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "woken")
 
     def __init__(self) -> None:
         self.columns: Mapping[str, Column] = {}
         """Those of the fleet."""
+        self.woken: list[Endpoint] = []
+        """Endpoints that rested and were sent a request."""
 
     @property
     def all_full(self) -> bool:
@@ -165,6 +175,10 @@ class LoadColumns:
         if endpoint.row < 0:
             return
         columns, row = self.columns, endpoint.row
+        endpoint.requests += 1
+        if endpoint.rests:
+            endpoint.rests = False
+            self.woken.append(endpoint)
         columns[IN_FLIGHT_REQUESTS][row] += 1.0
         columns[IN_FLIGHT_TOKENS][row] += tokens
         self.set(endpoint, columns[LOAD][row] + 1.0)
@@ -189,6 +203,21 @@ class LoadColumns:
         """A waiting request was sent on the strength of measurements that do not include it yet."""
         if endpoint.row >= 0:
             self.columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
+
+    def rest(self, endpoint: Endpoint, until: float | None) -> None:
+        """Nothing is in flight on it: it may be observed less often, and its measurements hold `until` then."""
+        endpoint.rests = not self.columns[IN_FLIGHT_REQUESTS][endpoint.row]
+        if endpoint.rests and until is not None:
+            self.columns[HOLDS_UNTIL][endpoint.row] = until
+
+    def wake(self, now: float) -> list[Endpoint]:
+        """The endpoints that rested and were sent a request since the last call. Their measurements hold no longer."""
+        woken = self.woken[:]
+        self.woken.clear()
+        for endpoint in woken:
+            if endpoint.row >= 0:
+                self.columns[HOLDS_UNTIL][endpoint.row] = min(now, self.columns[HOLDS_UNTIL][endpoint.row])
+        return woken
 
     def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
         """A request took this long, sent at this lightness. The average moves a fifth of the way to it."""
@@ -393,4 +422,4 @@ _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
 _ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
-_START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf}
+_START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf, HOLDS_UNTIL: -inf}

@@ -167,6 +167,14 @@ class Scraped(DispatcherEvent, frozen=True):
     source: Any
 
 
+class Rested(DispatcherEvent, frozen=True):
+    """An instance is idle, and is observed less often until a request is sent to it."""
+
+    instance_id: str
+    until: float | None = None
+    """When it is measured again; None: it is not measured."""
+
+
 class TimerFired(DispatcherEvent, frozen=True):
     """The time of a `WakeAt` has come."""
 
@@ -206,10 +214,16 @@ class Revoke(msgspec.Struct, frozen=True):
     refusal: Refusal
 
 
+class Watch(msgspec.Struct, frozen=True):
+    """Observe an instance as often as before: it rested, and was sent a request."""
+
+    instance_id: str
+
+
 class WakeAt(msgspec.Struct, frozen=True):
     """Fire the timer at this time, instead of any earlier command."""
 
     at: float
 
 
-DispatcherCommand: TypeAlias = Send | Refuse | Revoke | WakeAt
+DispatcherCommand: TypeAlias = Send | Refuse | Revoke | Watch | WakeAt

@@ -11,6 +11,7 @@ from pointsman.control import Controller
 from pointsman.control import events as control
 from pointsman.control.status import Prospects, Unavailable, unavailability
 from pointsman.errors import UnknownName
+from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
@@ -130,7 +131,7 @@ class ControlLoop:
             why = f"{type(error).__name__}: {error}"
             match command:  # the controller waits for what comes of these
                 case control.Launch():
-                    self.tell(control.LaunchFailed(command.instance_id, why))
+                    self.tell(control.LaunchFailed(command.instance_id, why, local_cause(error, SHORTAGES)))
                 case control.Probe():
                     self.tell(control.ProbeNotMade(command.instance_id, why))  # the instance is not at fault
                 case control.Terminate() | control.Kill():

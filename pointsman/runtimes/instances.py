@@ -11,7 +11,7 @@ from pointsman.control import events as control
 from pointsman.control.desired import Address, Lifecycle
 from pointsman.engines import Engine, LaunchSpec
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.interface import ProcessOrder, Runtime, Tell
+from pointsman.runtimes.interface import LoadTable, ProcessOrder, Runtime, Tell
 from pointsman.runtimes.probes import UserConfigs
 
 
@@ -66,14 +66,56 @@ class Directory:
         self._entries = {name: entry for name, entry in self._entries.items() if name in instance_ids}
 
 
+class Evidence:
+    """Requests that say what probes of health would: an instance that answers them needs none."""
+
+    def __init__(self, load: LoadTable, tell: Tell) -> None:
+        self._load = load
+        self._tell = tell
+        self._seen: dict[str, tuple[float, int]] = {}
+        """By instance: when it was last asked for, and how many requests were sent to it until then."""
+        self._idle: set[str] = set()
+        """Instances whose controller knows that they are idle."""
+
+    def spares(self, instance_id: str, deployment: str, now: float) -> bool:
+        """Whether no probe is needed, because a request was answered since the last call. Without any requests since
+        then, the instance is probed less often."""
+        seen = self._load.activity(deployment, instance_id)
+        if seen is None:
+            return False
+        since, requests = self._seen.get(instance_id, (now, -1))
+        self._seen[instance_id] = now, seen.requests
+        if seen.requests != requests or seen.in_flight:
+            self._idle.discard(instance_id)
+        elif instance_id not in self._idle:
+            self._idle.add(instance_id)
+            self._load.rest(deployment, instance_id)
+            self._tell(control.WentIdle(instance_id))
+        if seen.worked_at > since:
+            self._tell(control.Answered(instance_id, readiness=False, ago_s=now - seen.worked_at))
+            return True
+        return False
+
+    def forget(self, instance_id: str) -> None:
+        """It starts anew."""
+        self._seen.pop(instance_id, None)
+        self._idle.discard(instance_id)
+
+    def keep(self, instance_ids: Collection[str]) -> None:
+        """Forget all others."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in instance_ids}
+        self._idle.intersection_update(self._seen)
+
+
 class EngineInstances:
     """The instances of a plane: commands of its controller, carried out by a runtime through engine adapters."""
 
-    def __init__(self, runtime: Runtime, tell: Tell, deployment_of: Callable[[str], str]) -> None:
+    def __init__(self, runtime: Runtime, load: LoadTable, tell: Tell, deployment_of: Callable[[str], str]) -> None:
         self.directory = Directory()
         self.user_configs = UserConfigs(lambda: runtime.replicas.secret)
         self._runtime = runtime
         self._tell = tell
+        self._evidence = Evidence(load, tell)
         self._deployment_of = deployment_of
         self._plans: dict[str, DeploymentPlan] = {}
         """By deployment: those in force, and those that are gone and still have instances."""
@@ -92,7 +134,9 @@ class EngineInstances:
     def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
         """Drop what no instance and no deployment in force needs any more."""
         known = list(instances)
-        self.directory.keep({one.id for one in known})
+        names = {one.id for one in known}
+        self.directory.keep(names)
+        self._evidence.keep(names)
         kept = {*deployments, *(one.deployment for one in known)}
         recipes = {(one.deployment, one.recipe) for one in known}
         self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
@@ -142,6 +186,9 @@ class EngineInstances:
         if entry is None or address is None:
             self._tell(control.Silent(name, "its engine or its address is not known"))
             return
+        now = self._runtime.clock.now()
+        if not command.readiness and self._evidence.spares(name, entry.deployment, now):
+            return
         question = entry.engine.readiness(entry.model) if command.readiness else entry.engine.health
         self._runtime.probes.probe(name, address, question, command.readiness, command.timeout_s)
 
@@ -149,6 +196,7 @@ class EngineInstances:
         name = command.instance.instance_id
         entry = self.directory.get(name)
         address = self._address(name, entry)
+        self._evidence.forget(name)
         if entry is not None and address is not None:
             self._runtime.probes.follow(command.deployment, name, address, entry.engine)
             if self._plans[command.deployment].is_replica:

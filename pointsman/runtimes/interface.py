@@ -106,8 +106,33 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tell: TypeAlias = Callable[[ControllerEvent], None]
-Measured: TypeAlias = Callable[[str, str, Metrics, Samples | None], None]
-"""(deployment, instance, metrics, what they were read from)"""
+
+
+class Activity(NamedTuple):
+    """What was sent to an instance in service."""
+
+    requests: int
+    """In all."""
+    in_flight: int
+    worked_at: float
+    """When it last answered one; -inf: never."""
+
+
+class LoadTable(Protocol):
+    """What is known of the load of instances in service. Those that are not are ignored."""
+
+    def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: Samples | None) -> None:
+        """An engine reported its metrics; `source`: what they were read from."""
+        ...
+
+    def activity(self, deployment: str, instance_id: str) -> Activity | None:
+        """None if it is not in service."""
+        ...
+
+    def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
+        """It is idle, and is observed less often until it is sent a request. `until`: when it is measured again; None:
+        it is not measured."""
+        ...
 
 
 class Unsaved(NamedTuple):
@@ -160,10 +185,10 @@ class Runtime(RuntimeParts, Protocol):
         """Take the state over. Raises `PointsmanError` if another plane uses it."""
         ...
 
-    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
+    async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         """Take over the processes that an earlier plane left running: these are returned.
 
-        From then on `tell` hears of processes, workers and probes, and `measured` of metrics. Raises `PointsmanError`
+        From then on `tell` hears of processes, workers and probes, and `load` of metrics. Raises `PointsmanError`
         if processes cannot be started at all.
         """
         ...
@@ -254,14 +279,18 @@ class Probes(Protocol):
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, limit_s: float
     ) -> None:
-        """Ask now. Told in time: `Answered` or `Silent`, unless a later question takes its place."""
+        """Ask now. Told in time: `Answered`, `Silent` or `ProbeNotMade`, unless a later question takes its place."""
         ...
 
     def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
-        """Read the metrics of an instance from now on."""
+        """Read the metrics of an instance from now on, less often while it is idle."""
         ...
 
     def unfollow(self, instance_id: str) -> None: ...
+
+    def stir(self, instance_id: str) -> None:
+        """An instance that rested was sent a request: read its metrics soon."""
+        ...
 
     def problems(self) -> list[str]:
         """Which metrics cannot be read, and why."""

@@ -30,7 +30,7 @@ from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, Policy
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, DocumentStore, Runtime, Timer
-from pointsman.runtimes.traffic import Traffic, refuse_stranded, warmth
+from pointsman.runtimes.traffic import Traffic, TrafficLoad, prefix_problems, refuse_stranded, warmth
 from pointsman.scaling.deployment import scaling_summary
 
 # Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
@@ -176,7 +176,10 @@ class Plane:
         self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
         self.traffic = traffic
         self.instances = EngineInstances(
-            runtime, lambda event: self.control.tell(event), lambda name: self.control.deployment_of(name)
+            runtime,
+            TrafficLoad(traffic),
+            lambda event: self.control.tell(event),
+            lambda name: self.control.deployment_of(name),
         )
         self.control = ControlLoop(
             runtime.clock, self.instances, traffic, handled=self._handled, failed=runtime.tasks.failed
@@ -197,6 +200,8 @@ class Plane:
         self._empty = asyncio.Event()
         """No instance is left."""
         self._looking: Timer | None = None
+        self._changes = 0
+        """Of instances that were announced."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
 
@@ -219,7 +224,7 @@ class Plane:
                 where = runtime.facts()["state_dir"]
                 raise PointsmanError(f"nothing was ever applied in {where}; give a manifest to start with")
             plan = revision.plan()
-            adopted = await runtime.adopt(self.control.tell, self.traffic.measured)
+            adopted = await runtime.adopt(self.control.tell, TrafficLoad(self.traffic))
         except BaseException:
             await runtime.close()
             raise
@@ -228,6 +233,7 @@ class Plane:
         self.traffic.hooks.standing_out = lambda found: self.control.tell_soon(
             control.StandsOut(found.instance_id, found.reason, contradicted=found.contradicted > 0)
         )
+        self.traffic.hooks.stirred = lambda name: _stir(runtime, self.control, name)
         self.traffic.hooks.unavailability = lambda name, start_up_s: self.control.unavailability(
             name, start_up_s, self.scaling.prospects(name)
         )
@@ -284,7 +290,7 @@ class Plane:
                 *self.documents.revision.broken.values(),
                 *self.scaling.problems(),
                 *self.runtime.tasks.problems(),
-                *self.traffic.problems(),
+                *prefix_problems(self.traffic.lanes.values()),
             ],
         }
 
@@ -330,7 +336,15 @@ class Plane:
     def _handled(self, event: control.ControllerEvent) -> None:
         if not len(self.control.controller):
             self._empty.set()
-        self._announcements.announce()
+        if self.control.controller.changes != self._changes:
+            self._changes = self.control.controller.changes
+            self._announcements.announce()
+
+
+def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:
+    """An idle instance was sent a request. Its probes hear of it soon: the sender is still at work."""
+    loop.tell_soon(control.GotRequest(instance_id))
+    runtime.clock.call_soon(runtime.probes.stir, instance_id)
 
 
 class Announcements:

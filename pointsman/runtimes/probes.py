@@ -1,26 +1,300 @@
 """What a plane asks of instances and tells them, over HTTP: probes, metrics, and the user config of replicas."""
 
 import asyncio
-import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any
 
 import msgspec
 
 from pointsman.control.desired import Address
-from pointsman.control.events import Answered, ControllerEvent, ProbeNotMade, Silent
+from pointsman.control.events import Answered, ProbeNotMade, Silent
+from pointsman.control.instances import spread
 from pointsman.engines import Engine, ProbeRequest, Samples
-from pointsman.http.client import HttpClient, NoResponse, fetch
+from pointsman.http.client import Exchange, HttpClient, NoResponse, Reply, fetch
+from pointsman.http.pool import local_cause
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Measured, Tell
+from pointsman.routing.queue.lazy_heap import LazyHeap
+from pointsman.runtimes.interface import BackgroundTasks, Clock, LoadTable, Tell, Timer
 
+TASK = "scrapes"
 SCRAPE_TIMEOUT = 4.0
 """Times the scrape interval."""
+TICK = 0.2
+"""Share of the scrape interval. Scrapes are made at multiples of it: to wake up for each costs more than a scrape."""
+BUSY_SCRAPES = 4
+"""Scrapes of an instance that is idle by now, until it is scraped less often."""
+IDLE_SCRAPE_S = 4.0
+"""The longest interval of scrapes of an idle instance, if there are few."""
+IDLE_SCRAPES_PER_S = 25.0
+"""Of all idle instances together: their scrapes become rarer as there are more of them."""
+AT_ONCE = 16
+"""Exchanges that are begun at once; then, others get a turn."""
+TURN_S = 0.005
+BUFFERED_BYTES = 4 * 1024 * 1024
+LATELY_S = 60.0
+"""A probe that could not be made is a problem for this long, unless a later one is made."""
 CONFIGURE_TIMEOUT_S = 30.0
 CONFIGURE_PATH = "/configure"
 SECRET_HEADER = "x-pointsman-secret"
+
+
+class ScrapeTurn(msgspec.Struct):
+    """When an instance is scraped."""
+
+    quiet: int = 0
+    """Scrapes in a row that found it idle."""
+    begun_at: float = 0.0
+    """The last one."""
+    gap_s: float = 0.0
+    """From the last one to the next."""
+    is_on: bool = False
+    """It has begun and not ended."""
+
+
+class ScrapeSchedule:
+    """When instances are scraped: at each interval if they are busy, else less and less often.
+
+    The interval of idle ones grows with their number, so that all of them together are scraped at a bounded rate.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._turns: dict[str, ScrapeTurn] = {}
+        self._due: LazyHeap[str] = LazyHeap()
+
+    def add(self, instance_id: str, now: float) -> None:
+        self._turns[instance_id] = ScrapeTurn()
+        self._due.put(instance_id, now, instance_id)
+
+    def remove(self, instance_id: str) -> None:
+        self._turns.pop(instance_id, None)
+        self._due.discard(instance_id)
+
+    @property
+    def next_due(self) -> float | None:
+        """None if none is waited for."""
+        due: float | None = self._due.first_key()
+        return due
+
+    def take(self, now: float) -> list[str]:
+        """The instances to scrape now. Each is due again when its scrape has ended."""
+        taken = []
+        while len(self._due) and self._due.first_key() <= now:
+            instance_id = self._due.pop()
+            taken.append(instance_id)
+            turn = self._turns[instance_id]
+            turn.is_on, turn.begun_at = True, now
+        return taken
+
+    def ended(self, instance_id: str, now: float, *, is_idle: bool) -> float:
+        """A scrape has ended. The interval until the next."""
+        turn = self._turns.get(instance_id)
+        if turn is None:
+            return self._interval_s
+        turn.is_on, turn.quiet = False, turn.quiet + 1 if is_idle else 0
+        longest_s = max(IDLE_SCRAPE_S, len(self._turns) / IDLE_SCRAPES_PER_S)
+        doublings = min(max(turn.quiet - BUSY_SCRAPES, 0), 30)
+        before_s, turn.gap_s = turn.gap_s, max(min(self._interval_s * 2.0**doublings, longest_s), self._interval_s)
+        due_s = turn.gap_s
+        if before_s < longest_s == due_s:  # instances that went idle together are not scraped together
+            due_s = self._interval_s + (longest_s - self._interval_s) * spread(instance_id)
+        self._due.put(instance_id, max(turn.begun_at + due_s, now), instance_id)  # missed ones are not made up for
+        return due_s
+
+    def stir(self, instance_id: str, now: float) -> None:
+        """An instance was sent a request: it is scraped as soon as a busy one would be."""
+        turn = self._turns.get(instance_id)
+        if turn is not None:
+            turn.quiet = 0
+            if not turn.is_on:
+                self._due.put(instance_id, max(turn.begun_at + self._interval_s, now), instance_id)
+
+
+class Exchanges:
+    """Begins exchanges, a few at a time, so that hundreds of them do not hold up requests."""
+
+    def __init__(self, clock: Clock, tasks: BackgroundTasks) -> None:
+        self._clock = clock
+        self._tasks = tasks
+        self._left = AT_ONCE
+        """That may begin in this turn."""
+        self._waiting: deque[Question] = deque()
+        self._timer: Timer | None = None
+
+    def begin(self, question: "Question") -> None:
+        if self._timer is None:
+            self._timer = self._clock.call_at(self._clock.now() + TURN_S, self._next_turn)
+        if self._left:
+            self._left -= 1
+            question.begin()
+        else:
+            self._waiting.append(question)
+
+    def _next_turn(self) -> None:
+        self._timer, self._left = None, AT_ONCE
+        if self._waiting:
+            self._timer = self._clock.call_at(self._clock.now() + TURN_S, self._next_turn)
+        while self._waiting and self._left:
+            self._left -= 1
+            self._tasks.attempt("probes", self._waiting.popleft().begin)
+
+    def close(self) -> None:
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Question:
+    """One exchange with an instance, which may wait for its turn."""
+
+    def __init__(
+        self, client: HttpClient, asked: ProbeRequest, timeout_s: float, done: Callable[[Reply], None]
+    ) -> None:
+        self._client = client
+        self._asked = asked
+        self._timeout_s = timeout_s
+        self._done = done
+        self._exchange: Exchange | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        if self._is_cancelled:
+            return
+        asked = self._asked
+        try:
+            self._exchange = self._client.exchange(asked.method, asked.path, asked.body, self._timeout_s, self._done)
+        except Exception as error:  # each question has one reply
+            self._done(NoResponse(f"{type(error).__name__}: {error}", local=local_cause(error) or "plane"))
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+
+class Followed:
+    """An instance in service: its connection for probes and scrapes, and what came of its scrapes."""
+
+    def __init__(self, deployment: str, client: HttpClient, engine: Engine) -> None:
+        self.deployment, self.client, self.engine = deployment, client, engine
+        self.requests = 0
+        """That were sent to it before its last scrape."""
+        self.failures = 0
+        """Of scrapes, in a row."""
+        self.why = ""
+        """Of the last failure."""
+        self.question: Question | None = None
+        """The scrape that is on."""
+
+    def read(self, reply: Reply) -> tuple[Metrics, Samples] | None:
+        """The metrics in a reply; None if there are none, which is counted."""
+        try:
+            found = self._read(reply)
+        except NoResponse as error:
+            self.failures, self.why = self.failures + 1, str(error)
+        except Exception as error:  # an adapter of the user's own
+            self.failures, self.why = self.failures + 1, f"{type(error).__name__}: {error}"
+        else:
+            self.failures, self.why = 0, ""
+            return found
+        return None
+
+    def _read(self, reply: Reply) -> tuple[Metrics, Samples]:
+        if isinstance(reply, NoResponse):
+            raise reply
+        if reply.status != 200:
+            raise NoResponse(f"GET {self.engine.metrics_path} was answered with {reply.status}")
+        samples = Samples(reply.body)
+        metrics = self.engine.metrics(samples)
+        if metrics is None:
+            raise NoResponse(f"{self.engine.metrics_path} has none of the numbers that {self.engine.name} reports")
+        return metrics, samples
+
+
+class Scrapes:
+    """The metrics of instances in service, over a connection for each that probes use, too."""
+
+    def __init__(self, load: LoadTable, clock: Clock, tasks: BackgroundTasks, exchanges: Exchanges, interval_s: float):
+        self._load = load
+        self._clock = clock
+        self._tasks = tasks
+        self._exchanges = exchanges
+        self._interval_s = interval_s
+        self._schedule = ScrapeSchedule(interval_s)
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+        self.followed: dict[str, Followed] = {}
+
+    def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
+        self.unfollow(instance_id)
+        self.followed[instance_id] = Followed(deployment, instance_client(address), engine)
+        if engine.metrics_path:
+            self._schedule.add(instance_id, self._clock.now())
+            self._set_timer()
+
+    def unfollow(self, instance_id: str) -> None:
+        self._schedule.remove(instance_id)
+        followed = self.followed.pop(instance_id, None)
+        if followed is not None:
+            if followed.question is not None:
+                followed.question.cancel()
+            followed.client.close()
+
+    def stir(self, instance_id: str) -> None:
+        self._schedule.stir(instance_id, self._clock.now())
+        self._set_timer()
+
+    def close(self) -> None:
+        for instance_id in list(self.followed):
+            self.unfollow(instance_id)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self) -> None:
+        due, tick_s = self._schedule.next_due, self._interval_s * TICK
+        if due is not None:
+            due = ceil(due / tick_s) * tick_s
+        if due is not None and (self._timer is None or due < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_at = self._clock.call_at(due, self._scrape_due), due
+
+    def _scrape_due(self) -> None:
+        self._timer = None
+        try:
+            for instance_id in self._schedule.take(self._clock.now()):
+                self._tasks.attempt(TASK, self._scrape, instance_id)
+        finally:
+            self._set_timer()
+
+    def _scrape(self, instance_id: str) -> None:
+        followed = self.followed[instance_id]
+
+        def done(reply: Reply) -> None:
+            followed.question, metrics = None, followed.read(reply)
+            if metrics is not None:
+                self._tasks.attempt(TASK, self._load.measured, followed.deployment, instance_id, *metrics)
+            self._tasks.attempt(TASK, self._scraped, instance_id, followed, None if metrics is None else metrics[0])
+            self._set_timer()
+
+        asked, timeout_s = ProbeRequest("GET", followed.engine.metrics_path), self._interval_s * SCRAPE_TIMEOUT
+        followed.question = Question(followed.client, asked, timeout_s, done)
+        self._exchanges.begin(followed.question)
+
+    def _scraped(self, instance_id: str, followed: Followed, metrics: Metrics | None) -> None:
+        """A scrape has ended. The next comes later if the instance is idle."""
+        seen = self._load.activity(followed.deployment, instance_id)
+        is_idle = seen is None or (seen.requests == followed.requests and not seen.in_flight)
+        is_idle &= metrics is None or not (metrics.running_requests_size or metrics.waiting_queue_size)
+        followed.requests = 0 if seen is None else seen.requests
+        now = self._clock.now()
+        gap_s = self._schedule.ended(instance_id, now, is_idle=is_idle)
+        if gap_s > self._interval_s:
+            until = None if metrics is None else now + gap_s + self._interval_s * SCRAPE_TIMEOUT
+            self._load.rest(followed.deployment, instance_id, until)
 
 
 class HttpProbes:
@@ -30,131 +304,90 @@ class HttpProbes:
     of the instance, which is therefore never taken for idle.
     """
 
-    def __init__(self, tell: Tell, measured: Measured, scrape_interval_s: float) -> None:
+    def __init__(
+        self, tell: Tell, load: LoadTable, clock: Clock, tasks: BackgroundTasks, scrape_interval_s: float
+    ) -> None:
         self._tell = tell
-        self._measured = measured
-        self._interval_s = scrape_interval_s
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._unmade: dict[str, NoResponse] = {}
-        """Why the last probe of an instance could not be made."""
-        self._scrapes: dict[str, Scrape] = {}
+        self._clock = clock
+        self._exchanges = Exchanges(clock, tasks)
+        self._scrapes = Scrapes(load, clock, tasks, self._exchanges, scrape_interval_s)
+        self.follow, self.stir = self._scrapes.follow, self._scrapes.stir
+        self._probes: dict[str, Question] = {}
+        self._unmade: dict[str, tuple[NoResponse, float]] = {}
+        """Why the last probe of an instance could not be made, and when that was."""
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
     ) -> None:
-        self.forget(instance_id)
-        work = self._probe(instance_id, address, question, readiness, timeout_s)
-        self._asking[instance_id] = asyncio.get_running_loop().create_task(work)
+        earlier = self._probes.pop(instance_id, None)
+        if earlier is not None:
+            earlier.cancel()
+        followed = self._scrapes.followed.get(instance_id)
+        kept = followed.client if followed is not None and followed.client.target == address else None
+        client = kept or instance_client(address)
+
+        def done(reply: Reply) -> None:
+            del self._probes[instance_id]
+            if client is not kept:
+                client.close()
+            self._probed(instance_id, question, readiness, reply)
+
+        asked = self._probes[instance_id] = Question(client, question, timeout_s, done)
+        self._exchanges.begin(asked)
+
+    def _probed(self, instance_id: str, question: ProbeRequest, readiness: bool, reply: Reply) -> None:
+        if isinstance(reply, NoResponse) and reply.local:
+            self._unmade[instance_id] = reply, self._clock.now()
+            self._tell(ProbeNotMade(instance_id, str(reply)))
+            return
+        self._unmade.pop(instance_id, None)
+        failure = _failure(question, reply, is_work=readiness)
+        self._tell(Silent(instance_id, failure) if failure else Answered(instance_id, readiness))
 
     def forget(self, instance_id: str) -> None:
         """The process of an instance has ended: its probe is not answered."""
         self._unmade.pop(instance_id, None)
-        task = self._asking.pop(instance_id, None)
-        if task is not None:
-            task.cancel()
-
-    def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
-        self.unfollow(instance_id)
-        if engine.metrics_path:
-            scrape = self._scrapes[instance_id] = Scrape(deployment, instance_id, address, engine)
-            scrape.task = asyncio.get_running_loop().create_task(self._scrape(scrape))
+        asked = self._probes.pop(instance_id, None)
+        if asked is not None:
+            asked.cancel()
 
     def unfollow(self, instance_id: str) -> None:
-        scrape = self._scrapes.pop(instance_id, None)
-        if scrape is not None:
-            if scrape.task is not None:
-                scrape.task.cancel()
-            scrape.connection.close()
+        self._scrapes.unfollow(instance_id)
 
     def problems(self) -> list[str]:
         unread = [
-            f"the metrics of {scrape.instance_id} could not be read {scrape.failures} times in a row: {scrape.why}"
-            for scrape in self._scrapes.values()
-            if scrape.failures > 1
+            f"the metrics of {name} could not be read {one.failures} times in a row: {one.why}"
+            for name, one in self._scrapes.followed.items()
+            if one.failures > 1
         ]
-        causes = {error.local: str(error) for error in self._unmade.values()}
-        counts = Counter(error.local for error in self._unmade.values())
+        since = self._clock.now() - LATELY_S
+        unmade = [error for error, at in self._unmade.values() if at > since]  # some instances may be gone by now
+        counts, causes = Counter(error.local for error in unmade), {error.local: str(error) for error in unmade}
         return unread + [
             str(Reason("probes-not-made", {"instances": counts[cause], "cause": cause, "error": causes[cause]}))
             for cause in sorted(causes)
         ]
 
     def close(self) -> None:
-        for instance_id in list(self._asking):
+        for instance_id in list(self._probes):
             self.forget(instance_id)
-        for instance_id in list(self._scrapes):
-            self.unfollow(instance_id)
-
-    async def _probe(
-        self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
-    ) -> None:
-        try:
-            failure = await _failure(address, question, timeout_s, is_work=readiness)
-        except NoResponse as error:
-            self._unmade[instance_id] = error
-            event: ControllerEvent = ProbeNotMade(instance_id, str(error))
-        else:
-            event = Silent(instance_id, failure) if failure else Answered(instance_id, readiness)
-        self._asking.pop(instance_id, None)
-        self._tell(event)
-
-    async def _scrape(self, scrape: "Scrape") -> None:
-        due = time.monotonic()
-        while True:
-            try:
-                metrics, samples = await scrape.once(self._interval_s * SCRAPE_TIMEOUT)
-            except NoResponse as error:
-                scrape.failures, scrape.why = scrape.failures + 1, str(error)
-            except Exception as error:  # an adapter of the user's own
-                scrape.failures, scrape.why = scrape.failures + 1, f"{type(error).__name__}: {error}"
-            else:
-                scrape.failures, scrape.why = 0, ""
-                self._measured(scrape.deployment, scrape.instance_id, metrics, samples)
-            now = time.monotonic()
-            due = max(due + self._interval_s, now)  # missed scrapes are not made up for
-            await asyncio.sleep(due - now)
+        self._scrapes.close()
+        self._exchanges.close()
 
 
-class Scrape:
-    """The metrics of one instance."""
-
-    def __init__(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
-        self.deployment, self.instance_id, self.engine = deployment, instance_id, engine
-        self.connection = HttpClient(address)
-        self.failures = 0
-        """In a row."""
-        self.why = ""
-        """Of the last failure."""
-        self.task: asyncio.Task[None] | None = None
-
-    async def once(self, timeout_s: float) -> tuple[Metrics, Samples]:
-        """Read once; raises `NoResponse`."""
-        answer = await self.connection.fetch("GET", self.engine.metrics_path, timeout_s=timeout_s)
-        if answer.status != 200:
-            raise NoResponse(f"GET {self.engine.metrics_path} was answered with {answer.status}")
-        samples = Samples(answer.body)
-        metrics = self.engine.metrics(samples)
-        if metrics is None:
-            raise NoResponse(f"{self.engine.metrics_path} has none of the numbers that {self.engine.name} reports")
-        return metrics, samples
+def instance_client(address: Address) -> HttpClient:
+    return HttpClient(address, buffered_bytes=BUFFERED_BYTES)
 
 
-async def _failure(address: Address, question: ProbeRequest, timeout_s: float, *, is_work: bool) -> str:
-    """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object.
-
-    Raises `NoResponse` if it could not be made, for a reason on this side.
-    """
-    try:
-        answer = await fetch(address, question.method, question.path, question.body, timeout_s=timeout_s)
-    except NoResponse as error:
-        if error.local:
-            raise
-        return str(error)
-    text = " ".join(answer.body[:200].decode("utf-8", "replace").split())
-    if 200 <= answer.status < 300:
-        wrong = is_work and not _is_json_object(answer.body)
+def _failure(question: ProbeRequest, reply: Reply, *, is_work: bool) -> str:
+    """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object."""
+    if isinstance(reply, NoResponse):
+        return str(reply)
+    text = " ".join(reply.body[:200].decode("utf-8", "replace").split())
+    if 200 <= reply.status < 300:
+        wrong = is_work and not _is_json_object(reply.body)
         return f"{question.method} {question.path} was answered with something else than JSON: {text}" if wrong else ""
-    return f"{question.method} {question.path} was answered with {answer.status}{f': {text}' if text else ''}"
+    return f"{question.method} {question.path} was answered with {reply.status}{f': {text}' if text else ''}"
 
 
 def _is_json_object(body: bytes) -> bool:

@@ -12,7 +12,7 @@ from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
 from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
-from pointsman.routing.endpoints import Metrics
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, Metrics
 from pointsman.routing.events import (
     Cancelled,
     Changed,
@@ -26,17 +26,19 @@ from pointsman.routing.events import (
     Paused,
     Refusal,
     Refuse,
+    Rested,
     Revoke,
     Scraped,
     Send,
     TimerFired,
     WakeAt,
+    Watch,
 )
 from pointsman.routing.outliers import FAILED, Doubt, Outlier, Outliers
 from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
-from pointsman.runtimes.interface import Clock, Timer
+from pointsman.runtimes.interface import Activity, Clock, Timer
 from pointsman.types import ExecutionInstance
 
 RETRY_S = 1.0
@@ -67,6 +69,8 @@ class TrafficHooks:
         """(instance): an instance has left, and its requests were sent elsewhere or put back."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment): a request waits, and no instance takes any."""
+        self.stirred: Callable[[str], None] | None = None
+        """(instance): an instance that rested was sent a request."""
         self.unavailability: Callable[[str, float | None], Unavailable] | None = None
         """(deployment, start-up time): why no instance takes requests."""
         self.failed: Callable[[str, Exception, float], None] | None = None
@@ -126,6 +130,9 @@ class Lane:
                 self._carrier.refuse(self, command)  # type: ignore[arg-type]
             elif kind is WakeAt:
                 self._set_timer(command.at)  # type: ignore[union-attr]
+            elif kind is Watch:
+                if self.hooks.stirred is not None:
+                    self.hooks.stirred(command.instance_id)  # type: ignore[union-attr]
             else:
                 self._carrier.revoke(self, command)  # type: ignore[arg-type]
 
@@ -260,6 +267,14 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
     """Blocks in the prefix cache of each instance, where a plugin knows that."""
     known = [producer.index for lane in lanes for producer in prefix_producers(lane)]
     return {name: float(index.held(name)) for index in known for name in index.servers}
+
+
+def prefix_problems(lanes: Iterable[Lane]) -> list[str]:
+    """What such plugins cannot do as engines report it."""
+    each = [(lane.name, producer) for lane in lanes for producer in prefix_producers(lane)]
+    short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
+    merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
+    return [str(reason) for reason in (*short, *merged)]
 
 
 def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:
@@ -400,18 +415,41 @@ class Traffic:
             "instances": {name: _instance_load(dispatcher, name, now) for name in members},
         }
 
-    def problems(self) -> list[str]:
-        """What plugins of lanes cannot do as configured."""
-        each = [(lane.name, producer) for lane in self.lanes.values() for producer in prefix_producers(lane)]
-        short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
-        merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
-        return [str(reason) for reason in (*short, *merged)]
-
     def _lane(self, deployment: str) -> Lane:
         lane = self.lanes.get(deployment) or self._closing.get(deployment)
         if lane is None:
             raise UnknownName("deployment", deployment, self.lanes)
         return lane
+
+
+class TrafficLoad:
+    """`LoadTable` of the interface: what dispatchers know of the load of instances."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self.measured = traffic.measured
+
+    def activity(self, deployment: str, instance_id: str) -> Activity | None:
+        lane = self._lane_of(deployment, instance_id)
+        if lane is None:
+            return None
+        fleet = lane.dispatcher.fleet
+        endpoint = fleet[instance_id]
+        on_it = int(fleet.load.columns[IN_FLIGHT_REQUESTS][endpoint.row])
+        return Activity(endpoint.requests, on_it, endpoint.worked_at)
+
+    def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
+        lane = self._lane_of(deployment, instance_id)
+        if lane is not None:
+            lane.tell(Rested(instance_id, until))
+
+    def _lane_of(self, deployment: str, instance_id: str) -> Lane | None:
+        """None if the instance is not in service."""
+        try:
+            lane = self._traffic._lane(deployment)
+        except UnknownName:
+            return None
+        return lane if instance_id in lane.dispatcher.fleet else None
 
 
 def only_lane(traffic: Traffic) -> Lane | None:

@@ -27,14 +27,17 @@ ALLOWED = {
     "runtimes/plane.py Plane.stop": "the end of the plane, which waits for it",
     "runtimes/plane.py Plane._stop": "the time limit of the end of the plane",
     # One probe, one measurement, one call of a policy: the next is not kept from coming
-    "runtimes/probes.py HttpProbes.probe": "one probe",
-    "runtimes/probes.py HttpProbes.follow": "metrics of one instance",
+    "http/client.py Exchange.__init__": "time limit of one exchange",
     "runtimes/probes.py UserConfigs._update": "one configuration of one replica",
     "runtimes/autoscaling.py PolicyLoop._begin": "one call of a policy; its end is noticed however it ends",
     "runtimes/policy_runner.py PolicyRunner.run": "one call of a policy, on a thread of its own",
     "runtimes/local/gpu_usage.py GpuUsage._begin": "one reading of GPU drivers",
     "runtimes/local/gpu_usage.py GpuUsage._close_drivers": "closes the drivers; the next reading opens them again",
     "runtimes/local/supervisor_link.py SupervisorLink.connection_lost": "reaps one supervisor",
+    # Timers that are set again whatever their body does
+    "runtimes/probes.py Exchanges.begin": "turn of waiting exchanges; set again before any begins",
+    "runtimes/probes.py Exchanges._next_turn": "turn of waiting exchanges; set again before any begins",
+    "runtimes/probes.py Scrapes._set_timer": "the next scrape; what a scrape raises is reported, and it is set again",
     # Timers of state machines: both catch what their body raises, report it, and set the timer again
     "runtimes/control_loop.py ControlLoop._wake_at": "timer of the controller",
     "runtimes/control_loop.py ControlLoop._try": "sends one signal again",

@@ -134,6 +134,13 @@ STORIES: dict[str, Story] = {
         (104, TICK, ["Probe m-1, readiness"]),
         (199, TICK, ["Kill m-1"]),
     ],
+    "one that answers requests is probed an interval after the last of them": [
+        *READY,
+        (3, TICK, ["Probe m-1, health"]),
+        (3, Answered("m-1", readiness=False, ago_s=0.5), []),
+        (4.4, TICK, []),
+        (4.5, TICK, ["Probe m-1, health"]),
+    ],
     "one that fails requests and cannot be probed is probed again": [
         *DOUBTED,
         (2, UNASKED, []),

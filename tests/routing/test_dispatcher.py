@@ -27,11 +27,13 @@ from pointsman.routing.events import (
     Measured,
     Outcome,
     Refuse,
+    Rested,
     Scraped,
     Send,
     ShuttingDown,
     TimerFired,
     WakeAt,
+    Watch,
 )
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl
@@ -153,6 +155,23 @@ def test_a_request_that_cannot_be_sent_is_refused_with_the_cause() -> None:
     assert (gone.refusal.reason.code, gone.refusal.reason.facts["cause"]) == ("not-sent", "files")
     assert len(dispatcher) == 0
     assert sent(arrive(dispatcher, "b")) == [("b", "i")]
+
+
+def test_an_instance_that_rests_is_watched_again_with_its_first_request() -> None:
+    dispatcher = fifo(instance("i"), instance("j", limit=3))
+    for name in "ij":
+        dispatcher.handle(Rested(name, 100.0), 0.0)
+    commands = arrive(dispatcher, "a", "b")
+    assert [command.instance_id for command in commands if isinstance(command, Watch)] == ["i", "j"]
+    assert not any(isinstance(command, Watch) for command in arrive(dispatcher, "c", now=1.0))
+    dispatcher.handle(Ended("a"), 2.0)
+    i, j = dispatcher.fleet["i"], dispatcher.fleet["j"]
+    assert (i.requests, i.worked_at, j.requests, j.worked_at) == (1, 2.0, 2, float("-inf"))
+    dispatcher.handle(Rested("i", None), 3.0)
+    dispatcher.handle(Rested("j", None), 3.0)
+    assert (i.rests, j.rests) == (True, False), "requests are on j"
+    dispatcher.handle(Left("i", "gone"), 4.0)
+    assert not any(isinstance(command, Watch) for command in arrive(dispatcher, "d", now=5.0))
 
 
 def test_a_failed_request_keeps_its_position() -> None:

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 from pointsman.parameters import Duration
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import (
+    HOLDS_UNTIL,
     IN_FLIGHT_REQUESTS,
     IN_FLIGHT_TOKENS,
     KV_USAGE,
@@ -60,17 +61,17 @@ class UtilizationDetector:
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         waiting, sent = endpoints.column(WAITING), endpoints.column(SENT_SINCE_MEASURED)
-        kv_usage, measured_at = endpoints.column(KV_USAGE), endpoints.column(MEASURED_AT)
+        kv_usage, current_at = endpoints.column(KV_USAGE), _current_at(endpoints)
         if not len(endpoints):
             return 1.0
         queue_limit, kv_limit, oldest_s = self.queue_limit, self.kv_limit, self.oldest_s
         if isinstance(waiting, list):
             total = 0.0
-            for queued, extra, used, at in zip(waiting, sent, kv_usage, measured_at, strict=True):
+            for queued, extra, used, at in zip(waiting, sent, kv_usage, current_at, strict=True):
                 total += 1.0 if now - at > oldest_s else max((queued + extra) / queue_limit, used / kv_limit)
             return total / len(waiting)
         fullest = np.maximum((waiting + sent) / queue_limit, np.asarray(kv_usage) / kv_limit)
-        return float(np.where(now - np.asarray(measured_at) > oldest_s, 1.0, fullest).mean())
+        return float(np.where(now - np.asarray(current_at) > oldest_s, 1.0, fullest).mean())
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         waiting, kv_usage = candidates.column(WAITING), candidates.column(KV_USAGE)
@@ -78,7 +79,7 @@ class UtilizationDetector:
         full = _any_of(
             where_at_least(waiting, self.filter_queue_limit),
             where_at_least(kv_usage, self.filter_kv_limit),
-            where_above(age_s, self.oldest_s),
+            where_above(linear(_current_at(candidates), -1.0, cycle.now), self.oldest_s),
         )
         if not full or len(full) == len(candidates):
             return ()
@@ -93,6 +94,11 @@ class UtilizationDetector:
             max_kv_usage=self.filter_kv_limit,
             max_age_s=self.oldest_s,
         )
+
+
+def _current_at(endpoints: Endpoints) -> Column:
+    """As of when the measurements are current: those of idle engines hold until the next is due."""
+    return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 
 class ConcurrencyDetector:

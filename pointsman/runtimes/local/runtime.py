@@ -24,7 +24,7 @@ from pointsman.errors import NotStored, PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.reasons import Reason
 from pointsman.replica.handles import GatewayTransport
-from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer, Unsaved
+from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
@@ -233,14 +233,14 @@ class LocalRuntime:
         self.documents, self.targets, self.usage = self._store.documents, self._store.targets, self._store.usage
         self._writing = self.tasks.every("store", STORE_RETRY_S, self._store.behind.flush)
 
-    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
+    async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         def told(event: ControllerEvent) -> None:
             if isinstance(event, Exited):
                 self.probes.forget(event.instance_id)
             tell(event)
 
         self.replicas = LocalReplicaAccess(self._state)
-        self.probes = HttpProbes(tell, measured, self._scrape_interval_s)
+        self.probes = HttpProbes(tell, load, self.clock, self.tasks, self._scrape_interval_s)
         processes = Processes(self._state, self._store.processes, told, self.tasks, orphan_grace_s=self._orphan_grace_s)
         adopted = await processes.open()
         if not adopted:

@@ -14,7 +14,7 @@ from pointsman.engines import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import PointsmanError
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Measured, ProcessOrder, Tell, Timer, Unsaved
+from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.simulation.engines import SimulatedEngines
 from pointsman.runtimes.simulation.processes import (
     PORT,
@@ -206,7 +206,7 @@ class SimulatedRuntime:
         self.engines = engines
         self.processes = SimulatedProcesses(clock, lambda event: self._tell(event), ended=engines.end, **processes)
         self.probes = SimulatedProbes(
-            clock, self.processes, engines, scrape_interval_s, scrape_delay_s, lambda *told: self._measured(*told)
+            clock, self.processes, engines, scrape_interval_s, scrape_delay_s, lambda *told: self._load.measured(*told)
         )
         self.documents = MemoryDocuments()
         self.targets = MemoryTargets()
@@ -216,12 +216,12 @@ class SimulatedRuntime:
         self._first_workers = list(workers)
         self._pace = pace
         self._tell: Tell
-        self._measured: Measured
+        self._load: LoadTable
 
     async def open(self) -> None: ...
 
-    async def adopt(self, tell: Tell, measured: Measured) -> Sequence[Adopted]:
-        self._tell, self._measured = tell, measured
+    async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
+        self._tell, self._load = tell, load
         for worker in self._first_workers:
             self.workers.see(worker)
         running = [(one.launch, one) for one in self.processes.all() if one.pid]
@@ -270,7 +270,7 @@ class SimulatedProbes:
         engines: SimulatedEngines,
         interval_s: float,
         delay_s: float,
-        measured: Measured,
+        measured: Callable[[str, str, Metrics, None], None],
     ) -> None:
         self._clock, self._processes, self._engines = clock, processes, engines
         self._interval_s, self._delay_s = interval_s, delay_s
@@ -289,6 +289,9 @@ class SimulatedProbes:
         timer = self._scrapes.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
+
+    def stir(self, instance_id: str) -> None:
+        """All instances are read at the same interval."""
 
     def problems(self) -> list[str]:
         return []

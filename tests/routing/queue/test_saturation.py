@@ -54,6 +54,39 @@ def test_utilization(
 
 
 @both_lengths
+def test_measurements_of_an_idle_engine_hold_until_the_next_is_due_or_a_request_is_sent(long: bool) -> None:
+    fleet = fleet_of([load()] * 100 if long else [load(), load()])
+    detector, roster = UtilizationDetector(metrics_staleness_threshold=3.0), fleet.roster
+    rested = list(roster)
+    for endpoint in rested:
+        fleet.load.rest(endpoint, until=10.0)
+
+    def stale(now: float) -> int:
+        return round(detector.saturation(roster, now) * len(roster))
+
+    assert [stale(now) for now in (0.0, 9.0, 13.0)] == [0, 0, 0]
+    assert stale(13.1) == len(roster), "the next measurement is overdue"
+    fleet.load.reserve(rested[0], 10.0)
+    assert fleet.load.wake(5.0) == rested[:1]
+    assert fleet.load.wake(5.0) == []
+    assert [stale(now) for now in (5.0, 8.0, 8.1)] == [0, 0, 1], "as old as the request, not as the measurement"
+    fleet.measure(str(rested[0]), Metrics(running_requests_size=1.0), 8.2)
+    assert stale(9.0) == 0
+    fleet.load.rest(rested[0], until=20.0)
+    assert not rested[0].rests, "a request is on it"
+    [(rejected, _)] = detector.rejections(Cycle(RequestMetadata("r"), 12.0), roster)
+    assert rejected is rested[0]
+
+
+@both_lengths
+def test_resting_does_not_make_up_for_a_measurement_that_never_was(long: bool) -> None:
+    fleet = fleet_of([NEVER] * 100 if long else [NEVER])
+    for endpoint in fleet.roster:
+        fleet.load.rest(endpoint, until=None)
+    assert UtilizationDetector().saturation(fleet.roster, 0.0) == 1.0
+
+
+@both_lengths
 def test_requests_sent_since_the_last_measurement_count_as_waiting(long: bool) -> None:
     fleet = fleet_of([load(queue=1)] * 100 if long else [load(queue=1)])
     detector = UtilizationDetector()

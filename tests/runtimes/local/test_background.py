@@ -354,6 +354,7 @@ def test_a_listener_that_raises_keeps_no_other_from_hearing(tmp_path: Path, monk
         async with scene(tmp_path, monkeypatch) as made:
             heard: list[int] = []
             made.plane.listeners += [lambda: [][0], lambda: heard.append(1)]
+            made.plane.control.drain("m-1")
             await eventually(lambda: heard, "a change of the status")
             assert made.names("status listeners")
 

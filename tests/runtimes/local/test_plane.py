@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,12 @@ from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.client import fetch
 from pointsman.http.pool import descriptors_left
+from pointsman.routing.events import Arrived, Ended
+from pointsman.runtimes import probes
 from pointsman.runtimes.local.processes import Ports
 from pointsman.runtimes.local.store import FILE, Store
 from pointsman.runtimes.local.supervisor_link import ProcessesRunning, open_supervisor
-from pointsman.types import Gpu, Worker
+from pointsman.types import Gpu, RequestMetadata, Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
 from tests.shortages import no_descriptors
@@ -68,6 +71,29 @@ def test_instances_run_although_a_driver_fails(state: Path) -> None:
             await scene.until_ready("m-1")
             [problem] = scene.plane.status()["problems"]
             assert problem.endswith("instances get no places: RuntimeError: driver and library versions differ")
+
+    run(story())
+
+
+def test_an_idle_instance_is_measured_less_often_and_at_once_with_a_request(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "IDLE_SCRAPE_S", 1000.0)
+
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=1))) as scene:
+            await scene.until_ready("m-1")
+
+            def age() -> float:
+                return scene.instances()["m-1"]["metrics_age_s"] or 0.0
+
+            await scene.until(lambda: age() > 1.0, "old metrics")
+            assert scene.instances()["m-1"]["phase"] == "ready"
+            assert scene.plane.status()["problems"] == []
+            request = RequestMetadata("r", "hello", model_name="m", arrival_time=time.monotonic())
+            scene.plane.traffic.lanes["m"].tell(Arrived((request,)))
+            await scene.until(lambda: age() < 0.5, "new metrics")
+            scene.plane.traffic.lanes["m"].tell(Ended("r", 1))
 
     run(story())
 
