@@ -127,7 +127,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
     """It is not wanted any more."""
     probe_at: float | None = None
-    """When it is probed next; None if it is not, or if a probe is in flight."""
+    """When it is probed next; None if it is ready, is not probed, or a probe is in flight."""
 
 
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
@@ -354,7 +354,7 @@ def instance_status(one: Instance) -> InstanceStatus:
         has_failed=one.failures > 0 and not one.unplaced and one.phase in (Phase.STARTING, Phase.BACKING_OFF),
         given_up=one.has_failed_to_start,
         leaving=one.leaving,
-        probe_at=one.next_probe,
+        probe_at=None if one.phase is Phase.READY else one.next_probe,
     )
 
 
