@@ -9,10 +9,13 @@
 An expected outcome (no instance has room, the queue is full) is a value, not an error.
 """
 
+import shlex
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 
@@ -96,3 +99,48 @@ def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) ->
     if not list_known:
         return ""
     return f"; known: {listed(names)}" if names else "; none are known"
+
+
+# Commands that messages suggest
+
+
+OFFLINE = frozenset({"build", "check", "completion", "estimate", "key", "schema"})
+"""Commands that ask no plane."""
+
+
+class ProgramCall:
+    """How this process was called, so that the commands in its messages work in the same shell."""
+
+    def __init__(self) -> None:
+        self.state = ""
+        """The state directory; empty: the default one."""
+        self.url = ""
+        """Of a remote plane, in place of a state directory."""
+
+    @property
+    def program(self) -> str:
+        """What runs `pointsman` in the shell that has called this process."""
+        import shutil  # only messages need it, and commands must start fast
+
+        main = sys.modules.get("__main__")
+        spec, script = getattr(main, "__spec__", None), Path(sys.argv[0])
+        if spec is not None and spec.name.startswith("pointsman."):
+            return f"{shlex.quote(sys.orig_argv[0])} -m pointsman"
+        if script.name != "pointsman" or not script.is_file():
+            return "pointsman"  # a program of the user's own
+        found = shutil.which("pointsman")
+        return "pointsman" if found and script.samefile(found) else shlex.quote(sys.argv[0])
+
+    def command(self, name: str, *words: str) -> str:
+        """A command for the plane that this process talks to, quoted for a shell."""
+        if name not in OFFLINE:
+            if self.url and name != "up":
+                words += ("--url", self.url)
+            elif self.state:
+                words += ("--state", self.state)
+        return " ".join([self.program, name, *map(shlex.quote, words)])
+
+
+PROGRAM_CALL = ProgramCall()
+"""Set by the command line."""
+command = PROGRAM_CALL.command

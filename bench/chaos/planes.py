@@ -26,7 +26,8 @@ class LivePlane:
 
     def __init__(self, folder: Path, *, launcher: str = "pointsman.cli.main", open_files: int | None = None) -> None:
         """`launcher`: the module that runs `pointsman up`. `open_files`: hard limit of open files of the plane."""
-        self._launcher = launcher
+        self.program = [sys.executable, "-m", launcher]
+        """What runs commands."""
         self._open_files = open_files
         self.folder = folder
         """Holds the manifests; working directory of the plane."""
@@ -42,9 +43,8 @@ class LivePlane:
     def up(self, manifest: str | None = None, *, wait: bool = True) -> float:
         """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
-        command = [sys.executable, "-m", self._launcher, "up", "--state", str(self.state)]
-        if manifest is not None:
-            command.insert(4, str(self.write(manifest)))
+        file = [] if manifest is None else [str(self.write(manifest))]
+        command = [*self.program, "up", *file, "--state", str(self.state)]
         if self._open_files is not None:
             command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self._open_files), *command]
         with (self.folder / "up.log").open("ab") as log:

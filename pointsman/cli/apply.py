@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """1 if something is not ready after the timeout."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
+    from pointsman.errors import command
 
     manifest, plan = read_manifest(args.file)
     client = client_of(args)
@@ -58,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result | {"ready": ready, "status": status}, indent=2, ensure_ascii=False))
     elif not ready:
         late = f"not everything is ready after {duration(args.timeout)}"
-        print(f"pointsman: {late}; the plane keeps trying, and pointsman status shows the progress", file=sys.stderr)
+        print(f"pointsman: {late}; the plane keeps trying; see: {command('status')}", file=sys.stderr)
     return 0 if ready else 1

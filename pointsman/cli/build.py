@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.options import add_command
-from pointsman.errors import PointsmanError, did_you_mean
+from pointsman.errors import PointsmanError, command, did_you_mean
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         nodes = ", ".join(node.name for node in application.graph.nodes)
         print(f"{args.output}: application {application.name} of {nodes}")
-        print(f"pointsman deploy {args.output} deploys it to a running plane; pointsman up {args.output} runs it alone")
+        print(f"to deploy it to a running plane: {command('deploy', str(args.output))}")
+        print(f"to run it alone: {command('up', str(args.output))}")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from pointsman.cli.options import KEY, SOCKET, state_folder
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, command
 from pointsman.http.client import NoResponse, fetch
 from pointsman.http.pool import Target, UnixSocket
 
@@ -91,7 +91,7 @@ class Client:
 
     def _unreachable(self, error: OSError) -> PointsmanError:
         if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
-            return NoPlane(f"no plane is running in {self._state}", "start one with: pointsman up FILE")
+            return NoPlane(f"no plane is running in {self._state}", f"start one with: {command('up', 'FILE')}")
         return PlaneSilent(f"cannot talk to the plane at {self._state / SOCKET}: {error.strerror or error}")
 
 

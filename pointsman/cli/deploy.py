@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         "the same file twice changes nothing.",
         example=EXAMPLE,
     )
-    add_file(parser, "an application, as written by pointsman build")
+    add_file(parser, "an application, as build writes it")
     add_waiting(parser)
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -43,18 +43,18 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """1 if a node is not ready in time, or its rollout was stopped."""
     from pointsman.cli.client import NoPlane, client_of
-    from pointsman.errors import PointsmanError
+    from pointsman.errors import PointsmanError, command
 
     document, plan = read_manifest(args.file)
     if not plan.application_alone:
-        raise PointsmanError(f"{args.file} is a manifest; use pointsman apply")
+        raise PointsmanError(f"{args.file} is a manifest, not an application; use: {command('apply', str(args.file))}")
     try:
         client = client_of(args)
         answer = client.post("applications", body=document)
     except NoPlane as error:
         if args.url:
             raise
-        raise NoPlane(error.found, f"start one with it: pointsman up {args.file}") from None
+        raise NoPlane(error.found, f"start one with it: {command('up', str(args.file))}") from None
     return follow(client, plan.applications[0].name, answer, args, plan.warnings)
 
 
@@ -78,6 +78,8 @@ def follow(
     warnings: "Sequence[ConfigWarning]" = (),
 ) -> int:
     """Print the changes and follow the rollout. 1 if it fails or is not ready in time."""
+    from pointsman.errors import command
+
     if not args.json:
         print(answer["text"] if answer["changes"] else f"no changes: this version of {name} is already deployed")
         for warning in warnings:
@@ -88,7 +90,7 @@ def follow(
         problem, deployments = _wait(client, name, args.wait, sys.stderr if args.json else sys.stdout)
         result |= {"ready": not problem, "problem": problem, "deployments": deployments}
         if problem and not args.json:
-            print(f"pointsman: {problem}; pointsman status {name} shows more", file=sys.stderr)
+            print(f"pointsman: {problem}; see: {command('status', name)}", file=sys.stderr)
         code = 1 if problem else 0
     if args.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))

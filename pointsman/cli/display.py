@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
+from pointsman.errors import command
 from pointsman.render.sentences import detail, sentence, why_no_place
 from pointsman.render.text import one_line, text_table
 
@@ -160,7 +161,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     if deployments:
         lines.append(text_table(DEPLOYMENT_HEADS, [one.row() for one in deployments]))
     else:
-        lines.append("no deployments; pointsman apply FILE adds some")
+        lines.append(f"no deployments; add some with: {command('apply', 'FILE')}")
     applications = [_application_row(one, deployments) for one in status.get("applications") or ()]
     if applications:
         lines += ["", text_table(APPLICATION_HEADS, applications)]

@@ -40,6 +40,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """1 if the plane still runs after the timeout."""
     from pointsman.cli.client import client_of
+    from pointsman.errors import command
 
     client = client_of(args)
     client.post("down")
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.wait:
         print("the plane is stopping")
     else:
-        print("pointsman: the plane is still stopping; see pointsman status", file=sys.stderr)
+        print(f"pointsman: the plane is still stopping; see: {command('status')}", file=sys.stderr)
     return 0 if gone or not args.wait else 1
 
 

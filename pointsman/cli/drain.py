@@ -29,10 +29,11 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return once the plane has accepted it."""
     from pointsman.cli.client import client_of
+    from pointsman.errors import command
 
     answer = client_of(args).post("instances", args.instance, "drain")
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        print(f"{args.instance} is being drained and replaced; pointsman status shows the progress")
+        print(f"{args.instance} is being drained and replaced; see: {command('status')}")
     return 0

@@ -4,6 +4,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from pointsman.cli import (
     apply,
@@ -27,8 +29,8 @@ from pointsman.cli import (
     status,
     up,
 )
-from pointsman.cli.options import drop_output_if_unwritable
-from pointsman.errors import ConfigError, PointsmanError
+from pointsman.cli.options import add_command, drop_output_if_unwritable, plane_of
+from pointsman.errors import PROGRAM_CALL, ConfigError, PointsmanError
 
 COMMANDS = (
     up, plan, apply, status, explain, requests, logs, scale, drain, down, key,
@@ -52,6 +54,7 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    PROGRAM_CALL.state, PROGRAM_CALL.url = plane_of(args)
     if "" not in sys.path:
         sys.path.insert(0, "")  # the user's own classes may be in the current directory
     try:
@@ -89,6 +92,16 @@ def _file(problem: object) -> object:
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 
 
+class _Version(argparse.Action):
+    """The version of the installed package. It is looked up only when asked for: that takes longer than the help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"pointsman {version('pointsman')}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="pointsman",
@@ -96,10 +109,57 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)
+    _add_completion(commands)
     return made
+
+
+COMPLETION_EXAMPLE = """\
+examples:
+  eval "$(pointsman completion bash)"
+  pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman
+  pointsman completion zsh > ~/.zfunc/_pointsman
+"""
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+FILES = ("FILE", "PATH")
+"""How arguments that are files are named."""
+
+
+def _add_completion(commands: Any) -> None:
+    made = add_command(
+        commands,
+        "completion",
+        summary="print a script that completes commands in your shell",
+        description="Print a script for the shell, which completes commands, options, their choices, and files. "
+        "Print it anew after an upgrade.",
+        example=COMPLETION_EXAMPLE,
+    )
+    made.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    made.set_defaults(run=_print_completion)
+
+
+def _print_completion(args: argparse.Namespace) -> int:
+    import shtab
+
+    whole = parser()
+    _complete_files(whole, shtab)
+    print(shtab.complete(whole, args.shell))
+    return 0
+
+
+def _complete_files(made: argparse.ArgumentParser, shtab: Any) -> None:
+    """Let arguments that are files or folders complete as such."""
+    for action in made._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command, shtab)
+        elif action.metavar == "DIR":
+            action.complete = shtab.DIR  # type: ignore[attr-defined]
+        elif action.type is Path or action.metavar in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -37,10 +37,20 @@ def add_state(parser: Any) -> None:
 def state_folder(given: Path | None) -> Path:
     """The state directory, as an absolute path. It may not exist."""
     named = given or os.environ.get("POINTSMAN_STATE")
-    if named:
-        return Path(named).expanduser().absolute()
+    return Path(named).expanduser().absolute() if named else default_state_folder()
+
+
+def default_state_folder() -> Path:
     base = Path(os.environ.get("XDG_STATE_HOME", ""))  # a relative one is invalid, and ignored
     return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "pointsman"
+
+
+def plane_of(args: argparse.Namespace) -> tuple[str, str]:
+    """The state directory, empty if it is the default one, and the address of the plane that a command line names."""
+    if not hasattr(args, "state"):
+        return "", ""
+    state, url = state_folder(args.state), getattr(args, "url", None) or ""
+    return ("" if url or state == default_state_folder() else str(state)), url
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pointsman.cli.client import NoPlane, client_of
+    from pointsman.errors import command
 
     manifest, plan = read_manifest(args.file)
     try:
@@ -43,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
             raise
         answer = _from_nothing(plan)
         if not args.json:
-            start = f"pointsman up {args.file} would start one that listens on {plan.gateway.listen}"
-            print(f"{error.found}; {start}, and:")
+            listens = f"this would start one that listens on {plan.gateway.listen}"
+            print(f"{error.found}; {listens}: {command('up', str(args.file))}")
     if args.json:
         result = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}
         print(json.dumps(result, indent=2, ensure_ascii=False))

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Return once the plane has accepted it."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
-    from pointsman.errors import PointsmanError
+    from pointsman.errors import PointsmanError, command
 
     if args.auto and args.for_s is not None:
         raise PointsmanError("--for goes with --replicas")
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.auto:
         print(f"{answer['deployment']}: {answer['policy']} decides; the target is now {answer['desired']}")
     else:
-        until = "until pointsman scale --auto" if args.for_s is None else f"for {duration(args.for_s)}"
-        print(f"{answer['deployment']}: target {answer['desired']}, {until}; pointsman status shows the progress")
+        name = answer["deployment"]
+        until = f"for {duration(args.for_s)}" if args.for_s is not None else "until further notice"
+        print(f"{name}: target {answer['desired']}, {until}; see: {command('status')}")
+        print(f"to let {answer['policy']} decide again: {command('scale', name, '--auto')}")
     return 0

@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import read_manifest
-from pointsman.cli.options import add_command, add_state, drop_output_if_unwritable, state_folder
+from pointsman.cli.options import SOCKET, add_command, add_state, drop_output_if_unwritable, state_folder
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 example:
   pointsman up examples/smollm2.yaml
-  curl http://127.0.0.1:8080/v1/completions -d '{"model": "smollm2", "prompt": "Once upon a time"}'
+  curl http://127.0.0.1:8080/v1/completions -H 'content-type: application/json' \
+       -d '{"model": "smollm2", "prompt": "Once upon a time"}'
 """
-PROMPT = "Say hello in five words."
-MAX_TOKENS = 64
-"""Small models do not stop by themselves."""
+SCHEMA_S = 5.0
+"""How long the schema of an application's input is waited for."""
 
 
 def add(commands: Any) -> None:
@@ -40,8 +41,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     import uvloop
 
     from pointsman.config.revision import ManifestText
@@ -63,11 +62,12 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     from pointsman.gateway.embedded import Embedded
 
     began = time.monotonic()
-    embedded = Embedded(state_folder(args.state))
+    state = state_folder(args.state)
+    embedded = Embedded(state)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, embedded.ask_to_stop)
-    view = JsonView(embedded) if args.json else ProgressView(embedded, began)
+    view = JsonView(embedded) if args.json else ProgressView(embedded, began, state)
     await embedded.start(manifest)
     if manifest is None:
         _warn(embedded.plane.documents.plan_in_force)
@@ -88,8 +88,9 @@ def _warn(plan: "PointsmanPlan") -> None:
 class ProgressView:
     """For people: a line for each change, and the whole status once everything is ready."""
 
-    def __init__(self, embedded: "Embedded", began: float) -> None:
+    def __init__(self, embedded: "Embedded", began: float, state: Path) -> None:
         self._embedded = embedded
+        self._state = state
         self._began = began
         self._shown: dict[str, str] = {}
         self._was_ready = False
@@ -107,9 +108,31 @@ class ProgressView:
         if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
             self._was_ready = True
             text = status_text(status, Paint(sys.stdout))
-            then = "then: pointsman explain REQUEST_ID   (its x-request-id)"
             self._write(f"\nready in {time.monotonic() - self._began:.1f} s\n\n{text}")
-            self._write(f"\ntry it:\n\n{_curl(status)}\n\n{then}")
+            self._embedded.gateway.tasks.complete("suggestions", lambda: self._suggest(status))
+
+    async def _suggest(self, status: dict[str, Any]) -> None:
+        """Print commands to try it. The first application may have to be asked what its input is."""
+        from pointsman.cli.suggestions import suggestions
+
+        inputs = {one["name"]: await self._input_of(one["path"]) for one in status["applications"][:1]}
+        text = suggestions(status, inputs, needs_key=bool(self._embedded.gateway.settings.keys))
+        if text:
+            self._write(f"\n{text}")
+
+    async def _input_of(self, path: str) -> dict[str, Any]:
+        """The JSON schema of the input of an application; empty if it is unknown."""
+        from pointsman.http.client import NoResponse, fetch
+        from pointsman.http.pool import UnixSocket
+
+        try:
+            target = UnixSocket(self._state / SOCKET)
+            status, body = await fetch(target, "GET", f"{path}/openapi.json", timeout_s=SCHEMA_S)
+        except NoResponse:
+            return {}
+        request = json.loads(body)["paths"][path]["post"]["requestBody"] if status == 200 else {"content": {}}
+        schema: dict[str, Any] = request["content"].get("application/json", {}).get("schema", {})
+        return schema
 
     def stopping(self) -> None:
         in_flight = self._embedded.gateway.in_flight
@@ -130,7 +153,7 @@ class JsonView(ProgressView):
     """For programs: each status as a line of JSON."""
 
     def __init__(self, embedded: "Embedded") -> None:
-        super().__init__(embedded, 0.0)
+        super().__init__(embedded, 0.0, Path())
 
     def changed(self) -> None:
         self._tell({"event": "status", **self._embedded.status()})
@@ -143,13 +166,3 @@ class JsonView(ProgressView):
 
     def _tell(self, event: dict[str, Any]) -> None:
         self._write(json.dumps(event, ensure_ascii=False))
-
-
-def _curl(status: dict[str, Any]) -> str:
-    model = next((one["model"] for one in status["deployments"] if not one.get("internal")), "")
-    path = next((one["path"] for one in status.get("applications") or ()), "")
-    if path and not model:
-        return f"curl -i {status['url']}{path} -d '[1, 2, 3]'   (its input, as JSON)"
-    message = {"role": "user", "content": PROMPT}
-    body = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "messages": [message]}
-    return f"curl -iN {status['url']}/v1/chat/completions -d '{json.dumps(body)}'"

@@ -32,7 +32,7 @@ from pointsman.config.schema import (
 )
 from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.yaml import document_of, folder_of, importable
-from pointsman.errors import ConfigError, UnknownName, did_you_mean
+from pointsman.errors import ConfigError, UnknownName, command, did_you_mean
 from pointsman.parameters import host_and_port, is_loopback
 from pointsman.strategies import SchedulingPolicy
 
@@ -174,7 +174,8 @@ def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems
         return
     if not spec.keys and spec.keys is not INVALID and not is_loopback(host):
         who = "everyone on the network may send requests"
-        message = f"the gateway listens on {listen} and has no keys: {who}; pointsman key creates one"
+        how = f"make one with: {command('key', '--tenant', 'NAME')}"
+        message = f"the gateway listens on {listen} and has no keys: {who}; {how}"
         problems.warn((*GATEWAY, field), message)
 
 
@@ -203,7 +204,8 @@ def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
     right = _SHA256.fullmatch(text) is not None
     if not right:
         found = f"{len(text)} characters" if len(text) != 64 else "other characters"
-        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; pointsman key creates both")
+        how = f"make a key and its hash with: {command('key', *(['--admin'] if path[-1] == 'adminKeySha256' else []))}"
+        problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; {how}")
     return right
 
 

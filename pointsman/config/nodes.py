@@ -14,6 +14,7 @@ from pointsman.config.scaling import NodeScaling, first_wait_s
 from pointsman.config.schema import PlacementSpec, ResourcesSpec, SchedulingSpec, SelectorSpec
 from pointsman.config.validation import INVALID, Validator
 from pointsman.control.desired import DesiredDeployment, DesiredEngine, Lifecycle
+from pointsman.errors import command
 from pointsman.pipeline.building import INGRESS, file_version
 from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
 from pointsman.pipeline.options import NodeOptions
@@ -182,7 +183,8 @@ class Nodes:
             return
         if version != node.version:
             changed = f"the code of {node.name} has changed since it was built"
-            self._problems.warn(path, f"{changed}: run pointsman build again to roll it out")
+            how = f"write this file anew with: {command('build', 'MODULE:NAME', '-o', 'FILE')}"
+            self._problems.warn(path, f"{changed}; to roll it out, {how}")
 
 
 def ranks(node: Node) -> list[int | None]:

@@ -112,9 +112,9 @@ class Admission:
         self._pages_are_public = _are_public(settings)
 
     def page_reader(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
-        """The tenant that reads a page about the gateway; None if it needs no key, or has that of the admin API. Raises
-        `NotAdmitted`."""
-        if self._pages_are_public or self.keys.opens_admin(http):
+        """The tenant that reads a page about the gateway; None if it needs no key, has that of the admin API, or is
+        on the local listener. Raises `NotAdmitted`."""
+        if self._pages_are_public or self.keys.opens_admin(http) or (client is not None and client.is_local):
             return None
         return self.tenant_of(http, client)
 

@@ -25,7 +25,7 @@ from pointsman.config.revision import (
 from pointsman.control import Desired, ReconcileStep
 from pointsman.control import events as control
 from pointsman.control.status import deployments_status, is_ready
-from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.instances import EngineInstances
@@ -81,7 +81,8 @@ class Documents:
         async with self._changing:
             plan = await _loaded(document)
             if not plan.application_alone:
-                raise PointsmanError(f"{document.file or 'this'} is a manifest; pointsman apply puts it in force")
+                use = command("apply", document.file or "FILE")
+                raise PointsmanError(f"{document.file or 'this'} is a manifest, not an application; use: {use}")
             return self.put_in_force(*self.revision.changed(document, plan))
 
     async def rollback(self, name: str) -> Changes:

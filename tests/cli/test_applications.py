@@ -144,7 +144,7 @@ def test_manifests_are_applied_and_not_deployed(plane: Plane, folder: Path, caps
     file = folder / "manifest.yaml"
     file.write_text("kind: Pointsman\n")
     assert main(["deploy", str(file)]) == 1
-    assert "is a manifest; use pointsman apply" in capsys.readouterr().err
+    assert f"is a manifest, not an application; use: pointsman apply {file}" in capsys.readouterr().err
     file.write_text("kind: Application\nname: v1\n")
     assert main(["deploy", str(file)]) == 1
     assert '"v1" is taken' in capsys.readouterr().err

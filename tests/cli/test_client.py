@@ -52,8 +52,8 @@ def test_without_a_plane_every_command_says_so(
     args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*args, "--state", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert captured.err == f"pointsman: no plane is running in {tmp_path}; start one with: pointsman up FILE\n"
+    captured, start = capsys.readouterr(), f"start one with: pointsman up FILE --state {tmp_path}"
+    assert captured.err == f"pointsman: no plane is running in {tmp_path}; {start}\n"
     assert captured.out == ""
     assert main([*args, "--state", str(tmp_path), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)

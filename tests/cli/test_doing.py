@@ -8,13 +8,14 @@ import pytest
 
 from pointsman.cli.main import main
 from pointsman.config import load_manifest
+from pointsman.errors import command
 from tests.cli.planes import Plane
 
 
 def test_drain(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     plane.answers["POST", "instances/chat-1/drain"] = {"instance": "chat-1", "draining": True}
     assert main(["drain", "chat-1"]) == 0
-    assert capsys.readouterr().out == "chat-1 is being drained and replaced; pointsman status shows the progress\n"
+    assert capsys.readouterr().out == f"chat-1 is being drained and replaced; see: {command('status')}\n"
     assert main(["drain", "chat-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"instance": "chat-1", "draining": True}
 
@@ -26,9 +27,11 @@ def test_scale(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     plane.answers["POST", "deployments/diamond%2Fm1/scale"] = SCALING
     plane.answers["POST", "deployments/chat/scale"] = SCALING
     assert main(["scale", "chat", "--replicas", "4", "--for", "2h"]) == 0
-    assert capsys.readouterr().out == "chat: target 4, for 2h; pointsman status shows the progress\n"
+    status, auto = command("status"), command("scale", "chat", "--auto")
+    back = f"to let target-ongoing decide again: {auto}\n"
+    assert capsys.readouterr().out == f"chat: target 4, for 2h; see: {status}\n{back}"
     assert main(["scale", "diamond/m1", "--replicas", "0"]) == 0
-    assert "until pointsman scale --auto" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"chat: target 4, until further notice; see: {status}\n{back}"
     assert main(["scale", "chat", "--auto"]) == 0
     assert capsys.readouterr().out == "chat: target-ongoing decides; the target is now 4\n"
     assert main(["scale", "chat", "--auto", "--json"]) == 0

@@ -17,6 +17,7 @@ import pytest
 from pointsman.cli.display import Paint, clock, deployments_of, duration, milliseconds, reason_text, status_text
 from pointsman.cli.logs import new_lines
 from pointsman.cli.main import main
+from pointsman.errors import command
 from pointsman.reasons import Reason
 from tests.cli.planes import READY, Plane, deployment, instance, status, without_memory
 
@@ -82,7 +83,7 @@ def test_how_the_plane_is_as_a_whole() -> None:
     assert head(deployment("a", 2)) == "plane not ready"
     assert head(deployment("a", 1, ready), deployment("b", 1)) == "plane not ready"
     assert head(deployment("a", 0)) == "plane ready"
-    assert status_text(status()).splitlines()[-1] == "no deployments; pointsman apply FILE adds some"
+    assert status_text(status()).splitlines()[-1] == f"no deployments; add some with: {command('apply', 'FILE')}"
 
 
 def test_an_instance_without_a_place_shows_why() -> None:
@@ -388,7 +389,7 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
     assert main(["explain", "deployment", "chat", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == []
     assert main(["explain", "req-1", "chat"]) == 1
-    assert 'pointsman explain deployment "chat"' in capsys.readouterr().err
+    assert "use: pointsman explain deployment chat" in capsys.readouterr().err
     asked = len(plane.asked)
     assert main(["explain", "deployment"]) == 1
     assert "explain deployment NAME: NAME is missing" in capsys.readouterr().err

@@ -80,8 +80,8 @@ def test_plan_without_a_plane_says_what_up_would_start(
     file.write_text(MANIFEST.replace("  engine:", "  endpointsFile: servers.yaml\n  engine:"))
     assert main(["plan", str(file), "--state", str(tmp_path)]) == 0
     first, _, _, *rows = capsys.readouterr().out.splitlines()
-    listens = "would start one that listens on 0.0.0.0:8080"
-    assert first == f"no plane is running in {tmp_path}; pointsman up {file} {listens}, and:"
+    listens = "this would start one that listens on 0.0.0.0:8080"
+    assert first == f"no plane is running in {tmp_path}; {listens}: pointsman up {file} --state {tmp_path}"
     assert [row.split()[:2] for row in rows[:5]] == [
         ["open", "chat"],
         ["start", "chat-1"],

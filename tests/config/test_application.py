@@ -165,7 +165,10 @@ def test_code_that_changed_since_the_build_gives_a_warning(tmp_path: Path) -> No
     code.write_text("class B: pass\n")
     [warning] = load_application(built, tmp_path).warnings
     assert warning.field == "nodes[0]"
-    assert warning.message == "the code of n has changed since it was built: run pointsman build again to roll it out"
+    assert warning.message == (
+        "the code of n has changed since it was built; to roll it out, write this file anew with: "
+        "pointsman build MODULE:NAME -o FILE"
+    )
     code.unlink()
     assert [one.message for one in load_application(built, tmp_path).warnings] == [f"there is no file {code}"]
     package = tmp_path / "lib" / "a"

@@ -290,7 +290,10 @@ def test_a_gateway_without_keys_on_a_public_address_gives_a_warning(listen: str,
     warnings = load_manifest(f"gateway: {{listen: {listen}}}\n").warnings
     assert bool(warnings) is open_to_all
     for warning in warnings:
-        assert "has no keys: everyone on the network may send requests; pointsman key creates one" in warning.message
+        assert (
+            "has no keys: everyone on the network may send requests; make one with: pointsman key --tenant NAME"
+            in warning.message
+        )
     tenant = f"tenants: [{{name: t}}], keys: [{{sha256: {'0a' * 32}, tenant: t}}]"
     assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").warnings == ()
 

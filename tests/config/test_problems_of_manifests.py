@@ -149,7 +149,7 @@ gateway:
         "3: gateway.tls.certFile: there is no file /nowhere/gone.pem",
         "3: gateway.tls.keyFile: / is not a file",
         "4: gateway.adminKeySha256: expected the SHA-256 of a key, 64 hex digits, found 3 characters; "
-        "pointsman key creates both",
+        "make a key and its hash with: pointsman key --admin",
         "6: gateway.tenants[0].requestsPerMinute: must be above 0, found 0",
         "7: gateway.tenants[1].costBudget: must be above 0, found -1",
         '7: gateway.tenants[1].costPeriod: must be above 0, found "0s"',
@@ -158,7 +158,7 @@ gateway:
         '11: gateway.keys[1].tenant: there is no tenant "rde"; did you mean "red"?',
         "11: gateway.keys[1].sha256: this key is on line 10 already",
         "12: gateway.keys[2].sha256: expected the SHA-256 of a key, 64 hex digits, found other characters; "
-        "pointsman key creates both",
+        "make a key and its hash with: pointsman key",
         "13: gateway.limits.maxBodyBytes: must be at least 1, found 0",
         "13: gateway.limits.headerTimeout: must be above 0, found 0",
         "13: gateway.limits.maxConnections: must be at least 1, found 0",

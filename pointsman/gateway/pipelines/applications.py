@@ -2,7 +2,7 @@
 
 import hmac
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,7 @@ from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
+from pointsman.pipeline.graph import Access
 from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
@@ -45,6 +46,7 @@ class SchemaPage:
         self._gateway = gateway
         self._replicas = replicas
         self._name, self._ingress = application.name, application.ingress
+        self._shape = shape_of([part.path for part in application.flow.inputs])
         self._content = b""
         self._made_at = -SCHEMA_S
         self.readers: dict[SchemaReader, GatewayConnection] = {}
@@ -54,7 +56,7 @@ class SchemaPage:
     def __call__(self, client: GatewayConnection, *_: object) -> None:
         lane = self._gateway.traffic.lanes.get(self._ingress)
         if lane is None:
-            client.answer(200, msgspec.json.encode(openapi(self._name, {})))
+            client.answer(200, msgspec.json.encode(openapi(self._name, self._shape)))
         elif time.monotonic() - self._made_at < SCHEMA_S:
             client.answer(200, self._content)
         else:
@@ -107,6 +109,24 @@ class SchemaPage:
     def _answered(self) -> Collection[GatewayConnection]:
         readers, self.readers, self._asked = self.readers, {}, False
         return readers.values()
+
+
+def shape_of(paths: Iterable[Sequence[Access]]) -> dict[str, Any]:
+    """The JSON schema of an input of which these parts are used, as far as it follows from that."""
+    parts: dict[int | str, list[Sequence[Access]]] = {}
+    for path in paths:
+        if not path:
+            return {}  # any value
+        parts.setdefault(path[0].key, []).append(path[1:])
+    within = {key: shape_of(rest) for key, rest in parts.items()}
+    numbers = [key for key in within if isinstance(key, int)]
+    if numbers and len(numbers) == len(within) and min(numbers) >= 0:
+        needed = max(numbers) + 1
+        items = [within.get(number, {}) for number in range(needed)]
+        return {"type": "array", "prefixItems": items, "minItems": needed}
+    if numbers or not within:
+        return {}
+    return {"type": "object", "properties": within, "required": [str(key) for key in within]}
 
 
 class SchemaReader:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pointsman.config.revision import ManifestText
-from pointsman.errors import NotStored, PointsmanError
+from pointsman.errors import NotStored, PointsmanError, command
 
 LOCK_FILE = "lock"
 FILE = "pointsman.sqlite"
@@ -89,7 +89,7 @@ class Lock:
         except BlockingIOError:
             holder = os.read(self._file, 20).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
-            instead = "stop it with pointsman down, or choose another --state"
+            instead = f"choose another --state, or stop it with: {command('down')}"
             raise PointsmanError(f"a plane runs in {state} already (pid {holder}); {instead}") from None
         with suppress(OSError):  # the disk is full: the lock holds without the pid
             os.truncate(self._file, 0)

@@ -251,7 +251,9 @@ def test_names_and_models_must_fit_the_manifest(state: Path, tmp_path: Path) -> 
                     await ask_for("own")
             with pytest.raises(ConfigError, match=r'"own" is part of the manifest test\.yaml'):
                 await scene.plane.documents.deploy(own)
-            with pytest.raises(PointsmanError, match=r"test\.yaml is a manifest; pointsman apply puts it in force"):
+            with pytest.raises(
+                PointsmanError, match=r"test\.yaml is a manifest, not an application; use: pointsman apply"
+            ):
                 await scene.plane.documents.deploy(base)
             data = yaml.safe_load(diamond(tmp_path, nodes={"m1": {"replicas": 0}}).text)
             data["nodes"].append({"name": "llm", "model": "n"})
