@@ -73,9 +73,9 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
         """How a dispatcher schedules as the document says. For one dispatcher: plugins remember what they were sent.
 
-        With flow control, requests wait in its queue while the pool is saturated. Without, and if it `queues`, they
-        wait until an instance has room; if not, what cannot be sent at once is refused, and requests of negative
-        priority are turned away while the pool is saturated. `first_wait_s`: in place of `noEndpointRequestTTL`.
+        With flow control, requests wait in its queue while the pool is saturated. Without, requests of negative
+        priority are refused while the pool is saturated; the others wait until an instance has room if it `queues`, and
+        are refused if they cannot be sent at once if not. `first_wait_s`: in place of `noEndpointRequestTTL`.
         """
         flow = self.flow_control
         waits = flow is not None or self.queues
@@ -84,7 +84,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
             lambda: FlowControl(first_wait_s=first_wait_s) if flow is None else flow.build(first_wait_s),
             plugins=tuple(self.plugins.values()),
             detector=None if flow is None else flow.detector,
-            shedding=None if waits else LegacyAdmission(self.saturation_detector),
+            shedding=None if flow is not None else LegacyAdmission(self.saturation_detector, waits=self.queues),
             make_eviction=InFlightEviction if flow is not None and flow.enable_eviction else None,
             waits=waits,
         )

@@ -58,12 +58,17 @@ class RequestEvents:
         self._max_tries = max_tries
         self.is_open = is_open
         """False once the dispatcher is shutting down."""
-        self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.admits_everybody
-        """Whether only the choice itself stands between a request and an instance."""
+        self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.sheds_only
+        """Whether only the choice itself stands between a request of priority 0 or above and an instance."""
 
     def arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
-        if len(requests) == 1 and self._ungated and self._sender.sent_at_once(requests[0], now, commands):
+        if (
+            len(requests) == 1
+            and self._ungated
+            and (requests[0].priority >= 0 or self._hooks.shedding is None)
+            and self._sender.sent_at_once(requests[0], now, commands)
+        ):
             return
         entered: dict[str, Pool] = {}
         for given in requests:
@@ -92,7 +97,7 @@ class RequestEvents:
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self.is_open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("not-taking-requests"))
-        if self._hooks.admits_everybody:
+        if self._hooks.sheds_only and (request.priority >= 0 or self._hooks.shedding is None):
             return None
         serving = self._fleet.serving(request.model_name)
         why = self._hooks.denial(self._chooser.cycle(request, now), serving)

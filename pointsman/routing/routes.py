@@ -144,7 +144,7 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     detector: SaturationDetector | None = None
     """Holds waiting requests back while it finds the pool saturated. None: only full instances do."""
     shedding: Admitter | None = None
-    """The last of the admitters."""
+    """The last of the admitters: denies requests of negative priority only."""
     make_eviction: Callable[[], InFlightEviction] | None = None
     """Running requests of negative priority may be stopped for more important ones. None: never."""
     waits: bool = True

@@ -42,7 +42,9 @@ class PluginHooks:
         admitters = [plugin for plugin in plugins if isinstance(plugin, Admitter)]
         self._producers = [plugin for plugin in plugins if admitters and isinstance(plugin, Producer)]
         """Run before the admitters, which may read their facts; `shedding` does not."""
-        self._admitters = [*admitters, shedding] if shedding is not None else admitters
+        self._admitters = admitters
+        self.shedding = shedding
+        """Asked last, and only about requests of negative priority."""
         self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
         self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
         self._writers = [plugin for plugin in plugins if isinstance(plugin, HeaderWriter)]
@@ -50,14 +52,16 @@ class PluginHooks:
         self._journal = journal
 
     @property
-    def admits_everybody(self) -> bool:
+    def sheds_only(self) -> bool:
+        """Whether requests of priority 0 and above are admitted without a question."""
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         """The reason of the first admitter that denies the request; None if none does."""
         for producer in self._producers:
             self.ask(producer, producer.produce, cycle, endpoints)
-        for admitter in self._admitters:
+        shedding = () if self.shedding is None or cycle.request.priority >= 0 else (self.shedding,)
+        for admitter in (*self._admitters, *shedding):
             why = self.ask(admitter, admitter.denial, cycle, endpoints)
             if why is not None:
                 return reason_of(plugin_name(admitter), why)

@@ -359,13 +359,56 @@ def test_the_queue_is_bounded() -> None:
     assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
 
 
-def test_an_unused_detector_gives_a_warning() -> None:
-    detector = "{plugins: [{type: concurrency-detector}], saturationDetector: {pluginRef: concurrency-detector}}"
-    document = f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {{config: {detector}}}\n"
-    [warning] = load_manifest(document).warnings
-    assert warning.message.startswith("has no effect: the feature gate flowControl is off")
-    gated = document.replace("{plugins", "{featureGates: [flowControl], plugins")
-    assert load_manifest(gated).warnings == ()
+# Without flow control, negative priorities are shed
+
+
+CONCURRENCY = """\
+  scheduling:
+    config:
+      plugins:
+      - {type: concurrency-detector, parameters: {maxConcurrency: 2}}
+      saturationDetector: {pluginRef: concurrency-detector}
+"""
+
+
+def refused(commands: list[Told]) -> list[str]:
+    return [command.request.request_id for command in commands if isinstance(command, Refuse)]
+
+
+@pytest.mark.parametrize("scheduling", ["", "  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n"])
+def test_negative_priority_is_refused_while_engines_report_full_queues(scheduling: str) -> None:
+    desk = Desk(scheduling, "i")
+    desk.dispatcher.handle(Measured("i", Metrics(waiting_queue_size=4.0)), 0.0)
+    assert refused(desk.arrive("fits", priority=-1)) == []
+    desk.dispatcher.handle(Measured("i", Metrics(waiting_queue_size=5.0)), 0.0)
+    [told] = [one for one in desk.arrive("shed", priority=-1) if isinstance(one, Refuse)]
+    assert (told.refusal.outcome, told.refusal.reason.code) == (Outcome.REJECTED_ADMISSION, "shed-by-priority")
+    assert refused(desk.arrive("normal")) == []
+
+
+def test_the_detector_of_the_document_says_what_is_full() -> None:
+    desk = Desk(CONCURRENCY, "i", "j")
+    assert went(desk.arrive("a", "b")) == ["a", "b"]
+    assert refused(desk.arrive("fits", priority=-1)) == []
+    desk = Desk(CONCURRENCY.replace("maxConcurrency: 2", "maxConcurrency: 1"), "i", "j")
+    desk.arrive("a", "b")
+    assert refused(desk.arrive("shed", priority=-1)) == ["shed"]
+
+
+def test_what_was_never_measured_sheds_nothing() -> None:
+    desk = Desk("")
+    assert refused(desk.arrive("before there is an instance", priority=-1)) == []
+    one = ExecutionInstance(instance_id="silent", model_name="m", max_concurrency=1)
+    assert went(desk.dispatcher.handle(Joined(one), 0.0)) == ["before there is an instance"]
+    assert refused(desk.arrive("while it says nothing of its load", priority=-1)) == []
+
+
+def test_metrics_of_the_usual_age_are_not_saturation() -> None:
+    desk = Desk("  scheduling: {config: {plugins: [{type: utilization-detector}]}}\n", "i")
+    batch = (RequestMetadata("batch", "hello", model_name="m", priority=-1),)
+    assert went(desk.dispatcher.handle(Arrived(batch), 1.0)) == ["batch"]
+    late = (RequestMetadata("late", "hello", model_name="m", priority=-1),)
+    assert refused(desk.dispatcher.handle(Arrived(late), 4.0)) == ["late"], "stale numbers count as full"
 
 
 def test_a_detector_with_a_short_staleness_threshold_gives_a_warning() -> None:
@@ -374,9 +417,9 @@ def test_a_detector_with_a_short_staleness_threshold_gives_a_warning() -> None:
         how = f"{{config: {{featureGates: [flowControl], plugins: [{detector}]}}}}"
         return load_manifest(f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {how}\n").warnings
 
-    [warning] = warnings("{}")
-    assert warning.message.startswith("the saturation detector takes numbers older than 0.2s for saturated")
-    assert warnings("{metricsStalenessThreshold: 3s}") == ()
+    [warning] = warnings("{metricsStalenessThreshold: 200ms}")
+    assert warning.message.startswith("is 3s here")
+    assert warnings("{}") == warnings("{metricsStalenessThreshold: 3s}") == ()
 
 
 def test_users_classes_may_be_beside_the_document(tmp_path: Path) -> None:

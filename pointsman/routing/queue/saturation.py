@@ -59,6 +59,10 @@ class UtilizationDetector:
         self.filter_queue_limit = queue_depth_threshold * (1 + headroom)
         self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
 
+    def allow_age(self, oldest_s: float) -> None:
+        """Measurements up to this age are not stale, whatever the parameter says: no newer ones can be had."""
+        self.oldest_s = max(self.oldest_s, oldest_s)
+
     def saturation(self, endpoints: Endpoints, now: float) -> float:
         waiting, sent = endpoints.column(WAITING), endpoints.column(SENT_SINCE_MEASURED)
         kv_usage, current_at = endpoints.column(KV_USAGE), _current_at(endpoints)
@@ -184,19 +188,35 @@ class PoolSaturation:
 
 
 class LegacyAdmission:
-    """Without flow control requests do not wait: those of negative priority are refused while the pool is full."""
+    """Without flow control, requests of negative priority are refused while the pool is full.
 
-    def __init__(self, detector: SaturationDetector) -> None:
+    `waits`: other requests wait for a first instance and its first report. Then neither an empty pool nor an instance
+    that was never measured counts as full: a plane has engines without metrics, and starts instances on demand.
+    """
+
+    def __init__(self, detector: SaturationDetector, *, waits: bool = False) -> None:
         self._pool = PoolSaturation(detector)
+        self._waits = waits
+        self._needs_reports = waits and isinstance(detector, UtilizationDetector)
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
         priority = cycle.request.priority
         if priority >= 0:
             return None
+        if self._needs_reports:
+            endpoints = _measured(endpoints)
+        if self._waits and not len(endpoints):
+            return None
         saturation = self._pool.of(endpoints, cycle.now)
         if saturation < 1.0:
             return None
         return Reason("shed-by-priority", {"priority": priority, "saturation": saturation})
+
+
+def _measured(endpoints: Endpoints) -> Endpoints:
+    """Those that have been measured; the same roster if all have."""
+    unmeasured = [i for i, endpoint in enumerate(endpoints) if endpoint.metrics is None]
+    return endpoints.without(unmeasured) if unmeasured else endpoints
 
 
 def _having(roles: Set[str | None], endpoints: Endpoints) -> Endpoints:
