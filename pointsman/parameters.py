@@ -33,6 +33,14 @@ class PluginRef(msgspec.Struct, frozen=True):
 
     role: str
     """For error messages: decider, saturation detector..."""
+    default: str = ""
+    """The plugin of this name if none is given: a declared one, else one with default parameters. Empty: none."""
+
+
+class NoEffect(msgspec.Struct, frozen=True):
+    """This field is accepted, because published documents have it, and has no effect; a warning says why."""
+
+    why: str
 
 
 class ReadBy(msgspec.Struct, frozen=True):

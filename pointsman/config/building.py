@@ -23,7 +23,7 @@ from pointsman.config.registry import (
 from pointsman.config.schema import PluginSpec
 from pointsman.config.validation import INVALID, Validator
 from pointsman.errors import ConfigError, did_you_mean
-from pointsman.parameters import PluginRef
+from pointsman.parameters import PluginRef, unmarked
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -84,7 +84,8 @@ class Plugins:
 
     def built(self, *, injected: bool = True) -> dict[str, Any]:
         """All plugins that could be built, in the order of declaration."""
-        objects = {one.name: self.get(one.name) for one in self.declared.values() if injected or not one.injected}
+        declared = list(self.declared.values())  # building one may inject another
+        objects = {one.name: self.get(one.name) for one in declared if injected or not one.injected}
         return {name: plugin for name, plugin in objects.items() if plugin is not INVALID}
 
     def of_kind(self, protocol: Any) -> list[Declared]:
@@ -98,7 +99,7 @@ class Plugins:
     @property
     def incomplete(self) -> bool:
         """Whether a declared plugin could not be built."""
-        return any(not one.ignored and self.get(one.name) is INVALID for one in self.declared.values())
+        return any(not one.ignored and self.get(one.name) is INVALID for one in list(self.declared.values()))
 
     def exists(self, name: str, path: FieldPath) -> bool:
         """Whether a field refers to a declared plugin; reports it if not."""
@@ -133,7 +134,8 @@ class Plugins:
                 unresolved.append(name)
             return plugin
 
-        return built(one.type, self._relevant(one, one.type), one.path, Validator(self._problems, resolve), unresolved)
+        parameters = self._with_default_references(one, self._relevant(one, one.type), one.type)
+        return built(one.type, parameters, one.path, Validator(self._problems, resolve), unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
         """The parameters, without those of published documents that have no effect here."""
@@ -147,6 +149,15 @@ class Plugins:
         for name in elsewhere:
             self._problems.warn((*one.path, "parameters", name), "has no effect: each fact has one producer")
         return {name: value for name, value in one.parameters.items() if name not in elsewhere}
+
+    def _with_default_references(self, one: Declared, given: dict[str, Any], kind: PluginType) -> dict[str, Any]:
+        """The parameters, with the names of plugins that stand in for those that are not given."""
+        for name, field in kind.parameters.items():
+            for mark in unmarked(field.annotation)[1]:
+                if isinstance(mark, PluginRef) and mark.default and not given.get(name):
+                    self.inject(mark.default, mark.role, (*one.path, "parameters", name))
+                    given[name] = mark.default
+        return given
 
 
 def built(

@@ -12,10 +12,14 @@ from pointsman.config.registry import plugins as plugin_registry
 from pointsman.config.schema import BandTemplate, FlowControlSpec, PickerBody, PluginSpec, ProfileEntry, ProfileSpec
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
-from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.attributes import CORE_METRICS
+from pointsman.routing.endpoints import Endpoint, Extractor
+from pointsman.routing.extractors import CoreMetricsExtractor
+from pointsman.routing.filters import EndpointAttributeFilter
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.producers import InflightLoadProducer
 from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, UtilizationDetector
+from pointsman.routing.scorers import EndpointAttributeScorer
 from pointsman.selection import (
     Filter,
     Picker,
@@ -37,8 +41,8 @@ DEFAULT_POLICIES = {
     "usage limit policy": "static-usage-limit-policy",
 }
 DEFAULT_BAND = BandSettings()
-METRICS_AGE_S = 1.0
-"""The usual age of an instance's metrics."""
+METRICS_AGE_S = 3.0
+"""The age from which metrics of an instance are stale: a plane reads them twice a second."""
 
 
 def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues: bool = False) -> PickerPlan | None:
@@ -55,17 +59,11 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
     if is_on:
         flow_control = FlowControls(plugins, problems, path).plan(spec or FlowControlSpec(), detector)
     elif spec and spec != FlowControlSpec(saturation_detector=spec.saturation_detector):
-        but = "" if queues else ", except for its saturationDetector"
-        problems.warn((*path, "flowControl"), f"has no effect{but}: the feature gate flowControl is off")
-    if queues and is_on and isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
-        problems.warn(
-            path,
-            f"the saturation detector takes numbers older than {detector.oldest_s:g}s for saturated, and instances are "
-            "measured less often: requests wait for the next numbers; give it metricsStalenessThreshold: 3s",
-        )
-    if queues and not is_on and (body.saturation_detector or (spec and spec.saturation_detector)):
-        message = "has no effect: the feature gate flowControl is off, so requests wait for room only"
-        problems.warn((*path, "saturationDetector"), message)
+        message = "has no effect, except for its saturationDetector: the feature gate flowControl is off"
+        problems.warn((*path, "flowControl"), message)
+    _check_attributes(plugins, problems)
+    if queues:
+        _allow_the_age_of_metrics(plugins, problems)
     for name, field in _other_references(body, path):
         if name and name not in ELSEWHERE:
             plugins.exists(name, field)
@@ -79,6 +77,37 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
         gates=gates,
         queues=queues,
     )
+
+
+def _allow_the_age_of_metrics(plugins: Plugins, problems: Problems) -> None:
+    """Detectors of a plane must not take the usual age of metrics for saturation."""
+    for name, detector in plugins.built().items():
+        if isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
+            declared = plugins.declared[name]
+            field = (*declared.path, "parameters", "metricsStalenessThreshold")
+            if not declared.injected and problems.written(field):
+                message = f"is {METRICS_AGE_S:g}s here: instances are measured twice a second, and may miss a few"
+                problems.warn(field, message)
+            detector.allow_age(METRICS_AGE_S)
+
+
+def _check_attributes(plugins: Plugins, problems: Problems) -> None:
+    """Warn of attributes that no plugin can give."""
+    built = plugins.built()
+    extractors = {name: one for name, one in built.items() if isinstance(one, Extractor)}
+    others = [name for name, one in extractors.items() if not isinstance(one, CoreMetricsExtractor)]
+    given = {key for one in extractors.values() if isinstance(one, CoreMetricsExtractor) for key in one.attributes}
+    for name, plugin in built.items():
+        if not isinstance(plugin, EndpointAttributeScorer | EndpointAttributeFilter):
+            continue
+        read, declared = plugin.attribute, plugins.declared[name]
+        core = read.producer in ("", CORE_METRICS)
+        if read.is_attribute and not (read.key in given if core and not others else core or read.producer in others):
+            message = (
+                f"has no effect: no endpoint has {read.key}; declare it in customMetrics of {CORE_METRICS}, or a plugin"
+                " that extracts it"
+            )
+            problems.warn((*declared.path, "parameters"), message)
 
 
 def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, bool]:
@@ -205,7 +234,7 @@ class Profiles:
             if name in ELSEWHERE and name not in self._plugins.declared:
                 self._problems.warn(self._path, f"{name} is not injected: {ELSEWHERE[name]}")
             elif name not in ELSEWHERE and name not in kinds:
-                self._plugins.inject(name, "producer", self._path)
+                self._plugins.inject(name, "extractor" if name.endswith("-extractor") else "producer", self._path)
         producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
         # The load of a request is counted net of its cached prefix, so prefixes are looked up first.
         return sorted(producers, key=lambda one: isinstance(one, InflightLoadProducer))

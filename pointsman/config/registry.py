@@ -24,6 +24,7 @@ from pointsman.routing.plugins import (
     DepartureListener,
     DispatchListener,
     HeaderWriter,
+    Locator,
     ResponseHeaderWriter,
 )
 from pointsman.routing.queue import FairnessPolicy, OrderingPolicy, SaturationDetector, UsageLimitPolicy
@@ -39,6 +40,7 @@ ROLES: dict[str, Any] = {
     "profile handler": ProfileHandler,
     "producer": Producer,
     "extractor": Extractor,
+    "locator": Locator,
     "decider": Decider,
     "admitter": Admitter,
     "fairness policy": FairnessPolicy,
@@ -65,7 +67,6 @@ ELSEWHERE: dict[str, str] = {
     "models-responder": "the gateway lists models",
     "request-attribute-reporter": "the gateway reports what a request has used",
     "metrics-data-source": _MEASURED,
-    "core-metrics-extractor": _MEASURED,
     "model-server-protocol-metrics": _MEASURED,
     "models-data-source": _MEASURED,
     "models-data-extractor": _MEASURED,
@@ -85,16 +86,11 @@ REPLACED: dict[str, str] = {
 }
 """Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 
-_NEAR = "topology-affinity scores by the location of instances"
 _FLOWS = "flows are the header x-llm-d-inference-fairness-id, else the user"
 _MEDIA = "no caches of embeddings are followed"
 MISSING: dict[str, str] = {
     "agent-identity": _FLOWS,
     "program-aware-fairness": "virtual-token-counter-fairness-policy shares by tokens served",
-    "topology-extractor": _NEAR,
-    "topology-affinity-filter": _NEAR,
-    "topology-affinity-scorer": _NEAR,
-    "endpoint-attribute-filter": "endpoint-attribute-scorer prefers by the same attributes",
     "burst-prefix-cache-producer": "approx-prefix-cache-producer follows prompts once they are sent",
     "mm-embeddings-cache-producer": _MEDIA,
     "mm-embeddings-cache-scorer": _MEDIA,
@@ -120,6 +116,7 @@ FEATURE_GATES: dict[str, bool] = {"flowControl": False, "haPopulateNonLeaderData
 _PREFIX = "approx-prefix-cache-producer"
 _LOAD = "inflight-load-producer"
 _LATENCY = "predicted-latency-producer"
+_METRICS = "core-metrics-extractor"
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "prefix-cache-scorer": (_PREFIX,),
@@ -133,8 +130,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "latency-scorer": (_PREFIX, _LATENCY),
     "slo-headroom-tier-filter": (_LATENCY,),
     "latency-slo-admitter": (_LATENCY,),
+    "endpoint-attribute-scorer": (_METRICS,),
+    "endpoint-attribute-filter": (_METRICS,),
 }
-"""The producers that a type needs, in the order in which they run: load is counted net of prefix matches."""
+"""The producers and extractors that a type needs, in the order in which they run: load is net of prefix matches."""
 
 PLUGIN_PACKAGES = (
     "pointsman.selection.pickers",
@@ -145,6 +144,7 @@ PLUGIN_PACKAGES = (
     "pointsman.routing.producers",
     "pointsman.routing.queue",
     "pointsman.routing.admission",
+    "pointsman.routing.extractors",
 )
 
 

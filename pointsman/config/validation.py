@@ -18,6 +18,7 @@ from pointsman.errors import did_you_mean
 from pointsman.parameters import (
     DurationText,
     FileName,
+    NoEffect,
     PluginRef,
     QuantityText,
     ReadBy,
@@ -122,6 +123,9 @@ class Validator:
                 self.problems.add((*path, given[1]), f"is the same {kind} as {given[0]}; write it once")
             if given and not (data[given[0]] is None and field.null_is_default):
                 values[field.name] = self.value(data[given[0]], field.annotation, (*path, given[0]))
+                for mark in unmarked(field.annotation)[1]:
+                    if isinstance(mark, NoEffect):
+                        self.problems.warn((*path, given[0]), f"has no effect: {mark.why}")
             elif not field.optional:
                 self.problems.add(path, f'{kind} "{written}" is missing')
                 values[field.name] = INVALID

@@ -19,7 +19,7 @@ import msgspec
 from pointsman.control import events, transition
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.control.instances import Instance, InstanceStatus, Phase, instance_status
-from pointsman.control.places import Places, preview
+from pointsman.control.places import Places, labels_change, preview
 from pointsman.control.reconcile import DRAIN_ASKED, ReconcileStep, What, endpoint_recipe, lifecycle_steps, reconcile
 from pointsman.control.transition import ControlState, Transition
 from pointsman.reasons import Reason
@@ -71,10 +71,14 @@ def _stopping(_: events.PlaneStopping, turn: Transition) -> None:
 
 
 def _worker_seen(event: events.WorkerSeen, turn: Transition) -> None:
+    relabelled = labels_change(turn.state.places, event.worker)
     for instance_id in turn.state.places.seen(event.worker):
         instance = turn.find_process(instance_id)
         if instance is not None:
             transition.give_up(turn, instance, Reason("resources-lost", {"worker": event.worker.name}))
+    for one in turn.state.instances.values() if relabelled else ():
+        if one.serving is not None:
+            turn.publish(one)
     turn.has_room = True
 
 

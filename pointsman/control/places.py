@@ -96,6 +96,21 @@ class Places:
         return self._placer is not None and self.fleet.release(instance_id)
 
 
+def labels_at(places: Places, place: Place | None) -> dict[str, str]:
+    """The labels that all workers of a place share. Without a place: those of the only worker, if there is one."""
+    names = places._workers if place is None else place.workers
+    on = [places._workers[name].labels for name in names if name in places._workers]
+    if not on or (place is None and len(on) > 1):
+        return {}
+    return {name: value for name, value in on[0].items() if all(other.get(name) == value for other in on[1:])}
+
+
+def labels_change(places: Places, worker: Worker) -> bool:
+    """Whether a worker that is known would get other labels."""
+    known = places._workers.get(worker.name)
+    return known is not None and known.labels != worker.labels
+
+
 def preview(
     places: Places, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]
 ) -> dict[str, Place | Refused]:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pointsman.control import events
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.instances import IDLE_PROBES_PER_S, Instance, Phase, spread
-from pointsman.control.places import Places
+from pointsman.control.places import Places, labels_at
 from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason
 
@@ -73,6 +73,8 @@ class Transition:
     def publish(self, instance: Instance) -> None:
         """Tell dispatchers what has changed about it, if anything."""
         current = instance.served(instance.phase is Phase.READY)
+        if instance.endpoint is None:
+            current.labels = labels_at(self.state.places, instance.place) | current.labels
         if instance.serving is None:
             self.commands.append(events.Admit(instance.deployment, current))
         elif instance.serving != current:

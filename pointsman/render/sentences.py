@@ -12,6 +12,7 @@ from pointsman.render.text import (
     OBSTACLES,
     REMEDIES,
     allowances,
+    attribute_found,
     gib,
     moves,
     place_taken,
@@ -260,6 +261,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "prompt-out-of-range": Phrase("prompt out of range", "{tokens} tokens, {label} is {range}"),
     "too-busy": Phrase("too busy", _too_busy),
+    "far-from-peer": Phrase("far from the endpoint of another stage", "not the same {level}"),
+    "attribute-differs": Phrase("an attribute is not as demanded", attribute_found),
     "saturated": Phrase(
         "saturated or not measured lately",
         "{waiting:g} waiting (must be below {max_waiting:g}), KV cache {kv_usage:.0%} full "

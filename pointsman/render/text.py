@@ -168,3 +168,9 @@ def profile_table(run: "ProfileTrace") -> str:
         f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
     ]
     return "\n".join([*lines, text_table(["candidate", *heads, "total", "verdict"], rows)])
+
+
+def attribute_found(facts: Mapping[str, Any]) -> str:
+    """What a filter found of an endpoint's attribute, and what it demands."""
+    demand = ", ".join(f"{name} {value}" for name, value in facts["demand"].items())
+    return f"{facts['name']} is {facts['found']:g} (nan: unknown), demanded: {demand}"

@@ -380,6 +380,7 @@ def observe(fleet: EndpointTable, instance_id: str, attribute: Attribute[T], val
         assert isinstance(value, Metrics)
         fleet.measure(instance_id, value, now)
     fleet[instance_id]._attributes[attribute.name] = Observed(value, now)
+    fleet._stamp[0] += 1
 
 
 def ingest(fleet: EndpointTable, extractor: Extractor, instance_id: str, source: Any, now: float) -> None:
@@ -421,5 +422,11 @@ _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
+COLUMNS = frozenset(
+    {WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS}
+    | _DECLARED.keys()
+    | _LOADED.keys()
+)
+"""The names of all columns."""
 _ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
 _START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf, HOLDS_UNTIL: -inf}

@@ -10,10 +10,11 @@ import msgspec
 
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.topology import Location
 from pointsman.selection import Column, Cycle, Key, Roster, SchedulingResult
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import array
-from pointsman.types import RequestMetadata
+from pointsman.types import ExecutionInstance, RequestMetadata
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
 Endpoints: TypeAlias = Roster[Endpoint]
@@ -70,6 +71,15 @@ class DepartureListener(Protocol):
     """Is notified when an instance has left, to drop its state."""
 
     def departed(self, endpoint: Endpoint) -> None: ...
+
+
+@runtime_checkable
+class Locator(Protocol):
+    """Says where instances are."""
+
+    def location(self, instance: ExecutionInstance) -> Location:
+        """The host, rack, zone and region of an instance. It may change only with the instance."""
+        ...
 
 
 # Facts that producers put into the cycle. All columns have one entry per endpoint of the fleet.

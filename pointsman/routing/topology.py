@@ -1,11 +1,13 @@
 """How near two instances are: same NVLink or NUMA domain, same host, same rack, or none of these.
 
 The `host` and the labels of an instance say where it is. A domain counts only within one host. An unknown location is
-far from everything.
+far from everything. The published plugins know a `Location` instead: host, rack, zone and region, from labels of any
+name.
 """
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from pointsman.types import ExecutionInstance
 
@@ -43,6 +45,31 @@ def nearness(one: ExecutionInstance, other: ExecutionInstance) -> Nearness:
 def _share(label: str, one: ExecutionInstance, other: ExecutionInstance) -> bool:
     value = one.labels.get(label)
     return value is not None and value == other.labels.get(label)
+
+
+Level: TypeAlias = Literal["host", "rack", "zone", "region"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From nearest to farthest."""
+
+
+class Location(NamedTuple):
+    """Where an instance is; levels that are not known are empty."""
+
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+    region: str = ""
+
+    def common(self, other: "Location") -> int | None:
+        """The nearest level that both share, as an index of `LEVELS`; None if there is none. Unknown is not equal."""
+        pairs = zip(self, other, strict=True)
+        return next((level for level, (here, there) in enumerate(pairs) if here and here == there), None)
+
+    @classmethod
+    def read(cls, written: str) -> "Location":
+        """Read host=a,rack=b,zone=c,region=d. Levels may be absent; other names, and what is no pair, are skipped."""
+        pairs = (part.partition("=") for part in written.split(","))
+        return cls(**{level: value for level, equals, value in pairs if equals and level in LEVELS})
 
 
 def tree(instances: Iterable[ExecutionInstance]) -> dict[str, dict[str, dict[str, list[str]]]]:

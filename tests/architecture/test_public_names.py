@@ -18,15 +18,15 @@ PUBLIC = {
         "SplitMix64", "Trace", "Weighted", "WeightedRandomPicker", "mixed", "plugin_name",
     },
     "pointsman.routing.filters": {
-        "DecodeFilter", "EncodeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter", "MeetsDeadline",
-        "PrefillFilter", "PrefixCacheAffinityFilter", "ServesModel", "SessionAffinityFilter", "SloHeadroomTierFilter",
-        "UtilizationFilter", "WithinBudget",
+        "DecodeFilter", "EncodeFilter", "EndpointAttributeFilter", "HasRoom", "IsHealthy", "LabelSelectorFilter",
+        "MeetsDeadline", "PrefillFilter", "PrefixCacheAffinityFilter", "ServesModel", "SessionAffinityFilter",
+        "SloHeadroomTierFilter", "TopologyAffinityFilter", "UtilizationFilter", "WithinBudget",
     },
     "pointsman.routing.scorers": {
         "ActiveRequestScorer", "Cheapest", "ContextLengthAware", "EndpointAttributeScorer", "Fastest",
         "HeaderLabelAffinityScorer", "KvCacheUtilizationScorer", "LatencyScorer", "LeastLoaded", "LoadAwareScorer",
         "LoraAffinityScorer", "NoHitLruScorer", "PrefixCacheScorer", "QueueScorer", "RunningRequestsSizeScorer",
-        "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity",
+        "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity", "TopologyAffinityScorer",
     },
     "pointsman.routing.handlers": {
         "AlwaysDisaggMultimodalDecider", "AlwaysDisaggPdDecider", "DisaggProfileHandler", "HeaderProfileHandler",

@@ -364,3 +364,47 @@ def test_build_policy_reports_all_problems() -> None:
         'parameters.urgentBelow: unknown parameter; did you mean "urgentBelowMs"?',
         'parameters.urgentShare: expected a number, found "half"',
     ]
+
+
+# Attributes and locations
+
+COOL = "{type: endpoint-attribute-scorer, parameters: {attributeKey: heat, algorithm: {type: linear_lower_is_better}}}"
+HEAT = "{name: vllm, customMetrics: [{attributeKey: heat, metricSpec: gpu_heat}]}"
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ("", True),
+        (f"- {{type: core-metrics-extractor, parameters: {{engineConfigs: [{HEAT}]}}}}\n", False),
+        ("- {type: core-metrics-extractor}\n", True),
+    ],
+)
+def test_an_attribute_that_no_plugin_gives_is_a_warning(more: str, warned: bool) -> None:
+    warnings = load_picker(f"plugins:\n- {COOL}\n{more}").warnings
+    assert [warning.message for warning in warnings if "no endpoint has heat" in warning.message] == (
+        [warnings[0].message] if warned else []
+    )
+    assert bool(warnings) is warned
+
+
+def test_numbers_of_the_fleet_need_no_producer() -> None:
+    document = f"plugins:\n- {COOL.replace('heat', 'waiting_queue_size')}\n- {COOL.replace('heat', 'load')}\n"
+    named = document.replace("{type: endpoint", "{name: other, type: endpoint", 1)
+    assert load_picker(named).warnings == ()
+
+
+def test_topology_plugins_use_the_extractor_that_is_declared() -> None:
+    def rack(more: str) -> str:
+        plan = load_picker(f"plugins:\n- type: topology-affinity-filter\n{more}")
+        locator = plan.plugins["topology-affinity-filter"]._locator
+        labels = {"cabinet": "c", "topology.kubernetes.io/rack": "r"}
+        return str(locator.location(ExecutionInstance(instance_id="i", labels=labels)).rack)
+
+    assert rack("") == "r"
+    assert rack("- {type: topology-extractor, parameters: {rack: cabinet}}\n") == "c"
+    other = "- {type: topology-extractor, name: mine, parameters: {rack: cabinet}}\n"
+    assert rack(other) == "r"
+    assert rack(f"  parameters: {{topologyProducerName: mine}}\n{other}") == "c"
+    with pytest.raises(ConfigError, match='"queue-scorer" is not a locator'):
+        rack("  parameters: {topologyProducerName: queue-scorer}\n- type: queue-scorer\n")

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pointsman.control.controller import Controller
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEngine
 from pointsman.control.events import (
+    Admit,
     Answered,
     Applied,
     ControllerCommand,
@@ -19,6 +20,7 @@ from pointsman.control.events import (
     Launch,
     PlaceNeeded,
     RequestsFail,
+    Update,
     WorkerLost,
     WorkerSeen,
 )
@@ -70,6 +72,46 @@ def test_an_instance_is_launched_where_there_is_room() -> None:
     assert place.largest_gpu_share == 16 / 24
     [status] = controller.instances()
     assert status.place == place
+
+
+def labels_once_ready(controller: Controller, name: str) -> dict[str, str]:
+    """The labels that dispatchers are told when an instance enters service."""
+    commands = [*controller.handle(launched(name), 1.0), *controller.handle(Answered(name, readiness=True), 1.0)]
+    [admitted] = [command for command in commands if isinstance(command, Admit)]
+    return admitted.instance.labels
+
+
+def test_an_instance_has_the_labels_of_its_worker() -> None:
+    def seen(name: str, **labels: str) -> WorkerSeen:
+        return WorkerSeen(msgspec.structs.replace(worker(name, 24), labels=labels))
+
+    controller = Controller()
+    controller.handle(seen("w1", rack="r1", zone="a"), 0.0)
+    controller.handle(seen("w2", rack="r2", zone="a"), 0.0)
+    spec = msgspec.structs.replace(deployment(16, 2), labels={"zone": "of the deployment"})
+    places = launches(controller.handle(wish(spec), 0.0))
+    rack = {"w1": "r1", "w2": "r2"}
+    for name, place in places.items():
+        assert place is not None
+        expected = {"rack": rack[place.workers[0]], "zone": "of the deployment"}
+        assert labels_once_ready(controller, name) == expected
+    told = controller.handle(seen("w1", rack="r9"), 2.0)
+    [update] = [command for command in told if isinstance(command, Update)]
+    assert update.instance.labels["rack"] == "r9", "dispatchers are told at once"
+    assert not any(isinstance(command, Update) for command in controller.handle(seen("w1", rack="r9"), 3.0))
+
+
+def test_without_places_the_labels_of_the_only_worker_count() -> None:
+    def started(*workers: Worker) -> dict[str, str]:
+        controller = Controller()
+        for one in workers:
+            controller.handle(WorkerSeen(one), 0.0)
+        controller.handle(wish(msgspec.structs.replace(deployment(16), ask=None)), 0.0)
+        return labels_once_ready(controller, "m-1")
+
+    here = msgspec.structs.replace(worker("w1"), labels={"rack": "r1"})
+    assert started(here) == {"rack": "r1"}
+    assert started(here, worker("w2")) == {}, "it is not known which"
 
 
 def test_without_a_known_fleet_it_is_launched_anywhere() -> None:

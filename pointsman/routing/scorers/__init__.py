@@ -20,12 +20,12 @@ from pointsman.routing.scorers.no_hit_lru import NoHitLruScorer
 from pointsman.routing.scorers.prefix import PrefixCacheScorer
 from pointsman.routing.scorers.session import SessionAffinityScorer
 from pointsman.routing.scorers.speed import Cheapest, Fastest, LeastLoaded
-from pointsman.routing.scorers.topology import TopologyAffinity
+from pointsman.routing.scorers.topology import TopologyAffinity, TopologyAffinityScorer
 
 __all__ = [
     "QueueScorer", "RunningRequestsSizeScorer", "KvCacheUtilizationScorer",
     "TokenLoadScorer", "ActiveRequestScorer", "LoadAwareScorer",
     "PrefixCacheScorer", "NoHitLruScorer", "LoraAffinityScorer", "SessionAffinityScorer",
     "LatencyScorer", "ContextLengthAware", "HeaderLabelAffinityScorer", "EndpointAttributeScorer",
-    "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity",
+    "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity", "TopologyAffinityScorer",
 ]  # fmt: skip

@@ -1,20 +1,14 @@
 """The scorer for any metric or attribute of endpoints."""
 
-from collections.abc import Callable
-from math import nan
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from pointsman.parameters import Parameters
-from pointsman.routing.endpoints import KV_USAGE, MEASURED_AT, RUNNING, WAITING, Attribute, Endpoint, Metrics
+from pointsman.routing.attributes import AttributeColumn
 from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.selection import Column
-from pointsman.selection.columns import clipped, column_of, falling, filled, linear, placed, take, where_finite
+from pointsman.selection.columns import clipped, falling, filled, linear, placed, take, where_finite
 
 Direction: TypeAlias = Literal["linear_lower_is_better", "linear_higher_is_better"]
-
-CORE_METRICS = "core-metrics-extractor"
-MEASURED = (WAITING, RUNNING, KV_USAGE)
-"""Columns that are 0 for an endpoint never measured; others are nan then."""
 
 
 class FixedRange(Parameters, frozen=True):
@@ -49,11 +43,10 @@ class EndpointAttributeScorer:
     is ignored.
     """
 
+    bounded = True
+
     def __init__(self, attribute_key: str, algorithm: Algorithm, producer: str = "") -> None:
-        if not attribute_key:
-            raise ValueError("attributeKey is empty; it must name a metric or an attribute")
-        if "/" in attribute_key and not producer:
-            raise ValueError(f'producer is missing; attributeKey "{attribute_key}" has a "/", so it must be named')
+        self.attribute = AttributeColumn("attributeKey", attribute_key, producer)
         if algorithm.type not in get_args(Direction):
             raise ValueError(f'algorithm.type is "{algorithm.type}"; it must be {" or ".join(get_args(Direction))}')
         self.fixed = algorithm.normalization.fixed_range
@@ -66,12 +59,10 @@ class EndpointAttributeScorer:
                     "its min must be below its max"
                 )
         self.lower_is_better = algorithm.type == "linear_lower_is_better"
-        self.key = attribute_key
-        self.core = producer in ("", CORE_METRICS)
-        self._attribute: Attribute[Any] = Attribute(attribute_key)
+        self.steady = self.attribute.steady
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        values = self._values(candidates)
+        values = self.attribute.of(candidates)
         known = where_finite(values)
         return placed(filled(0.0, values), known, self._scaled(take(values, known)))
 
@@ -81,31 +72,3 @@ class EndpointAttributeScorer:
         span = self.fixed.max - self.fixed.min
         rising = clipped(linear(values, 1 / span, -self.fixed.min / span), 0.0, 1.0)
         return linear(rising, -1.0, 1.0) if self.lower_is_better else rising
-
-    def _values(self, candidates: Endpoints) -> Column:
-        if not self.core:
-            return self._each(self._observed, candidates)
-        if self.key in MEASURED:
-            reported = candidates.column(self.key)
-            measured = where_finite(candidates.column(MEASURED_AT))
-            return placed(filled(nan, reported), measured, take(reported, measured))
-        if self.key in Metrics.__struct_fields__:
-            return self._each(self._reported, candidates)
-        try:
-            return candidates.column(self.key)
-        except KeyError:
-            return self._each(self._observed, candidates)
-
-    def _each(self, read: Callable[[Endpoint], float], candidates: Endpoints) -> Column:
-        return column_of([read(endpoint) for endpoint in candidates], candidates.arrays)
-
-    def _reported(self, endpoint: Endpoint) -> float:
-        return nan if endpoint.metrics is None else _number(getattr(endpoint.metrics, self.key))
-
-    def _observed(self, endpoint: Endpoint) -> float:
-        seen = endpoint.observed(self._attribute)
-        return nan if seen is None else _number(seen.value)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else nan
