@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pointsman.config.building import arguments_of, built
-from pointsman.config.picker import picker_plan
+from pointsman.config.picker import default_plan, picker_plan
 from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
@@ -20,7 +20,6 @@ from pointsman.config.scaling import first_wait_s, scaling
 from pointsman.config.schema import (
     DeploymentSpec,
     EndpointSpec,
-    InlinePicker,
     PlacementSpec,
     ResourcesSpec,
     SchedulingSpec,
@@ -206,8 +205,11 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath)
     else:
         if how.parameters:
             problems.add((*path, "parameters"), "belong to a policy; name one, such as policy: slo-aware")
-        config = InlinePicker() if how.config is None else how.config
-        made = Scheduling(picker=picker_plan(config, problems, (*path, "config"), queues=True))
+        where = (*path, "config")
+        if how.config is None:
+            made = Scheduling(picker=default_plan(problems, where))
+        else:
+            made = Scheduling(picker=picker_plan(how.config, problems, where, queues=True))
     if len(problems):
         return made
     return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())

@@ -1,7 +1,9 @@
 """The body of an `EndpointPickerConfig` -> a plan: profiles, their handler, flow control, and all defaults."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from pointsman.config.building import Plugins
 from pointsman.config.deprecated import RETIRED_GATES, modernized
@@ -32,8 +34,18 @@ from pointsman.selection import (
     Weighted,
 )
 
-DEFAULT_PROFILE = (("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0))
-"""The scorers of a document that declares neither plugins nor profiles."""
+ScorerWeights: TypeAlias = tuple[tuple[str, float], ...]
+
+DEFAULT_PROFILE: ScorerWeights = (
+    ("queue-scorer", 2.0),
+    ("kv-cache-utilization-scorer", 2.0),
+    ("prefix-cache-scorer", 3.0),
+)
+"""The scorers of a document that declares neither plugins nor profiles, as published."""
+OWN_PROFILE: ScorerWeights = (("pending-work-scorer", 1.0),)
+"""The scorers of a deployment without a document. They know of every request at once: scorers of measurements send all
+requests between two of them to the same instance."""
+OWN_NAME = "pending-work"
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_POLICIES = {
     "fairness policy": "global-strict-fairness-policy",
@@ -43,6 +55,14 @@ DEFAULT_POLICIES = {
 DEFAULT_BAND = BandSettings()
 METRICS_AGE_S = 3.0
 """The age from which metrics of an instance are stale: a plane reads them twice a second."""
+
+
+def default_plan(problems: Problems, path: FieldPath) -> PickerPlan | None:
+    """The plan of a deployment that says nothing about scheduling."""
+    specs, profiles = _profile_of(OWN_PROFILE)
+    body = PickerBody(plugins=list(specs), scheduling_profiles=list(profiles))
+    plan = picker_plan(body, problems, path, queues=True)
+    return None if plan is None else msgspec.structs.replace(plan, name=OWN_NAME)
 
 
 def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues: bool = False) -> PickerPlan | None:
@@ -145,8 +165,12 @@ def with_defaults(body: PickerBody) -> tuple[Sequence[PluginSpec], Sequence[Prof
     """The plugins and profiles of a document; the default ones if it has neither."""
     if body.plugins or body.scheduling_profiles or INVALID in (body.plugins, body.scheduling_profiles):
         return body.plugins or [], body.scheduling_profiles or []
-    entries = [ProfileEntry(plugin_ref=name, weight=weight) for name, weight in DEFAULT_PROFILE]
-    return [PluginSpec(type=name) for name, _ in DEFAULT_PROFILE], [ProfileSpec(name="default", plugins=entries)]
+    return _profile_of(DEFAULT_PROFILE)
+
+
+def _profile_of(scorers: ScorerWeights) -> tuple[Sequence[PluginSpec], Sequence[ProfileSpec]]:
+    entries = [ProfileEntry(plugin_ref=name, weight=weight) for name, weight in scorers]
+    return [PluginSpec(type=name) for name, _ in scorers], [ProfileSpec(name="default", plugins=entries)]
 
 
 class Profiles:

@@ -58,6 +58,7 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
 class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an `EndpointPickerConfig` builds."""
 
+    name: str = "endpoint picker"
     plugins: dict[str, Any]
     """By name: those declared, then those injected."""
     scheduler: Scheduler[Endpoint]
@@ -80,7 +81,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
         flow = self.flow_control
         waits = flow is not None or self.queues
         return DispatchPlan(
-            ConfiguredRoute(self.scheduler),
+            ConfiguredRoute(self.scheduler, self.name),
             lambda: FlowControl(first_wait_s=first_wait_s) if flow is None else flow.build(first_wait_s),
             plugins=tuple(self.plugins.values()),
             detector=None if flow is None else flow.detector,
@@ -158,6 +159,13 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The folder in which replicas run."""
         return "" if self.desired.engine is None else str(self.desired.engine.parameters.get("folder", ""))
 
+    @property
+    def decided_by(self) -> str:
+        """What decides where its requests go."""
+        if self.policy is not None:
+            return self.policy.name
+        return "" if self.picker is None else self.picker.name
+
     def dispatch_plan(self) -> DispatchPlan:
         """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""
         if self.policy is not None:
@@ -175,8 +183,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
             runs.append(f"{len(wanted.endpoints)} endpoint{'s' if len(wanted.endpoints) > 1 else ''}")
         if self.endpoints_file is not None:
             runs.append(f"endpoints of {self.endpoints_file.name}")
-        how = self.policy.name if self.policy is not None else "endpoint picker"
-        return f"{self.name} ({', '.join([*runs, how])})"
+        return f"{self.name} ({', '.join([*runs, self.decided_by])})"
 
 
 class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):

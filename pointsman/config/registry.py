@@ -124,6 +124,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "prefix-based-pd-decider": (_PREFIX,),
     "prefix-cache-affinity-filter": (_PREFIX, _LOAD),
     "token-load-scorer": (_PREFIX, _LOAD),
+    "pending-work-scorer": (_PREFIX, _LOAD),
     "active-request-scorer": (_LOAD,),
     "utilization-filter": (_LOAD,),
     "concurrency-detector": (_LOAD,),

@@ -108,13 +108,13 @@ def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Cha
         if name in known:
             yield from _of_deployment(known[name], plan)
         else:
-            new = "new: it takes calls of its application"
-            yield Change("open", name, new if plan.internal else f'new: it takes requests for "{plan.model}"')
+            new = "calls of its application" if plan.internal else f'requests for "{plan.model}"'
+            yield Change("open", name, f"new: it takes {new}; {plan.decided_by} decides where they go")
 
 
 def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Change]:
     if before.scheduling_recipe != after.scheduling_recipe:
-        old, new = _decider(before), _decider(after)
+        old, new = before.decided_by, after.decided_by
         yield Change("policy", after.name, f"{old} -> {new}" if old != new else f"the settings of {new} have changed")
     scaling = _of_scaling(before.scaling, after.scaling)
     if scaling:
@@ -161,10 +161,6 @@ def _settings_of(plan: ScalingPlan) -> dict[str, object]:
         else value
         for name, value in {**limits, "costPerReplicaHour": plan.cost_per_replica_hour}.items()
     }
-
-
-def _decider(plan: DeploymentPlan) -> str:
-    return "endpoint picker" if plan.policy is None else plan.policy.name
 
 
 def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:

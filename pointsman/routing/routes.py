@@ -47,7 +47,7 @@ class ConfiguredRoute:
     def __init__(
         self,
         scheduler: Scheduler[Endpoint],
-        name: str = "configured",
+        name: str = "endpoint picker",
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> None:
         self.name = name

@@ -2,7 +2,9 @@
 
 import http.client
 import json
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,11 +72,21 @@ def test_a_served_request_shows_its_trace(live: LivePlane, send: Send) -> None:
     assert result.returncode == 0
     assert result.stdout.strip() == record["text"].strip()
     assert 'request "served-1" is served' in result.stdout
-    for word in ("m-1", "m-2", "m-3", "queue-scorer x2", "prefix-cache-scorer x3", "total", "chosen", "4 out"):
+    for word in ("m-1", "m-2", "m-3", "pending-work-scorer", "total", "chosen", "4 out"):
         assert word in result.stdout
     print("\n" + result.stdout)
     decoded = json.loads(live.pointsman("explain", "served-1", "--json").stdout)
     assert decoded["trace"] == record["trace"]
+
+
+def test_requests_between_two_measurements_are_spread(live: LivePlane, send: Send) -> None:
+    """Scorers of measurements alone would send all of them to the same instance."""
+    with ThreadPoolExecutor(30) as clients:
+        answers = list(clients.map(lambda number: complete(send, f"spread-{number}", max_tokens=40), range(30)))
+    taken = Counter(headers["x-pointsman-instance"] for _, headers, _ in answers)
+    assert {status for status, *_ in answers} == {200}
+    assert set(taken) == {"m-1", "m-2", "m-3"}
+    assert max(taken.values()) <= 15, taken
 
 
 def test_a_retried_request_shows_its_failed_tries(live: LivePlane, send: Send) -> None:
@@ -203,4 +215,4 @@ def test_metrics_count_requests_and_tokens(live: LivePlane, send: Send) -> None:
     assert after.value("pointsman_instances") == 4
     assert after.value("pointsman_waiting_requests") == after.value("pointsman_running_requests") == 0
     strategies = {labels["strategy"] for labels in after.labels("pointsman_decisions_total")}
-    assert strategies == {"configured"}
+    assert strategies == {"pending-work"}

@@ -11,6 +11,7 @@ from pointsman.routing.scorers.load import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
     LoadAwareScorer,
+    PendingWorkScorer,
     QueueScorer,
     RunningRequestsSizeScorer,
     TokenLoadScorer,
@@ -27,5 +28,5 @@ __all__ = [
     "TokenLoadScorer", "ActiveRequestScorer", "LoadAwareScorer",
     "PrefixCacheScorer", "NoHitLruScorer", "LoraAffinityScorer", "SessionAffinityScorer",
     "LatencyScorer", "ContextLengthAware", "HeaderLabelAffinityScorer", "EndpointAttributeScorer",
-    "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity", "TopologyAffinityScorer",
+    "PendingWorkScorer", "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity", "TopologyAffinityScorer",
 ]  # fmt: skip

@@ -1,9 +1,21 @@
 """Scorers for the load of endpoints, as engines report it and as counted here."""
 
-from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, LOAD, RUNNING, WAITING
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
 from pointsman.selection import Column
-from pointsman.selection.columns import clipped, falling, filled, largest, linear, placed, plus, take, where_above
+from pointsman.selection.columns import (
+    best_over,
+    clipped,
+    falling,
+    filled,
+    largest,
+    linear,
+    placed,
+    plus,
+    take,
+    times,
+    where_above,
+)
 
 
 class QueueScorer:
@@ -91,3 +103,30 @@ class LoadAwareScorer:
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         queues = clipped(candidates.column(WAITING), 0.0, self.threshold)
         return linear(queues, -0.5 / self.threshold, 0.5)
+
+
+class PendingWorkScorer:
+    """Prefers endpoints with little work: 1 for the least, 0.5 for twice as much.
+
+    Work is (prompt tokens still to compute + `own_weight` times those of this request that the endpoint has not cached)
+    times (requests there + `base_requests`): tokens delay the first token, requests slow down all others. What was sent
+    from here counts at once; measurements only add requests that others have sent.
+    """
+
+    bounded = True
+
+    def __init__(self, own_weight: float = 3.0, base_requests: float = 8.0) -> None:
+        for parameter, value in {"ownWeight": own_weight, "baseRequests": base_requests}.items():
+            if not value > 0:
+                raise ValueError(f"{parameter} is {value:g}; it must be above 0")
+        self._own, self._base = own_weight, base_requests
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        pending, own = candidates.column(IN_FLIGHT_TOKENS), cycle.get(UNCACHED_REQUEST_TOKENS)
+        if own is None:
+            tokens = linear(pending, 1.0, self._own * cycle.request.input_tokens + 1.0)
+        else:
+            tokens = plus(linear(candidates.cut(own), self._own, 1.0), pending)
+        work = times(tokens, linear(candidates.column(LOAD), 1.0, self._base))
+        scores = best_over(work)
+        return work if scores is None else scores  # None: there are no candidates

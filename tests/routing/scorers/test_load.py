@@ -9,6 +9,7 @@ from pointsman.routing.scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
     LoadAwareScorer,
+    PendingWorkScorer,
     QueueScorer,
     RunningRequestsSizeScorer,
     TokenLoadScorer,
@@ -35,6 +36,10 @@ TABLE: list[tuple[Scorer[Endpoint], Sequence[Candidate], list[float]]] = [
     (KvCacheUtilizationScorer(), [kv(0.0), kv(0.25), kv(1.0)], [1.0, 0.75, 0.0]),
     (KvCacheUtilizationScorer(), [kv(0.9)], [0.1]),
     (KvCacheUtilizationScorer(), [Candidate(), kv(0.5)], [1.0, 0.5]),
+    (PendingWorkScorer(), [tokens(0, 100), tokens(0, 0), tokens(300, 0)], [1 / 301, 1.0, 1 / 301]),
+    (PendingWorkScorer(1.0), [tokens(99, 0), tokens(0, 199)], [1.0, 0.5]),
+    (PendingWorkScorer(), [Candidate(requests=8), Candidate()], [0.5, 1.0]),
+    (PendingWorkScorer(base_requests=1.0), [running(3), Candidate(requests=1), Candidate()], [0.25, 0.5, 1.0]),
     (TokenLoadScorer(), [tokens(0), tokens(2097152), tokens(4194304), tokens(9e6)], [1.0, 0.5, 0.0, 0.0]),
     (TokenLoadScorer(100), [tokens(20, 30), tokens(0, 100), tokens(20, 0)], [0.5, 0.0, 0.8]),
     (TokenLoadScorer(100), [tokens(-5), tokens(25)], [1.0, 0.75]),
@@ -62,6 +67,7 @@ ALL: list[Scorer[Endpoint]] = [
     TokenLoadScorer(),
     ActiveRequestScorer(),
     LoadAwareScorer(),
+    PendingWorkScorer(),
 ]
 
 
