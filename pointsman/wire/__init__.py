@@ -18,6 +18,7 @@ from pointsman.wire.blobs import (
     encode_plain,
     encode_value,
     files_of,
+    load_arrays,
 )
 from pointsman.wire.calls import (
     BLOB,
@@ -42,7 +43,7 @@ __all__ = [
     "CallHead", "HttpHead", "Form", "COLLECTED", "BLOB", "PIECES", "encode_call", "decode_call", "arguments",
     "template", "read_template", "placeholder", "placeholder_of_handle", "BlobAt", "HandleAt",
     "encode_value", "decode_value", "encode_plain", "decode_plain", "composed", "files_of",
-    "check_counts", "check_counts_of_json",
+    "check_counts", "check_counts_of_json", "load_arrays",
     "KIND_PLAIN", "KIND_PICKLED", "KIND_WITH_BUFFERS", "KIND_COMPOSED", "LARGE_BYTES",
     "SharedBuffers",
     "CallFailed", "UnreadableBlob", "Unsendable",

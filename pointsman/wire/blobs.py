@@ -13,7 +13,9 @@ have no buffer to share: they are pickled, and arrive as copies.)
 import pickle
 import re
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from math import prod
 from types import NoneType
 from typing import Annotated, Any, TypeAlias
@@ -266,6 +268,12 @@ def array_as_ext(value: Any) -> Ext:
     return Ext(EXT_ARRAY, _encode([value.dtype.str, value.shape, value.data.cast("B")]))
 
 
+def load_arrays() -> None:
+    """Load numpy in the background: that takes longer than a request may hold up others."""
+    if "numpy" not in sys.modules:
+        threading.Thread(target=import_module, args=("numpy",), daemon=True).start()
+
+
 def array_from_ext(data: memoryview) -> Any:
     """Raises ValueError, whatever the bytes are."""
     import numpy
@@ -295,9 +303,11 @@ _decode_file = Decoder(_FileOnly).decode
 
 # Values of clients: how many there are is checked before any is made
 
-MAX_CONTAINERS, MAX_VALUES = 100_000, 2_000_000
-"""Lists and mappings in one body of a client, and all values in it. An empty list takes one byte of a body and 64 of
-memory; many numbers belong into an array."""
+MAX_CONTAINERS, MAX_BINARY_CONTAINERS, MAX_VALUES = 100_000, 30_000, 2_000_000
+"""Lists and mappings in one body of a client, as JSON or in binary, where they are counted one by one; and all values
+in it. An empty list takes one byte of a body and 64 of memory; many numbers belong into an array."""
+MAX_LONG_STRINGS = 100_000
+"""Strings of 32 bytes and more, and byte strings, in binary: they are passed over one by one, too."""
 UNCHECKED_BYTES = 64 * 1024
 """A shorter body cannot have too many."""
 _RUN = re.compile(
@@ -319,13 +329,15 @@ def check_counts(blob: Bytes) -> None:
     """Raise `UnreadableBlob` if a plain blob has too many values to be decoded."""
     if len(blob) <= UNCHECKED_BYTES:
         return
-    data, at, containers, values = bytes(blob), 1, 0, 0
+    data, at, containers, values, long = bytes(blob), 1, 0, 0, 0
     while at < len(data):
         run = _RUN.match(data, at)
         if run is not None:
             at = run.end()
             continue
-        code = data[at]
+        code, long = data[at], long + 1
+        if long > MAX_LONG_STRINGS + MAX_BINARY_CONTAINERS:
+            raise UnreadableBlob(f"there are more than {MAX_LONG_STRINGS} long strings; send them as JSON")
         if code in _LENGTH_BYTES:
             start = at + 1 + _LENGTH_BYTES[code]
             at = start + int.from_bytes(data[at + 1 : start], "big") + (code in (0xC7, 0xC8, 0xC9))
@@ -335,7 +347,7 @@ def check_counts(blob: Bytes) -> None:
             start = at + 1 + _COUNT_BYTES.get(code, 0)
             values += int.from_bytes(data[at + 1 : start], "big") if start > at + 1 else code & 0x0F
             containers, at = containers + 1, start
-            _check(containers, values)
+            _check(containers, values, MAX_BINARY_CONTAINERS)
 
 
 def check_counts_of_json(body: Bytes) -> None:
@@ -360,8 +372,8 @@ def check_counts_of_json(body: Bytes) -> None:
     _check(containers, values)
 
 
-def _check(containers: int, values: int) -> None:
-    if containers > MAX_CONTAINERS or values > MAX_VALUES:
+def _check(containers: int, values: int, most: int = MAX_CONTAINERS) -> None:
+    if containers > most or values > MAX_VALUES:
         raise UnreadableBlob(
-            f"there are more than {MAX_CONTAINERS} lists and mappings, or {MAX_VALUES} values; send numbers as an array"
+            f"there are more than {most} lists and mappings, or {MAX_VALUES} values; send numbers as an array"
         )

@@ -25,8 +25,9 @@ PUBLIC = {
     "pointsman.routing.scorers": {
         "ActiveRequestScorer", "Cheapest", "ContextLengthAware", "EndpointAttributeScorer", "Fastest",
         "HeaderLabelAffinityScorer", "KvCacheUtilizationScorer", "LatencyScorer", "LeastLoaded", "LoadAwareScorer",
-        "LoraAffinityScorer", "NoHitLruScorer", "PrefixCacheScorer", "QueueScorer", "RunningRequestsSizeScorer",
-        "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity", "TopologyAffinityScorer",
+        "LoraAffinityScorer", "NoHitLruScorer", "PendingWorkScorer", "PrefixCacheScorer", "QueueScorer",
+        "RunningRequestsSizeScorer", "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity",
+        "TopologyAffinityScorer",
     },
     "pointsman.routing.handlers": {
         "AlwaysDisaggMultimodalDecider", "AlwaysDisaggPdDecider", "DisaggProfileHandler", "HeaderProfileHandler",

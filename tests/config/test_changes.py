@@ -27,7 +27,7 @@ def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep]
     ("old", "new", "change"),
     [
         ("fifo", "slo-aware", ("policy", "m", "fifo -> slo-aware")),
-        ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> endpoint picker")),
+        ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> pending-work")),
         ("model: llama", "model: llama, price: {perMillionInputTokens: 2}", ("price", "m", None)),
         ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments", ("workers", "workers", None)),
         ("deployments", "gateway: {limits: {maxConnections: 7}}\ndeployments",
@@ -51,7 +51,7 @@ def test_equal_manifests_differ_in_nothing() -> None:
 def test_deployments_open_and_close() -> None:
     assert differences(BEFORE.replace("name: m", "name: n")) == [
         ("close", "m", 'it was removed from the manifest, and "llama" with it'),
-        ("open", "n", 'new: it takes requests for "llama"'),
+        ("open", "n", 'new: it takes requests for "llama"; fifo decides where they go'),
     ]
 
 
@@ -178,7 +178,7 @@ def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
     changes = changes_between(None, load_manifest(BEFORE), steps)
     head, _, opened, *started = str(changes).splitlines()
     assert head.split() == ["what", "subject", "why", "where"]
-    assert opened == 'open   m        new: it takes requests for "llama"'
+    assert opened == 'open   m        new: it takes requests for "llama"; fifo decides where they go'
     assert [line.partition(" there ")[2].strip() for line in started] == [str(step.where) for step in steps]
     [_, placed, refused] = msgspec.to_builtins(changes.steps)
     assert (placed["where"], placed["place"]["code"]) == ("w1: gpu0", "place")

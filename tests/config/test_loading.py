@@ -290,7 +290,24 @@ deployments:
     assert search.picker is not None
     assert scorers(search.picker.scheduler.profiles["default"]) == {"queue-scorer": 1.0}
     assert plain.picker is not None
-    assert len(scorers(plain.picker.scheduler.profiles["default"])) == 3
+    assert scorers(plain.picker.scheduler.profiles["default"]) == {"pending-work-scorer": 1.0}
+    assert (search.decided_by, plain.decided_by) == ("endpoint picker", "pending-work")
+
+
+def test_an_empty_config_is_the_published_default() -> None:
+    plan = load("""\
+kind: Pointsman
+deployments:
+- name: chat
+  model: m
+  endpoints: [{url: "http://localhost:8000"}]
+  scheduling: {config: {}}
+""")
+    assert isinstance(plan, PointsmanPlan)
+    [chat] = plan.deployments
+    assert chat.picker is not None
+    published = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
+    assert scorers(chat.picker.scheduler.profiles["default"]) == published
 
 
 @pytest.mark.parametrize(

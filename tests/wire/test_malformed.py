@@ -37,7 +37,7 @@ from pointsman.wire import (
     read_template,
     template,
 )
-from pointsman.wire.blobs import MAX_CONTAINERS, MAX_VALUES
+from pointsman.wire.blobs import MAX_BINARY_CONTAINERS, MAX_VALUES
 
 pack = msgspec.msgpack.encode
 
@@ -205,6 +205,7 @@ TOO_MANY: dict[str, bytes] = {
     "lists in lists": b"\0" + b"\x92\x90" * (MANY // 2) + b"\x90",
     "numbers": b"\0\xdd" + struct.pack(">I", MANY) + b"\x01" * MANY,
     "a count of numbers": b"\0\xdd\xff\xff\xff\xff" + b"\x01" * 100_000,
+    "strings in a long form": b"\0\xdd" + struct.pack(">I", MAX_VALUES) + b"\xd9\x01a" * MAX_VALUES,
     "short strings": b"\0\xdd" + struct.pack(">I", MANY // 3) + b"\xd9\x01a" * (MANY // 3),
 }
 TOO_MUCH_JSON: dict[str, bytes] = {
@@ -243,7 +244,7 @@ def test_too_much_json_is_refused_before_any_is_made(what: str) -> None:
     [
         ["[" * 300_000, "," * 3_000_000, '"\\[' * 100_000],
         {"text": "a, [b] {c} " * 200_000},
-        [[1.5, 2.5, "x"]] * (MAX_CONTAINERS - 10),
+        [[1.5, 2.5, "x"]] * (MAX_BINARY_CONTAINERS - 10),
         [1.5] * (MAX_VALUES - 10),
         ["x" * 40] * 100_000,
         {str(number): number for number in range(100_000)},

@@ -26,7 +26,7 @@ from pointsman.pipeline.graph import Access
 from pointsman.runtimes.interface import ReplicaAccess
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
-from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call
+from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call, load_arrays
 
 if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
@@ -190,6 +190,8 @@ class Applications:
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""
         self.records.limit = self._gateway.settings.keep_records
+        if plans:
+            load_arrays()
         pages = self._gateway.pages.exact
         for name in self._prepared:
             pages.pop(f"/{name}".encode(), None)
