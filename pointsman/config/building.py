@@ -48,6 +48,8 @@ class Plugins:
         self._problems = problems
         self._built: dict[str, Any] = {}
         self._in_flight: list[str] = []
+        self.used: set[str] = set()
+        """Names that something refers to."""
 
     def declare(self, spec: PluginSpec, path: FieldPath) -> None:
         name = spec.name or spec.type
@@ -111,6 +113,7 @@ class Plugins:
         """The plugin that a field refers to; INVALID, after reporting why, if it does not have the role."""
         if not self.exists(name, path):
             return INVALID
+        self.used.add(name)
         if name in self._in_flight:
             circle = " -> ".join([*self._in_flight[self._in_flight.index(name) :], name])
             self._problems.add(path, f"these plugins need each other: {circle}")

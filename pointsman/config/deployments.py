@@ -7,12 +7,12 @@ of its deployments has a plan.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from pointsman.config.building import arguments_of, built
-from pointsman.config.picker import default_plan, picker_plan
+from pointsman.config.picker import default_plan, discovery_reference, picker_plan
 from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
@@ -24,12 +24,12 @@ from pointsman.config.schema import (
     ResourcesSpec,
     SchedulingSpec,
 )
-from pointsman.config.validation import INVALID, Validator, usable
+from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
 from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
-from pointsman.parameters import base_url, packaged
+from pointsman.parameters import NoEffect, base_url, packaged
 from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.selection import LabelSelector
@@ -63,9 +63,9 @@ class Deployments:
         self._check_backends(spec, path)
         engine, parameters = self._engine(spec.engine, (*path, "engine")) if spec.engine else (None, {})
         endpoints = desired_endpoints(spec.endpoints or (), self._problems, (*path, "endpoints"))
-        file = self._endpoints_file(spec, [endpoint.name for endpoint in endpoints], path)
         lifecycle = self._lifecycle(spec.lifecycle, (*path, "lifecycle"))
         how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
+        file = self._endpoints_file(spec, how.picker, [endpoint.name for endpoint in endpoints], path)
         ask = None
         if engine is not None and spec.placement is not INVALID:
             ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"))
@@ -126,7 +126,7 @@ class Deployments:
             elif spec.scaling is not None:
                 why = "starts and stops instances of an engine, and there is none; add one, or remove this"
                 self._problems.add((*path, "scaling"), why)
-            elif spec.endpoints == [] and spec.endpoints_file == "":
+            elif spec.endpoints == [] and spec.endpoints_file == "" and not _discovers(spec):
                 serves = "an engine to run, endpoints that run already, or an endpointsFile that lists them"
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
 
@@ -149,10 +149,16 @@ class Deployments:
             return None, {}
         return made, parameters_in_force(kind, arguments_of(kind, spec.parameters, path, validator))
 
-    def _endpoints_file(self, spec: DeploymentSpec, taken: Sequence[str], path: FieldPath) -> Path | None:
-        if not spec.endpoints_file:
+    def _endpoints_file(
+        self, spec: DeploymentSpec, picker: PickerPlan | None, taken: Sequence[str], path: FieldPath
+    ) -> Path | None:
+        discovered = picker.endpoints_file if picker is not None else ""
+        if spec.endpoints_file and discovered:
+            message = "is given, and dataLayer.discovery of the scheduling names a file, too; keep one of them"
+            self._problems.add((*path, "endpointsFile"), message)
+        if not (spec.endpoints_file or discovered):
             return None
-        file = Path(spec.endpoints_file)
+        file = self._folder / (spec.endpoints_file or discovered)
         if file.exists():
             try:
                 load_endpoints(file, taken)
@@ -172,6 +178,12 @@ class Deployments:
             least = f"must be at least ejection, which is {lifecycle.ejection_s:g}s"
             self._problems.add((*path, "ejectionMax"), least)
         return lifecycle
+
+
+def _discovers(spec: DeploymentSpec) -> bool:
+    """Whether its scheduling names a plugin that lists endpoints."""
+    config = spec.scheduling.config if spec.scheduling else None
+    return config is not None and bool(discovery_reference(config)[0])
 
 
 def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -293,11 +305,41 @@ def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
     return Need.fixed(resources.gpu_memory or 0, resources.memory or 0, resources.gpus, deployment)
 
 
+class DiscoveredEndpoint(Section, frozen=True, kw_only=True):
+    """A server in the form of the published file-discovery."""
+
+    name: str
+    namespace: Annotated[str, NoEffect("a deployment is one pool")] = ""
+    address: str
+    """An IP address, or a name."""
+    port: str | int
+    metrics_host: Annotated[str, NoEffect("metrics are read where requests go")] = ""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+    def as_endpoint(self) -> EndpointSpec:
+        """With the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
+        engine = self.labels.get("llm-d.ai/engine-type", "vllm")
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return EndpointSpec(name=self.name, url=f"http://{host}:{self.port}", engine=engine, labels=self.labels)
+
+
+class DiscoveredFile(Section, frozen=True):
+    """The file of the published file-discovery."""
+
+    endpoints: list[DiscoveredEndpoint] = msgspec.field(default_factory=list)
+
+
 def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
     """The endpoints that a file lists. `taken`: names in use elsewhere. Raises `ConfigError` with all problems."""
     data, problems = read_yaml(text_of(file), str(file))
-    specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
-    endpoints = desired_endpoints(specs or (), problems, (), taken)
+    where: FieldPath = ()
+    if isinstance(data, dict):  # the form of the published file-discovery
+        where = ("endpoints",)
+        listed = Validator(problems).value(data, DiscoveredFile, ())
+        specs = [] if listed is INVALID else [discovered.as_endpoint() for _, discovered in usable(listed.endpoints)]
+    else:
+        specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
+    endpoints = () if where and len(problems) else desired_endpoints(specs or (), problems, where, taken)
     problems.raise_if_any()
     return endpoints
 

@@ -40,6 +40,7 @@ MOVED: dict[str, dict[str, str]] = {
     "session-affinity-filter": _SESSION,
     "session-affinity-scorer": _SESSION,
     "prefix-cache-scorer": {"prefixLengthWeight": "matchLengthWeight", "maxModelLen": "matchLengthScaleTokens"},
+    "mm-embeddings-cache-producer": {"cacheSizeInMB": "cacheSizeInMBPerServer"},
 }
 """By type: old parameters, and where they are today."""
 
@@ -47,6 +48,7 @@ _NEVER_USED = "it never had one; matches come from the prefix cache producer"
 _DIRECT = "requests go straight to the port of the chosen instance"
 DROPPED: dict[str, dict[str, str]] = {
     "no-hit-lru-scorer": {"prefixPluginType": _NEVER_USED, "prefixPluginName": _NEVER_USED},
+    "approx-prefix-cache-producer": {"prefixHashSource": "prompts are hashed here"},
     "active-request-scorer": {"requestTimeout": "requests in flight are counted by inflight-load-producer"},
     "disagg-profile-handler": {
         "prefixPluginType": _NEVER_USED,

@@ -1,12 +1,14 @@
 """The body of an `EndpointPickerConfig` -> a plan: profiles, their handler, flow control, and all defaults."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 
 from pointsman.config.building import Plugins
 from pointsman.config.deprecated import RETIRED_GATES, modernized
+from pointsman.config.effects import warn_of_no_effect
 from pointsman.config.plan import FlowControlPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems, found
 from pointsman.config.registry import ELSEWHERE, FEATURE_GATES, NEEDS
@@ -14,14 +16,19 @@ from pointsman.config.registry import plugins as plugin_registry
 from pointsman.config.schema import BandTemplate, FlowControlSpec, PickerBody, PluginSpec, ProfileEntry, ProfileSpec
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
-from pointsman.routing.attributes import CORE_METRICS
-from pointsman.routing.endpoints import Endpoint, Extractor
-from pointsman.routing.extractors import CoreMetricsExtractor
-from pointsman.routing.filters import EndpointAttributeFilter
+from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.filters.demands import Demands
+from pointsman.routing.plugins import EndpointDiscovery
 from pointsman.routing.producers import InflightLoadProducer
-from pointsman.routing.queue import REQUEST_TTL_S, BandSettings, UtilizationDetector
-from pointsman.routing.scorers import EndpointAttributeScorer
+from pointsman.routing.queue import (
+    REQUEST_TTL_S,
+    BandSettings,
+    EvictionFilter,
+    EvictionOrder,
+    FlowNamer,
+    InFlightEviction,
+    UtilizationDetector,
+)
 from pointsman.selection import (
     Filter,
     Picker,
@@ -81,7 +88,8 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
     elif spec and spec != FlowControlSpec(saturation_detector=spec.saturation_detector):
         message = "has no effect, except for its saturationDetector: the feature gate flowControl is off"
         problems.warn((*path, "flowControl"), message)
-    _check_attributes(plugins, problems)
+    discovery = _discovery(body, plugins, path)
+    warn_of_no_effect(body, plugins, problems, path, flow_control)
     if queues:
         _allow_the_age_of_metrics(plugins, problems)
     for name, field in _other_references(body, path):
@@ -95,6 +103,7 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
         saturation_detector=detector,
         flow_control=flow_control,
         gates=gates,
+        endpoints_file="" if discovery is None else discovery.endpoints_file(),
         queues=queues,
     )
 
@@ -111,23 +120,18 @@ def _allow_the_age_of_metrics(plugins: Plugins, problems: Problems) -> None:
             detector.allow_age(METRICS_AGE_S)
 
 
-def _check_attributes(plugins: Plugins, problems: Problems) -> None:
-    """Warn of attributes that no plugin can give."""
-    built = plugins.built()
-    extractors = {name: one for name, one in built.items() if isinstance(one, Extractor)}
-    others = [name for name, one in extractors.items() if not isinstance(one, CoreMetricsExtractor)]
-    given = {key for one in extractors.values() if isinstance(one, CoreMetricsExtractor) for key in one.attributes}
-    for name, plugin in built.items():
-        if not isinstance(plugin, EndpointAttributeScorer | EndpointAttributeFilter):
-            continue
-        read, declared = plugin.attribute, plugins.declared[name]
-        core = read.producer in ("", CORE_METRICS)
-        if read.is_attribute and not (read.key in given if core and not others else core or read.producer in others):
-            message = (
-                f"has no effect: no endpoint has {read.key}; declare it in customMetrics of {CORE_METRICS}, or a plugin"
-                " that extracts it"
-            )
-            problems.warn((*declared.path, "parameters"), message)
+def discovery_reference(body: PickerBody) -> tuple[str, FieldPath]:
+    """The plugin that discovers endpoints, and the field that names it; empty if there is none."""
+    spec = body.data_layer.discovery if body.data_layer else None
+    if spec and spec.endpoints:
+        return spec.endpoints.plugin_ref or "", ("dataLayer", "discovery", "endpoints", "pluginRef")
+    return (spec.plugin_ref or "" if spec else ""), ("dataLayer", "discovery", "pluginRef")
+
+
+def _discovery(body: PickerBody, plugins: Plugins, path: FieldPath) -> EndpointDiscovery | None:
+    name, field = discovery_reference(body)
+    found = plugins.referred(name, "endpoint discovery", (*path, *field)) if name else INVALID
+    return None if found is INVALID else found
 
 
 def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, bool]:
@@ -194,6 +198,7 @@ class Profiles:
         if not specs:
             declared = self._plugins.built(injected=False)
             entries = [Weighted(one, self._plugins.declared[name].weight, name) for name, one in declared.items()]
+            self._plugins.used |= {name for name, one in declared.items() if isinstance(one, Filter | Scorer | Picker)}
             return [self._profile("default", entries, self._path)]
         names = Names("profile", self._problems)
         made = []
@@ -209,6 +214,7 @@ class Profiles:
             name = entry.plugin_ref
             if name is not INVALID and self._plugins.exists(name, (*path, "plugins", index, "pluginRef")):
                 plugin = self._plugins.get(name)
+                self._plugins.used.add(name)
                 weight = self._plugins.declared[name].weight if entry.weight is None else entry.weight
                 if plugin is not INVALID:
                     entries.append(Weighted(plugin, weight, name))
@@ -224,6 +230,7 @@ class Profiles:
         if not pickers:
             declared = self._plugins.built(injected=False)
             picker = next((name for name, one in declared.items() if isinstance(one, Picker)), "max-score-picker")
+            self._plugins.used.add(picker)
             useful.append(Weighted(self._plugins.inject(picker, "picker", path), name=picker))
         if useful[-1].plugin is INVALID:
             return None
@@ -289,9 +296,6 @@ class FlowControls:
     def plan(self, spec: FlowControlSpec, detector: Any) -> FlowControlPlan:
         ttl = REQUEST_TTL_S if spec.default_request_ttl is None else spec.default_request_ttl
         negative = spec.default_negative_priority_band
-        if spec.band_selection_policy_plugin_ref:
-            message = "has no effect: bands go by priority"
-            self._problems.warn((*self._path, "bandSelectionPolicyPluginRef"), message)
         return FlowControlPlan(
             bands=self._bands(spec),
             default_band=self._band(spec.default_priority_band or BandTemplate(), "defaultPriorityBand"),
@@ -302,8 +306,23 @@ class FlowControls:
             max_bytes=self._amount(spec.max_bytes, "maxBytes") or None,
             request_ttl_s=ttl,
             no_endpoint_request_ttl_s=ttl if spec.no_endpoint_request_ttl is None else spec.no_endpoint_request_ttl,
-            enable_eviction=spec.enable_eviction,
+            make_eviction=self._eviction(spec),
         )
+
+    def _eviction(self, spec: FlowControlSpec) -> Callable[[], InFlightEviction] | None:
+        if not spec.enable_eviction:
+            return None
+        may_stop, order = self._only(EvictionFilter, "eviction filter"), self._only(EvictionOrder, "eviction order")
+        return partial(InFlightEviction, may_stop, order)
+
+    def _only(self, protocol: Any, word: str) -> Any:
+        """The declared plugin of a role that one plugin fills; None if there is none."""
+        declared = self._plugins.of_kind(protocol)
+        if len(declared) > 1:
+            names = ", ".join(one.name for one in declared)
+            self._problems.add(declared[1].path, f"there is more than one {word} ({names}); keep one")
+        plugin = self._plugins.get(declared[0].name) if declared else None
+        return None if plugin is INVALID else plugin
 
     def _bands(self, spec: FlowControlSpec) -> tuple[BandSettings, ...]:
         bands: dict[int, BandSettings] = {}
@@ -315,15 +334,14 @@ class FlowControls:
         return tuple(bands.values())
 
     def _band(self, band: BandTemplate, *path: str | int) -> BandSettings:
-        if band.default_request_ttl is not None:
-            message = "has no effect: that of flowControl applies to all bands"
-            self._problems.warn((*self._path, *path, "defaultRequestTTL"), message)
+        namer = self._only(FlowNamer, "flow namer")
         return BandSettings(
             priority=band.priority,
             max_requests=self._amount(band.max_requests, *path, "maxRequests") or DEFAULT_BAND.max_requests,
             max_bytes=self._amount(band.max_bytes, *path, "maxBytes") or DEFAULT_BAND.max_bytes,
             fairness=self._policy(band.fairness_policy_ref, "fairness policy", *path, "fairnessPolicyRef"),
             ordering=self._policy(band.ordering_policy_ref, "ordering policy", *path, "orderingPolicyRef"),
+            flow_of=None if namer is None else namer.name_flow,
         )
 
     def _policy(self, name: str, role: str, *path: str | int) -> Any:

@@ -1,6 +1,6 @@
 """What a document builds: everything ready to run, nothing running yet."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None
     request_ttl_s: float
     no_endpoint_request_ttl_s: float
-    enable_eviction: bool
+    make_eviction: Callable[[], InFlightEviction] | None = None
+    """None: no running request is stopped for another."""
 
     def build(self, first_wait_s: float | None = None) -> FlowControl:
         """An empty queue with these settings. `first_wait_s` replaces `noEndpointRequestTTL`."""
@@ -66,6 +67,8 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     flow_control: FlowControlPlan | None = None
     """None if the gate is off."""
     gates: dict[str, bool]
+    endpoints_file: str = ""
+    """A file that lists the endpoints of the deployment, as its `dataLayer.discovery` says."""
     queues: bool = False
     """Even without the gate, requests wait for room, in a default queue."""
     warnings: tuple[ConfigWarning, ...] = ()
@@ -86,7 +89,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
             plugins=tuple(self.plugins.values()),
             detector=None if flow is None else flow.detector,
             shedding=None if flow is not None else LegacyAdmission(self.saturation_detector, waits=self.queues),
-            make_eviction=InFlightEviction if flow is not None and flow.enable_eviction else None,
+            make_eviction=None if flow is None else flow.make_eviction,
             waits=waits,
         )
 

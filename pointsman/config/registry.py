@@ -23,11 +23,20 @@ from pointsman.routing.plugins import (
     Decider,
     DepartureListener,
     DispatchListener,
+    EndpointDiscovery,
     HeaderWriter,
     Locator,
     ResponseHeaderWriter,
 )
-from pointsman.routing.queue import FairnessPolicy, OrderingPolicy, SaturationDetector, UsageLimitPolicy
+from pointsman.routing.queue import (
+    EvictionFilter,
+    EvictionOrder,
+    FairnessPolicy,
+    FlowNamer,
+    OrderingPolicy,
+    SaturationDetector,
+    UsageLimitPolicy,
+)
 from pointsman.scaling import SCALING_POLICIES
 from pointsman.selection import Filter, Picker, Producer, ProfileHandler, Scorer
 from pointsman.selection.plugins import kebab_case
@@ -41,12 +50,16 @@ ROLES: dict[str, Any] = {
     "producer": Producer,
     "extractor": Extractor,
     "locator": Locator,
+    "endpoint discovery": EndpointDiscovery,
     "decider": Decider,
     "admitter": Admitter,
     "fairness policy": FairnessPolicy,
     "ordering policy": OrderingPolicy,
     "usage limit policy": UsageLimitPolicy,
     "saturation detector": SaturationDetector,
+    "flow namer": FlowNamer,
+    "eviction filter": EvictionFilter,
+    "eviction order": EvictionOrder,
     "dispatch listener": DispatchListener,
     "departure listener": DepartureListener,
     "header writer": HeaderWriter,
@@ -55,6 +68,7 @@ ROLES: dict[str, Any] = {
 
 _READ = "requests are read by the gateway"
 _MEASURED = "the runtime measures endpoints"
+_GPUS = "no exporters of GPU metrics are read, and endpoints have no such attributes"
 
 ELSEWHERE: dict[str, str] = {
     "openai-parser": _READ,
@@ -68,6 +82,9 @@ ELSEWHERE: dict[str, str] = {
     "request-attribute-reporter": "the gateway reports what a request has used",
     "metrics-data-source": _MEASURED,
     "model-server-protocol-metrics": _MEASURED,
+    "dcgm-data-source": _GPUS,
+    "dcgm-extractor": _GPUS,
+    "dp-rank-header-handler": "an engine chooses among its data parallel ranks itself",
     "models-data-source": _MEASURED,
     "models-data-extractor": _MEASURED,
     "endpoint-notification-source": "plugins are told when endpoints leave",
@@ -86,17 +103,8 @@ REPLACED: dict[str, str] = {
 }
 """Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 
-_FLOWS = "flows are the header x-llm-d-inference-fairness-id, else the user"
-_MEDIA = "no caches of embeddings are followed"
 MISSING: dict[str, str] = {
-    "agent-identity": _FLOWS,
-    "program-aware-fairness": "virtual-token-counter-fairness-policy shares by tokens served",
     "burst-prefix-cache-producer": "approx-prefix-cache-producer follows prompts once they are sent",
-    "mm-embeddings-cache-producer": _MEDIA,
-    "mm-embeddings-cache-scorer": _MEDIA,
-    "file-discovery": "a deployment lists its servers in endpoints or in an endpointsFile",
-    "priority-then-time-eviction-order-policy": "enableEviction stops the lowest priority first, then the newest",
-    "sheddable-eviction-filter": "enableEviction stops requests of negative priority only",
     "disaggregatedset-rollout-screener": "it needs DisaggregatedSets, which only Kubernetes has",
     "k8s-notification-source": "it needs the API server that only Kubernetes has",
 }
@@ -132,6 +140,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "slo-headroom-tier-filter": (_LATENCY,),
     "latency-slo-admitter": (_LATENCY,),
     "endpoint-attribute-scorer": (_METRICS,),
+    "mm-embeddings-cache-scorer": ("mm-embeddings-cache-producer",),
     "endpoint-attribute-filter": (_METRICS,),
 }
 """The producers and extractors that a type needs, in the order in which they run: load is net of prefix matches."""

@@ -17,6 +17,7 @@ from pointsman.parameters import (
     ExistingFile,
     FileName,
     FileOrName,
+    NoEffect,
     Number,
     Quantity,
     Share,
@@ -81,7 +82,9 @@ class BandTemplate(Section, frozen=True):
     priority: int = 0
     max_requests: Quantity | None = None
     max_bytes: Quantity | None = None
-    default_request_ttl: Annotated[Duration | None, Spelled("defaultRequestTTL")] = None
+    default_request_ttl: Annotated[
+        Duration | None, Spelled("defaultRequestTTL"), NoEffect("that of flowControl applies to all bands")
+    ] = None
     fairness_policy_ref: str = ""
     ordering_policy_ref: str = ""
 
@@ -103,7 +106,7 @@ class FlowControlSpec(Section, frozen=True):
     default_negative_priority_band: BandTemplate | None = None
     priority_bands: list[BandSpec] = []
     usage_limit_policy_plugin_ref: str = ""
-    band_selection_policy_plugin_ref: str = ""
+    band_selection_policy_plugin_ref: Annotated[str, NoEffect("bands go by priority")] = ""
     saturation_detector: DetectorRef | None = None
     enable_eviction: bool = False
 
@@ -115,12 +118,15 @@ class SourceSpec(Section, frozen=True):
     extractors: list[PluginName] = []
 
 
+_ALONE = "a plane has one dispatcher for each deployment, and no replicas of it"
+
+
 class DiscoverySpec(Section, frozen=True):
     """Discovery of endpoints and other pickers; the first field is the old form."""
 
     plugin_ref: str = ""
     endpoints: PluginName | None = None
-    peers: PluginName | None = None
+    peers: Annotated[PluginName | None, NoEffect(_ALONE)] = None
 
 
 class CrossReplicaSpec(Section, frozen=True):
@@ -134,20 +140,25 @@ class CrossReplicaSpec(Section, frozen=True):
 class DataLayerSpec(Section, frozen=True):
     """Where facts about endpoints come from."""
 
-    inject_defaults: bool = True
-    sources: list[SourceSpec] = []
+    inject_defaults: Annotated[bool, NoEffect("the plane always measures its instances")] = True
+    sources: Annotated[
+        list[SourceSpec], NoEffect("the plane measures its instances, and every extractor reads what they report")
+    ] = []
     discovery: DiscoverySpec | None = None
-    peer_discovery: PluginName | None = None
-    cross_replica: CrossReplicaSpec | None = None
-    cross_replica_syncer_plugin_ref: str = ""
-    cross_replica_sync_interval: Duration | None = None
+    peer_discovery: Annotated[PluginName | None, NoEffect(_ALONE)] = None
+    cross_replica: Annotated[CrossReplicaSpec | None, NoEffect(_ALONE)] = None
+    cross_replica_syncer_plugin_ref: Annotated[str, NoEffect(_ALONE)] = ""
+    cross_replica_sync_interval: Annotated[Duration | None, NoEffect(_ALONE)] = None
+
+
+_READ = "requests are read by the gateway"
 
 
 class RequestHandlerSpec(Section, frozen=True):
     """How requests are read."""
 
-    parsers: list[PluginName] = []
-    propagate_priority: bool = False
+    parsers: Annotated[list[PluginName], NoEffect(_READ)] = []
+    propagate_priority: Annotated[bool, NoEffect("the engine gets the request as the client sent it")] = False
 
 
 class PickerBody(Section, frozen=True):
@@ -161,7 +172,7 @@ class PickerBody(Section, frozen=True):
     request_handler: RequestHandlerSpec | None = None
     saturation_detector: DetectorRef | None = None
     """Old; read if flowControl.saturationDetector is unset."""
-    parser: PluginName | None = None
+    parser: Annotated[PluginName | None, NoEffect(_READ)] = None
     """Old; read if requestHandler.parsers is unset."""
 
 

@@ -136,7 +136,7 @@ class RequestEvents:
         sent = self._table.take_back(event.request_id, now)
         if sent is None:
             return
-        sent.pool.queue.ended(sent.item, event.output_tokens or 0)
+        sent.pool.queue.ended(sent.item, event.output_tokens or 0, now)
         sent.endpoint.worked_at = now
         self._fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
         self._journal.served(event, now)

@@ -16,7 +16,19 @@ from pointsman.routing.endpoints import METRICS, Attribute, Endpoint, Metrics
 from pointsman.routing.topology import Location
 from pointsman.types import ExecutionInstance
 
-__all__ = ["CoreMetricsExtractor", "TopologyExtractor"]
+__all__ = ["CoreMetricsExtractor", "FileDiscovery", "TopologyExtractor"]
+
+
+class FileDiscovery:
+    """Names the file that lists the endpoints of a deployment; the plane reads it, and watches it for changes."""
+
+    def __init__(self, path: str, watch_file: Annotated[bool, NoEffect("the file is always watched")] = False) -> None:
+        if not path:
+            raise ValueError("path is empty; it must be that of a file")
+        self._path = path
+
+    def endpoints_file(self) -> str:
+        return self._path
 
 
 class TopologyExtractor:

@@ -82,6 +82,15 @@ class Locator(Protocol):
         ...
 
 
+@runtime_checkable
+class EndpointDiscovery(Protocol):
+    """Says where the endpoints of a deployment are listed."""
+
+    def endpoints_file(self) -> str:
+        """The path of a file in the form of `endpointsFile`."""
+        ...
+
+
 # Facts that producers put into the cycle. All columns have one entry per endpoint of the fleet.
 
 
@@ -128,5 +137,7 @@ UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""
 ESTIMATED_OUTPUT_TOKENS: Key[float] = Key("estimated-output-tokens")
 """The part of them that is an estimate of the answer; absent: 0."""
+MEDIA_MATCH: Key[Column] = Key("media-match")
+"""The share of the request's media that each endpoint probably has encoded before; absent if it has none."""
 LATENCY_PREDICTIONS: Key[dict[str, LatencyPrediction]] = Key("latency-predictions")
 """By endpoint id; an endpoint without prediction is absent."""

@@ -25,7 +25,8 @@ PUBLIC = {
     "pointsman.routing.scorers": {
         "ActiveRequestScorer", "Cheapest", "ContextLengthAware", "EndpointAttributeScorer", "Fastest",
         "HeaderLabelAffinityScorer", "KvCacheUtilizationScorer", "LatencyScorer", "LeastLoaded", "LoadAwareScorer",
-        "LoraAffinityScorer", "NoHitLruScorer", "PendingWorkScorer", "PrefixCacheScorer", "QueueScorer",
+        "LoraAffinityScorer", "MmEmbeddingsCacheScorer", "NoHitLruScorer", "PendingWorkScorer", "PrefixCacheScorer",
+        "QueueScorer",
         "RunningRequestsSizeScorer", "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity",
         "TopologyAffinityScorer",
     },
@@ -33,7 +34,7 @@ PUBLIC = {
         "AlwaysDisaggMultimodalDecider", "AlwaysDisaggPdDecider", "DisaggProfileHandler", "HeaderProfileHandler",
         "PrefixBasedPdDecider",
     },
-    "pointsman.routing.producers": {"ApproxPrefixCacheProducer", "InflightLoadProducer"},
+    "pointsman.routing.producers": {"ApproxPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer"},
     "pointsman.strategies": {
         "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PriorityPolicy", "Rule", "SchedulingPolicy",
         "SLOAwarePolicy", "Strategy", "rule",

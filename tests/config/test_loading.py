@@ -57,7 +57,7 @@ def test_flow_control_as_published() -> None:
     assert flow is not None
     assert (flow.max_requests, flow.max_bytes) == (2000, 4 * 2**30)
     assert (flow.request_ttl_s, flow.no_endpoint_request_ttl_s) == (30.0, 600.0)
-    assert flow.enable_eviction
+    assert flow.make_eviction is not None
     assert isinstance(flow.detector, ConcurrencyDetector)
     assert plan.saturation_detector is flow.detector
     assert flow.limits is plan.plugins["hold-back"]
@@ -211,7 +211,7 @@ def test_flow_control_defaults() -> None:
     assert (flow.max_requests, flow.max_bytes, flow.bands) == (None, None, ())
     assert (flow.request_ttl_s, flow.no_endpoint_request_ttl_s) == (60.0, 60.0)
     assert (flow.default_band.max_requests, flow.default_band.max_bytes) == (5000, 10**9)
-    assert not flow.enable_eviction
+    assert flow.make_eviction is None
 
 
 # All or nothing

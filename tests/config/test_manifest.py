@@ -359,6 +359,53 @@ def test_the_queue_is_bounded() -> None:
     assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
 
 
+# Endpoints that a file lists
+
+DISCOVERY = """\
+deployments:
+- name: a
+  model: m
+  scheduling:
+    config:
+      plugins:
+      - {type: file-discovery, parameters: {path: servers.yaml}}
+      - {type: queue-scorer}
+      dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}}
+"""
+
+
+@pytest.mark.parametrize("reference", ["{endpoints: {pluginRef: file-discovery}}", "{pluginRef: file-discovery}"])
+def test_a_discovery_plugin_names_the_file_of_endpoints(tmp_path: Path, reference: str) -> None:
+    (tmp_path / "servers.yaml").write_text("""\
+endpoints:
+- {name: one, address: 10.0.0.1, port: "8000", labels: {llm-d.ai/role: prefill}}
+- {name: two, address: "::1", port: 8001, labels: {llm-d.ai/engine-type: sglang}}
+""")
+    file = tmp_path / "m.yaml"
+    file.write_text(DISCOVERY.replace("{endpoints: {pluginRef: file-discovery}}", reference))
+    plan = load(file)
+    assert isinstance(plan, PointsmanPlan)
+    assert plan.warnings == ()
+    [one] = plan.deployments
+    assert one.endpoints_file == tmp_path / "servers.yaml"
+    assert load_endpoints(one.endpoints_file) == (
+        DesiredEndpoint(name="one", url="http://10.0.0.1:8000", engine="vllm", labels={"llm-d.ai/role": "prefill"}),
+        DesiredEndpoint(
+            name="two", url="http://[::1]:8001", engine="sglang", labels={"llm-d.ai/engine-type": "sglang"}
+        ),
+    )
+
+
+def test_one_file_lists_the_endpoints(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(DISCOVERY.replace("  model: m\n", "  model: m\n  endpointsFile: other.yaml\n"))
+    with pytest.raises(ConfigError, match=r"endpointsFile: is given, and dataLayer\.discovery"):
+        load(file)
+    file.write_text(DISCOVERY.replace("{pluginRef: file-discovery}", "{pluginRef: queue-scorer}"))
+    with pytest.raises(ConfigError, match='"queue-scorer" is not an endpoint discovery but a scorer'):
+        load(file)
+
+
 # Without flow control, negative priorities are shed
 
 

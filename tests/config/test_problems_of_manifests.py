@@ -212,8 +212,19 @@ deployments:
         f'{file}:3: [2].enginee: unknown field; did you mean "engine"?',
         f'{file}:3: [2].url: expected http://host:port or https://host:port, without a path, found "b"',
     ]
-    file.write_text("endpoints: []\n")
-    assert problems(text, tmp_path) == [f"{file}:1: expected a list, found a mapping"]
+    file.write_text("endpoints: [{name: a, address: 10.0.0.1}, {name: gpu, address: 10.0.0.1, port: x, lables: {}}]\n")
+    assert problems(text, tmp_path) == [
+        f'{file}:1: endpoints[0]: field "port" is missing',
+        f'{file}:1: endpoints[1].lables: unknown field; did you mean "labels"?',
+    ]
+    file.write_text("endpoints: [{name: gpu, address: 10.0.0.1, port: x}]\n")
+    assert problems(text, tmp_path) == [
+        f"{file}:1: endpoints[0].url: expected http://host:port or https://host:port, without a path, found "
+        '"http://10.0.0.1:x"',
+        f'{file}:1: endpoints[0].name: there is already an endpoint "gpu"',
+    ]
+    file.write_text("servers\n")
+    assert problems(text, tmp_path) == [f'{file}:1: expected a list, found "servers"']
     file.unlink()
     file.mkdir()
     assert problems(text, tmp_path) == [f"{file}: cannot be read: Is a directory"]

@@ -4,6 +4,7 @@ The one rule: a producer never decides; if it raises, the cycle continues withou
 """
 
 from pointsman.routing.producers.inflight import InflightLoadProducer
+from pointsman.routing.producers.media import MmEmbeddingsCacheProducer
 from pointsman.routing.producers.prefix import ApproxPrefixCacheProducer
 
-__all__ = ["ApproxPrefixCacheProducer", "InflightLoadProducer"]
+__all__ = ["ApproxPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer"]

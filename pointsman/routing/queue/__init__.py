@@ -5,7 +5,13 @@ recomputed, so that a dispatch costs the same whether ten requests wait or ten t
 """
 
 from pointsman.routing.queue.bands import BandSettings
-from pointsman.routing.queue.eviction import InFlightEviction
+from pointsman.routing.queue.eviction import (
+    EvictionFilter,
+    EvictionOrder,
+    InFlightEviction,
+    PriorityThenTimeEvictionOrderPolicy,
+    SheddableEvictionFilter,
+)
 from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnessPolicy, RoundRobinFairnessPolicy, Turns
 from pointsman.routing.queue.flow_control import REQUEST_TTL_S, FlowControl
 from pointsman.routing.queue.items import Blocked, Offered, Queued, QueueStage
@@ -21,6 +27,7 @@ from pointsman.routing.queue.ordering import (
     OrderingPolicy,
     SloDeadlineOrderingPolicy,
 )
+from pointsman.routing.queue.program_fairness import AgentIdentity, FlowNamer, ProgramAwareFairness
 from pointsman.routing.queue.saturation import (
     ConcurrencyDetector,
     PoolSaturation,
@@ -36,5 +43,7 @@ __all__ = [
     "GlobalStrictFairnessPolicy", "RoundRobinFairnessPolicy", "VirtualTokenCounterFairnessPolicy",
     "UsageLimitPolicy", "StaticUsageLimitPolicy", "PriorityHoldbackPolicy", "SoftReflectiveCeilingPolicy",
     "SaturationDetector", "UtilizationDetector", "ConcurrencyDetector", "PoolSaturation",
-    "InFlightEviction",
+    "InFlightEviction", "EvictionFilter", "EvictionOrder",
+    "SheddableEvictionFilter", "PriorityThenTimeEvictionOrderPolicy",
+    "ProgramAwareFairness", "FlowNamer", "AgentIdentity",
 ]  # fmt: skip

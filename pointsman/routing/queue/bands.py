@@ -1,7 +1,7 @@
 """Priority bands: each has bounds, flows with their order, and the turns of those flows."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,7 @@ from pointsman.routing.queue.fairness import FairnessPolicy, GlobalStrictFairnes
 from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 from pointsman.routing.queue.ordering import FcfsOrderingPolicy, OrderingPolicy
+from pointsman.types import RequestMetadata
 
 
 def check_bounds(max_requests: int | None, max_bytes: int | None) -> None:
@@ -124,6 +125,8 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = 1_000_000_000
     fairness: FairnessPolicy = msgspec.field(default_factory=GlobalStrictFairnessPolicy)
     ordering: OrderingPolicy = msgspec.field(default_factory=FcfsOrderingPolicy)
+    flow_of: Callable[[RequestMetadata], str] | None = None
+    """Names the flow of a request; None: its fairness header, else its user."""
 
     def __post_init__(self) -> None:
         check_bounds(self.max_requests, self.max_bytes)
@@ -132,13 +135,14 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Band:
     """The waiting requests of one priority: flows, each in order, and the turns of the flows."""
 
-    __slots__ = ("flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
+    __slots__ = ("flow_of", "flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
 
     def __init__(
         self, priority: int, settings: BandSettings, *, place: str = "", setting: str = "priorityBands[]"
     ) -> None:
         self.priority = priority
         self.ordering = settings.ordering
+        self.flow_of = settings.flow_of
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
         """Only those with waiting requests."""

@@ -1,6 +1,7 @@
-"""Eviction of running requests of negative priority, when more important ones could not start otherwise."""
+"""Eviction of running requests, of negative priority by default, when more important ones could not start otherwise."""
 
 from math import ceil, inf
+from typing import Any, Protocol, runtime_checkable
 
 from pointsman.routing.events import Refusal
 from pointsman.routing.queue.bands import evicted_in_flight
@@ -8,14 +9,54 @@ from pointsman.routing.queue.items import Blocked, Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
+@runtime_checkable
+class EvictionFilter(Protocol):
+    """Says which running requests may be stopped at all."""
+
+    def evictable(self, item: Queued) -> bool: ...
+
+
+@runtime_checkable
+class EvictionOrder(Protocol):
+    """Says which running request is stopped first."""
+
+    def eviction_key(self, item: Queued, number: int) -> Any:
+        """Its place in the order, smaller first. `number`: of the requests sent, 1 for the first."""
+        ...
+
+
+class SheddableEvictionFilter:
+    """Only requests of negative priority may be stopped."""
+
+    def evictable(self, item: Queued) -> bool:
+        return item.priority < 0
+
+
+class PriorityThenTimeEvictionOrderPolicy:
+    """The lowest priority is stopped first, and of one priority the newest: least of its work is lost."""
+
+    def eviction_key(self, item: Queued, number: int) -> tuple[int, int]:
+        return item.priority, -number
+
+
 class InFlightEviction:
-    """Chooses requests to stop: of negative priority, the lowest first, and of those the newest.
+    """Chooses requests to stop: those that `may_stop` allows, in this `order`, for a blocked band of higher priority.
 
     It stops a few, waits until all of them have ended (at most `confirmation_s`), and then `cooling_s` longer. Requests
     that are late to end are still expected to, and count as room to come.
     """
 
-    def __init__(self, confirmation_s: float = 10.0, cooling_s: float = 0.5, max_at_once: int = 2) -> None:
+    def __init__(
+        self,
+        may_stop: EvictionFilter | None = None,
+        order: EvictionOrder | None = None,
+        *,
+        confirmation_s: float = 10.0,
+        cooling_s: float = 0.5,
+        max_at_once: int = 2,
+    ) -> None:
+        self._may_stop = may_stop or SheddableEvictionFilter()
+        self._order = order or PriorityThenTimeEvictionOrderPolicy()
         self._confirmation_s = confirmation_s
         self._cooling_s = cooling_s
         self._max_at_once = max_at_once
@@ -30,8 +71,8 @@ class InFlightEviction:
         """A request was sent."""
         self._in_flight += 1
         self._started += 1
-        if item.priority < 0:
-            self._sheddable.put(item, item.priority, -self._started)
+        if self._may_stop.evictable(item):
+            self._sheddable.put(item, self._order.eviction_key(item, self._started), -self._started)
 
     def ended(self, item: Queued, now: float) -> None:
         """A request has left its instance, for whatever reason."""

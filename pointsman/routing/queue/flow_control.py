@@ -214,9 +214,10 @@ class FlowControl:
         self._backlog.leave(item, QueueStage.LEFT)
         item.band.turns.returned(item)
 
-    def ended(self, item: Queued, output_tokens: int) -> None:
-        """A request that was served has ended, with this much output."""
+    def ended(self, item: Queued, output_tokens: int, now: float | None = None) -> None:
+        """A request that was served has ended, with this much output. `now`: None if it was served in vain."""
         _expect(item, QueueStage.SERVED)
+        item.ended_at = now
         item.stage = QueueStage.LEFT
         item.band.in_flight -= 1
         item.band.turns.ended(item, output_tokens)

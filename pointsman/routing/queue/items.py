@@ -50,6 +50,8 @@ class Queued(msgspec.Struct, eq=False):
     """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
     answered: bool = False
     """An instance has given it an answer, for want of a better one; set by the dispatcher."""
+    ended_at: float | None = None
+    """When it had been served; None if it was not, or was served in vain. Set by the queue."""
     _flow: str | None = None
 
     @property
@@ -66,7 +68,8 @@ class Queued(msgspec.Struct, eq=False):
         """The flow that it shares turns with; computed when it first waits."""
         flow = self._flow
         if flow is None:
-            flow = self._flow = flow_of(self.request)
+            name = getattr(self.band, "flow_of", None) or flow_of  # it has no band before it is offered
+            flow = self._flow = name(self.request)
         return flow
 
     def __repr__(self) -> str:

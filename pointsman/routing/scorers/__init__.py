@@ -18,7 +18,7 @@ from pointsman.routing.scorers.load import (
 )
 from pointsman.routing.scorers.lora import LoraAffinityScorer
 from pointsman.routing.scorers.no_hit_lru import NoHitLruScorer
-from pointsman.routing.scorers.prefix import PrefixCacheScorer
+from pointsman.routing.scorers.prefix import MmEmbeddingsCacheScorer, PrefixCacheScorer
 from pointsman.routing.scorers.session import SessionAffinityScorer
 from pointsman.routing.scorers.speed import Cheapest, Fastest, LeastLoaded
 from pointsman.routing.scorers.topology import TopologyAffinity, TopologyAffinityScorer
@@ -27,6 +27,7 @@ __all__ = [
     "QueueScorer", "RunningRequestsSizeScorer", "KvCacheUtilizationScorer",
     "TokenLoadScorer", "ActiveRequestScorer", "LoadAwareScorer",
     "PrefixCacheScorer", "NoHitLruScorer", "LoraAffinityScorer", "SessionAffinityScorer",
+    "MmEmbeddingsCacheScorer",
     "LatencyScorer", "ContextLengthAware", "HeaderLabelAffinityScorer", "EndpointAttributeScorer",
     "PendingWorkScorer", "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity", "TopologyAffinityScorer",
 ]  # fmt: skip

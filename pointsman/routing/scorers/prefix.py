@@ -1,6 +1,9 @@
-"""The scorer that keeps prompts where their prefix is cached."""
+"""Scorers that keep prompts where their prefix is cached, and media where their embeddings are."""
 
-from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
+from typing import Annotated
+
+from pointsman.parameters import NoEffect
+from pointsman.routing.plugins import MEDIA_MATCH, PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import clipped, column_of, linear, placed, plus, ratio, times, where_zero
 
@@ -38,3 +41,21 @@ class PrefixCacheScorer:
         length = clipped(linear(tokens, 1 / self.scale, 0.0), 0.0, 1.0)
         mixed = plus(linear(times(length, length), self.weight, 0.0), linear(share, 1.0 - self.weight, 0.0))
         return placed(mixed, where_zero(total), 0.0)
+
+
+class MmEmbeddingsCacheScorer:
+    """Scores the share of the request's images, videos and sounds that an endpoint probably has encoded before.
+
+    All score 0 if the request has none.
+    """
+
+    bounded = True
+
+    def __init__(self, producer_name: Annotated[str, NoEffect("each fact has one producer")] = "") -> None:
+        pass
+
+    def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
+        match = cycle.get(MEDIA_MATCH)
+        if match is None:
+            return column_of([0.0] * len(candidates), candidates.arrays)
+        return candidates.cut(match)

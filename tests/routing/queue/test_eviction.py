@@ -1,7 +1,14 @@
 import pytest
 
 from pointsman.routing.events import Outcome
-from pointsman.routing.queue import Blocked, InFlightEviction, Queued
+from pointsman.routing.queue import (
+    Blocked,
+    InFlightEviction,
+    PriorityThenTimeEvictionOrderPolicy,
+    Queued,
+    SheddableEvictionFilter,
+)
+from pointsman.types import RequestMetadata
 from tests.routing.queue.waiting import item, left
 
 NORMAL = Blocked(priority=0, ceiling=1.0)
@@ -97,3 +104,27 @@ def test_the_refusal_of_a_stopped_request_says_why() -> None:
     [(_, refusal)] = eviction.victims(0.0, 1.0, Blocked(1, 1.0))
     assert (refusal.outcome, refusal.status, refusal.drop_reason) == (Outcome.EVICTED_IN_FLIGHT, 429, "evicted")
     assert str(refusal.reason).startswith("stopped while running: work of priority 1 could not start")
+
+
+class OnlyLong:
+    """An eviction filter and order of a user's own: prompts of at least 10 tokens, the oldest first."""
+
+    def evictable(self, item: Queued) -> bool:
+        return item.request.input_tokens >= 10
+
+    def eviction_key(self, item: Queued, number: int) -> int:
+        return number
+
+
+def test_a_users_own_filter_and_order() -> None:
+    mine = OnlyLong()
+    eviction = InFlightEviction(mine, mine)
+    for number, tokens in enumerate((5, 20, 30)):
+        eviction.started(Queued(RequestMetadata(str(number), prompt_tokens=tokens)))
+    assert stopped(eviction, saturation=5.0, blocked=Blocked(1, 1.0)) == ["1", "2"]
+
+
+def test_the_published_filter_and_order_are_the_default() -> None:
+    eviction = InFlightEviction(SheddableEvictionFilter(), PriorityThenTimeEvictionOrderPolicy())
+    started(eviction, -1, -2, -2, 0)
+    assert stopped(eviction, saturation=5.0) == ["2", "1"]

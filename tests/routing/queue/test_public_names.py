@@ -1,6 +1,9 @@
 from pointsman.routing import queue
 from pointsman.routing.queue import (
+    EvictionFilter,
+    EvictionOrder,
     FairnessPolicy,
+    FlowNamer,
     OrderingPolicy,
     SaturationDetector,
     UsageLimitPolicy,
@@ -13,7 +16,11 @@ PLUGINS = {
         "global-strict-fairness-policy",
         "round-robin-fairness-policy",
         "virtual-token-counter-fairness-policy",
+        "program-aware-fairness",
     },
+    FlowNamer: {"agent-identity"},
+    EvictionFilter: {"sheddable-eviction-filter"},
+    EvictionOrder: {"priority-then-time-eviction-order-policy"},
     UsageLimitPolicy: {"static-usage-limit-policy", "priority-holdback-policy", "soft-reflective-ceiling-policy"},
     SaturationDetector: {"utilization-detector", "concurrency-detector"},
 }
