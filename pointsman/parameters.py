@@ -6,6 +6,7 @@ written `queueThreshold`; nested parameters are `Parameters` structs. The marks 
 
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -179,6 +180,36 @@ def base_url(text: str) -> tuple[str, str]:
         raise ValueError(f"expected http://host:port or https://host:port, without a path, found {quoted(text)}")
     address = f"{match['host'].lower()}:{int(match['port'])}"
     return f"{match['scheme'].lower()}://{address}", address
+
+
+# Keys of engines: documents and values say where a key is; only what sends it reads it
+
+
+def key_source(variable: str, file: str) -> str:
+    """Where a key is: in an environment variable, or in a file; empty: there is none."""
+    return f"env:{variable}" if variable else f"file:{file}" if file else ""
+
+
+def read_key(source: str) -> str:
+    """The key; empty if there is none. Raises ValueError, which says what is wrong and does not repeat the key."""
+    kind, _, name = source.partition(":")
+    if not source:
+        return ""
+    if kind == "env":
+        where, key = f"environment variable {name}", os.environ.get(name, "")
+        missing = f"{where} is not set; export it before the plane is started"
+    else:
+        where, missing = f"file {name}", f"file {name} is empty; write the API key into it"
+        try:
+            key = Path(name).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ValueError(f"the API key in {where} cannot be read: {why}") from None
+    if not key:
+        raise ValueError(f"there is no API key: {missing}")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"the API key in {where} cannot be sent: it must be printable ASCII without spaces")
+    return key
 
 
 def is_url(text: str) -> bool:

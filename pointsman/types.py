@@ -159,6 +159,10 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """None: the price of the policy."""
     adapters: frozenset[str] = frozenset()
     """Further model names that it serves (LoRA adapters, aliases)."""
+    engine_names: Mapping[str, str] = {}
+    """What its engine calls a model, where that is not the name that clients use; "": if a request names none."""
+    key: str = ""
+    """Where the key is that its engine asks for, as `key_source` has it; never the key itself. Empty: it needs none."""
     labels: dict[str, str] = {}
     namespace: str = ""
 

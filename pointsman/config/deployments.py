@@ -26,10 +26,10 @@ from pointsman.config.schema import (
 )
 from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
-from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, Lifecycle
+from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, EngineAccess, Lifecycle
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
-from pointsman.parameters import NoEffect, base_url, packaged
+from pointsman.parameters import NoEffect, base_url, packaged, read_key
 from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.selection import LabelSelector
@@ -77,8 +77,9 @@ class Deployments:
             name=spec.name,
             model=spec.model,
             aliases=tuple(spec.aliases),
+            adapters=tuple(spec.adapters),
             replicas=0 if spec.engine is None else spec.replicas if scaled is None else scaled.limits.first,
-            engine=DesiredEngine(spec.engine.type, parameters) if spec.engine is not None else None,
+            engine=None if spec.engine is None else msgspec.structs.replace(spec.engine, parameters=parameters),
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
             max_concurrency=spec.max_concurrency,
@@ -106,6 +107,8 @@ class Deployments:
         self._take_model(spec.model, spec.name, (*path, "model"))
         for index, alias in usable(spec.aliases):
             self._take_model(alias, spec.name, (*path, "aliases", index))
+        for index, adapter in usable(spec.adapters):
+            self._take_model(adapter, spec.name, (*path, "adapters", index))
 
     def _take_model(self, model: str, deployment: str, path: FieldPath) -> None:
         if model == "":
@@ -147,6 +150,10 @@ class Deployments:
         made = built(kind, spec.parameters, path, validator)
         if made is INVALID:
             return None, {}
+        check_key(spec, self._problems, path)
+        if spec.key and made.key_variable is None:
+            why = f'engine "{spec.type}" cannot be started with a key; remove this, or start it with engine "command"'
+            self._problems.add((*path, "apiKeyEnv" if spec.api_key_env else "apiKeyFile"), why)
         return made, parameters_in_force(kind, arguments_of(kind, spec.parameters, path, validator))
 
     def _endpoints_file(
@@ -338,7 +345,7 @@ def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoi
         listed = Validator(problems).value(data, DiscoveredFile, ())
         specs = [] if listed is INVALID else [discovered.as_endpoint() for _, discovered in usable(listed.endpoints)]
     else:
-        specs = Validator(problems).value([] if data is None else data, list[EndpointSpec], ())
+        specs = Validator(problems, folder=file.parent).value([] if data is None else data, list[EndpointSpec], ())
     endpoints = () if where and len(problems) else desired_endpoints(specs or (), problems, where, taken)
     problems.raise_if_any()
     return endpoints
@@ -376,11 +383,23 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
             problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {name!r}")
     if spec.engine is not INVALID:
         _adapter(spec.engine, problems, (*path, "engine"))
+    check_key(spec, problems, path)
     if len(problems):
         return None
-    return DesiredEndpoint(
-        name=name, url=url, engine=spec.engine, max_concurrency=spec.max_concurrency, labels=spec.labels
-    )
+    return DesiredEndpoint(**{**msgspec.structs.asdict(spec), "name": name, "url": url})
+
+
+def check_key(access: EngineAccess, problems: Problems, path: FieldPath) -> None:
+    """Report a key that is not there, or is in two places."""
+    if INVALID in (access.api_key_env, access.api_key_file):
+        return
+    if access.api_key_env and access.api_key_file:
+        problems.add((*path, "apiKeyFile"), "there is an apiKeyEnv, too; keep one of them")
+        return
+    try:
+        read_key(access.key)
+    except ValueError as error:
+        problems.add((*path, "apiKeyEnv" if access.api_key_env else "apiKeyFile"), str(error))
 
 
 def reads_endpoints(kind: PluginType) -> bool:

@@ -143,7 +143,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.model, *self.desired.aliases)
+        return self.desired.names
 
     @property
     def assumed_output_tokens(self) -> int:

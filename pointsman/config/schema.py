@@ -376,7 +376,9 @@ class DeploymentSpec(Section, frozen=True):
     model: str
     """The name that clients use."""
     aliases: list[str] = []
-    """More names that clients may use."""
+    """More names that clients may use; engines get the name that they serve."""
+    adapters: list[str] = []
+    """LoRA adapters that the engine serves, by names that clients use and the engine knows."""
     replicas: Number = 1
     """Instances of `engine` to run."""
     engine: DesiredEngine | None = None

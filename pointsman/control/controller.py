@@ -361,7 +361,7 @@ def _take(step: ReconcileStep, desired: Desired, turn: Transition) -> None:
     if step.what is What.START:
         transition.start(turn, Instance(id=step.subject, spec=spec, recipe=spec.recipe))
     elif step.what is What.ADD and endpoint is not None:
-        recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
+        recipe = endpoint_recipe(spec, endpoint)
         transition.start(turn, Instance(id=step.subject, spec=spec, recipe=recipe, endpoint=endpoint))
     elif step.what is What.UPDATE:
         transition.update(turn, instances[step.subject], spec, endpoint)

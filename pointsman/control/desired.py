@@ -1,12 +1,12 @@
 """What should run, as one frozen value. Applying an equal value twice does nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pointsman.parameters import Count, Part, Time
+from pointsman.parameters import Count, ExistingFile, Part, Time, key_source
 from pointsman.placement.asks import Ask
 
 
@@ -38,7 +38,29 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     none is."""
 
 
-class DesiredEngine(msgspec.Struct, frozen=True):
+class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests to a server must have."""
+
+    served_model: str = ""
+    """The name under which it serves the model; empty: that of the deployment."""
+    api_key_env: str = ""
+    """The environment variable with its API key."""
+    api_key_file: ExistingFile = ""
+    """The file with its API key."""
+
+    @property
+    def key(self) -> str:
+        """Where its key is, for `read_key`; empty if it needs none."""
+        return key_source(self.api_key_env, self.api_key_file)
+
+    def names(self, model: str, aliases: Sequence[str]) -> dict[str, str]:
+        """What it calls the model, for each name of clients that differs."""
+        served = self.served_model or model
+        names = {name: served for name in (model, *aliases) if name != served}
+        return {**names, "": served} if self.served_model else names
+
+
+class DesiredEngine(EngineAccess, frozen=True, omit_defaults=True):
     """An engine, and its parameters as written."""
 
     type: str
@@ -49,9 +71,11 @@ class Address(NamedTuple):
     host: str
     port: int
     tls: bool
+    key: str = ""
+    """Where its API key is, for `read_key`."""
 
 
-class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
     """A server that was started elsewhere."""
 
     name: str
@@ -65,17 +89,17 @@ class DesiredEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> Address:
         """The address in its URL, which config has validated."""
-        return _address(self.url)
+        return _address(self.url, self.key)
 
 
 @lru_cache(maxsize=4096)
-def _address(url: str) -> Address:
+def _address(url: str, key: str) -> Address:
     scheme, _, rest = url.rpartition("://")
     host, colon, port = rest.partition("/")[0].rpartition(":")
     tls = scheme == "https"
     if not colon or not port.isdecimal():
-        return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls)
-    return Address(host.strip("[]"), int(port), tls)
+        return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls, key)
+    return Address(host.strip("[]"), int(port), tls, key)
 
 
 class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +109,9 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The name that clients use."""
     aliases: tuple[str, ...] = ()
+    """More names for it, which engines do not know."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters, which engines know."""
     replicas: int = 1
     """Instances of `engine` to run; 0 without an engine."""
     engine: DesiredEngine | None = None
@@ -97,6 +124,11 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Lifecycle = Lifecycle()
     ask: Ask | None = None
     """What to ask the placer for, but for the instance's name; None if instances need no place."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients may use."""
+        return (self.model, *self.aliases, *self.adapters)
 
     @property
     def recipe(self) -> str:

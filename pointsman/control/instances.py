@@ -50,7 +50,7 @@ from zlib import crc32
 
 import msgspec
 
-from pointsman.control.desired import DesiredDeployment, DesiredEndpoint
+from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, EngineAccess
 from pointsman.placement.asks import Place
 from pointsman.reasons import Reason
 from pointsman.scaling.deployment import ReplicaCounts
@@ -310,6 +310,7 @@ class Instance(msgspec.Struct, kw_only=True):
         """What dispatchers must know of it, or would with another `spec` and `endpoint`."""
         spec, endpoint = spec or self.spec, endpoint or self.endpoint
         limit, labels = spec.max_concurrency, dict(spec.labels)
+        access = endpoint or spec.engine or EngineAccess()
         if endpoint is not None:
             limit = limit if endpoint.max_concurrency is None else endpoint.max_concurrency
             labels |= endpoint.labels
@@ -321,7 +322,9 @@ class Instance(msgspec.Struct, kw_only=True):
             port=self.port,
             tls=self.tls,
             model_name=spec.model,
-            adapters=frozenset(spec.aliases),
+            adapters=frozenset((*spec.aliases, *spec.adapters)),
+            engine_names=access.names(spec.model, spec.aliases),
+            key=access.key,
             max_concurrency=limit,
             labels=labels,
             can_accept_request=accepting,

@@ -30,9 +30,11 @@ def between_recipes(before: str, after: str) -> Reason:
     return _changes(old, new) or unknown
 
 
-def endpoint_recipe(spec: DesiredDeployment, url: str, engine: str) -> str:
+def endpoint_recipe(spec: DesiredDeployment, endpoint: DesiredEndpoint) -> str:
     """The recipe of a server that was started elsewhere. If it differs, it is another server."""
-    return msgspec.json.encode({"model": spec.model, "url": url, "engine": engine}, order="sorted").decode()
+    facts = {"model": spec.model, "url": endpoint.url, "engine": endpoint.engine}
+    more = {"servedModel": endpoint.served_model, "API key": endpoint.key}
+    return msgspec.json.encode(facts | {name: value for name, value in more.items() if value}, order="sorted").decode()
 
 
 def _flat(recipe: str) -> dict[str, Any]:
@@ -42,14 +44,18 @@ def _flat(recipe: str) -> dict[str, Any]:
     model, engine = decoded
     if engine is None:
         return {"model": model, "engine": None}
-    parameters = {f"engine.{name}": value for name, value in engine["parameters"].items()}
-    return {"model": model, "engine": engine["type"], **parameters}
+    kind, parameters = engine.pop("type"), engine.pop("parameters", {})
+    more = {f"engine.{name}": value for name, value in {**engine, **parameters}.items()}
+    return {"model": model, "engine": kind, **more}
 
 
 def _facts(instance: ExecutionInstance) -> dict[str, Any]:
     labels = {f"label {name}": value for name, value in instance.labels.items()}
-    aliases = ", ".join(sorted(instance.adapters)) or None
-    return {"model": instance.model_name, "aliases": aliases, "max_concurrency": instance.max_concurrency, **labels}
+    names = {
+        "aliases": ", ".join(sorted(instance.adapters & instance.engine_names.keys())) or None,
+        "adapters": ", ".join(sorted(instance.adapters - instance.engine_names.keys())) or None,
+    }
+    return {"model": instance.model_name, **names, "max_concurrency": instance.max_concurrency, **labels}
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Reason | None:
@@ -243,7 +249,7 @@ def _endpoint(
     spec: DesiredDeployment, endpoint: DesiredEndpoint, members: list[Instance], taken: set[str]
 ) -> list[ReconcileStep]:
     """A server at another address is another server: the old one serves until the new one is ready."""
-    recipe = endpoint_recipe(spec, endpoint.url, endpoint.engine)
+    recipe = endpoint_recipe(spec, endpoint)
     current = [one for one in members if one.recipe == recipe]
     steps = []
     if not current:

@@ -145,7 +145,7 @@ def _deployment_status(
 ) -> dict[str, Any]:
     return {
         "model": "" if wanted is None else wanted.model,
-        "aliases": [] if wanted is None else list(wanted.aliases),
+        "aliases": [] if wanted is None else list(wanted.names[1:]),
         "internal": False,
         "desired": 0 if wanted is None else wanted.replicas + len(wanted.endpoints),
         "ready": sum(one.phase is Phase.READY for one in members),

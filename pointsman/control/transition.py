@@ -121,7 +121,7 @@ def start(turn: Transition, instance: Instance) -> None:
     if instance.endpoint is None:
         launch(turn, instance)
     else:
-        instance.host, instance.port, _ = instance.endpoint.address
+        instance.host, instance.port = instance.endpoint.address[:2]
         turn.enter(instance, Phase.STARTING)
 
 

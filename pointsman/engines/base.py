@@ -57,6 +57,9 @@ class Engine(ABC):
 
     name: ClassVar[str]
     """`type:` in a manifest."""
+    key_variable: ClassVar[str | None] = None
+    """The environment variable by which it gets the API key that it asks for; empty: the command sees to that; None:
+    it cannot be started with one."""
     launchable: ClassVar[bool] = True
     """False: only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")

@@ -24,6 +24,7 @@ class Command(Engine):
     """A server started by a command in which {port}, {host} and {model} are filled in."""
 
     name = "command"
+    key_variable = ""
 
     def __init__(
         self,

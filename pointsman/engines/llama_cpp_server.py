@@ -88,6 +88,7 @@ def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
     parameters.endpoint_slots = True
     parameters.ui = False
     parameters.cors_origins = ""  # web pages must not use it
+    parameters.api_keys = [key for key in [os.environ.get("LLAMA_API_KEY")] if key]
     parameters.verbosity = 1  # errors only; it logs a warning for every other request
 
 

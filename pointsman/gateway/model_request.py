@@ -17,9 +17,10 @@ from pointsman.gateway.openai import (
     error_body,
     usage_of,
     usage_of_stream,
+    with_model,
 )
 from pointsman.gateway.upstream import RETRIED, InFlight
-from pointsman.http.heads import HttpRequest
+from pointsman.http.heads import Bytes, HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
     FIELDS,
@@ -59,6 +60,8 @@ class ModelRequest(InFlight, eq=False):
     """What it takes from the limits of its tenant; settled wherever the request ends."""
     _request_head: bytes = b""
     """The head that was sent last."""
+    _body: Bytes = b""
+    """The body as the instance gets it."""
     _lines: bytes = b""
     """Header lines that the gateway adds to the answer."""
     _events: EventStream | None = None
@@ -78,8 +81,12 @@ class ModelRequest(InFlight, eq=False):
         self._pool = pool = self.upstream.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         lines = _lines_for_engine(http.headers, command)
-        lines.append(b"x-request-id: %b\r\n" % request_id)
-        head = (http.method, http.target, pool.authority, b"".join(lines), len(http.body))
+        lines.append(b"x-request-id: %b\r\n%b" % (request_id, pool.lines))
+        self._body = http.body
+        if instance.engine_names:
+            served = instance.engine_names.get(self.request.model_name)
+            self._body = http.body if served is None else with_model(http.body, served)
+        head = (http.method, http.target, pool.authority, b"".join(lines), len(self._body))
         self._request_head = REQUEST_HEAD % head
         self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
         if command.response_headers:
@@ -93,7 +100,7 @@ class ModelRequest(InFlight, eq=False):
         self._head = self._events = None
         self._preamble = b""
         self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
-        self._attempt = self._pool.send(self, self._request_head, self._http.body, fresh=fresh)
+        self._attempt = self._pool.send(self, self._request_head, self._body, fresh=fresh)
 
     def refuse(self, refusal: Refusal) -> None:
         self._leave()

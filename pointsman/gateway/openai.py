@@ -106,6 +106,7 @@ class Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Body).decode
+_decode_parts = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def read_body(body: Bytes) -> Body:
@@ -118,6 +119,26 @@ def read_body(body: Bytes) -> Body:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
+
+
+def with_fields(body: Bytes, **fields: object) -> bytes:
+    """A body, which is a valid object, with other values of some fields. The bytes of all others stay as they are."""
+    parts = _decode_parts(body)
+    parts.update((name, Raw(msgspec.json.encode(value))) for name, value in fields.items())
+    return msgspec.json.encode(parts)
+
+
+_MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")')
+
+
+def with_model(body: Bytes, model: str) -> bytes:
+    """A valid body with another model; all other bytes stay as they are."""
+    text = bytes(body)
+    # Quotes in a string are escaped, so this is a key or a string of its own. If there is only one, and no letter of
+    # the key can be escaped elsewhere, it is the key that was read; else the fields are taken apart.
+    if text.count(b'"model"') == 1 and b"\\u006" not in text and (found := _MODEL.search(text)):
+        return b"".join((text[: found.start(1)], msgspec.json.encode(model), text[found.end(1) :]))
+    return with_fields(text, model=model)
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:

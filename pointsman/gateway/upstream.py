@@ -7,6 +7,7 @@ pipelines. What they have in common is `InFlight`; what is sent, and what become
 import time
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Container
+from contextlib import suppress
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from pointsman.config.schema import UpstreamSpec
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
 from pointsman.http.responses import PROGRESS_BYTES, ResponseHead
 from pointsman.http.responses import retry_after_s as asked_pause_s
+from pointsman.parameters import read_key
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import ACCEPTS, LIMIT_IF_UNKNOWN
 from pointsman.routing.events import Cancelled, Failed, Outcome, Refusal, Refuse, Revoke, Send
@@ -44,6 +46,8 @@ MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
 HOPELESS_RETRY_S = 30
 """Retry-After, in seconds, if no instance is expected at all."""
+KEYS_S = 2.0
+"""How often the keys of engines are read again: files may change."""
 LATELY_S = 60.0
 """A problem of requests is shown until it has not occurred for this long."""
 
@@ -309,6 +313,7 @@ class Upstream:
         self.unsent = Unsent()
         self._pools: dict[str, ConnectionPool] = {}
         """By instance id."""
+        self._keys_read_at = 0.0
 
     def configure(self, settings: UpstreamSpec) -> None:
         self.settings = settings
@@ -349,11 +354,14 @@ class Upstream:
 
     def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:
         pool = self._pools.get(instance.instance_id)
-        if pool is None or not (pool.target is instance or pool.leads_to(instance)):
+        if pool is not None and pool.target is instance:
+            return pool
+        if pool is None or not pool.leads_to(instance):
             if pool is not None:
                 pool.close()
             pool = ConnectionPool(instance, self.loop, self.outbox, self.settings.connect_timeout)
             self._pools[instance.instance_id] = pool
+        _set_key(pool, instance)
         return pool
 
     def late(self, now: float) -> list[Carried]:
@@ -365,6 +373,10 @@ class Upstream:
         idle_since = now - self.settings.idle_timeout
         for pool in self._pools.values():
             pool.close_idle(idle_since)
+        if now - self._keys_read_at > KEYS_S:
+            self._keys_read_at = now
+            for pool in self._pools.values():
+                _set_key(pool, pool.target)
         in_use = {in_flight.instance_id for in_flight in self.in_flight.values()}
         for gone in [name for name in self._pools if name not in in_service and name not in in_use]:
             self._pools.pop(gone).close()
@@ -372,6 +384,16 @@ class Upstream:
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
+
+
+def _set_key(pool: ConnectionPool, instance: object) -> None:
+    """Send the key that the engine asks for. One that cannot be read any more stays as it was: its probes tell."""
+    source = getattr(instance, "key", "")
+    if not source:
+        pool.lines = b""
+        return
+    with suppress(ValueError):
+        pool.lines = b"authorization: Bearer %b\r\n" % read_key(source).encode()
 
 
 def retry_after_s(lane: "Lane") -> int:

@@ -248,12 +248,12 @@ class HttpClient:
             response.close()
 
     def exchange(
-        self, method: str, path: str, body: bytes, timeout_s: float, done: Callable[[Reply], None]
+        self, method: str, path: str, body: bytes, timeout_s: float, done: Callable[[Reply], None], headers: str = ""
     ) -> Exchange:
         """Send a request. `done` is called with the whole response, or with the reason why there is none."""
         pool = self._open()
         pool.close_idle(time.monotonic() - KEPT_S)
-        return Exchange(pool, _head(pool, method, path, body), body, timeout_s, done)
+        return Exchange(pool, _head(pool, method, path, body, headers), body, timeout_s, done)
 
     def _open(self) -> ConnectionPool:
         if self._pool is None:

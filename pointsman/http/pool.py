@@ -329,6 +329,8 @@ class ConnectionPool:
         buffered_bytes: int = BUFFERED_BYTES,
     ) -> None:
         self.target = target
+        self.lines = b""
+        """Header lines that all requests to this server have, each with its end."""
         self.outbox = outbox
         self.buffered_bytes = buffered_bytes
         self._address = _address_of(target)

@@ -11,6 +11,7 @@ from pointsman.control import events as control
 from pointsman.control.desired import Address, Lifecycle
 from pointsman.engines import Engine, LaunchSpec
 from pointsman.errors import PointsmanError, UnknownName
+from pointsman.parameters import read_key
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Runtime, Tell
 from pointsman.runtimes.probes import UserConfigs
 
@@ -20,9 +21,12 @@ class Entry(msgspec.Struct, frozen=True):
 
     deployment: str
     model: str
+    """As the server calls it."""
     engine: Engine
     endpoint: DesiredEndpoint | None = None
     """None if the plane starts its process."""
+    key: str = ""
+    """Where its API key is."""
 
 
 class Directory:
@@ -40,7 +44,9 @@ class Directory:
     def enter(self, instance_id: str, plan: DeploymentPlan) -> Engine:
         """Add a process of a deployment. It keeps the adapter that is returned, whatever is applied later."""
         assert plan.engine is not None, "only deployments with an engine have processes"
-        self._entries[instance_id] = Entry(plan.name, plan.model, plan.engine)
+        wanted = plan.desired.engine
+        served, key = ("", "") if wanted is None else (wanted.served_model, wanted.key)
+        self._entries[instance_id] = Entry(plan.name, served or plan.model, plan.engine, key=key)
         return plan.engine
 
     def endpoint(
@@ -51,13 +57,11 @@ class Directory:
         deployment_of: Callable[[str], str],
     ) -> Entry:
         """A server that the plane did not start, with the model that it is asked for now."""
-        known = self._entries.get(instance_id)
-        if known is not None and known.endpoint is not None and known.deployment in plans:
-            same = (known.endpoint.url, known.endpoint.engine) == (endpoint.url, endpoint.engine)
-            if same and known.model == plans[known.deployment].model:
-                return known
-        deployment = deployment_of(instance_id)
-        entry = Entry(deployment, plans[deployment].model, endpoint_engine(endpoint.engine), endpoint)
+        known, deployment = self._entries.get(instance_id), deployment_of(instance_id)
+        served = endpoint.served_model or plans[deployment].model
+        if known is not None and (known.deployment, known.model, known.endpoint) == (deployment, served, endpoint):
+            return known
+        entry = Entry(deployment, served, endpoint_engine(endpoint.engine), endpoint, endpoint.key)
         self._entries[instance_id] = entry
         return entry
 
@@ -156,10 +160,15 @@ class EngineInstances:
         current, replicas = self._plans[command.deployment], self._runtime.replicas
         plan = self._by_recipe.get((command.deployment, command.recipe), current)
         engine = self.directory.enter(command.instance_id, plan)
+        entry = self.directory.get(command.instance_id)
+        assert entry is not None, "it was entered"
         config = self.user_configs.launched(command.instance_id, plan.name) if plan.is_replica else b""
 
         def spec(host: str, port: int) -> LaunchSpec:
-            launch = engine.launch(plan.model, host, port)
+            launch = engine.launch(entry.model, host, port)
+            if engine.key_variable:  # one that the plane has by chance must not lock it out
+                key = {engine.key_variable: read_key(entry.key) or None}
+                launch = msgspec.structs.replace(launch, env={**key, **launch.env})
             launch = replicas.introduce(launch, config) if plan.is_replica else launch
             return launch if command.place is None else engine.placed(launch, command.place)
 
@@ -218,4 +227,5 @@ class EngineInstances:
     def _address(self, instance_id: str, entry: Entry | None) -> Address | None:
         if entry is not None and entry.endpoint is not None:
             return entry.endpoint.address
-        return self._runtime.address(instance_id)
+        address = self._runtime.address(instance_id)
+        return address if address is None or entry is None else address._replace(key=entry.key)

@@ -14,6 +14,7 @@ from pointsman.control.instances import spread
 from pointsman.engines import Engine, ProbeRequest, Samples
 from pointsman.http.client import Exchange, HttpClient, NoResponse, Reply, fetch
 from pointsman.http.pool import local_cause
+from pointsman.parameters import read_key
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.queue.lazy_heap import LazyHeap
@@ -165,7 +166,12 @@ class Question:
             return
         asked = self._asked
         try:
-            self._exchange = self._client.exchange(asked.method, asked.path, asked.body, self._timeout_s, self._done)
+            lines = authorization(self._client.target)
+            self._exchange = self._client.exchange(
+                asked.method, asked.path, asked.body, self._timeout_s, self._done, lines
+            )
+        except NoResponse as error:
+            self._done(error)
         except Exception as error:  # each question has one reply
             self._done(NoResponse(f"{type(error).__name__}: {error}", local=local_cause(error) or "plane"))
 
@@ -377,6 +383,15 @@ class HttpProbes:
 
 def instance_client(address: Address) -> HttpClient:
     return HttpClient(address, buffered_bytes=BUFFERED_BYTES)
+
+
+def authorization(target: object) -> str:
+    """The header line with the API key of a server; empty if it has none. Raises `NoResponse` if it cannot be read."""
+    source = getattr(target, "key", "")
+    try:
+        return f"authorization: Bearer {read_key(source)}\r\n" if source else ""
+    except ValueError as error:
+        raise NoResponse(str(error)) from None
 
 
 def _failure(question: ProbeRequest, reply: Reply, *, is_work: bool) -> str:

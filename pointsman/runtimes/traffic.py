@@ -338,10 +338,7 @@ class Traffic:
                 if changed:
                     lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), self._clock.now()))
         self.by_model = {
-            model: lane
-            for lane in self.lanes.values()
-            if not lane.plan.internal
-            for model in (lane.plan.model, *lane.plan.desired.aliases)
+            model: lane for lane in self.lanes.values() if not lane.plan.internal for model in lane.plan.names
         }
         for name in list(self._closing):
             self._end_if_empty(name)

@@ -475,6 +475,7 @@ def test_what_dispatchers_are_told() -> None:
         port=PORT,
         model_name="llama",
         adapters=frozenset({"chat", "small"}),
+        engine_names={"chat": "llama", "small": "llama"},
         max_concurrency=8,
         labels={"zone": "a"},
     )

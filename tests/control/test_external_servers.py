@@ -162,6 +162,7 @@ def test_what_dispatchers_are_told() -> None:
         port=1,
         model_name="llama",
         adapters=frozenset({"chat"}),
+        engine_names={"chat": "llama"},
         max_concurrency=4,
         labels={"zone": "b", "team": "x", "gpu": "yes"},
     )

@@ -211,4 +211,4 @@ def test_the_difference_of_recipes(before: str, after: str, words: str) -> None:
     ],
 )
 def test_the_address_of_a_server(url: str, address: tuple[str, int, bool]) -> None:
-    assert DesiredEndpoint(name="gpu", url=url).address == address
+    assert DesiredEndpoint(name="gpu", url=url).address[:3] == address

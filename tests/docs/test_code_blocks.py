@@ -38,6 +38,8 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     namespace: dict[str, object] = {"__name__": "__main__"}
     before = set(sys.modules)
+    for variable in re.findall(r"apiKeyEnv: (\w+)", page.read_text(encoding="utf-8")):
+        monkeypatch.setenv(variable, "sk-of-the-page")
     for block in blocks(page):
         named = re.match(r"# file: (\S+)\n", block.code)
         if named:

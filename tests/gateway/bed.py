@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from pointsman.config import PointsmanPlan, load_manifest
+from pointsman.control.desired import EngineAccess
 from pointsman.gateway import gateway as timing
 from pointsman.gateway.embedded import Listeners
 from pointsman.gateway.gateway import Gateway
@@ -125,7 +126,8 @@ class Bed:
             "host": "127.0.0.1",
             "port": port,
             "model_name": plan.model,
-            "adapters": frozenset(plan.desired.aliases),
+            "adapters": frozenset(plan.names[1:]),
+            "engine_names": EngineAccess().names(plan.model, plan.desired.aliases),
         }
         instance = ExecutionInstance(**{**defaults, **facts})
         self.thread.call(lambda: self.gateway.traffic.admit(deployment, instance))

@@ -241,12 +241,6 @@ def test_an_unknown_model_is_404_with_a_suggestion(bed: Bed, model: str, hint: s
     assert hint in got.error["message"]
 
 
-def test_aliases_select_the_same_model(bed: Bed) -> None:
-    backend = bed.backend()
-    assert bed.fetch(chat(model="other-name")).status == 200
-    assert json.loads(backend.received[0].body)["model"] == "other-name"
-
-
 def test_a_missing_model_selects_the_only_one_or_is_an_error(make_bed: MakeBed) -> None:
     one = make_bed()
     one.backend()

@@ -18,6 +18,7 @@ from pointsman.gateway.openai import (
     read_body,
     usage_of,
     usage_of_stream,
+    with_model,
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.tenants import Charge
@@ -86,6 +87,8 @@ class StepCall(InFlight, eq=False):
     """Pieces are passed on as they come; else the result is passed on as a whole."""
     is_model: bool = False
     """It is a call of a model, not of a replica."""
+    _sent_body: bytes = b""
+    """As the instance gets it."""
     _sent: bool = False
     """A replica may have begun it."""
     _pieces: list[bytes] | None = None
@@ -109,6 +112,8 @@ class StepCall(InFlight, eq=False):
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
         self._pool = self.upstream.pool_of(instance)
+        served = instance.engine_names.get(self.request.model_name) if self.is_model else None
+        self._sent_body = self._body if served is None else with_model(self._body, served)
         self._listener.step_sent(self._index, self.instance_id)
         self._send(fresh=False)
 
@@ -117,8 +122,9 @@ class StepCall(InFlight, eq=False):
         self._fresh = fresh
         self._head = self._pieces = None
         self.deadline = time.monotonic() + self.upstream.settings.first_token_timeout
-        head = REQUEST_HEAD % (b"POST", self._target, self._pool.authority, self._lines, len(self._body))
-        self._attempt = self._pool.send(self, head, self._body, fresh=fresh)
+        lines = self._lines + self._pool.lines
+        head = REQUEST_HEAD % (b"POST", self._target, self._pool.authority, lines, len(self._sent_body))
+        self._attempt = self._pool.send(self, head, self._sent_body, fresh=fresh)
         self._sent = isinstance(self._attempt, ClientConnection)
 
     def refuse(self, refusal: Refusal) -> None:

@@ -1,0 +1,91 @@
+"""Official clients against an engine with a key and another name for its model: a second plane with real llama.cpp
+instances, which ask for a key of their own."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from bench.chaos.planes import LivePlane
+from tests.live.manifests import LIFECYCLE, hashed, llama, manifest
+
+KEY, FAR_KEY, ENGINE_KEY = "sk-near", "sk-far-away", "sk-of-the-engine"
+IGNORE_EOS = {"ignore_eos": True}
+SERVED = "org/tiny-pydoc"
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
+    """Another gateway, which knows neither the names nor the keys of the first one."""
+    plane = LivePlane(tmp_path_factory.mktemp("far"))
+    plane.environment["FAR_ENGINE_KEY"] = ENGINE_KEY
+    text = llama("far", 1, parameters={"contextTokens": 1024, "slots": 4}) | {"model": SERVED, "aliases": ["unused"]}
+    text["engine"] |= {"servedModel": "name-of-the-engine", "apiKeyEnv": "FAR_ENGINE_KEY"}
+    keys = [{"tenant": "near", "sha256": hashed(FAR_KEY)}]
+    plane.up(manifest(text, tenants=[{"name": "near"}], keys=keys))
+    yield plane
+    plane.close()
+
+
+@pytest.fixture(scope="module")
+def near(far: LivePlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
+    folder = tmp_path_factory.mktemp("near")
+    (folder / "far.key").write_text(f"{FAR_KEY}\n")
+    plane = LivePlane(folder)
+    endpoint = {"url": far.url, "name": "far", "servedModel": SERVED, "apiKeyFile": "far.key"}
+    deployment = {"name": "near", "model": "tiny", "aliases": ["gpt-4o-mini"], "endpoints": [endpoint]}
+    keys = [{"tenant": "mine", "sha256": hashed(KEY)}]
+    plane.up(manifest(deployment | {"lifecycle": LIFECYCLE}, tenants=[{"name": "mine"}], keys=keys))
+    yield plane
+    plane.close()
+
+
+@pytest.fixture(scope="module")
+def client(near: LivePlane) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{near.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt-4o-mini"])
+class TestOpenAI:
+    def test_chat(self, client: openai.OpenAI, model: str) -> None:
+        done = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "def f():"}], max_tokens=4, extra_body=IGNORE_EOS
+        )
+        assert done.usage is not None
+        assert done.usage.completion_tokens == 4
+
+    def test_streams(self, client: openai.OpenAI, model: str) -> None:
+        stream = client.completions.create(
+            model=model, prompt="import", max_tokens=4, stream=True, extra_body=IGNORE_EOS
+        )
+        assert "".join(piece.choices[0].text for piece in stream if piece.choices)
+
+    def test_async(self, near: LivePlane, model: str) -> None:
+        url = f"{near.url}/v1"
+
+        async def ask() -> str:
+            async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+                return (await client.responses.create(model=model, input="import", max_output_tokens=4)).output_text
+
+        assert asyncio.run(ask())
+
+
+def test_no_key_is_shown_anywhere(client: openai.OpenAI, near: LivePlane, far: LivePlane) -> None:
+    """After all that was asked, failed and written."""
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="unknown", messages=[])
+    shown = ""
+    for plane in (near, far):
+        shown += str(plane.status()) + str(plane.admin.get("requests")) + plane.log()
+        for command in (("status",), ("status", "--json"), ("plan", plane.folder / "manifest.yaml")):
+            shown += plane.pointsman(*command).stdout
+        shown += "".join(file.read_text(errors="replace") for file in files_of(plane.state))
+    for key in (KEY, FAR_KEY, ENGINE_KEY):
+        assert key not in shown
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
