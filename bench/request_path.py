@@ -52,6 +52,27 @@ HTTP_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-len
 )
 
 
+PIECES = 100
+"""Events of a stream, each in a chunk and a read of its own."""
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    event = b"data: %b\n\n" % data
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+PIECE = _chunk(
+    b'{"id":"chatcmpl-1f6dd3f5","object":"chat.completion.chunk","created":1794967003,"model":"chat",'
+    b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}'
+)
+STREAM_END = (
+    _chunk(b'{"id":"chatcmpl-1f6dd3f5","choices":[],"usage":{"prompt_tokens":60,"completion_tokens":100}}')
+    + _chunk(b"[DONE]")
+    + b"0\r\n\r\n"
+)
+
+
 class NullTransport(asyncio.Transport):
     """Discards everything."""
 
@@ -94,6 +115,7 @@ class Harness:
         for client in self.clients:
             client.connection_made(NullTransport())
         self.requests = [_request(number, prompt_bytes) for number in range(64)]
+        self.streams = [_request(number, prompt_bytes, stream=True) for number in range(64)]
         self.prompts = [request[request.index(b"[") : request.rindex(b"]") + 1] for request in self.requests]
 
     def serve(self, rounds: int) -> None:
@@ -109,6 +131,19 @@ class Harness:
                 connection.data_received(HTTP_ANSWER)
             self.gateway.outbox.flush()
             upstreams.clear()
+
+    def stream(self, rounds: int) -> None:
+        """In each round every connection asks for a stream and gets it, piece by piece."""
+        for number in range(rounds):
+            for index, client in enumerate(self.clients):
+                client.data_received(self.streams[(number + index) % 64])
+            self.gateway._arrivals.hand_over()
+            self.gateway.outbox.flush()
+            upstreams = [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
+            for piece in (STREAM_HEAD, *[PIECE] * PIECES, STREAM_END):
+                for connection in upstreams:
+                    connection.data_received(piece)
+                self.gateway.outbox.flush()
 
     def dispatch(self, rounds: int) -> None:
         """The same requests through the dispatcher alone."""
@@ -141,11 +176,11 @@ class RoundRobin:
         return [Send(event.requests[0], None, self._endpoints[self._sent % 8])]  # type: ignore[arg-type]
 
 
-def us_per_request(work: Callable[[int], None]) -> float:
+def us_per_request(work: Callable[[int], None], runs: int = 150) -> float:
     """The minimum of many short runs, because other load on the machine only adds to it."""
-    work(60)
+    work(runs * 2 // 5)
     best = float("inf")
-    for _ in range(150):
+    for _ in range(runs):
         start = time.perf_counter()
         work(2)
         best = min(best, time.perf_counter() - start)
@@ -157,12 +192,16 @@ async def measure(options: argparse.Namespace) -> None:
     for size in (300, 64 * 1024, 256 * 1024):
         harness = Harness(size)
         dispatcher, whole = us_per_request(harness.dispatch), us_per_request(harness.serve)
+        streamed = us_per_request(harness.stream, runs=20)
         if options.profile and size == 300:
             _profile(harness)
         RoundRobin(harness.gateway)
-        rows.append([f"{size:,}", f"{us_per_request(harness.serve):.1f}", f"{dispatcher:.1f}", f"{whole:.1f}"])
+        http = us_per_request(harness.serve)
+        times = [f"{us:.1f}" for us in (http, dispatcher, whole, streamed)]
+        rows.append([f"{size:,}", *times, f"{streamed / PIECES:.2f}"])
         harness.gateway.close()
-    print(text_table(["bytes of prompt", "HTTP us", "dispatcher us", "together us"], rows))
+    columns = ["HTTP us", "dispatcher us", "together us", f"stream of {PIECES} us", "us per piece"]
+    print(text_table(["bytes of prompt", *columns], rows))
 
 
 def _profile(harness: Harness) -> None:
@@ -173,13 +212,12 @@ def _profile(harness: Harness) -> None:
     pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
 
-def _request(number: int, prompt_bytes: int) -> bytes:
+def _request(number: int, prompt_bytes: int, **fields: object) -> bytes:
     system = f"You are assistant {number % 16}. ".ljust(prompt_bytes, "abcdefgh ijklmnop"[number % 16])
     messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Question {number}"}]
-    body = json.dumps({"model": "chat", "messages": messages, "max_tokens": 16}).encode()
-    head = (
-        f"host: x\r\nuser-agent: bench\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    )
+    body = json.dumps({"model": "chat", "messages": messages, "max_tokens": 16, **fields}).encode()
+    lines = ["host: localhost", "user-agent: bench", "accept: */*", "content-type: application/json"]
+    head = "\r\n".join([*lines, f"content-length: {len(body)}"])
     return f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body
 
 

@@ -207,7 +207,7 @@ class Embedded:
         for deployment in status["deployments"]:
             deployment.update(self.gateway.metrics.summary(deployment["name"]))
         gateway = self.gateway
-        problems = [*gateway.clients.problems(), *gateway.upstream.unsent.problems(time.monotonic())]
+        problems = [*gateway.clients.problems(), *gateway.upstream.problems(time.monotonic())]
         return {
             **status,
             "problems": [*status["problems"], *problems],

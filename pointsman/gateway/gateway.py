@@ -13,7 +13,16 @@ from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
-from pointsman.gateway.openai import BadRequest, answer_tokens, error_body, error_kind, metadata, read_body
+from pointsman.gateway.openai import (
+    STREAMS_END_WITH_DONE,
+    BadRequest,
+    answer_tokens,
+    error_body,
+    error_kind,
+    metadata,
+    read_body,
+    usage_question,
+)
 from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
@@ -285,6 +294,8 @@ class Gateway:
         upstream.retries.requests += 1
         counts = self.metrics.of(lane.name)
         in_flight = ModelRequest(client, http, charge, upstream=upstream, lane=lane, request=request, counts=counts)
+        if body.stream and http.path in STREAMS_END_WITH_DONE:
+            in_flight.usage_question = usage_question(body)
         client.serving = in_flight
         self._arrivals.add(in_flight, now)
 

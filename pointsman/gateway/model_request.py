@@ -17,9 +17,9 @@ from pointsman.gateway.openai import (
     error_body,
     usage_of,
     usage_of_stream,
-    with_model,
+    without_usage,
 )
-from pointsman.gateway.upstream import RETRIED, InFlight
+from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage
 from pointsman.http.heads import Bytes, HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
@@ -82,10 +82,7 @@ class ModelRequest(InFlight, eq=False):
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         lines = _lines_for_engine(http.headers, command)
         lines.append(b"x-request-id: %b\r\n%b" % (request_id, pool.lines))
-        self._body = http.body
-        if instance.engine_names:
-            served = instance.engine_names.get(self.request.model_name)
-            self._body = http.body if served is None else with_model(http.body, served)
+        self._body = body_for(self, command, http.body)
         head = (http.method, http.target, pool.authority, b"".join(lines), len(self._body))
         self._request_head = REQUEST_HEAD % head
         self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
@@ -130,7 +127,7 @@ class ModelRequest(InFlight, eq=False):
     # The response of the instance
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
-        if head.status >= 400 and self._asks_another(head, body, RETRIED):
+        if head.status >= 400 and (asked_too_much(self, head.status) or self._asks_another(head, body, RETRIED)):
             return
         usage: Usage | None = None
         if head.status == 200 and len(body) <= MAX_USAGE_BYTES:
@@ -150,6 +147,8 @@ class ModelRequest(InFlight, eq=False):
         """Send nothing yet: until an event with data has arrived, another instance can take over."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
+        if self.usage_question is not None and head.status == 200:
+            learn_usage(self)
         self._unrenewed_bytes = PROGRESS_BYTES  # the first byte is progress
 
     def stream_piece(self, payload: bytes) -> None:
@@ -161,6 +160,10 @@ class ModelRequest(InFlight, eq=False):
         if events.has_data:
             now = time.monotonic()
             self.deadline = now + self.upstream.settings.stall_timeout
+            if self._asked and b"[]" in payload:  # usage comes with empty choices
+                payload = without_usage(payload)
+                if not payload:
+                    return
             if self._stream is not None:
                 self._stream.write(payload)
                 self.counts.between_tokens.add(now - self._last_piece_at)

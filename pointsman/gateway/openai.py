@@ -76,6 +76,7 @@ class Body(msgspec.Struct):
 
     model: Name = ""
     stream: bool | None = False
+    stream_options: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
@@ -139,6 +140,23 @@ def with_model(body: Bytes, model: str) -> bytes:
     if text.count(b'"model"') == 1 and b"\\u006" not in text and (found := _MODEL.search(text)):
         return b"".join((text[: found.start(1)], msgspec.json.encode(model), text[found.end(1) :]))
     return with_fields(text, model=model)
+
+
+def usage_question(body: Body) -> bytes | None:
+    """The `stream_options` that ask for the usage of a stream; empty if the body has none; None if it asks already."""
+    if not memoryview(body.stream_options):
+        return b""
+    options = msgspec.json.decode(body.stream_options) or {}
+    if not isinstance(options, dict) or options.get("include_usage") is True:  # the engine will refuse other types
+        return None
+    return msgspec.json.encode({**options, "include_usage": True})
+
+
+def with_question(body: Bytes, question: bytes) -> bytes:
+    """A valid body with these `stream_options`; see `usage_question`."""
+    if question:
+        return with_fields(body, stream_options=Raw(question))
+    return b'{"stream_options":{"include_usage":true},' + bytes(body).lstrip()[1:]
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:
@@ -350,6 +368,28 @@ def usage_of_stream(stream: EventStream) -> Usage | None:
                 if usage is not None:
                     return usage
     return None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[Raw] | None = None
+    usage: _ReportedUsage | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
+
+
+def without_usage(events: bytes) -> bytes:
+    """Whole events without those that only report usage."""
+    return b"".join(one for one in _EVENT.findall(events) if not any(map(_only_usage, data_in(one))))
+
+
+def _only_usage(data: bytes) -> bool:
+    try:
+        read = _decode_chunk(data)
+    except msgspec.DecodeError:
+        return False
+    return read.choices == [] and read.usage is not None
 
 
 # Errors

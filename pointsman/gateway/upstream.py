@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from pointsman.config.schema import UpstreamSpec
+from pointsman.gateway.openai import with_model, with_question
+from pointsman.http.heads import Bytes
 from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox
 from pointsman.http.responses import PROGRESS_BYTES, ResponseHead
 from pointsman.http.responses import retry_after_s as asked_pause_s
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pointsman.gateway.metrics import DeploymentCounts
     from pointsman.runtimes.traffic import Lane
 
+MAY_BE_UNKNOWN = frozenset({400, 422, 501})
+"""Statuses of an instance that may not know a field of the body."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Statuses of an instance after which another one is always tried."""
 KEPT = frozenset(
@@ -99,6 +103,14 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     """Of such a response, since its deadline was last moved."""
     _doubts: tuple[Doubt, ...] = ()
     """Errors of instances that it was sent to, which another one may contradict."""
+    usage_question: bytes | None = None
+    """Asks instances for the usage of its stream, which the client did not ask for and does not get; None: do not."""
+    _asked: bool = False
+    """This try has asked."""
+    _unasked: bool = False
+    """This try has not, because the last one was refused, maybe for that."""
+    _command: Send | None = None
+    """The last one."""
     _kept: "KeptAnswer | None" = None
     """An error of an instance: its client gets it unless another one serves the request."""
 
@@ -226,6 +238,36 @@ class RefusedAnswer(NamedTuple):
     """What an instance has answered, to be passed on; None if none has."""
 
 
+def body_for(one: InFlight, command: Send, body: Bytes) -> Bytes:
+    """The body as an instance gets it: with the name that it serves, and asked for usage if it takes that."""
+    instance, one._command = command.endpoint.instance, command
+    if instance.engine_names:
+        served = instance.engine_names.get(one.request.model_name)
+        body = body if served is None else with_model(body, served)
+    if one.usage_question is not None:
+        one._asked = not one._unasked and one.upstream.takes_usage.get(instance.instance_id, True)
+        body = with_question(body, one.usage_question) if one._asked else body
+    return body
+
+
+def asked_too_much(one: InFlight, status: int) -> bool:
+    """Send a request again without asking for usage, if it may have been refused for that."""
+    if not one._asked or status not in MAY_BE_UNKNOWN or one.upstream.takes_usage.get(one.instance_id):
+        return False
+    assert one._command is not None
+    one._asked, one._unasked, one._attempt = False, True, None
+    one.upstream.in_flight[one.request.request_id].send(one._command)
+    return True
+
+
+def learn_usage(one: InFlight) -> None:
+    """An instance serves a stream: it takes the question for usage, or it was that what it refused."""
+    if one._asked:
+        one.upstream.takes_usage[one.instance_id] = True
+    elif one._unasked:
+        one.upstream.takes_usage[one.instance_id] = False
+
+
 def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
     """Whether another instance is asked about an error that may be the client's.
 
@@ -314,6 +356,8 @@ class Upstream:
         self._pools: dict[str, ConnectionPool] = {}
         """By instance id."""
         self._keys_read_at = 0.0
+        self.takes_usage: dict[str, bool] = {}
+        """By instance: whether it takes `stream_options.include_usage`, once that is known."""
 
     def configure(self, settings: UpstreamSpec) -> None:
         self.settings = settings
@@ -348,9 +392,16 @@ class Upstream:
 
     def instance_left(self, instance_id: str) -> None:
         """Ignore what the instance still sends: its requests were sent to others, or wait."""
+        self.takes_usage.pop(instance_id, None)
         for in_flight in self.in_flight.values():
             if in_flight.instance_id == instance_id:
                 in_flight.let_go()
+
+    def problems(self, now: float) -> list[str]:
+        """What does not work as it should, lately."""
+        strict = sorted(name for name, takes in self.takes_usage.items() if not takes)
+        unreported = [str(Reason("usage-refused", {"instances": strict}))] if strict else []
+        return self.unsent.problems(now) + unreported
 
     def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:
         pool = self._pools.get(instance.instance_id)

@@ -487,6 +487,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "instances-unplaced": _unplaced,
     # What this process or machine lacks
     "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
+    "usage-refused": _words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
     "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
     "prefix-index-full": _words(
         'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '

@@ -299,6 +299,8 @@ class Dispatcher:
 
     def _configure(self, plan: DispatchPlan, *, is_open: bool) -> None:
         self.strategy = plan.strategy
+        self.plugins = plan.plugins
+        """Those in force."""
         self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         """They read what `Scraped` delivers."""
         self._journal.strategy = plan.route.name

@@ -259,8 +259,8 @@ def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
 
 def prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
     """The plugins of a lane that know what instances have in their prefix caches."""
-    made = () if lane.plan.picker is None else lane.plan.picker.plugins.values()
-    return [plugin for plugin in made if isinstance(plugin, ApproxPrefixCacheProducer)]
+    # Not those of its plan: an equal plan that is applied later builds plugins that nothing runs.
+    return [plugin for plugin in lane.dispatcher.plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
 
 
 def warmth(lanes: Iterable[Lane]) -> dict[str, float]:

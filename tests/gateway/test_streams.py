@@ -27,6 +27,8 @@ from tests.gateway.wire import Client, Message, chat, post, wait_for
 
 EVENTS = [event(n) for n in range(8)]
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,"total_tokens":15}}\n\n'
+ASKED: Any = {"stream_options": {"include_usage": True}}
+"""Then the usage is passed on."""
 WHOLE = b"".join(EVENTS) + USAGE + DONE
 
 
@@ -59,13 +61,13 @@ def test_every_byte_is_forwarded(bed: Bed, name: str, piece: int) -> None:
     bed.backend(script)
     client = bed.client()
     for _ in range(2):
-        got = client.fetch(chat("x-request-id: it", stream=True))
+        got = client.fetch(chat("x-request-id: it", stream=True, **ASKED))
         assert got.status == 200
         assert got.header("transfer-encoding") == "chunked"
         assert (got.header("content-type") or "").lower().startswith("text/event-stream")
         assert got.header("x-pointsman-instance") == "chat-0"
         assert sha256(got.body).digest() == sha256(WHOLE).digest()
-        assert bed.record("it").output_tokens == 8
+        wait_for(lambda: bed.record("it").output_tokens == 8)
     assert client.stays_open()
 
 
@@ -94,7 +96,7 @@ def test_streams_of_every_kind_are_forwarded(bed: Bed, name: str, size: int) -> 
     if size == 3 and len(payload) > 100_000:
         size = 50_000
     bed.backend(answers(in_chunks(payload, size)))
-    got = bed.fetch(chat(stream=True))
+    got = bed.fetch(chat(stream=True, **ASKED))
     assert got.status == 200
     assert sha256(got.body).digest() == sha256(payload).digest()
 
@@ -103,7 +105,7 @@ def test_http_1_0_gets_a_stream_without_chunks(bed: Bed) -> None:
     bed.backend(answers(stream(*EVENTS, DONE)))
     for lines in ((), ("connection: keep-alive",)):
         client = bed.client()
-        got = client.fetch(chat(*lines, stream=True, version=b"1.0"))
+        got = client.fetch(chat(*lines, stream=True, **ASKED, version=b"1.0"))
         assert (got.status, got.header("transfer-encoding"), got.header("connection")) == (200, None, "close")
         assert got.body == b"".join(EVENTS) + DONE
         assert client.is_closed()
@@ -124,7 +126,7 @@ def test_an_event_is_forwarded_as_soon_as_it_is_complete(bed: Bed) -> None:
 
     bed.backend(script)
     client = bed.client()
-    client.send(chat(stream=True))
+    client.send(chat(stream=True, **ASKED))
     assert client.head().status == 200
     assert one_chunk(client) == EVENTS[0]
     seen.release()
@@ -199,7 +201,7 @@ def test_an_interrupted_stream_ends_with_an_error_event(make_bed: MakeBed, cut: 
     first = bed.backend(script)
     other = bed.backend(max_concurrency=1, current_load=1)
     client = bed.client()
-    got = client.fetch(chat("x-request-id: it", stream=True, version=version))
+    got = client.fetch(chat("x-request-id: it", stream=True, **ASKED, version=version))
     assert got.status == 200
     assert got.body.startswith(EVENTS[0] + EVENTS[1])
     assert len(got.events()) == 3
@@ -226,20 +228,20 @@ def test_an_error_event_stands_alone_after_part_of_a_long_event(bed: Bed) -> Non
         wait_for(lambda: bed.record("it").first_token_at)
 
     bed.backend(script)
-    got = bed.fetch(chat("x-request-id: it", stream=True))
+    got = bed.fetch(chat("x-request-id: it", stream=True, **ASKED))
     assert error_of(got)["code"] == "stream_interrupted"
 
 
 def test_http_1_0_keep_alive_is_closed_after_a_stream(bed: Bed) -> None:
     bed.backend(GOOD["with a length"])
     client = bed.client()
-    got = client.fetch(chat("connection: keep-alive", stream=True, version=b"1.0"))
+    got = client.fetch(chat("connection: keep-alive", stream=True, **ASKED, version=b"1.0"))
     assert (got.body, got.header("connection")) == (WHOLE, "close")
 
 
 def test_done_must_be_an_event_of_its_own(bed: Bed) -> None:
     bed.backend(answers(stream(EVENTS[0], b'data: {"choices":[{"delta":{"content":"say data: [DONE]"}}]}\n\n')))
-    got = bed.fetch(chat(stream=True))
+    got = bed.fetch(chat(stream=True, **ASKED))
     assert error_of(got)["code"] == "stream_interrupted"
 
 
@@ -250,7 +252,7 @@ def test_a_stream_that_is_cut_after_its_end_mark_is_complete(make_bed: MakeBed) 
     bed.backend(sends(sent), hangs(sent), resets(sent))
     client = bed.client()
     for _ in range(3):
-        got = client.fetch(chat("x-request-id: it", stream=True))
+        got = client.fetch(chat("x-request-id: it", stream=True, **ASKED))
         assert got.body == b"".join(EVENTS) + DONE
         assert bed.record("it").state == "served"
     assert client.stays_open()
@@ -273,7 +275,7 @@ def test_a_stream_that_ends_with_its_connection_needs_an_end_mark(bed: Bed) -> N
 def test_an_error_event_of_the_engine_is_forwarded(bed: Bed) -> None:
     sent = [EVENTS[0], b'data: {"error": {"message": "out of memory"}}\n\n', DONE]
     bed.backend(answers(stream(*sent)))
-    assert bed.fetch(chat(stream=True)).body == b"".join(sent)
+    assert bed.fetch(chat(stream=True, **ASKED)).body == b"".join(sent)
 
 
 def test_json_instead_of_a_stream_is_forwarded(bed: Bed) -> None:
@@ -281,7 +283,7 @@ def test_json_instead_of_a_stream_is_forwarded(bed: Bed) -> None:
     sent = b'{"error": {"message": "no such thing"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(sent)
     backend = bed.backend(answers(head + sent))
-    got = bed.fetch(chat(stream=True))
+    got = bed.fetch(chat(stream=True, **ASKED))
     assert (got.status, got.body) == (400, sent)
     assert len(backend.received) == 1
 
@@ -290,7 +292,7 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
     details = b'"prompt_tokens_details":{"cached_tokens":4}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8,%b}}\n\n' % details
     bed.backend(answers(stream(*EVENTS, usage, DONE)))
-    bed.fetch(chat("x-request-id: it", stream=True))
+    bed.fetch(chat("x-request-id: it", stream=True, **ASKED))
     record = bed.record("it")
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (7, 4, 8)
     assert record.first_token_at is not None
@@ -309,7 +311,7 @@ def test_many_concurrent_streams(bed: Bed) -> None:
     bed.backend(script)
     clients = [bed.client() for _ in range(30)]
     for number, client in enumerate(clients):
-        client.send(chat(stream=True, messages=[{"role": "user", "content": f"n{number}"}]))
+        client.send(chat(stream=True, **ASKED, messages=[{"role": "user", "content": f"n{number}"}]))
     for number, client in enumerate(clients):
         assert client.read_response().body == (b'data: {"x":"n%d"}\n\n' % number) * 50 + DONE
     wait_for(lambda: bed.running() == 0)
@@ -334,7 +336,7 @@ def test_bytes_without_data_do_not_postpone_the_first_token(make_bed: MakeBed, d
     head = PLAIN if drip == b"d" else STREAM
     dripping = bed.backend(drips(head, drip))
     bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
-    got = bed.fetch(chat("x-request-id: it", stream=True))
+    got = bed.fetch(chat("x-request-id: it", stream=True, **ASKED))
     assert (got.status, got.body) == (200, EVENTS[0] + DONE)
     assert bed.record("it").failures == (("chat-0", "no answer within 0.2 s"),)
     wait_for(dripping.all_closed)
@@ -344,7 +346,7 @@ def test_bytes_without_data_do_not_postpone_the_first_token(make_bed: MakeBed, d
 def test_bytes_without_data_do_not_postpone_a_stall(make_bed: MakeBed, drip: bytes) -> None:
     bed = make_bed({"upstream": {"stallTimeout": "200ms"}})
     dripping = bed.backend(drips(STREAM + chunk(EVENTS[0]), drip))
-    got = bed.fetch(chat(stream=True))
+    got = bed.fetch(chat(stream=True, **ASKED))
     assert got.body.startswith(EVENTS[0])
     error = error_of(got)
     assert error["code"] == "stream_interrupted"
@@ -355,7 +357,7 @@ def test_bytes_without_data_do_not_postpone_a_stall(make_bed: MakeBed, drip: byt
 def test_comments_are_passed_on_with_the_first_data_and_after_it(bed: Bed) -> None:
     parts = [b": one\n\n", EVENTS[0], b": two\n\n", EVENTS[1], DONE]
     bed.backend(answers(stream(*parts)))
-    assert bed.fetch(chat("x-request-id: it", stream=True)).body == b"".join(parts)
+    assert bed.fetch(chat("x-request-id: it", stream=True, **ASKED)).body == b"".join(parts)
     assert bed.record("it").state == "served"
 
 
@@ -363,7 +365,7 @@ def test_a_stream_of_comments_alone_is_bounded(make_bed: MakeBed) -> None:
     bed = make_bed({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": "fifo"}})
     bed.backend(drips(STREAM, chunk(b": " + b"x" * 300_000 + b"\n\n")))
     bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
-    assert bed.fetch(chat("x-request-id: it", stream=True)).status == 200
+    assert bed.fetch(chat("x-request-id: it", stream=True, **ASKED)).status == 200
     assert bed.record("it").failures == (("chat-0", "its stream has no data"),)
 
 

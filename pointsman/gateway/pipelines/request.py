@@ -150,6 +150,7 @@ class StepCalls:
             idempotent=idempotent,
             in_pieces=self._comes_in_pieces(index),
             is_model=model is not None,
+            usage_question=b"" if model is not None and model.hides_usage else None,
             upstream=self._gateway.upstream,
             lane=lane,
             request=request,
@@ -310,8 +311,7 @@ class PipelineRequest:
             payload = model.events.feed(payload)
             if model.charge is not None:
                 model.charge.grown(model.events.events, time.monotonic())
-            if self._sink.form == PIECES:
-                payload = model.texts(payload)
+            payload = model.texts(payload) if self._sink.form == PIECES else model.for_client(payload)
         if payload:
             self._sink.piece(payload)
 

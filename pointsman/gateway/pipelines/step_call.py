@@ -18,11 +18,11 @@ from pointsman.gateway.openai import (
     read_body,
     usage_of,
     usage_of_stream,
-    with_model,
+    without_usage,
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.tenants import Charge
-from pointsman.gateway.upstream import RETRIED, InFlight
+from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
@@ -112,8 +112,7 @@ class StepCall(InFlight, eq=False):
         instance = command.endpoint.instance
         self.instance_id = instance.instance_id
         self._pool = self.upstream.pool_of(instance)
-        served = instance.engine_names.get(self.request.model_name) if self.is_model else None
-        self._sent_body = self._body if served is None else with_model(self._body, served)
+        self._sent_body = bytes(body_for(self, command, self._body)) if self.is_model else self._body
         self._listener.step_sent(self._index, self.instance_id)
         self._send(fresh=False)
 
@@ -144,6 +143,8 @@ class StepCall(InFlight, eq=False):
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
         self._attempt = None
+        if asked_too_much(self, head.status):
+            return
         if head.status in NOT_BEGUN:
             self._sent = False
         may_ask = head.status >= 400 if self.is_model else head.status in NOT_BEGUN
@@ -159,6 +160,8 @@ class StepCall(InFlight, eq=False):
         self._head = head
         self._events = EventStream() if b"text/event-stream" in head.content_type.lower() else None
         self._unrenewed_bytes = PROGRESS_BYTES  # the first byte is progress
+        if head.status == 200:
+            learn_usage(self)
         if self.in_pieces and head.status == 200:
             self.lane.tell(FirstToken(self.request.request_id))
             self._listener.step_began(self._index, head)
@@ -288,6 +291,7 @@ class ModelCall:
         self._raw = bool(fields.pop("raw", False))
         self.streams = bool(fields.get("stream")) and in_pieces
         fields["stream"] = self.streams
+        self.hides_usage = self.streams and "stream_options" not in fields
         if self._method == "embed":
             fields.pop("stream")
         self.prompt = msgspec.json.encode(fields.get(first))
@@ -326,6 +330,10 @@ class ModelCall:
     def output_events(self) -> int:
         """Approximate tokens of a stream, if the model does not report them."""
         return max(self.events.events - 2, 0)
+
+    def for_client(self, events: bytes) -> bytes:
+        """Events without the usage that was not asked for."""
+        return without_usage(events) if self.hides_usage and events else events
 
     def texts(self, events: bytes) -> bytes:
         """Events as pieces for a handle: the text of each, as a blob with its length before it."""
