@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from bench import naive
 from bench.measure import cpu_us
@@ -26,6 +27,8 @@ from pointsman.routing.scorers import (
     PrefixCacheScorer,
     QueueScorer,
 )
+from pointsman.routing.user_code import Containment
+from pointsman.runtimes.policy_runner import Watchdog
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingResult, Trace
 from pointsman.strategies import (
     AdaptivePolicy,
@@ -58,6 +61,8 @@ def main() -> None:
     show(
         "Dispatcher: a request from arrival to end (arrive, first token, end), records kept", DISPATCH, dispatch_rows()
     )
+    progress("user code")
+    show("Code of users: one call of a method that does nothing", GUARD, [guard_row()])
 
 
 # The cycle
@@ -313,6 +318,31 @@ def dispatching(endpoints: int, traced: bool) -> float:
             dispatcher.handle(Ended(request.request_id, 10 + n % 5), turn + 0.2)
 
     return cpu_us(serve, DECISIONS, tries=5)
+
+
+# Code of users
+
+GUARD = ["us plain", "us timed and interruptible"]
+
+
+class Nothing:
+    """A scorer of a user."""
+
+    def scores(self, cycle: object, candidates: list[float]) -> list[float]:
+        return candidates
+
+
+def guard_row() -> list[str]:
+    plain, guarded, watchdog = Nothing(), Nothing(), Watchdog(time.monotonic)
+    Containment(watchdog).contain([guarded])
+    figures = [cpu_us(partial(_call, one), DECISIONS, tries=20) for one in (plain, guarded)]
+    watchdog.close()
+    return [f"{figure:.2f}" for figure in figures]
+
+
+def _call(scorer: Nothing) -> None:
+    for _ in range(DECISIONS):
+        scorer.scores(None, [])
 
 
 def progress(what: str) -> None:

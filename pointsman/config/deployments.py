@@ -32,6 +32,7 @@ from pointsman.errors import ConfigError
 from pointsman.parameters import NoEffect, base_url, packaged, read_key
 from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
+from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.selection import LabelSelector
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import MAX_NAME
@@ -92,6 +93,7 @@ class Deployments:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
+            time_limit_s=how.time_limit_s,
             first_wait_s=first_wait_s(scaled, how.picker),
             engine=engine,
             endpoints_file=file,
@@ -209,6 +211,7 @@ class Scheduling(msgspec.Struct, frozen=True):
     recipe: str = ""
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
+    time_limit_s: float = TIME_LIMIT_S
 
 
 def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath) -> Scheduling:
@@ -231,7 +234,8 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath)
             made = Scheduling(picker=picker_plan(how.config, problems, where, queues=True))
     if len(problems):
         return made
-    return msgspec.structs.replace(made, recipe=msgspec.json.encode(how, order="sorted").decode())
+    recipe = msgspec.json.encode(how, order="sorted").decode()
+    return msgspec.structs.replace(made, recipe=recipe, time_limit_s=how.time_limit)
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:

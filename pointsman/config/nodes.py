@@ -113,6 +113,7 @@ class Nodes:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
+            time_limit_s=how.time_limit_s,
             first_wait_s=first_wait_s(scaled, how.picker),
             engine=engine,
             scaling=None if rank else scaled,

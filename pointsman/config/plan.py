@@ -16,10 +16,11 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute, DispatchPlan
+from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.scaling.autoscaler import DeploymentScaling, PolicyPlan, ScalingSetup
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler
-from pointsman.strategies import SchedulingPolicy
+from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.strategies.dispatching import plan_for
 
 PYTHON = "python"
@@ -91,6 +92,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
             shedding=None if flow is not None else LegacyAdmission(self.saturation_detector, waits=self.queues),
             make_eviction=None if flow is None else flow.make_eviction,
             waits=waits,
+            stand_in=FIFOPolicy(),
         )
 
     def summary(self) -> str:
@@ -119,6 +121,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     picker: PickerPlan | None = None
     scheduling_recipe: str = ""
     """The source of the scheduling: equal recipes schedule equally."""
+    time_limit_s: float = TIME_LIMIT_S
+    """For a call of scheduling code that users wrote."""
     first_wait_s: float | None = None
     """How long requests wait while there is no instance; None if the scheduling decides."""
     engine: Engine | None = None
@@ -168,6 +172,12 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy is not None:
             return self.policy.name
         return "" if self.picker is None else self.picker.name
+
+    @property
+    def scheduling_code(self) -> list[object]:
+        """The policy or the plugins of its scheduling."""
+        plugins = () if self.picker is None else self.picker.plugins.values()
+        return [*plugins] if self.policy is None else [self.policy]
 
     def dispatch_plan(self) -> DispatchPlan:
         """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""

@@ -29,6 +29,7 @@ from pointsman.pipeline.options import NodeOptions
 from pointsman.placement.asks import Arrangement, PlacementRules
 from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS
+from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.scaling.limits import MetricQuery, ScalingLimits
 from pointsman.selection import LabelExpression
 
@@ -367,6 +368,8 @@ class SchedulingSpec(Section, frozen=True):
     """A built-in policy, or your own class as package.module:Name."""
     parameters: dict[str, Any] = {}
     config: InlinePicker | None = None
+    time_limit: Time = TIME_LIMIT_S
+    """For one call of a policy or plugin of your own; built-in ones have none."""
 
 
 class DeploymentSpec(Section, frozen=True):

@@ -115,7 +115,7 @@ UNKNOWN_LOAD = {
     "paused_s": None,
 }
 """Of an instance that is not in service."""
-NO_REQUESTS: dict[str, Any] = {"strategy": "", "waiting": 0, "running": 0, "instances": {}}
+NO_REQUESTS: dict[str, Any] = {"strategy": "", "policies": [], "waiting": 0, "running": 0, "instances": {}}
 """Of a deployment that is not in service."""
 
 
@@ -150,6 +150,7 @@ def _deployment_status(
         "desired": 0 if wanted is None else wanted.replicas + len(wanted.endpoints),
         "ready": sum(one.phase is Phase.READY for one in members),
         "strategy": load["strategy"],
+        "policies": load["policies"],
         "waiting": load["waiting"],
         "running": load["running"],
         "instances": [_instance_status(one, load["instances"].get(one.id, UNKNOWN_LOAD), now) for one in members],

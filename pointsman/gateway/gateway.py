@@ -32,6 +32,7 @@ from pointsman.parameters import host_and_port, is_loopback
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
+from pointsman.runtimes.policy_runner import Watchdog
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
@@ -205,7 +206,9 @@ class Gateway:
         self.buffered = BufferBudget(settings.max_buffered_bytes)
         self.upstream = Upstream(settings.upstream, loop)
         self.outbox = self.upstream.outbox
-        self.traffic: Traffic = Traffic(LoopClock(loop), self.upstream, _dispatcher_settings(settings))
+        clock = LoopClock(loop)
+        self._watchdog = Watchdog(clock.now)
+        self.traffic: Traffic = Traffic(clock, self.upstream, _dispatcher_settings(settings), self._watchdog)
         self.traffic.hooks.gone = self.upstream.instance_left
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
@@ -324,6 +327,7 @@ class Gateway:
 
     def close(self) -> None:
         self.outbox.flush()
+        self._watchdog.close()
         self.tasks.close()
         for client in list(self.clients):
             client.transport.abort()

@@ -8,6 +8,19 @@ from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
+from pointsman.render.grammar import (
+    Facts,
+    chosen,
+    closed_for,
+    in_flight,
+    instance_failed,
+    label_mismatch,
+    shortage,
+    stands_out,
+    too_busy,
+    unplaced,
+    waited,
+)
 from pointsman.render.text import (
     OBSTACLES,
     REMEDIES,
@@ -21,7 +34,6 @@ from pointsman.render.text import (
     too_little_room,
 )
 
-Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
 Group: TypeAlias = Any
 """Rejections with one code: a `Counted` of pointsman.reasons, which imports this module, or the same from JSON."""
@@ -99,23 +111,6 @@ def _remedied(template: str) -> Callable[[Facts], str]:
     return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 
-def _label_mismatch(facts: Facts) -> str:
-    key, found, operator = facts["key"], facts["found"], facts["operator"]
-    if operator == "DoesNotExist":
-        return f"{key} is {found}, and must be absent"
-    if operator == "NotIn":
-        return f"{key} is {found}, which is excluded"
-    return f"{key} is absent" if found is None else f"{key} is {found}, not {' or '.join(facts['values'])}"
-
-
-def _too_busy(facts: Facts) -> str:
-    return ", ".join(f"{name} {facts[name]:.3g} (at most {limit:g})" for name, limit in facts["limits"].items())
-
-
-def _in_flight(facts: Facts) -> str:
-    return ", ".join(f"{facts[name]:g} of {limit:g} {name} in flight" for name, limit in facts["limits"].items())
-
-
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
     return "; ".join(
         f"{quantity(run['candidates'], noun)}: {tally(run['rejected'])}"
@@ -132,31 +127,6 @@ def _no_instance(facts: Facts) -> str:
     return f"no instance can take {wanted}: {why}"
 
 
-def _chosen(rule: str) -> Callable[[Facts], str]:
-    def render(facts: Facts) -> str:
-        limit, latency = facts["limit"], facts["expected_ms"]
-        running = f"{facts['running']:.0f}" + ("" if limit is None else f" of {limit}")
-        return f"{rule.format(**facts)} ({running} running{'' if latency is None else f', about {latency:.0f} ms'})"
-
-    return render
-
-
-def _shortage(facts: Facts) -> str:
-    unit, size = ("requests", "") if "size_bytes" not in facts else ("bytes", facts["size_bytes"])
-    own = f", and this request has {size:,}" if "size_bytes" in facts else ""
-    return f"{facts['waiting']:,} of {facts['limit']:,} {unit} waiting {facts['where']}{own} ({facts['setting']})"
-
-
-def _waited(what: str, advice: str) -> Callable[[Facts], str]:
-    def render(facts: Facts) -> str:
-        limit, setting = facts["limit_s"], facts["setting"]
-        bound = f"its own deadline allowed {limit:g} s" if setting is None else f"the limit is {limit:g} s ({setting})"
-        because = f" ({facts['because']})" if facts.get("because") and not facts.get("absence") else ""
-        return f"waited {facts['waited_s']:.3g} s {what}; {bound}; {facts.get('absence') or advice}{because}"
-
-    return render
-
-
 def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str]:
     """With what is known about the lack of instances, in place of the general advice."""
 
@@ -164,35 +134,6 @@ def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str
         return "; ".join(filter(None, [_rendered(template, facts), str(facts.get("absence") or advice)]))
 
     return render
-
-
-_NO_RETRY = {
-    "begun": "after part of the answer had gone out",
-    "no-retry": "and must not be sent again",
-    "shutting-down": "while shutting down",
-}
-
-
-def _instance_failed(facts: Facts) -> str:
-    when = _NO_RETRY.get(facts["no_retry"], f"at try {facts['tries']} of {facts['max_tries']}")
-    return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
-
-
-def _closed_for(facts: Facts) -> str:
-    left = f"{facts['left_s']:.3g} s of {facts['for_s']:.3g} s left" if "left_s" in facts else f"{facts['for_s']:g} s"
-    return f"{left}{', time {times} in a row'.format(**facts) if facts.get('times', 0) > 1 else ''}: {facts['why']}"
-
-
-def _stands_out(facts: Facts) -> str:
-    kind, share = facts["kind"], "{errors} of {results} requests".format(**facts)
-    what = f"{share} failed on it" if kind == "failed" else f"it answered {kind} to {share}"
-    others = "{peer_errors} of {peer_results}".format(**facts)
-    return f"{what}, its peers to {others}" if kind != "failed" else f"{what}, and {others} on its peers"
-
-
-def _unplaced(facts: Facts) -> str:
-    verb = "has" if facts["unplaced"] == 1 else "have"
-    return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
 
 
 # Placement
@@ -242,12 +183,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
     "other-model": Phrase("serving another model"),
     "not-accepting": Phrase("not accepting requests"),
-    "paused": Phrase("paused", _closed_for),
-    "ejected": Phrase("ejected", _closed_for),
+    "paused": Phrase("paused", closed_for),
+    "ejected": Phrase("ejected", closed_for),
     "full": Phrase("full", "{load:g} of {limit:g} requests"),
     "over-budget": Phrase("over budget", "would cost {cost:.3g} of {budget:.3g} (inf: unknown)"),
     "too-slow": Phrase("too slow", "{expected_ms:.0f} ms expected, {left_ms:.0f} ms left"),
-    "labels-differ": Phrase("labels do not match", _label_mismatch),
+    "labels-differ": Phrase("labels do not match", label_mismatch),
     "not-for-decode": Phrase("not for decode", _ROLE),
     "not-for-prefill": Phrase("not for prefill", _ROLE),
     "not-for-encode": Phrase("not for encode", _ROLE),
@@ -260,7 +201,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "(nan: not predicted)",
     ),
     "prompt-out-of-range": Phrase("prompt out of range", "{tokens} tokens, {label} is {range}"),
-    "too-busy": Phrase("too busy", _too_busy),
+    "too-busy": Phrase("too busy", too_busy),
     "far-from-peer": Phrase("far from the endpoint of another stage", "not the same {level}"),
     "attribute-differs": Phrase("an attribute is not as demanded", attribute_found),
     "saturated": Phrase(
@@ -268,7 +209,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "{waiting:g} waiting (must be below {max_waiting:g}), KV cache {kv_usage:.0%} full "
         "(below {max_kv_usage:.0%}), measured {age_s:.3g} s ago (at most {max_age_s:g})",
     ),
-    "concurrency-limit": Phrase("full", _in_flight),
+    "concurrency-limit": Phrase("full", in_flight),
     # Why no instance was chosen
     "none-chosen": _none_chosen,
     "no-instance-can-take": _with_absence(_no_instance),
@@ -288,11 +229,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "unknown-profile": _words('no profile is named "{profile}"; header {header} may say {profiles}'),
     "producer-failed": "{producer} failed: {error}",
     # Why an instance was chosen
-    "best-of-profile": _chosen('{policy}: best of {candidates} by profile "{rule}"'),
-    "best-by-rule": _chosen("{policy}: {rule} of {candidates}"),
+    "best-of-profile": chosen('{policy}: best of {candidates} by profile "{rule}"'),
+    "best-by-rule": chosen("{policy}: {rule} of {candidates}"),
     "policy": "{text}",
     # Why a decision of a user's policy was not carried out
     "decision-dropped": 'policy "{policy}" chose "{instance}", which was not carried out: {cause}',
+    "stand-in-decided": "{stand_in} decided, not {policy}, which {cause}",
     "unknown-request": 'request "{request_id}" was not waiting, or was decided before',
     "unknown-instance": 'there is no instance "{instance}"',
     "instance-not-allowed": 'instance "{instance}" may not be chosen: {cause}',
@@ -308,17 +250,17 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "the only instance in service takes no requests for {left_s:.3g} s, as it has asked for",
         "all {instances} instances in service take no requests for {left_s:.3g} s, as they have asked for",
     ),
-    "queue-full": lambda facts: f"the queue is full: {_shortage(facts)}",
+    "queue-full": lambda facts: f"the queue is full: {shortage(facts)}",
     "no-instance-queue-full": _with_absence(
-        lambda facts: f"no instance is running, and the queue is full: {_shortage(facts)}", "start an instance"
+        lambda facts: f"no instance is running, and the queue is full: {shortage(facts)}", "start an instance"
     ),
     "displaced": lambda facts: (
         f"displaced by higher-priority work: a request of priority {facts['by_priority']} needed the room of this one "
-        f"of priority {facts['priority']} in a full queue: {_shortage(facts)}; send it again later"
+        f"of priority {facts['priority']} in a full queue: {shortage(facts)}; send it again later"
     ),
-    "waited-too-long": _waited("without an instance having room", "send less or add instances"),
+    "waited-too-long": waited("without an instance having room", "send less or add instances"),
     "none-expected": _with_absence("no instance is running, starting or expected"),
-    "no-instance-came": _waited("and no instance is running", "start an instance"),
+    "no-instance-came": waited("and no instance is running", "start an instance"),
     "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
     "deployment-removed": _with_absence(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
@@ -327,7 +269,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "id-waiting": 'a request with the id "{request_id}" is waiting; use a unique id for each request',
     "ordering-failed": "it cannot be ordered: {error}",
     "undecided": "scheduling failed: {error}",
-    "instance-failed": _instance_failed,
+    "instance-failed": instance_failed,
     "not-sent": "the gateway could not connect to {instance}, which is no fault of it: {error}; send it again later",
     "client-gone": "the client went away",
     "stopped-for-priority": "stopped while running: work of priority {by_priority} could not start, and this "
@@ -336,7 +278,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "shutting-down": "the gateway is shutting down; send the request to another one",
     "cut-off": "{text}",
     # Why a worker has no place for an instance
-    "label-differs": Phrase("label mismatch", _label_mismatch),
+    "label-differs": Phrase("label mismatch", label_mismatch),
     "not-chosen-by-hand": Phrase("not chosen by hand"),
     "worker-not-ready": Phrase("not ready", "{status}"),
     "no-gpu-for-engine": Phrase(
@@ -412,7 +354,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "requests-fail": "requests fail on it: {why}",
     "requests-fail-again": "requests fail on it, although probes do not: {why}",
     "requests-and-probe-failed": "{before}; and a probe failed: {why}",
-    "stands-out": _stands_out,
+    "stands-out": stands_out,
     "not-ejected": "{why}; not ejected: {ready} are ready, {ejected} ejected (maxEjected {max_ejected:g})",
     "endpoint-silent": "does not answer: {why}",
     "not-ready-yet": "not ready yet: {probe}",
@@ -479,12 +421,23 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "took {taken_s:.3g} s; it may take {limit_s:g} s (timeLimit)",
     ),
     "policy-raised": "{text}",
+    "policy-slow": "took {taken_ms:g} ms; it may take {limit_ms:g} ms (timeLimit)",
+    "policy-blocked": "was interrupted after {limit_ms:g} ms",
+    "policy-suspended": "is suspended for another {left_s:.3g} s, as it {cause}",
+    "policy-unguarded": 'deployment "{deployment}": calls of {policy} cannot be timed; write it as an ordinary class',
+    "policy-misbehaves": _either(
+        "left_s",
+        None,
+        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); it is in use',
+        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); a stand-in decides, '
+        "and it is tried again in {left_s:g} s",
+    ),
     "policy-state-too-large": "wrote {size_kib} KiB into view.state, which may have {limit_kib} KiB; what it wrote is "
     "dropped",
     "policy-answer-invalid": "returned {found}; it must be a whole number of replicas from 0 to {max:,}, or a Wish "
     "for one",
     "instance-not-running": "{instance} does not run: {why}",
-    "instances-unplaced": _unplaced,
+    "instances-unplaced": unplaced,
     # What this process or machine lacks
     "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
     "usage-refused": _words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),

@@ -83,6 +83,8 @@ class Choice(msgspec.Struct, eq=False):
 
     result: SchedulingResult[Endpoint]
     decided: Decided
+    stood_in: Reason | None = None
+    """Why a stand-in made it; None if the policy itself did."""
 
     @property
     def decision(self) -> SchedulingDecision:

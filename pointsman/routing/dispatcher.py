@@ -304,7 +304,8 @@ class Dispatcher:
         self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         """They read what `Scraped` delivers."""
         self._journal.strategy = plan.route.name
-        self._chooser.route = plan.route
+        self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
+        self._chooser.failed = self._journal.error
         self._evicts = plan.make_eviction is not None
         hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)

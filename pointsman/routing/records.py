@@ -12,6 +12,7 @@ from pointsman.render.text import trace_table
 from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Refusal
+from pointsman.routing.user_code import UserCodeFailed
 from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
 
@@ -192,7 +193,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
     dropped: Reason | None = None
-    """The last decision of a user's policy about it that was not carried out, and why."""
+    """Why the policy's own decision about it was not carried out, or why the policy did not decide."""
     failures: tuple[tuple[str, str], ...] = ()
     """(instance, error) of each failed try."""
     sent_at: float | None = None
@@ -381,12 +382,16 @@ class Journal:
         self.counters.arrived += 1
         return self.records.open(request, now)
 
-    def went_at_once(self, sent: "Sent", made: Decided, trace: Trace | None, now: float) -> None:
-        """A request was sent on arrival."""
+    def went_at_once(
+        self, sent: "Sent", made: Decided, trace: Trace | None, now: float, why: Reason | None = None
+    ) -> None:
+        """A request was sent on arrival. `why`: a stand-in decided about it."""
         self.counters.arrived += 1
         self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)
         record.trace, record.strategy, record.made, record.sent_at = trace, sent.strategy, made, now
+        if why is not None:
+            record.dropped = why
 
     def tried(self, request: RequestMetadata, trace: Trace | None, failure: SchedulingFailure[Endpoint] | None) -> None:
         """A cycle ran for a waiting request."""
@@ -402,12 +407,13 @@ class Journal:
             facts = {"policy": policy, "instance": made.target_instance_id, "cause": broken}
             record.dropped = Reason("decision-dropped", facts)
 
-    def sent(self, sent: "Sent", made: Decided | SchedulingDecision) -> None:
+    def sent(self, sent: "Sent", made: Decided | SchedulingDecision, why: Reason | None = None) -> None:
         item = sent.item
         self.counters.dispatched(sent.strategy, made.target_instance_id, item.taken_at - item.enqueued_at)
         record = self.records.get(made.request_id)
         if record is not None:
             record.strategy, record.made, record.failure = sent.strategy, made, None
+            record.dropped = why or record.dropped
             record.sent_at = item.taken_at
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -438,6 +444,11 @@ class Journal:
         self._ended(refusal.outcome.value, record)
 
     def error(self, error: Exception, whose: str = "") -> None:
+        if isinstance(error, UserCodeFailed):
+            if error.why.code == "policy-suspended":
+                return  # it was not called
+            self.counters.policy_error(f"{error.plugin}: {error.why}")
+            return
         text = f"{type(error).__name__}: {error}"
         self.counters.policy_error(f"{whose}: {text}" if whose else text)
 

@@ -5,12 +5,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pointsman.errors import PluginError
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice, Vetted, decide, vet
 from pointsman.routing.endpoints import Endpoint, EndpointTable
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.plugins import Admitter, Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued, SaturationDetector
+from pointsman.routing.user_code import UserCodeFailed
 from pointsman.selection import Cycle, Scheduler, SchedulingFailure, Trace, mixed
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
@@ -78,6 +80,10 @@ class Chooser:
 
     def __init__(self, route: Route, fleet: EndpointTable, *, traced: bool, seed: int) -> None:
         self.route = route
+        self.stand_in: Route | None = None
+        """Chooses where the route raises. None: the exception is passed on."""
+        self.failed: Callable[[Exception], None] = lambda _: None
+        """Called when the stand-in has to choose."""
         self._fleet = fleet
         self._traced = traced
         self._seed = mixed(seed, 0)
@@ -97,7 +103,24 @@ class Chooser:
                 endpoints = rest
             if cycle.trace is not None:
                 cycle.trace.note(Reason("failed-before", {"instances": tuple(sorted(item.excluded))}))
-        return self.route.choose(cycle, endpoints)
+        try:
+            return self.route.choose(cycle, endpoints)
+        except Exception as error:
+            if self.stand_in is None:
+                raise
+            return self._choose_instead(self.stand_in, cycle, endpoints, error)
+
+    def _choose_instead(
+        self, stand_in: Route, cycle: RequestCycle, endpoints: Endpoints, error: Exception
+    ) -> Choice | SchedulingFailure[Endpoint]:
+        self.failed(error)
+        cycle.state.clear()
+        if cycle.trace is not None:  # what the other considered explains nothing of this choice
+            cycle.trace = Trace()
+        choice = stand_in.choose(cycle, endpoints)
+        if isinstance(choice, Choice):
+            choice.stood_in = stood_in(stand_in.name, self.route.name, error)
+        return choice
 
     def choose_by(self, policy: BatchPolicy, requests: Sequence[RequestMetadata], now: float) -> Vetted:
         """The decisions of a policy about these requests, checked. The policy may raise any exception."""
@@ -105,6 +128,16 @@ class Chooser:
         policy.seed = self._seed = (self._seed + SEED_STEP) & _64_BITS
         decisions = policy.schedule(list(requests), self._fleet.instances())
         return vet(decisions, requests, EndpointTable(self._fleet.instances()), policy.price_per_gpu_hour)
+
+
+def stood_in(stand_in: str, policy: str, error: Exception) -> Reason:
+    """Why the stand-in decided and not the policy."""
+    if isinstance(error, UserCodeFailed):
+        return Reason("stand-in-decided", {"stand_in": stand_in, "policy": error.plugin, "cause": error.why})
+    broken = error.broken if isinstance(error, PluginError) else f"raised {type(error).__name__}: {error}"
+    name = error.plugin if isinstance(error, PluginError) else policy
+    cause = Reason("policy-failed", {"error": broken})
+    return Reason("stand-in-decided", {"stand_in": stand_in, "policy": name, "cause": cause})
 
 
 def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
@@ -139,6 +172,8 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     """Makes the queue of one model."""
     policy: BatchPolicy | None = None
     """Decides by batch; `route` decides when it raises."""
+    stand_in: Route | None = None
+    """Decides where code of users in `route` fails. None: the request is refused."""
     plugins: tuple[Any, ...] = ()
     """Each is called for the roles that it implements."""
     detector: SaturationDetector | None = None

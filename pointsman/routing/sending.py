@@ -24,7 +24,7 @@ from pointsman.routing.plugins import (
 from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal
 from pointsman.routing.request_table import Hold, Pool, RequestTable, holds_of
-from pointsman.routing.routes import BatchPolicy, Chooser, DispatchPlan, pool_wide
+from pointsman.routing.routes import BatchPolicy, Chooser, DispatchPlan, pool_wide, stood_in
 from pointsman.selection import Producer, SchedulingFailure, SchedulingResult, plugin_name
 from pointsman.types import RequestMetadata, arrived
 
@@ -147,9 +147,11 @@ class Sender:
             return False
         result = choice.result
         target = result.target
-        sent = self.table.send(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
+        why = choice.stood_in
+        strategy = self.chooser.route.name if why is None else choice.decided.how[1]
+        sent = self.table.send(item, pool, target, strategy, holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
-        self._journal.went_at_once(sent, choice.decided, cycle.trace, now)
+        self._journal.went_at_once(sent, choice.decided, cycle.trace, now, why)
         commands.append(
             Send(request, choice.decided, target, headers, self.hooks.answer_headers(request, target, result))
         )
@@ -163,12 +165,14 @@ class Sender:
 
     def send_waiting(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
         """Send all waiting requests of a pool that fit on an instance."""
+        failed: Reason | None = None
         if self._policy is not None:
             dropped = self._send_by(self._policy, pool, now, commands)
-            if dropped is not None:
+            if not isinstance(dropped, Reason):
                 self._decide_again(dropped, pool, now, commands)
                 self.refuse_paused(pool, now, commands)
                 return
+            failed = dropped
         passed: list[Queued] = []
         pool.queue.retry_parked(MAX_UNPARKED)
         while len(passed) <= MAX_PASSED and not (self._waits and self.fleet.load.all_full):
@@ -179,7 +183,7 @@ class Sender:
                 break
             if item is None:
                 break
-            failure = self._send(item, pool, now, commands)
+            failure = self._send(item, pool, now, commands, failed)
             if failure is not None and not failure.failures:
                 pool.queue.drop(item)  # no profile ran: waiting will not help
                 refusal = Refusal(Outcome.REJECTED_UNSCHEDULABLE, failure.reason)
@@ -206,9 +210,9 @@ class Sender:
         return 0.0 if full is None else float(full)
 
     def _send(
-        self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand]
+        self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand], failed: Reason | None = None
     ) -> SchedulingFailure[Endpoint] | None:
-        """Send a request; if no instance can take it now, why."""
+        """Send a request; if no instance can take it now, why. `failed`: why the policy does not decide about it."""
         cycle = self.chooser.cycle(item.request, now)
         try:
             choice = self.chooser.choose(cycle, item)
@@ -225,26 +229,28 @@ class Sender:
         target = result.target
         if item.enqueued_at < now:
             self.fleet.load.sent_from_backlog(target)
-        sent = self.table.send_waiting(item, pool, target, self.chooser.route.name, holds_of(cycle, result))
+        why = choice.stood_in or failed
+        strategy = self.chooser.route.name if choice.stood_in is None else choice.decided.how[1]
+        sent = self.table.send_waiting(item, pool, target, strategy, holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
-        self._journal.sent(sent, choice.decided)
+        self._journal.sent(sent, choice.decided, why)
         answer = self.hooks.answer_headers(item.request, target, result)
         commands.append(Send(item.request, choice.decided, target, headers, answer))
         return None
 
     def _send_by(
         self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]
-    ) -> list[Queued] | None:
+    ) -> list[Queued] | Reason:
         """Let a user's policy decide about all waiting requests; those whose decisions were dropped.
 
-        None: it raised, and the route must decide about all.
+        A reason: why it did not decide. The route must decide about all.
         """
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
             vetted = self.chooser.choose_by(policy, [item.request for item in waiting.values()], now)
         except Exception as error:
             self._journal.error(error, policy.name)
-            return None
+            return stood_in(self.chooser.route.name, policy.name, error)
         for made, broken in vetted.bad:
             self._journal.dropped(made, broken, policy.name)
         for made in vetted.good:

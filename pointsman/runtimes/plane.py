@@ -30,7 +30,7 @@ from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, Policy
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, DocumentStore, Runtime, Timer
-from pointsman.runtimes.traffic import Traffic, TrafficLoad, prefix_problems, refuse_stranded, warmth
+from pointsman.runtimes.traffic import Traffic, TrafficLoad, refuse_stranded, scheduling_problems, warmth
 from pointsman.scaling.deployment import scaling_summary
 
 # Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
@@ -291,7 +291,7 @@ class Plane:
                 *self.documents.revision.broken.values(),
                 *self.scaling.problems(),
                 *self.runtime.tasks.problems(),
-                *prefix_problems(self.traffic.lanes.values()),
+                *scheduling_problems(self.traffic.lanes.values()),
             ],
         }
 

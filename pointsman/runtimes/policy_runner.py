@@ -1,11 +1,20 @@
-"""Calls a user's policy on a thread, one call at a time, with a time limit."""
+"""Calls of users' policies with a time limit: those of scaling on a thread, those of scheduling in the loop.
+
+A scaling policy has half a second, so a thread may answer late. A scheduling decision is due within microseconds, and
+handing requests and instances to a thread or process costs more than most decisions. So it runs in the loop, under a
+watchdog that raises an exception inside it when it blocks.
+"""
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType, GeneratorType
+from typing import Any
 
+from pointsman.routing.user_code import Stalled
 from pointsman.scaling.policy import TooSlow
 
 
@@ -54,3 +63,66 @@ class PolicyRunner:
                 return await answer
         except TimeoutError:
             return TooSlow(limit_s)
+
+
+AGAIN_S = 0.01
+"""Until code that survived an interruption is interrupted again."""
+
+
+class Watchdog:
+    """Times scheduling code of users, and interrupts it where it blocks, by a signal (SIGALRM).
+
+    Signals reach the main thread only. In another thread, or where the program uses that signal itself, code is timed
+    and not interrupted. Calls share one timer, which is set once per limit and not once per call: a call costs two
+    readings of the clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.inside = False
+        self.interrupts: bool | None = None
+        """None: no code of users has run yet."""
+        self._deadline: float | None = None
+        """Of the call under way; None if there is none."""
+        self._armed = False
+
+    def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
+        began = time.perf_counter()
+        self._deadline, self.inside = began + limit_s, True
+        if not self._armed:
+            self._arm(limit_s)
+        try:
+            answer = method(*about)
+            if type(answer) is GeneratorType:
+                answer = list(answer)
+        finally:
+            self._deadline, self.inside = None, False
+        return answer, time.perf_counter() - began
+
+    def close(self) -> None:
+        """Give the signal back."""
+        if self.interrupts:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self.interrupts, self._armed = None, False
+
+    def _arm(self, limit_s: float) -> None:
+        if self.interrupts is None:
+            is_main = threading.current_thread() is threading.main_thread()
+            self.interrupts = is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            if self.interrupts:
+                signal.signal(signal.SIGALRM, self._fired)
+        self._armed = True
+        if self.interrupts:
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+
+    def _fired(self, number: int, frame: FrameType | None) -> None:
+        deadline = self._deadline
+        if deadline is None:
+            self._armed = False
+            return
+        left_s = deadline - time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, AGAIN_S))
+        # In our own frame the code has not begun or has ended: only its own frames are interrupted.
+        if left_s <= 0 and frame is not None and frame.f_code is not Watchdog.call.__code__:
+            raise Stalled

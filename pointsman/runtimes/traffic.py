@@ -4,7 +4,7 @@ Enters: requests (from a gateway), instances and metrics (from a plane). Leaves:
 what a dispatcher decides is carried out at once, in its order.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from pointsman.config.plan import DeploymentPlan
@@ -38,6 +38,7 @@ from pointsman.routing.outliers import FAILED, Doubt, Outlier, Outliers
 from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
+from pointsman.routing.user_code import CodeWatch, Containment
 from pointsman.runtimes.interface import Activity, Clock, Timer
 from pointsman.types import ExecutionInstance
 
@@ -88,6 +89,7 @@ class Lane:
         "_now",
         "_timer",
         "closed",
+        "containment",
         "dispatcher",
         "hooks",
         "name",
@@ -104,6 +106,8 @@ class Lane:
         self.dispatcher = dispatcher
         self.start_up_s: float | None = None
         """How long an instance takes to start; None if unknown."""
+        self.containment: Containment | None = None
+        """Of its user code; None if nothing times it."""
         self.closed = False
         """Its deployment is gone: nothing new comes, what waits and what runs may end."""
         self._carrier = carrier
@@ -207,6 +211,13 @@ class Lane:
             self._clock.call_soon(self._idle_calls.pop(instance_id))
 
 
+def contain(lane: Lane, watch: CodeWatch | None) -> None:
+    """Time the code of users in the scheduling of a lane."""
+    if watch is not None:
+        lane.containment = Containment(watch, lane.plan.time_limit_s)
+        lane.containment.contain(lane.plan.scheduling_code)
+
+
 def unavailability(lane: Lane) -> Unavailable | None:
     """Why no instance takes requests; None if that is unknown."""
     why = lane.hooks.unavailability
@@ -269,12 +280,14 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
     return {name: float(index.held(name)) for index in known for name in index.servers}
 
 
-def prefix_problems(lanes: Iterable[Lane]) -> list[str]:
-    """What such plugins cannot do as engines report it."""
+def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
+    """What policies and plugins of lanes do not do as configured."""
     each = [(lane.name, producer) for lane in lanes for producer in prefix_producers(lane)]
     short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
     merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
-    return [str(reason) for reason in (*short, *merged)]
+    contained = [(lane.name, lane.containment) for lane in lanes if lane.containment is not None]
+    misbehaving = [reason for name, one in contained for reason in one.problems(name)]
+    return [str(reason) for reason in (*short, *merged, *misbehaving)]
 
 
 def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:
@@ -300,7 +313,15 @@ def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict
 class Traffic:
     """All lanes, by deployment and by the names of their models."""
 
-    def __init__(self, clock: Clock, carrier: Carrier, settings: DispatcherSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        carrier: Carrier,
+        settings: DispatcherSettings = DEFAULT_SETTINGS,
+        watch: CodeWatch | None = None,
+    ) -> None:
+        """`watch` times the scheduling code of users; None, as on virtual time: nothing does."""
+        self._watch = watch
         self.hooks = TrafficHooks()
         self.by_model: dict[str, Lane] = {}
         """By the names that clients use."""
@@ -330,12 +351,14 @@ class Traffic:
                 lane.closed = False
             if lane is None:
                 dispatcher = Dispatcher(plan.dispatch_plan(), self.settings)
-                self.lanes[name] = Lane(plan, dispatcher, self._carrier, self._clock, self.hooks)
+                lane = self.lanes[name] = Lane(plan, dispatcher, self._carrier, self._clock, self.hooks)
+                contain(lane, self._watch)
             else:
                 changed = lane.plan.scheduling_recipe != plan.scheduling_recipe
                 changed |= lane.plan.first_wait_s != plan.first_wait_s
                 lane.plan = plan
                 if changed:
+                    contain(lane, self._watch)
                     lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), self._clock.now()))
         self.by_model = {
             model: lane for lane in self.lanes.values() if not lane.plan.internal for model in lane.plan.names
@@ -407,6 +430,7 @@ class Traffic:
         members = [str(endpoint) for endpoint in dispatcher.fleet.roster]
         return {
             "strategy": dispatcher.strategy,
+            "policies": [] if lane.containment is None else lane.containment.report(),
             "waiting": len(dispatcher) - dispatcher.running,
             "running": dispatcher.running,
             "instances": {name: _instance_load(dispatcher, name, now) for name in members},

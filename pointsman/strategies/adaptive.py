@@ -27,13 +27,16 @@ class AdaptivePolicy(Strategy):
         high_priority: int = RequestPriority.HIGH,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
         urgent_below_ms: float = URGENT_BELOW_MS,
+        overdue_first: bool = False,
     ) -> None:
         if not 0 <= low_load <= high_load:
             raise ValueError(f"lowLoad must be between 0 and highLoad, found {low_load} and {high_load}")
         self._high_load, self._low_load, self._high_priority = high_load, low_load, high_priority
         self.price_per_gpu_hour = price_per_gpu_hour
         self._priority = PriorityPolicy(fast_from=high_priority, price_per_gpu_hour=price_per_gpu_hour)
-        self._slo_aware = SLOAwarePolicy(urgent_below_ms, price_per_gpu_hour=price_per_gpu_hour)
+        self._slo_aware = SLOAwarePolicy(
+            urgent_below_ms, overdue_first=overdue_first, price_per_gpu_hour=price_per_gpu_hour
+        )
         self._cost = CostOptimizedPolicy(price_per_gpu_hour)
         for part in (self._priority, self._slo_aware, self._cost):
             part.name = f"{self.name}, {part.name}"
@@ -46,9 +49,14 @@ class AdaptivePolicy(Strategy):
             return self._slo_aware
         return self._cost if load <= self._low_load else self._slo_aware
 
-    def order(self, request: RequestMetadata) -> tuple[float, float, float]:
-        high = request.priority if request.priority >= self._high_priority else self._high_priority - 1
-        return -high, *self._slo_aware.order(request)
+    def order(self, request: RequestMetadata) -> tuple[float, ...]:
+        return -self._importance(request), *self._slo_aware.order(request)
+
+    def order_at(self, request: RequestMetadata, now: float) -> tuple[float, ...]:
+        return -self._importance(request), *self._slo_aware.order_at(request, now)
+
+    def _importance(self, request: RequestMetadata) -> int:
+        return request.priority if request.priority >= self._high_priority else self._high_priority - 1
 
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
         return self.for_batch([cycle.request], endpoints).rule_for(cycle, endpoints)

@@ -109,6 +109,19 @@ class Strategy(SchedulingPolicy):
     def order(self, request: RequestMetadata) -> Any:
         """A sort key; the smallest goes first, equal keys in the order given."""
 
+    def order_at(self, request: RequestMetadata, now: float) -> Any:
+        """The key at this time, if it depends on time; by default it does not.
+
+        A queue asks when the request is about to go, and puts it where the new key belongs. A key may only grow.
+        """
+        return self.order(request)
+
+    @classmethod
+    def order_changes(cls) -> bool:
+        """Whether the order depends on time: one class defines both methods, so that their keys can be compared."""
+        own, at = (next(one for one in cls.__mro__ if name in vars(one)) for name in ("order", "order_at"))
+        return own is at and cls is not Strategy
+
     @abstractmethod
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
         """How to choose an instance for this request, given the current state of the endpoints."""
@@ -118,7 +131,10 @@ class Strategy(SchedulingPolicy):
         return self
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
-        return sorted(requests, key=self.order)
+        if not self.order_changes():
+            return sorted(requests, key=self.order)
+        now = self.time_of(requests)
+        return sorted(requests, key=lambda request: self.order_at(request, now))
 
     def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
         fleet = EndpointTable(instances)

@@ -16,9 +16,13 @@ class StrategyOrder:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
+        self.key_at = self._key_at if strategy.order_changes() else None
 
     def key(self, item: Queued) -> Any:
         return self._strategy.order(item.request)
+
+    def _key_at(self, item: Queued, now: float) -> Any:
+        return self._strategy.order_at(item.request, now)
 
 
 def keeps_its_order(policy: SchedulingPolicy) -> bool:
@@ -44,7 +48,7 @@ def plan_for(
     """A plan whose queue is in the policy's order and whose choices are the policy's.
 
     At most `max_waiting` requests wait per model, each at most `ttl_s` seconds, or `first_wait_s`, if given, while
-    there is no instance. FIFO decides while a user's policy raises.
+    there is no instance. FIFO decides where a user's policy fails.
     """
     strategy = policy if isinstance(policy, Strategy) else FIFOPolicy()
     band = BandSettings(max_requests=max_waiting, max_bytes=None, ordering=StrategyOrder(strategy))
@@ -52,4 +56,5 @@ def plan_for(
         strategy,
         lambda: FlowControl([band], single_band=True, default_request_ttl_s=ttl_s, first_wait_s=first_wait_s),
         policy=None if keeps_its_order(policy) else policy,
+        stand_in=FIFOPolicy(),
     )

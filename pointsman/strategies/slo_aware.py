@@ -1,7 +1,5 @@
 """The nearest deadline first, on an instance that makes it."""
 
-from math import inf
-
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.deadline import MeetsDeadline
 from pointsman.routing.plugins import Endpoints, RequestCycle
@@ -13,7 +11,10 @@ URGENT_BELOW_MS = 1000.0
 
 
 class SLOAwarePolicy(Strategy):
-    """Nearest deadline first, requests without one last; the fastest instance for urgent requests.
+    """Nearest deadline first, then those that are overdue, then those without one; the fastest instance if urgent.
+
+    An overdue request cannot be saved any more, so it takes no place from one that can. With `overdue_first` it goes
+    by its deadline like the others, ahead of them.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
     go to the least loaded instance of those that are expected to make the deadline, or of all if none is.
@@ -23,18 +24,26 @@ class SLOAwarePolicy(Strategy):
         self,
         urgent_below_ms: float = URGENT_BELOW_MS,
         urgent_share: float = 0.5,
+        overdue_first: bool = False,
         price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> None:
         self._urgent_below_ms = urgent_below_ms
         self._urgent_share = urgent_share
+        self._overdue_first = overdue_first
         self.price_per_gpu_hour = price = price_per_gpu_hour
         self._fastest = rule("urgent, fastest", Fastest(), price=price)
         self._in_time = rule("in time, least loaded", LeastLoaded(), price=price, first=[MeetsDeadline()])
         self._least_loaded = rule("no deadline, least loaded", LeastLoaded(), price=price)
 
-    def order(self, request: RequestMetadata) -> tuple[float, float]:
+    def order(self, request: RequestMetadata) -> tuple[int, float, float]:
         deadline = request.deadline
-        return inf if deadline is None else deadline, arrival(request)
+        return (2, 0.0, arrival(request)) if deadline is None else (0, deadline, arrival(request))
+
+    def order_at(self, request: RequestMetadata, now: float) -> tuple[int, float, float]:
+        deadline = request.deadline
+        if deadline is None or now <= deadline or self._overdue_first:
+            return self.order(request)
+        return 1, deadline, arrival(request)
 
     def rule_for(self, cycle: RequestCycle, endpoints: Endpoints) -> Rule:
         deadline, allowed_ms = cycle.request.deadline, cycle.request.slo_deadline_ms

@@ -52,6 +52,25 @@ def test_every_built_in_policy_serves_and_has_nothing_to_note(name: str) -> None
     assert plane.manager.notes == []
 
 
+@pytest.mark.parametrize("policy", ["slo-aware", "adaptive"])
+@pytest.mark.parametrize(
+    ("overdue_first", "expected"), [(False, ["later", "soon", "never"]), (True, ["soon", "later"])]
+)
+def test_an_overdue_request_takes_no_place_from_one_that_can_be_saved(
+    policy: str, overdue_first: bool, expected: list[str]
+) -> None:
+    plane = Plane(policy, instance("i"), parameters={"overdueFirst": overdue_first})
+    plane.submit("running")
+    plane.submit("never")
+    plane.submit("soon", slo_deadline_ms=1000.0)
+    plane.submit("later", slo_deadline_ms=60_000.0)
+    plane.clock.now += 5
+    went = [name for name, _ in sent(plane.manager.completed("running"))]
+    for _ in expected[1:]:
+        went += [name for name, _ in sent(plane.manager.completed(went[-1]))]
+    assert went == expected
+
+
 OWN = """
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import SchedulingDecision

@@ -18,7 +18,7 @@ from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome,
 from pointsman.routing.queue import FlowControl
 from pointsman.routing.routes import DispatcherSettings, DispatchPlan
 from pointsman.runtimes.tasks import LoopClock
-from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane, prefix_problems, prefix_producers
+from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane, prefix_producers, scheduling_problems
 from pointsman.strategies import FIFOPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata
 
@@ -677,17 +677,17 @@ def test_the_memory_for_prefix_indexes_is_shared_and_status_says_when_it_is_full
         yard.traffic.configure(plans("a", "b", "c", **picker)[:2])
         indexes = [producer.index for lane in yard.traffic.all_lanes() for producer in prefix_producers(lane)]
         assert [index.memory.max_entries for index in indexes] == [1024, 1024]
-        assert prefix_problems(yard.traffic.lanes.values()) == []
+        assert scheduling_problems(yard.traffic.lanes.values()) == []
         yard.traffic.admit("a", instance("i", limit=None))
         yard.traffic.measured("a", "i", Metrics(block_size=16, num_blocks=10**12))
         for number in range(300):
             yard.arrive(f"r{number}", prompt=f"{number:08d}" * 500)
             yard.end(f"r{number}")
         assert len(indexes[0]) <= 1024
-        [problem] = prefix_problems(yard.traffic.lanes.values())
+        [problem] = scheduling_problems(yard.traffic.lanes.values())
         assert "gateway.maxPrefixIndexBytes" in problem
         yard.traffic.prefix_index_bytes *= 8
         yard.traffic.configure(plans("a", **picker))
-        assert prefix_problems(yard.traffic.lanes.values()) == []
+        assert scheduling_problems(yard.traffic.lanes.values()) == []
 
     run(story)

@@ -105,6 +105,21 @@ def test_slo_aware_goes_nearest_deadline_first_and_those_without_last() -> None:
     assert order(SLOAwarePolicy(), *requests) == ["r2", "r1", "r0"]
 
 
+def test_slo_aware_puts_overdue_requests_behind_those_that_can_be_saved() -> None:
+    requests = [
+        request(0),
+        request(1, slo_deadline_ms=9000),
+        request(2, slo_deadline_ms=100),
+        request(3, slo_deadline_ms=50),
+    ]
+    for policy, expected in (
+        (SLOAwarePolicy(), ["r1", "r2", "r3", "r0"]),
+        (SLOAwarePolicy(overdue_first=True), ["r2", "r3", "r1", "r0"]),
+    ):
+        policy.now = 5.0
+        assert order(policy, *requests) == expected
+
+
 @pytest.mark.parametrize(
     ("facts", "now", "expected", "words"),
     [

@@ -165,7 +165,8 @@ def _not_default(entry: msgspec.Struct) -> dict[str, Any]:
 def _default(entry: Entry) -> Entry:
     """A request or instance with the same id, and defaults otherwise."""
     first = entry.__struct_fields__[0]
-    return type(entry)(**{first: getattr(entry, first)})
+    plain = {"arrival_time": 0.0} if isinstance(entry, RequestMetadata) else {}  # its default is the time of day
+    return type(entry)(**{first: getattr(entry, first)}, **plain)
 
 
 def _table(title: str, entries: Sequence[msgspec.Struct]) -> str:

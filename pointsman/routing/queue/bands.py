@@ -135,7 +135,7 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Band:
     """The waiting requests of one priority: flows, each in order, and the turns of the flows."""
 
-    __slots__ = ("flow_of", "flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
+    __slots__ = ("_key_at", "flow_of", "flows", "in_flight", "ordering", "parked", "priority", "room", "turns")
 
     def __init__(
         self, priority: int, settings: BandSettings, *, place: str = "", setting: str = "priorityBands[]"
@@ -143,6 +143,7 @@ class Band:
         self.priority = priority
         self.ordering = settings.ordering
         self.flow_of = settings.flow_of
+        self._key_at = getattr(settings.ordering, "key_at", None)
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
         """Only those with waiting requests."""
@@ -165,8 +166,21 @@ class Band:
                 self.discard(item)
                 raise
 
-    def next(self) -> Queued:
+    def next(self, now: float) -> Queued:
         """The head of the flow whose turn it is. There must be one."""
+        head = self._head()
+        if self._key_at is not None:
+            for _ in range(self.room.requests):  # each at most once, whatever keys a user's code gives
+                key = self._key_at(head, now)
+                if key == head.order_key:
+                    break
+                self.discard(head)
+                head.order_key = key
+                self.put(head)
+                head = self._head()
+        return head
+
+    def _head(self) -> Queued:
         name = self.turns.next()
         assert name is not None
         head = self.flows[name].first()

@@ -194,7 +194,7 @@ class FlowControl:
             if saturation >= ceiling:
                 self.blocked = Blocked(band.priority, ceiling)
                 return None
-            return self._backlog.hold(bands.next_parked(band) if retry else band.next(), now)
+            return self._backlog.hold(bands.next_parked(band) if retry else band.next(now), now)
         return None
 
     def take(self, item: Queued, now: float) -> None:

@@ -1,0 +1,77 @@
+"""Sentences whose grammar depends on their facts, as functions of those facts."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+Facts: TypeAlias = Mapping[str, Any]
+
+
+def label_mismatch(facts: Facts) -> str:
+    key, found, operator = facts["key"], facts["found"], facts["operator"]
+    if operator == "DoesNotExist":
+        return f"{key} is {found}, and must be absent"
+    if operator == "NotIn":
+        return f"{key} is {found}, which is excluded"
+    return f"{key} is absent" if found is None else f"{key} is {found}, not {' or '.join(facts['values'])}"
+
+
+def too_busy(facts: Facts) -> str:
+    return ", ".join(f"{name} {facts[name]:.3g} (at most {limit:g})" for name, limit in facts["limits"].items())
+
+
+def in_flight(facts: Facts) -> str:
+    return ", ".join(f"{facts[name]:g} of {limit:g} {name} in flight" for name, limit in facts["limits"].items())
+
+
+def chosen(rule: str) -> Callable[[Facts], str]:
+    def render(facts: Facts) -> str:
+        limit, latency = facts["limit"], facts["expected_ms"]
+        running = f"{facts['running']:.0f}" + ("" if limit is None else f" of {limit}")
+        return f"{rule.format(**facts)} ({running} running{'' if latency is None else f', about {latency:.0f} ms'})"
+
+    return render
+
+
+def shortage(facts: Facts) -> str:
+    unit, size = ("requests", "") if "size_bytes" not in facts else ("bytes", facts["size_bytes"])
+    own = f", and this request has {size:,}" if "size_bytes" in facts else ""
+    return f"{facts['waiting']:,} of {facts['limit']:,} {unit} waiting {facts['where']}{own} ({facts['setting']})"
+
+
+def waited(what: str, advice: str) -> Callable[[Facts], str]:
+    def render(facts: Facts) -> str:
+        limit, setting = facts["limit_s"], facts["setting"]
+        bound = f"its own deadline allowed {limit:g} s" if setting is None else f"the limit is {limit:g} s ({setting})"
+        because = f" ({facts['because']})" if facts.get("because") and not facts.get("absence") else ""
+        return f"waited {facts['waited_s']:.3g} s {what}; {bound}; {facts.get('absence') or advice}{because}"
+
+    return render
+
+
+_NO_RETRY = {
+    "begun": "after part of the answer had gone out",
+    "no-retry": "and must not be sent again",
+    "shutting-down": "while shutting down",
+}
+
+
+def instance_failed(facts: Facts) -> str:
+    when = _NO_RETRY.get(facts["no_retry"], f"at try {facts['tries']} of {facts['max_tries']}")
+    return f'"{facts["instance"]}" failed {when}: {facts["error"]}'
+
+
+def closed_for(facts: Facts) -> str:
+    left = f"{facts['left_s']:.3g} s of {facts['for_s']:.3g} s left" if "left_s" in facts else f"{facts['for_s']:g} s"
+    return f"{left}{', time {times} in a row'.format(**facts) if facts.get('times', 0) > 1 else ''}: {facts['why']}"
+
+
+def stands_out(facts: Facts) -> str:
+    kind, share = facts["kind"], "{errors} of {results} requests".format(**facts)
+    what = f"{share} failed on it" if kind == "failed" else f"it answered {kind} to {share}"
+    others = "{peer_errors} of {peer_results}".format(**facts)
+    return f"{what}, its peers to {others}" if kind != "failed" else f"{what}, and {others} on its peers"
+
+
+def unplaced(facts: Facts) -> str:
+    verb = "has" if facts["unplaced"] == 1 else "have"
+    return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])

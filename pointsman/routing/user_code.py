@@ -1,0 +1,242 @@
+"""Containment of a deployment's own code: policies and plugins that users wrote.
+
+Enters: the plugins of a deployment. Leaves: the same objects, whose methods are timed, interrupted if they block, and
+not called while they are suspended. The one rule: user code that is slow, blocks or raises costs its own deployment its
+decisions, and nothing else anything. Methods of built-in plugins are not touched.
+"""
+
+from collections.abc import Callable, Iterable
+from inspect import getattr_static
+from types import FunctionType
+from typing import Any, Protocol
+
+import msgspec
+
+from pointsman.errors import PluginError
+from pointsman.reasons import Reason
+from pointsman.render.text import one_line
+from pointsman.selection import plugin_name
+
+TIME_LIMIT_S = 0.005
+"""For one call of a user's code, by default."""
+STALL_FACTOR = 10
+"""A call that takes this many times its limit is interrupted, and suspends the code at once."""
+STRIKES = 3
+"""Calls in a row that were slow or raised, until the code is suspended."""
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 300.0
+"""Each suspension is twice as long as the last one, unless the code has worked for this long in between."""
+MAX_TEXT = 300
+
+TURNS = ("waits", "leaves", "next", "taken", "returned", "sent", "ended")
+"""Methods of a band's turns: they keep account of every request, so that a call left out would break them."""
+ORDERS = ("key", "key_at", "order", "order_at")
+"""Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key: the code cannot
+be asked, and what cannot be ordered goes by arrival, behind the others."""
+ROLES = (
+    *("schedule", "prioritize", "rule_for", "for_batch", *ORDERS),
+    *("rejections", "scores", "pick", "pick_profiles", "process_results", "produce", "lets_all_pass", "decides"),
+    *("denial", "dispatched", "request_headers", "response_headers", "departed", "extract"),
+    *("for_band", "ceilings", "saturation", *TURNS),
+)
+"""The methods of policies and plugins that a dispatcher calls."""
+
+
+class Stalled(BaseException):
+    """Raised inside user code that has run for too long. No `Exception`, so that its own handlers let it pass."""
+
+
+class CodeWatch(Protocol):
+    """Times calls of user code, and interrupts those that block: a part of the runtime."""
+
+    inside: bool
+    """Whether a call is under way."""
+
+    def now(self) -> float:
+        """Seconds, on the clock of dispatchers."""
+        ...
+
+    def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
+        """What the method returns, and the seconds it took; of a generator, all that it yields.
+
+        After the limit it raises `Stalled` inside the method, if it can.
+        """
+        ...
+
+
+class Misconduct(msgspec.Struct):
+    """What one policy or plugin of a user did wrong."""
+
+    policy: str
+    strikes: int = 0
+    """Calls in a row."""
+    count: int = 0
+    """Calls in all that were slow, blocked or raised."""
+    cause: Reason | None = None
+    """What the last of them did."""
+    last_at: float = 0.0
+    suspended_until: float | None = None
+    """None: it is in service, or it may be tried again."""
+    pause_s: float = 0.0
+    resumed_at: float = 0.0
+
+    def went_well(self, now: float) -> None:
+        if self.suspended_until is not None:
+            self.suspended_until, self.resumed_at = None, now
+        self.strikes = 0
+
+    def went_wrong(self, cause: Reason, now: float, *, suspend: bool) -> None:
+        self.count += 1
+        self.strikes += 1
+        self.cause, self.last_at = cause, now
+        if suspend or self.strikes >= STRIKES or self.suspended_until is not None:
+            if self.suspended_until is None and now - self.resumed_at > MAX_PAUSE_S:
+                self.pause_s = 0.0
+            self.pause_s = min(2 * self.pause_s or FIRST_PAUSE_S, MAX_PAUSE_S)
+            self.suspended_until = now + self.pause_s
+
+    def suspended(self, now: float) -> Reason | None:
+        """Why it is not called now; None if it may be called."""
+        if self.suspended_until is None or now >= self.suspended_until:
+            return None
+        left_s = round(self.suspended_until - now, 3)
+        return Reason("policy-suspended", {"policy": self.policy, "left_s": left_s, "cause": self.cause})
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        until = self.suspended_until
+        return {
+            "policy": self.policy,
+            "count": self.count,
+            "message": None if self.cause is None else str(self.cause),
+            "last_s": round(now - self.last_at, 1) if self.count else None,
+            "suspended_s": round(until - now, 1) if until is not None and until > now else None,
+        }
+
+    def problem(self, deployment: str, now: float) -> Reason:
+        """What it did, how often, when last, and whether it decides now."""
+        facts = self.as_dict(now)
+        told = {
+            "deployment": deployment,
+            "cause": self.cause,
+            "last_s": facts["last_s"],
+            "left_s": facts["suspended_s"],
+        }
+        return Reason("policy-misbehaves", {"policy": self.policy, "count": self.count, **told})
+
+
+class UserCodeFailed(PluginError):
+    """A user's code gave no answer: it raised, blocked, or is suspended."""
+
+    def __init__(self, name: str, why: Reason) -> None:
+        super().__init__(name, str(why))
+        self.why = why
+
+
+class Containment:
+    """The user code of one deployment."""
+
+    def __init__(self, watch: CodeWatch, limit_s: float = TIME_LIMIT_S) -> None:
+        self._watch = watch
+        self._limit_s = limit_s
+        self.members: list[Misconduct] = []
+        self._unguarded: list[str] = []
+
+    def contain(self, plugins: Iterable[object]) -> None:
+        """Guard the methods of those plugins that users wrote. Each plugin belongs to one deployment only."""
+        for plugin in plugins:
+            if is_user_code(plugin):
+                name = getattr(plugin, "name", None)
+                told = Misconduct(name if isinstance(name, str) and name else plugin_name(plugin))
+                try:
+                    self._guard(plugin, told)
+                except (TypeError, AttributeError):  # such as a frozen msgspec.Struct
+                    self._unguarded.append(told.policy)
+                else:
+                    self.members.append(told)
+
+    def report(self) -> list[dict[str, Any]]:
+        """For `status`: what each policy and plugin of users has done wrong, as plain data."""
+        now = self._watch.now()
+        return [one.as_dict(now) for one in self.members]
+
+    def problems(self, deployment: str) -> list[Reason]:
+        """Of code that misbehaved lately, is suspended, or cannot be guarded."""
+        now = self._watch.now()
+        unguarded = [Reason("policy-unguarded", {"deployment": deployment, "policy": one}) for one in self._unguarded]
+        return unguarded + [one.problem(deployment, now) for one in self.members if one.count and _is_recent(one, now)]
+
+    def _guard(self, plugin: Any, told: Misconduct) -> None:
+        kind: Any = type(plugin)
+        body: dict[str, Any] = {name: self._guarded(kind, name, told) for name in ROLES if _is_users(kind, name)}
+        body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        if isinstance(getattr(kind, "name", None), str):
+            body["name"] = kind.name  # a policy would name its subclass otherwise
+        # A class for this object alone: the methods are found there, also by whatever holds the object already.
+        guarded = type(kind)(kind.__name__, (kind,), body)
+        object.__setattr__(plugin, "__class__", guarded)  # also of a frozen dataclass
+
+    def _guarded(self, kind: type, name: str, told: Misconduct) -> Callable[..., Any]:
+        method, watch, limit_s = getattr_static(kind, name), self._watch, self._limit_s
+        call = method if isinstance(method, FunctionType) else _unbound(method, kind)
+        orders, suspends = name in ORDERS, name not in TURNS
+
+        def guarded(*about: Any) -> Any:
+            if watch.inside:  # the code calls itself
+                return call(*about)
+            if told.suspended_until is not None and suspends:
+                why = told.suspended(watch.now())
+                if why is not None:
+                    return _stand_in(name, about, UserCodeFailed(told.policy, why))
+            try:
+                answer, taken_s = watch.call(limit_s * STALL_FACTOR, call, about)
+            except (Exception, Stalled) as error:
+                cause = _cause(error, limit_s)
+                told.went_wrong(cause, watch.now(), suspend=suspends and isinstance(error, Stalled))
+                return _stand_in(name, about, UserCodeFailed(told.policy, cause))
+            if taken_s > limit_s:
+                facts = {"taken_ms": round(taken_s * 1000, 1), "limit_ms": limit_s * 1000}
+                cause = Reason("policy-slow", facts)
+                told.went_wrong(cause, watch.now(), suspend=suspends and taken_s > limit_s * STALL_FACTOR)
+            elif told.strikes:
+                told.went_well(watch.now())
+            if name == "for_band":
+                self._guard(answer, told)
+            return (0, answer) if orders else answer
+
+        return guarded
+
+
+def _cause(error: BaseException, limit_s: float) -> Reason:
+    if isinstance(error, Stalled):
+        return Reason("policy-blocked", {"limit_ms": limit_s * STALL_FACTOR * 1000})
+    text = one_line(f"raised {type(error).__name__}: {error}", MAX_TEXT).rstrip(": ")
+    return Reason("policy-raised", {"error": type(error).__name__, "text": text})
+
+
+def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:
+    """What decides instead, where that is not up to the caller: order of arrival, and no limits."""
+    if name in ORDERS:
+        subject = about[1]
+        return 1, subject.enqueued_at if hasattr(subject, "enqueued_at") else subject.arrival_time
+    if name == "ceilings":
+        return [1.0] * len(about[2])
+    raise failed
+
+
+def _unbound(method: Any, kind: type) -> Callable[..., Any]:
+    """A static or class method, called with the object like any other."""
+    return lambda plugin, *about: method.__get__(plugin, kind)(*about)
+
+
+def _is_recent(one: Misconduct, now: float) -> bool:
+    return one.suspended_until is not None or now - one.last_at < MAX_PAUSE_S
+
+
+def is_user_code(plugin: object) -> bool:
+    return type(plugin).__module__.partition(".")[0] != "pointsman"
+
+
+def _is_users(kind: type, name: str) -> bool:
+    """Whether users wrote this method of a class."""
+    method = getattr(kind, name, None)
+    return callable(method) and (getattr(method, "__module__", None) or "").partition(".")[0] != "pointsman"
