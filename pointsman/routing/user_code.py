@@ -30,14 +30,14 @@ MAX_TEXT = 300
 
 TURNS = ("waits", "leaves", "next", "taken", "returned", "sent", "ended")
 """Methods of a band's turns: they keep account of every request, so that a call left out would break them."""
-ORDERS = ("key", "key_at", "order", "order_at")
+ORDERS = ("key", "key_at", "order", "order_at", "eviction_key")
 """Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key: the code cannot
 be asked, and what cannot be ordered goes by arrival, behind the others."""
 ROLES = (
     *("schedule", "prioritize", "rule_for", "for_batch", *ORDERS),
     *("rejections", "scores", "pick", "pick_profiles", "process_results", "produce", "lets_all_pass", "decides"),
     *("denial", "dispatched", "request_headers", "response_headers", "departed", "extract"),
-    *("for_band", "ceilings", "saturation", *TURNS),
+    *("for_band", "ceilings", "saturation", "evictable", *TURNS),
 )
 """The methods of policies and plugins that a dispatcher calls."""
 
@@ -214,12 +214,14 @@ def _cause(error: BaseException, limit_s: float) -> Reason:
 
 
 def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:
-    """What decides instead, where that is not up to the caller: order of arrival, and no limits."""
+    """What decides instead, where that is not up to the caller: order of arrival, no limits, and no eviction."""
     if name in ORDERS:
         subject = about[1]
         return 1, subject.enqueued_at if hasattr(subject, "enqueued_at") else subject.arrival_time
     if name == "ceilings":
         return [1.0] * len(about[2])
+    if name == "evictable":
+        return False
     raise failed
 
 

@@ -9,7 +9,7 @@ import msgspec
 from pointsman.reasons import Reason
 from pointsman.scaling.guard import OURSELVES, Cap, Guard
 from pointsman.scaling.limits import ScalingPlan
-from pointsman.scaling.measurements import Measurements, windows_of
+from pointsman.scaling.measurements import RECENT_BIN_S, Measurements, windows_of
 from pointsman.scaling.policy import DeploymentView, StateTooLarge, TooSlow, Wish, copy_state, parse_answer
 from pointsman.scaling.records import ReportThrottle, ScalingRecord
 
@@ -302,6 +302,7 @@ def load_history(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any
         "deployment": one.name,
         "bin_s": view.bin_s,
         "bins": msgspec.to_builtins(view.history),
+        "recent": {"bin_s": RECENT_BIN_S, "bins": msgspec.to_builtins(one.observed.measurements.arrivals.recent(now))},
         "start_up_s": view.start_up_s,
         "request_s": _request_s(view),
         "max_concurrency": view.max_concurrency,

@@ -264,7 +264,8 @@ class Guard:
             reasons, by = [state.override.reason("override")], state.override.who
         state.set_target(after, now)
         reported = state.problem.text
-        is_news = state.problem.is_news("" if self.problem is None else str(self.problem), now)
+        problem = ("", "") if self.problem is None else (str(self.problem), self.problem.code)
+        is_news = state.problem.is_news(problem[0], now, problem[1])
         recovered = is_news and self.problem is None
         is_news |= state.refused.is_news(wish.refused, now)
         if after == before and not is_news and ended is None:

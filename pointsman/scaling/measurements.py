@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,8 @@ from pointsman.scaling.windows import Events, Gauge, LazyWindows
 
 FINE_S = 5.0
 """Length of the bins for recent arrivals. Of the oldest bin, the share within the window counts."""
+RECENT_BIN_S = 30.0
+"""Length of the bins in which a young history is replayed."""
 DAY_S = 86400.0
 BRIDGE_S = 3600.0
 """After a pause, the rate of this long before it stands for the pause."""
@@ -75,6 +78,17 @@ class Recent:
             return total / min(seconds, max(now - began, FINE_S))
 
         return per_second
+
+    def in_bins(self, bin_s: float, now: float) -> tuple[Rate, ...]:
+        """The last hour, or since counting began, in whole bins that end now, oldest first."""
+        if self.began is None:
+            return ()
+        seen_s, rate = now - self.began, self.past(now)
+        number = int(min(seen_s, self.keep_s) / bin_s + 1e-9)
+        ends = [index * bin_s for index in range(number + 1)]
+        came = [0.0, *(rate(end) * min(end, max(seen_s, FINE_S)) for end in ends[1:])]
+        rates = [max(late - early, 0.0) / bin_s for early, late in pairwise(came)]
+        return tuple(Rate(now - ends[index + 1], rates[index]) for index in reversed(range(number)))
 
 
 class Kept(msgspec.Struct):
@@ -149,6 +163,10 @@ class Arrivals:
         """See `Recent.past`."""
         return self._recent.past(now)
 
+    def recent(self, now: float) -> tuple[Rate, ...]:
+        """The last hour in bins of `RECENT_BIN_S`."""
+        return self._recent.in_bins(RECENT_BIN_S, now)
+
     def history(self, now: float) -> tuple[Rate, ...]:
         """Every completed bin, oldest first, including empty ones."""
         current = math.floor(now / self.bin_s)
@@ -195,7 +213,7 @@ class Measurements:
     ) -> None:
         self.windows = tuple(windows)
         saved = saved or {}
-        self._arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
+        self.arrivals = Arrivals(bin_s, saved=saved.get("arrivals"))
         self._start_ups: deque[float] = deque(restored(saved.get("start_ups"), list[float]) or (), MAX_START_UPS)
         longest = max(self.windows, default=0.0)
         self._ongoing, self._queued = Gauge(longest), Gauge(longest)
@@ -216,7 +234,7 @@ class Measurements:
         gpu_usage: float | None = None,
     ) -> None:
         """Requests that run and wait from now on, and the usage of KV caches and GPUs, mean over replicas."""
-        self._arrivals.count(now, 0)
+        self.arrivals.count(now, 0)
         self._ongoing.add(now, ongoing)
         self._queued.add(now, queued)
         self._kv.add(now, kv_usage)
@@ -226,7 +244,7 @@ class Measurements:
         self._load = (ongoing, queued)
 
     def arrived(self, now: float, n: float = 1.0) -> None:
-        self._arrivals.count(now, n)
+        self.arrivals.count(now, n)
         if n:
             self._busy_at = now
 
@@ -302,9 +320,9 @@ class Measurements:
             queued=queued,
             ongoing_windows=LazyWindows(self.windows, self._ongoing.past(now).window),
             queued_windows=LazyWindows(self.windows, self._queued.past(now).window),
-            arrivals_per_s=LazyWindows(self.windows, self._arrivals.past(now)),
-            history=self._arrivals.history(now),
-            bin_s=self._arrivals.bin_s,
+            arrivals_per_s=LazyWindows(self.windows, self.arrivals.past(now)),
+            history=self.arrivals.history(now),
+            bin_s=self.arrivals.bin_s,
             ttft_ms=self._ttft.window(ENDED_S, now),
             tpot_ms=self._tpot.window(ENDED_S, now),
             latency_ms=self._latency.window(ENDED_S, now),
@@ -323,4 +341,4 @@ class Measurements:
 
     def state(self) -> dict[str, Any]:
         """What takes long to measure again, as plain data: the history of arrivals, and start-ups."""
-        return {"arrivals": self._arrivals.saved(), "start_ups": list(self._start_ups)}
+        return {"arrivals": self.arrivals.saved(), "start_ups": list(self._start_ups)}

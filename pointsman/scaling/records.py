@@ -84,13 +84,17 @@ class ReportThrottle(msgspec.Struct):
 
     text: str = ""
     """What was last reported; empty: no problem."""
-    reported_at: float | None = None
+    reported: dict[str, float] = {}
+    """When a problem of each kind was last reported."""
 
-    def is_news(self, text: str, now: float) -> bool:
-        """Whether to report this; if so, it counts as reported."""
+    def is_news(self, text: str, now: float, kind: str = "") -> bool:
+        """Whether to report this; if so, it counts as reported. A problem of another kind is always news."""
         if text == self.text:
             return False
-        if text and self.reported_at is not None and 0 <= now - self.reported_at < REPORT_INTERVAL_S:
+        at = self.reported.get(kind)
+        if text and at is not None and 0 <= now - at < REPORT_INTERVAL_S:
             return False
-        self.text, self.reported_at = text, now
+        self.text = text
+        if text:
+            self.reported[kind] = now
         return True

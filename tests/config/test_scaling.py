@@ -167,7 +167,7 @@ def test_policies_may_be_inside_others() -> None:
     assert isinstance(most, MaxOf)
     first, second = most.policies
     assert isinstance(first, TargetOngoing)
-    assert first.target == 7
+    assert first.ongoing_per_replica == 7
     assert isinstance(second, QueueDepth)
 
 
@@ -408,7 +408,7 @@ def test_a_node_is_scaled_as_a_deployment_is() -> None:
     made = nodes(own)
     assert made["app.b"] is None
     assert made["app.a"] is not None
-    assert made["app.a"].policy.target == 3
+    assert made["app.a"].policy.ongoing_per_replica == 3
     assert made["app.a"].limits.first == 2
     from_none = nodes(APPLICATION.replace("class: m.py:A", "class: m.py:A\n  scaling: {min: 0, max: 4}"))["app.a"]
     assert from_none is not None
@@ -426,7 +426,7 @@ def test_a_built_in_policy_of_an_application_is_asked_for_each_node() -> None:
     assert made["app.a"] is not None
     assert made["app.b"] is not None
     assert (made["app.a"].limits.max_replicas, made["app.b"].limits.max_replicas) == (9, 4)
-    assert made["app.a"].policy.target == made["app.b"].policy.target == 3
+    assert made["app.a"].policy.ongoing_per_replica == made["app.b"].policy.ongoing_per_replica == 3
     made = nodes(text.replace("{max: 9}", "{policy: queue-depth, max: 9}"))
     assert made["app.a"] is not None
     assert isinstance(made["app.a"].policy, QueueDepth), "and its parameters are its own"

@@ -267,6 +267,30 @@ def test_prioritize(policy: type[SchedulingPolicy], what: str, rows: int) -> Non
     assert len(lines(broken)) == rows
 
 
+class BreaksEverything(FirstFit):
+    """It raises where there are no instances, changes its inputs, herds, and loses requests."""
+
+    def prioritize(self, requests: Requests) -> Requests:
+        return requests[1:]
+
+    def schedule(self, requests: Requests, instances: Instances) -> Decisions:
+        first = instances[0]
+        first.current_load += 1
+        return [SchedulingDecision(one.request_id, first.instance_id) for one in requests]
+
+
+def test_all_broken_promises_are_reported() -> None:
+    report = check(BreaksEverything, 50)
+    assert [one.promise for one in report.broken] == [
+        "answers in every situation",
+        "leaves its inputs alone",
+        "prioritize() keeps every request",
+        "decides only what may be done",
+        "spreads a batch over equal instances",
+    ]
+    assert "decides the same with the same seed" in report.kept
+
+
 class ByChance(FirstFit):
     def schedule(self, requests: Requests, instances: Instances) -> Decisions:
         return super().schedule(requests, random.sample(instances, len(instances)))

@@ -80,6 +80,13 @@ class Loops(FIFOPolicy):
         return []
 
 
+class Herds(FIFOPolicy):
+    def schedule(self, requests, instances):
+        while requests and not instances:
+            pass
+        return [decision for decision in super().schedule(requests[:1], instances[:1]) for _ in range(2)]
+
+
 class Exits(FIFOPolicy):
     def schedule(self, requests, instances):
         raise SystemExit(4)
@@ -137,9 +144,11 @@ def test_a_policy_that_never_returns_is_ended_and_reported(own: str, name: str) 
 
 
 def test_a_policy_that_hangs_is_reported_with_the_view(own: str) -> None:
-    [broken] = checked(f"{own}:hangs_when_many_wait").broken
+    report = checked(f"{own}:hangs_when_many_wait")
+    [broken] = report.broken
     assert broken.promise == QUICK
     assert "queued 50" in broken.example
+    assert ANSWERS in report.kept, "the check goes on without that case"
 
 
 def test_earlier_findings_are_reported_as_well(own: str) -> None:
@@ -171,6 +180,12 @@ def test_a_scheduling_policy_that_never_returns_is_reported_with_the_case(own: s
     assert broken.promise == ANSWERS
     assert "request_id" in broken.example
     assert "in schedule: " in broken.example
+
+
+def test_the_check_goes_on_after_a_case_that_hangs(own: str) -> None:
+    report = checked(f"{own}:Herds")
+    assert {ANSWERS, "decides only what may be done"} <= {one.promise for one in report.broken}
+    assert "prioritize() keeps every request" in report.kept
 
 
 def test_threads_of_a_policy_do_not_block(own: str) -> None:

@@ -120,3 +120,14 @@ def test_state_of_another_form_is_ignored(saved: dict[str, object]) -> None:
     arrivals = Arrivals(bin_s=600.0, saved=saved)
     arrivals.count(0.0, 6)
     assert arrivals.history(600.0) == (Rate(0.0, 0.01),)
+
+
+def test_the_last_hour_in_bins() -> None:
+    recent = Recent()
+    recent.count(0.0, 0)
+    for second in range(1, 96):
+        recent.count(float(second), 2.0 if second <= 35 else 0.0)
+    bins = recent.in_bins(30.0, 95.0)
+    assert [one.began for one in bins] == [5.0, 35.0, 65.0]
+    assert [one.per_second for one in bins] == pytest.approx([2.0, 0.0, 0.0])
+    assert Recent().in_bins(30.0, 95.0) == ()

@@ -228,12 +228,21 @@ def test_a_problem_is_reported_when_it_begins_and_ends() -> None:
 
 def test_a_changing_problem_is_reported_at_intervals() -> None:
     one = guard()
-    record(one, ValueError("a"))
+    record(one, TooSlow(0.7))
     for seconds in (0.0, 0.5, 59.9):
         assert one.decide(view(now=NOON + seconds, target=4), TooSlow(1.0)) is None
     assert str(one.problem).startswith("took 1 s")
     assert record(one, TooSlow(2.0), now=NOON + 60).problem.startswith("took 2 s")
     assert record(one, TooSlow(3.0), now=NOON).problem.startswith("took 3 s"), "the clock was put back"
+
+
+def test_a_problem_of_another_kind_is_reported_at_once() -> None:
+    one = guard()
+    record(one, ValueError("a"))
+    assert record(one, TooSlow(1.0), now=NOON + 1).problem.startswith("took 1 s")
+    assert record(one, 4, now=NOON + 2).why.endswith("answers again after it took 1 s; it may take 0.5 s (timeLimit)")
+    assert one.decide(view(now=NOON + 3, target=4), TooSlow(1.0)) is None, "this kind was reported a moment ago"
+    assert one.decide(view(now=NOON + 4, target=4), ValueError("b")) is None
 
 
 def test_a_refusal_is_reported_when_it_begins_and_ends() -> None:

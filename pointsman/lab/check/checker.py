@@ -26,6 +26,7 @@ from pointsman.lab.check.report import (
     PromiseChecked,
     Report,
     ReportBuilder,
+    Unjudged,
 )
 from pointsman.lab.check.request_promises import (
     PLUGIN_PROMISES,
@@ -53,8 +54,9 @@ SEARCH_TIMEOUT_S = 5.0
 MAX_DECISION_S = 0.001
 """A slower decision is too slow for the path of a request."""
 
-STOPS = (QUICK, "answers in every situation")
-"""If one of these is broken the check ends: the other promises would fail for the same cause, or take too long."""
+PATIENCE_S = 20.0
+"""For the other promises of a policy that is too slow. Those that are left then are not judged."""
+ANSWERS = "answers in every situation"
 
 Trial: TypeAlias = tuple[str, Callable[[str], Broken | None]]
 """The name of a promise, and the function that tries it."""
@@ -71,26 +73,48 @@ def check(build: Build, examples: int = 200) -> Report:
     return report.report()
 
 
-def check_with(subject: object, build: Build, examples: int, listener: CheckListener) -> None:
+class CheckRest(msgspec.Struct, frozen=True):
+    """What is left to do when a check goes on after the policy has ended its process."""
+
+    done: tuple[str, ...] = ()
+    """Promises that have been judged."""
+    avoid: frozenset[str] = frozenset()
+    """Cases in which the policy did not return."""
+    hung: frozenset[str] = frozenset()
+    """Promises that were being tried then."""
+
+
+WHOLE = CheckRest()
+
+
+def check_with(subject: object, build: Build, examples: int, listener: CheckListener, left: CheckRest = WHOLE) -> None:
     """The same, step by step for a listener. `subject` is a first one that was built."""
     roles = ["scheduling policy"] if isinstance(subject, SchedulingPolicy) else roles_of(subject)
     if roles == ["scheduling policy"]:
-        trials = _scheduling_trials(build, examples, listener)
+        trials = _scheduling_trials(build, examples, listener, left)
     elif roles or not is_scaling_policy(subject):
-        trials = [trial for role in roles for trial in _plugin_trials(build, role, examples, listener)]
+        trials = [trial for role in roles for trial in _plugin_trials(build, role, examples, listener, left)]
     else:
         factory = PolicyFactory(build, listener)
-        roles, trials = ["scaling policy"], _scaling_trials(factory, examples, listener)
+        roles, trials = ["scaling policy"], _scaling_trials(factory, examples, listener, left)
         listener.on_event(CheckStarted(roles, [name for name, _ in trials]))
+        if shown(DEFAULT_VIEW) in left.avoid:
+            return  # it does not answer at all
         listener.on_event(CaseStarted(QUICK, shown(DEFAULT_VIEW)))
         factory.recognise()
         roles = ["application's scaling policy"] if factory.for_application else roles
     listener.on_event(CheckStarted(roles, [name for name, _ in trials]))
+    until = None
     for name, trial in trials:
-        broken = trial(name)
+        if name in left.done or (until is not None and time.perf_counter() > until):
+            continue
+        try:
+            broken = trial(name)
+        except Unjudged:
+            continue
         listener.on_event(PromiseChecked(name, broken))
-        if broken is not None and name in STOPS:
-            return
+        if broken is not None and name == QUICK:
+            until = time.perf_counter() + PATIENCE_S
 
 
 class Search(msgspec.Struct, Generic[Case], frozen=True):
@@ -100,20 +124,25 @@ class Search(msgspec.Struct, Generic[Case], frozen=True):
     smaller: Callable[[Case], Iterable[Case]]
     show: Callable[[Case], str]
     listener: CheckListener
+    avoid: frozenset[str] = frozenset()
 
     def broken(self, name: str, promise: Callable[[Case], str | None]) -> Broken | None:
-        """The smallest case in which the promise is broken, and how; None if there is none."""
+        """The smallest case in which the promise is broken, and how; None if there is none.
+
+        Raises `Unjudged` if the policy answers in no case.
+        """
         findings: list[str] = []
-        spent_s = 0.0
+        spent_s, judged = 0.0, 0
 
         def breaks(case: Case) -> bool:
-            nonlocal spent_s
-            if spent_s > SEARCH_TIMEOUT_S:
+            nonlocal spent_s, judged
+            if spent_s > SEARCH_TIMEOUT_S or (self.avoid and self.show(case) in self.avoid):
                 return False
             self.listener.on_event(CaseStarted(name, self.show(case)))
             given, began = copy.deepcopy(case), time.perf_counter()  # the policy may change it
             try:
                 what = promise(given)
+                judged += 1
             except Exception:  # another promise reports that
                 what = None
             spent_s += time.perf_counter() - began
@@ -123,6 +152,8 @@ class Search(msgspec.Struct, Generic[Case], frozen=True):
 
         smallest = next(filter(breaks, self.cases), None)
         if smallest is None:
+            if not judged:
+                raise Unjudged
             return None
         spent_s = 0.0
         while (smaller := next(filter(breaks, self.smaller(smallest)), None)) is not None:
@@ -130,34 +161,39 @@ class Search(msgspec.Struct, Generic[Case], frozen=True):
         return Broken(name, findings[-1], self.show(smallest))
 
 
-def _scheduling_trials(build: Build, examples: int, listener: CheckListener) -> list[Trial]:
-    search, batch = _request_search(examples, listener), equal_case(12, 3)
+def _scheduling_trials(build: Build, examples: int, listener: CheckListener, left: CheckRest) -> list[Trial]:
+    search, batch = _request_search(examples, listener, left), equal_case(12, 3)
     return [
         *((name, _on_requests(promise, build, search)) for name, promise in POLICY_PROMISES.items()),
-        ("spreads a batch over equal instances", lambda name: _on_one(name, spreads, build, batch, listener)),
+        ("spreads a batch over equal instances", lambda name: _on_one(name, spreads, build, batch, listener, left)),
         (
             "takes at most 1 ms per decision",
-            lambda name: _timed(name, lambda: decided(build, equal_case(100, 50)), 100, listener),
+            lambda name: _timed(name, lambda: decided(build, equal_case(100, 50)), 100, listener, left),
         ),
     ]
 
 
-def _plugin_trials(build: Build, role: str, examples: int, listener: CheckListener) -> Iterator[Trial]:
-    search = _request_search(examples, listener)
+def _plugin_trials(build: Build, role: str, examples: int, listener: CheckListener, left: CheckRest) -> Iterator[Trial]:
+    search = _request_search(examples, listener, left)
     for name, promise in PLUGIN_PROMISES.get(role, {}).items():
         yield f"{role}: {name}", _on_requests(promise, build, search)
     if role in ("filter", "scorer"):
-        yield f"{role}: takes at most 1 ms", lambda name: _timed(name, _hundred_calls(build(), role), 100, listener)
+        yield (
+            f"{role}: takes at most 1 ms",
+            lambda name: _timed(name, _hundred_calls(build(), role), 100, listener, left),
+        )
 
 
-def _scaling_trials(build: BuildScaling, examples: int, listener: CheckListener) -> list[Trial]:
-    search = Search(scaling_cases(examples), smaller_views, shown, listener)
+def _scaling_trials(build: BuildScaling, examples: int, listener: CheckListener, left: CheckRest) -> list[Trial]:
+    search = Search(scaling_cases(examples), smaller_views, shown, listener, left.avoid)
 
     def on_views(promise: ViewPromise) -> Callable[[str], Broken | None]:
         return lambda name: search.broken(name, lambda view: promise(build, view))
 
     def over_time(promise: TimePromise, example: str) -> Callable[[str], Broken | None]:
         def broken(name: str) -> Broken | None:
+            if name in left.hung:
+                raise Unjudged
             listener.on_event(CaseStarted(name, example))
             what = promise(build)
             return None if what is None else Broken(name, what, example)
@@ -170,8 +206,8 @@ def _scaling_trials(build: BuildScaling, examples: int, listener: CheckListener)
     ]
 
 
-def _request_search(examples: int, listener: CheckListener) -> Search[RequestCase]:
-    return Search(request_cases(examples), smaller_cases, str, listener)
+def _request_search(examples: int, listener: CheckListener, left: CheckRest) -> Search[RequestCase]:
+    return Search(request_cases(examples), smaller_cases, str, listener, left.avoid)
 
 
 def _on_requests(promise: RequestPromise, build: Build, search: Search[RequestCase]) -> Callable[[str], Broken | None]:
@@ -183,12 +219,17 @@ def _on_requests(promise: RequestPromise, build: Build, search: Search[RequestCa
 
 
 def _on_one(
-    name: str, promise: RequestPromise, build: Build, case: RequestCase, listener: CheckListener
+    name: str, promise: RequestPromise, build: Build, case: RequestCase, listener: CheckListener, left: CheckRest
 ) -> Broken | None:
     example = f"    {len(case.requests)} equal requests, {len(case.instances)} equal idle instances"
+    if name in left.hung:
+        raise Unjudged
     listener.on_event(CaseStarted(name, example))
-    with listener.time_limit():
-        what = promise(build, case)
+    try:
+        with listener.time_limit():
+            what = promise(build, case)
+    except Exception:  # another promise reports that
+        raise Unjudged from None
     return None if what is None else Broken(name, what, example)
 
 
@@ -199,9 +240,13 @@ def _hundred_calls(plugin: Any, role: str) -> Callable[[], object]:
     return lambda: [list(method(cycle, roster)) for _ in range(100)]
 
 
-def _timed(name: str, call: Callable[[], object], decisions: int, listener: CheckListener) -> Broken | None:
+def _timed(
+    name: str, call: Callable[[], object], decisions: int, listener: CheckListener, left: CheckRest
+) -> Broken | None:
     """CPU time, the best of three: the machine may be busy."""
     example = f"    {decisions} decisions in one situation"
+    if name in left.hung:
+        raise Unjudged
     listener.on_event(CaseStarted(name, example))
     best = float("inf")
     for _ in range(3):
@@ -210,7 +255,7 @@ def _timed(name: str, call: Callable[[], object], decisions: int, listener: Chec
             with listener.time_limit():
                 call()
         except Exception:  # another promise reports that
-            return None
+            raise Unjudged from None
         best = min(best, time.process_time() - start)
     if best / decisions <= MAX_DECISION_S:
         return None

@@ -21,7 +21,7 @@ class Report(msgspec.Struct, frozen=True):
     kept: list[str]
     broken: list[Broken]
     untried: list[str] = []
-    """Promises that were not tried because the policy does not answer, or not in time."""
+    """Promises that could not be judged, because the policy does not answer, or not in time."""
 
     @property
     def ok(self) -> bool:
@@ -34,6 +34,10 @@ class Report(msgspec.Struct, frozen=True):
         kept = [f"kept    {promise}" for promise in self.kept]
         untried = [f"untried {promise}" for promise in self.untried]
         return "\n".join([*kept, *map(str, self.broken), *untried, f"this {' and '.join(self.roles)} {verdict}"])
+
+
+class Unjudged(Exception):
+    """A promise that cannot be judged: the policy gives no answer to judge it by."""
 
 
 class CheckStarted(msgspec.Struct, frozen=True, tag=True):
@@ -84,10 +88,14 @@ class ReportBuilder:
         elif isinstance(event, CaseStarted):
             self.last_case = event
         else:
-            self._checked[event.promise] = event.broken
+            self._checked[event.promise] = self._checked.get(event.promise) or event.broken  # the first finding counts
 
     def time_limit(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @property
+    def judged(self) -> list[str]:
+        return list(self._checked)
 
     def report(self) -> Report:
         started = self.started or CheckStarted([], [])

@@ -110,10 +110,14 @@ def starves_no_request(build: Build, case: RequestCase) -> str | None:
     waiting = list({request.request_id: request for request in case.requests}.values())
     rounds = len(waiting) + 1
     for number in range(rounds):
+        if not waiting:
+            return None
         policy.now, policy.seed = NOW + number, case.seed + number
         try:
             sent = {decision.request_id for decision in policy.schedule(list(waiting), copy.deepcopy(idle))}
         except Exception as error:
+            if not number:
+                raise  # another promise reports that
             return f"schedule() raised {type(error).__name__} when it was called again: {error}"
         waiting = [request for request in waiting if request.request_id not in sent]
     starved = [request.request_id for request in waiting if _can_be_taken(request, idle, policy)]
@@ -176,7 +180,7 @@ POLICY_PROMISES: dict[str, RequestPromise] = {
 
 def cycle_of(case: RequestCase) -> Cycle[RequestMetadata]:
     """A cycle for the first request."""
-    request = case.requests[0] if case.requests else RequestMetadata("r0")
+    request = case.requests[0] if case.requests else RequestMetadata("r0", arrival_time=0.0)
     return Cycle(request, now=NOW, seed=case.seed)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_type_hints
 import msgspec
 
 from pointsman.lab.check.cases import DEFAULT_VIEW, NOW, SEEDS, WINDOW_LENGTHS_S, flat, global_seed
-from pointsman.lab.check.report import CheckListener
+from pointsman.lab.check.report import CheckListener, Unjudged
 from pointsman.reasons import Reason
 from pointsman.scaling import ApplicationView, DeploymentView, ScalingLimits, Wish, by_node, invoke
 from pointsman.scaling.policy import MAX_STATE_BYTES, parse_answer, savable_state, state_size
@@ -152,8 +152,16 @@ def answers(build: BuildScaling, view: DeploymentView) -> str | None:
     return None if error is None else f"it {parse_answer(error)}"
 
 
+def _answered(answers: Mapping[str, object]) -> list[object]:
+    """The answers that are not exceptions. Raises `Unjudged` if there is none; another promise reports exceptions."""
+    given = [one for one in answers.values() if not isinstance(one, BaseException)]
+    if not given:
+        raise Unjudged
+    return given
+
+
 def wants_a_number(build: BuildScaling, view: DeploymentView) -> str | None:
-    read = [parse_answer(answer) for answer in build().answers(view).values()]
+    read = [parse_answer(answer) for answer in _answered(build().answers(view))]
     return next((f"it {problem}" for problem in read if isinstance(problem, Reason)), None)
 
 
@@ -172,6 +180,7 @@ def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
     for seed in SEEDS:
         with global_seed(seed):
             answer = build().answers(copy.deepcopy(view))
+        _answered(answer)
         read.append({node: parse_answer(one) for node, one in answer.items()})
     invalid = any(isinstance(one, Reason) for answer in read for one in answer.values())
     if read[0] == read[1] or invalid:  # another promise reports an invalid answer
@@ -241,6 +250,8 @@ class SteadyRun(msgspec.Struct, frozen=True):
     step_s: float
     wanted: list[int]
     targets: list[int]
+    wishes: list[bool]
+    """Whether it answered with a number."""
 
     @property
     def late_changes(self) -> list[tuple[int, int]]:
@@ -278,15 +289,19 @@ def stays_within_bounds(build: BuildScaling) -> str | None:
 
 
 def _steady_runs(build: BuildScaling) -> Iterator[SteadyRun]:
-    until = time.perf_counter() + STEADY_TIMEOUT_S
+    until, answered = time.perf_counter() + STEADY_TIMEOUT_S, False
     for step_s in STEADY_STEPS_S:
         for load in STEADY_LOADS:
-            yield _steady_run(build(), load, step_s, until)
+            run = _steady_run(build(), load, step_s, until)
+            answered = answered or any(run.wishes)
+            yield run
+    if not answered:
+        raise Unjudged
 
 
 def _steady_run(policy: PolicyUnderTest, load: float, step_s: float, until: float) -> SteadyRun:
     """Each answer becomes the next target; only bounds limit it."""
-    target, state, run = 1, dict[str, Any](), SteadyRun(load, step_s, [], [])
+    target, state, run = 1, dict[str, Any](), SteadyRun(load, step_s, [], [], [])
     changed: dict[bool, float] = {}
     for number in range(STEADY_ROUNDS):
         if time.perf_counter() > until:
@@ -299,6 +314,7 @@ def _steady_run(policy: PolicyUnderTest, load: float, step_s: float, until: floa
         if after != target:
             changed[after > target] = now
         target = after
+        run.wishes.append(isinstance(wish, Wish))
         run.wanted.append(wanted)
         run.targets.append(target)
     return run

@@ -24,8 +24,9 @@ import pointsman
 from pointsman.config import build_named
 from pointsman.config.problems import Problem
 from pointsman.errors import ConfigError, PluginError, PointsmanError
-from pointsman.lab.check.checker import STOPS, check_with
+from pointsman.lab.check.checker import ANSWERS, CheckRest, check_with
 from pointsman.lab.check.report import Broken, CheckEvent, PromiseChecked, Report, ReportBuilder
+from pointsman.lab.check.scaling_promises import QUICK
 
 ANSWER_TIMEOUT_S = 5.0
 """Per call: ten times what a plane waits for a scaling policy."""
@@ -42,6 +43,7 @@ class CheckOrder(msgspec.Struct, frozen=True):
     answer_timeout_s: float
     path: list[str]
     """`sys.path` of the child."""
+    left: CheckRest = CheckRest()
 
 
 class CheckRefused(msgspec.Struct, frozen=True, tag=True):
@@ -65,13 +67,35 @@ LastLine: TypeAlias = CheckRefused | CheckRaised | CheckEnded
 Line: TypeAlias = CheckEvent | LastLine
 
 
+MAX_PROCESSES = 12
+"""A policy that hangs or exits again and again is not tried on more cases."""
+LATER_TIMEOUT_S, LATER_EXAMPLES = 1.0, 50
+"""For a policy that has hung or exited before: it may do so in many cases."""
+
+
 def check_in_subprocess(
     name: str, parameters: Mapping[str, Any], examples: int = 200, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
 ) -> Report:
-    """Like `check`, for a policy by its name. Raises if it cannot be built."""
-    order = CheckOrder(name, dict(parameters), examples, answer_timeout_s, list(sys.path))
+    """Like `check`, for a policy by its name. Raises if it cannot be built.
+
+    If the policy hangs or ends its process, another process goes on, without the case in which that happened.
+    """
+    report, avoid, hung = ReportBuilder(), set[str](), set[str]()
+    for _ in range(MAX_PROCESSES):
+        left = CheckRest(tuple(report.judged), frozenset(avoid), frozenset(hung))
+        order = CheckOrder(name, dict(parameters), examples, answer_timeout_s, list(sys.path), left)
+        case = None if _run(order, report) else report.last_case
+        if case is None or (case.example in avoid and case.promise in hung):
+            break
+        avoid.add(case.example)
+        hung.add(case.promise)
+        examples, answer_timeout_s = min(examples, LATER_EXAMPLES), min(answer_timeout_s, LATER_TIMEOUT_S)
+    return report.report()
+
+
+def _run(order: CheckOrder, report: ReportBuilder) -> bool:
+    """Check in one process. Whether it came to its end."""
     argv = [sys.executable, "-u", "-P", "-m", "pointsman.lab.check.subprocess_runner"]
-    report = ReportBuilder()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -86,7 +110,7 @@ def check_in_subprocess(
         raise ConfigError(last.problems) if last.problems else PointsmanError(last.message)
     if not isinstance(last, CheckEnded):
         _blame_the_policy(report, order, last, status)
-    return report.report()
+    return isinstance(last, CheckEnded)
 
 
 def _read(lines: IO[bytes], report: ReportBuilder) -> LastLine | str:
@@ -115,7 +139,7 @@ def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaise
         what = f"it ended its process ({how})"
     if report.started is None or case is None:
         raise PluginError(order.name, f"cannot be made: {'; '.join([what, *calls])}")
-    candidates = STOPS if calls else STOPS[1:]
+    candidates = (QUICK, ANSWERS) if calls else (ANSWERS,)
     promise = next((one for one in candidates if one in report.started.promises), case.promise)
     example = "\n".join([case.example, *(f"    {call}" for call in calls)])
     report.on_event(PromiseChecked(promise, Broken(promise, what, example)))
@@ -180,7 +204,7 @@ def _check(order: CheckOrder, writer: LineWriter) -> LastLine:
             first = build()
     except PointsmanError as error:
         return CheckRefused(str(error), [one for one in getattr(error, "problems", ()) if isinstance(one, Problem)])
-    check_with(first, build, order.examples, writer)
+    check_with(first, build, order.examples, writer, order.left)
     return CheckEnded()
 
 

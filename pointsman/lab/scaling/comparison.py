@@ -13,6 +13,7 @@ from pointsman.lab.scaling.recording import Series
 from pointsman.lab.scaling.replay import Replay, ReplayOutcome, Setting
 from pointsman.render.text import text_table
 from pointsman.scaling.limits import ScalingLimits
+from pointsman.scaling.policies.sizing import ongoing_target
 from pointsman.scaling.policy import DeploymentView, Wish
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
@@ -34,13 +35,17 @@ def compare(
         name: replay.run(policy, name, None if progress is None else partial(progress, name))
         for name, policy in policies.items()
     }
-    return Comparison(replay, outcomes)
+    targets = {name: target for name, policy in policies.items() if (target := ongoing_target(policy)) is not None}
+    return Comparison(replay, outcomes, targets)
 
 
 class Comparison:
-    def __init__(self, replay: Replay, policies: Mapping[str, ReplayOutcome]) -> None:
+    def __init__(
+        self, replay: Replay, policies: Mapping[str, ReplayOutcome], targets: Mapping[str, float] | None = None
+    ) -> None:
+        """`targets`: requests per replica that policies aim at, where that is known."""
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
-        self.policies = dict(policies)
+        self.policies, self.targets = dict(policies), dict(targets or {})
         self.references = {
             "static peak": static_peak(replay.series, replay.setting),
             "clairvoyant with start-up": clairvoyant(replay.series, replay.setting),
@@ -48,7 +53,7 @@ class Comparison:
 
     def as_text(self) -> str:
         """The load, the table, and policies with invalid answers."""
-        return "\n".join([*self._headline(), "", self._table(), *self.problems()])
+        return "\n".join([*self._headline(), "", self._table(), *self.problems(), *self.warnings()])
 
     def problems(self) -> list[str]:
         """For each policy with invalid answers: how many, and the first problem."""
@@ -56,6 +61,16 @@ class Comparison:
             f"{name}: {one.problems:,} of {self.times:,} answers did not count; it {_first_problem(one)}"
             for name, one in self.policies.items()
             if one.problems
+        ]
+
+    def warnings(self) -> list[str]:
+        """For each policy whose target is beyond what a replica holds: it cannot keep up with the load."""
+        holds = self.setting.holds
+        return [
+            f"warning: {name}: {target:g} requests per replica are more than the {holds} that a replica takes at once "
+            f"(capacity times duration of a request), so it wants too few replicas; lower its target"
+            for name, target in self.targets.items()
+            if target > holds
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,6 +100,7 @@ class Comparison:
             "least_replica_hours": least_hours(self.series, capacity),
             "policies": [self._as_row(name, one) for name, one in self.policies.items()],
             "references": [self._as_row(name, one) for name, one in self.references.items()],
+            "warnings": self.warnings(),
         }
 
     def _as_row(self, name: str, one: ReplayOutcome) -> dict[str, Any]:

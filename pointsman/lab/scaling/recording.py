@@ -35,7 +35,7 @@ REQUEST_FILES = (".jsonl", ".ndjson")
 DEFAULT_BIN_S = 60.0
 """For those files."""
 MIN_HISTORY_BINS = 6
-"""A replay of fewer bins of a plane's history says nothing."""
+"""If a plane's history has fewer bins, the last hour is replayed in finer ones."""
 MIN_INTERVAL_S = 30.0
 """The rate is constant within a bin of a plane's history, so calling the policy more often only takes time."""
 
@@ -142,21 +142,31 @@ def load_of_file(file: Path, name: str | None = None, bin_s: float | None = None
 
 
 def load_of_plane(history: Mapping[str, Any]) -> RecordedLoad:
-    """The load that a running plane has seen of a deployment, as its admin API returns it."""
-    name, bins, bin_s = history["deployment"], history["bins"], history["bin_s"]
-    if len(bins) < MIN_HISTORY_BINS:
-        missing = duration_text((MIN_HISTORY_BINS - len(bins)) * bin_s)
+    """The load that a running plane has seen of a deployment, as its admin API returns it.
+
+    A short history is replayed as the finer bins of the last hour.
+    """
+    name, seen, notes = history["deployment"], history, {}
+    if len(history["bins"]) < MIN_HISTORY_BINS and len(history["recent"]["bins"]) > len(history["bins"]):
+        seen = history["recent"]
+    bins, bin_s = seen["bins"], seen["bin_s"]
+    if not bins:
+        wait = duration_text(history["recent"]["bin_s"])
         raise PointsmanError(
-            f'the plane has a history of {len(bins)} bins of {duration_text(bin_s)} of "{name}" so far; a rehearsal '
-            f"needs {MIN_HISTORY_BINS}: try again in {missing}, or give a recording with --load"
+            f'the plane has not seen "{name}" for long enough; try again in {wait}, or give a recording with --load'
         )
+    if len(history["bins"]) < MIN_HISTORY_BINS:
+        lasts = duration_text(len(bins) * bin_s)
+        notes["load"] = f'the plane has seen {lasts} of "{name}" so far; a longer history says more'
     limits = msgspec.convert(history["limits"], ScalingLimits)
+    series = Series(name, bin_s, [one["per_second"] for one in bins], bins[0]["began"])
     load = RecordedLoad(
-        series=Series(name, bin_s, [one["per_second"] for one in bins], bins[0]["began"]),
-        interval_s=max(limits.interval_s, MIN_INTERVAL_S),
+        series=series,
+        interval_s=min(max(limits.interval_s, MIN_INTERVAL_S), series.seconds),
         cost_per_replica_hour=history["cost_per_replica_hour"],
         limits=limits,
         policy=None if history["parameters"] is None else NamedPolicy(history["policy"], history["parameters"]),
+        notes=notes,
     )
     return _with_measurements(load, history)
 
@@ -165,7 +175,7 @@ def _with_measurements(load: RecordedLoad, history: Mapping[str, Any]) -> Record
     """With start-up time and capacity, as far as the plane has measured them."""
     start_up_s, request_s, at_once = history["start_up_s"], history["request_s"], history["max_concurrency"]
     measured: dict[str, Any] = {} if start_up_s is None else {"start_up_s": start_up_s}
-    notes = {}
+    notes = dict(load.notes)
     if start_up_s is None:
         notes["start_up"] = f"no start of an instance was measured; {load.start_up_s:g} s is a guess (--start-up)"
     if request_s is not None:

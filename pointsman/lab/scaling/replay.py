@@ -53,6 +53,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, Callable[[Moment], float]] = {}
     """Custom metrics, as functions of a moment."""
 
+    @property
+    def holds(self) -> int:
+        """Requests that a replica takes at once."""
+        return max(1, round(self.capacity * self.request_s))
+
 
 class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
@@ -162,7 +167,7 @@ class MeasuredLoad:
             target=guard.target,
             min_replicas=guard.limits.min_replicas,
             max_replicas=guard.limits.max_replicas,
-            max_concurrency=max(1, round(setting.capacity * setting.request_s)),
+            max_concurrency=setting.holds,
             ongoing=ongoing,
             queued=queued,
             ongoing_windows=LazyWindows(self._windows, self._ongoing.past(now).window),

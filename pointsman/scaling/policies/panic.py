@@ -28,19 +28,20 @@ class Panic:
             raise ValueError(
                 f"stableWindow must not be shorter than panicWindow, found {stable_s:g} s and {panic_s:g} s"
             )
-        self.target, self.stable_s, self.panic_s, self.threshold = target, stable_s, panic_s, threshold
+        self.ongoing_per_replica, self.stable_s, self.panic_s, self.threshold = target, stable_s, panic_s, threshold
         self.windows = (panic_s, stable_s)
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         (stable, stable_when), (burst, burst_when) = mean_load(view, self.stable_s), mean_load(view, self.panic_s)
-        stable_replicas, burst_replicas = (replicas_for(load / self.target, view) for load in (stable, burst))
+        each = self.ongoing_per_replica
+        stable_replicas, burst_replicas = (replicas_for(load / each, view) for load in (stable, burst))
         state = view.state
-        if burst / self.target >= self.threshold * max(view.replicas, 1):
+        if burst / each >= self.threshold * max(view.replicas, 1):
             state["until"] = view.now + self.stable_s
         until = min(state.get("until", view.now), view.now + self.stable_s)  # the clock may be set back
         if view.now >= until:
             state.clear()
-            return Wish(stable_replicas, per_replica(stable, f"requests ({stable_when})", self.target, stable_replicas))
+            return Wish(stable_replicas, per_replica(stable, f"requests ({stable_when})", each, stable_replicas))
         state["most"] = most = max(stable_replicas, burst_replicas, state.get("most", view.target))
-        why = per_replica(burst, f"requests ({burst_when})", self.target, burst_replicas)
+        why = per_replica(burst, f"requests ({burst_when})", each, burst_replicas)
         return Wish(most, f"burst: {why}; no decrease before it is over: {most}")

@@ -215,14 +215,14 @@ class Predictive:
             raise ValueError(f"unserved must be a share between 0 and 1, such as 0.002, found {unserved}")
         if headroom < 1:
             raise ValueError(f"headroom must be 1 or more, found {headroom}")
-        self._replica_per_s, self._ongoing_per_replica = replica_per_s, ongoing_per_replica
+        self._replica_per_s, self.ongoing_per_replica = replica_per_s, ongoing_per_replica
         self._unserved, self._start_up_s, self._react_s = unserved, start_up_s, react_s
         self._headroom, self._learn_bins, self._caution = headroom, max(learn_bins, 12), caution
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         now, each = rate_now(view), self._each(view)
         if each is None:
-            per_replica = self._ongoing_per_replica or view.max_concurrency or 1
+            per_replica = self.ongoing_per_replica or view.max_concurrency or 1
             return Wish(_count(view.load, per_replica), "as many as the present requests need: no rate is known yet")
         lead_s = (self._start_up_s if view.start_up_s is None else view.start_up_s) + self._react_s
         ahead = max(1, round(lead_s / view.bin_s))
@@ -231,16 +231,21 @@ class Predictive:
         else:
             load, how = self._expected(view, now, lead_s, ahead)
         return Wish(
-            max(_count(now, each), _count(load, each)),
+            max(_count(now, each), _count(load, each), self._needed_now(view)),
             f"{now:.4g}/s arrive now, {max(load, now):.4g}/s expected within {lead_s:.0f} s ({how}); "
             f"a replica serves {each:.3g}/s",
         )
+
+    def _needed_now(self, view: DeploymentView) -> int:
+        """Replicas for the requests that are here, where arrivals are too few to tell the rate of now."""
+        per_replica = self.ongoing_per_replica or view.max_concurrency
+        return _count(view.load, per_replica) if per_replica and has_few_arrivals(view) else 0
 
     def _each(self, view: DeploymentView) -> float | None:
         """Requests per second that a replica serves; None if unknown."""
         if self._replica_per_s is not None:
             return self._replica_per_s
-        per_replica = self._ongoing_per_replica or view.max_concurrency
+        per_replica = self.ongoing_per_replica or view.max_concurrency
         for seconds in sorted(view.ongoing_windows, key=lambda length: abs(length - STEADY_S)):
             windows = (view.ongoing_windows, view.queued_windows)
             here = sum(one[seconds].mean or 0.0 for one in windows if seconds in one)
@@ -267,13 +272,23 @@ class Predictive:
 
 
 def rate_now(view: DeploymentView) -> float:
-    """The present rate: over the shortest window that has enough arrivals at the highest rate."""
+    """The present rate: over the shortest window that has enough arrivals at the highest rate.
+
+    If that is longer than `STEADY_S`, or there is none, it would be late by its whole length after a rise: then the
+    rate over `STEADY_S` counts too, if it is higher. In shorter windows a single arrival looks like a load.
+    """
     rates = sorted(view.arrivals_per_s.items())
-    most = max((rate for _, rate in rates), default=0.0)
-    for seconds, rate in rates:
-        if most * seconds >= MIN_ARRIVALS:
-            return rate
-    return rates[-1][1] if rates else 0.0
+    if has_few_arrivals(view):
+        return max((rate for seconds, rate in rates if seconds >= STEADY_S), default=rates[-1][1] if rates else 0.0)
+    most = max(rate for _, rate in rates)
+    return next(rate for seconds, rate in rates if most * seconds >= MIN_ARRIVALS)
+
+
+def has_few_arrivals(view: DeploymentView) -> bool:
+    """Whether a window of `STEADY_S` has too few arrivals for an accurate rate."""
+    rates = view.arrivals_per_s
+    short = max((seconds for seconds in rates if seconds <= STEADY_S), default=0.0)
+    return max(rates.values(), default=0.0) * short < MIN_ARRIVALS
 
 
 def _count(load: float, each: float) -> int:

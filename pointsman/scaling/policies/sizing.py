@@ -43,6 +43,15 @@ def per_replica(load: float, what: str, each: float, replicas: int) -> str:
     return f"{enough} {what}, {each:g} per replica: {replicas}{margin}"
 
 
+def ongoing_target(policy: object) -> float | None:
+    """The requests, running or waiting, that a policy wants per replica; of several inside it, the highest. None if it
+    does not size by that."""
+    inner = [*getattr(policy, "policies", ()), *filter(None, [getattr(policy, "policy", None)])]
+    own = getattr(policy, "ongoing_per_replica", None)
+    found = [own] if isinstance(own, int | float) else []
+    return max([*found, *filter(None, map(ongoing_target, inner))], default=None)
+
+
 def _whole(exact: float) -> int:
     return math.ceil(exact - 1e-9)
 

@@ -13,10 +13,10 @@ class TargetOngoing:
     def __init__(self, target: Above0 = 2.0, look_back_s: Annotated[Time, Spelled("lookBack")] = 30.0) -> None:
         checked("target", target)
         checked("lookBack", look_back_s)
-        self.target, self.look_back_s = target, look_back_s
+        self.ongoing_per_replica, self.look_back_s = target, look_back_s
         self.windows = (look_back_s,)
 
     def desired_replicas(self, view: DeploymentView) -> Wish:
         load, when = mean_load(view, self.look_back_s)
-        replicas = replicas_for(load / self.target, view)
-        return Wish(replicas, per_replica(load, f"requests ({when})", self.target, replicas))
+        replicas = replicas_for(load / self.ongoing_per_replica, view)
+        return Wish(replicas, per_replica(load, f"requests ({when})", self.ongoing_per_replica, replicas))

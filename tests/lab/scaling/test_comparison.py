@@ -1,12 +1,17 @@
 """Several policies on the same load, in one table."""
 
+import math
+import random
 from xml.etree import ElementTree
 
 import pytest
 
-from pointsman.lab.scaling import Comparison, Reactive, Setting, compare, plots
+from pointsman.lab.scaling import Comparison, Reactive, Series, Setting, compare, plots
 from pointsman.lab.scaling.comparison import span
 from pointsman.scaling import DeploymentView, ScalingLimits
+from pointsman.scaling.policies.combined import MaxOf
+from pointsman.scaling.policies.predictive import Predictive
+from pointsman.scaling.policies.target_ongoing import TargetOngoing
 from tests.lab.scaling.made_up import steps
 
 SETTING = Setting(capacity=10.0, start_up_s=0.0, cost_per_replica_hour=3.0)
@@ -96,3 +101,42 @@ def test_one_plot_below_the_other() -> None:
 )
 def test_spans(seconds: float, words: str) -> None:
     assert span(seconds) == words
+
+
+def test_a_target_beyond_what_a_replica_holds_is_a_warning() -> None:
+    series = Series("load", 60.0, [2.0] * 60)
+    setting = Setting(capacity=4.0, request_s=1.0)
+    inside = MaxOf([TargetOngoing(40), TargetOngoing(2)])
+    policies = {"low": TargetOngoing(4), "high": TargetOngoing(40), "inside": inside}
+    told = compare(series, setting, policies)
+    high, both = told.warnings()
+    assert high == (
+        "warning: high: 40 requests per replica are more than the 4 that a replica takes at once (capacity times "
+        "duration of a request), so it wants too few replicas; lower its target"
+    )
+    assert "warning: inside: 40 requests per replica" in both
+    assert high in told.as_text()
+    assert told.as_dict()["warnings"] == [high, both]
+
+
+def few_arrivals(peak: float, jumps: bool) -> Series:
+    """Four days in bins of 10 minutes; with jumps, the load changes at once every 3 hours."""
+    chance, level, rates = random.Random(1), 1.0, []
+    for index in range(4 * 144):
+        if jumps and index % 18 == 0:
+            level = chance.choice([0.2, 0.5, 1.0, 1.0, 2.0])
+        rates.append(peak * level * max(0.02, 0.5 - 0.5 * math.cos(2 * math.pi * index / 144)))
+    return Series("few", 600.0, rates)
+
+
+@pytest.mark.parametrize("start_up_s", [60.0, 600.0])
+@pytest.mark.parametrize("jumps", [False, True])
+@pytest.mark.parametrize("peak", [0.004, 0.028])
+def test_the_predictive_policy_is_not_beaten_at_low_rates(peak: float, jumps: bool, start_up_s: float) -> None:
+    """A reactive policy must not be better on cost and on unserved requests at once."""
+    each = peak / 12
+    setting = Setting(capacity=each, request_s=1 / each, start_up_s=start_up_s, interval_s=120.0)
+    made = compare(few_arrivals(peak, jumps), setting, {"mine": Predictive(each), "reactive": Reactive(each)})
+    mine, reactive = made.policies["mine"], made.policies["reactive"]
+    assert mine.hours < reactive.hours or mine.unserved < reactive.unserved
+    assert mine.unserved < 0.01

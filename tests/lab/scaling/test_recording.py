@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.errors import UnknownName
-from pointsman.lab.scaling import Series, UnreadableLoad, arrivals_of, chosen, rates_of
+from pointsman.errors import PointsmanError, UnknownName
+from pointsman.lab.scaling import Series, UnreadableLoad, arrivals_of, chosen, load_of_plane, rates_of
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,34 @@ def test_invalid_requests(lines: list[str], words: str) -> None:
 def test_requests_without_a_model() -> None:
     with pytest.raises(UnreadableLoad, match="do not name their model"):
         arrivals_of("chat", requests((0, ""), (9000, "")), 10.0, "chat")
+
+
+def history(bins: int, recent: int) -> dict[str, Any]:
+    """The answer of a plane that has seen this many bins."""
+
+    def rates(number: int, bin_s: float) -> list[dict[str, float]]:
+        return [{"began": index * bin_s, "per_second": 2.0} for index in range(number)]
+
+    known = {"start_up_s": 5.0, "request_s": 1.0, "max_concurrency": 4, "cost_per_replica_hour": None}
+    policy = {"policy": "target-ongoing", "parameters": {"target": 2}, "limits": {"interval_s": 1.0, "max_replicas": 9}}
+    recently = {"bin_s": 30.0, "bins": rates(recent, 30.0)}
+    return {"deployment": "chat", "bin_s": 600.0, "bins": rates(bins, 600.0), "recent": recently, **known, **policy}
+
+
+@pytest.mark.parametrize(
+    ("bins", "recent", "replayed", "noted"),
+    [(0, 1, (1, 30.0), "30s"), (0, 7, (7, 30.0), "3m30s"), (3, 60, (60, 30.0), "30m"), (7, 120, (7, 600.0), "")],
+)
+def test_whatever_history_there_is_can_be_replayed(
+    bins: int, recent: int, replayed: tuple[int, float], noted: str
+) -> None:
+    load = load_of_plane(history(bins, recent))
+    assert (len(load.series.rates), load.series.bin_s) == replayed
+    assert load.interval_s <= load.series.seconds
+    assert ("load" in load.notes) is bool(noted)
+    assert noted in load.notes.get("load", "")
+
+
+def test_a_plane_that_has_seen_nothing_says_when_to_try_again() -> None:
+    with pytest.raises(PointsmanError, match='has not seen "chat" for long enough; try again in 30s'):
+        load_of_plane(history(0, 0))
